@@ -1,0 +1,61 @@
+# Everything starts here: `make run` trains the sandbox, `make test` checks the code. Both do the set-up that they need,
+# once; a second call reuses `.venv` as long as pyproject.toml and constraints.txt stay as they are.
+
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.shoal-installed
+
+# One thread per process: many processes share the cores, and sums keep one order.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup run test test-all lint clean
+
+help:
+	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
+	@echo "make test      set up, then lint, types, import contracts and tests"
+	@echo "make test-all  the same and the slow end-to-end runs"
+	@echo "make lint      set up, then ruff, pyright, lint-imports and codespell"
+	@echo "make setup     only the set-up, into $(VENV)"
+	@echo "make clean     remove $(VENV) and the caches"
+
+setup: $(STAMP)
+
+# A shim that is named python3.12 but starts nothing is no Python: each candidate is asked for its version.
+$(STAMP): pyproject.toml constraints.txt
+	@set -euo pipefail; \
+	python=""; \
+	for name in python3.11 python3.12 python3; do \
+	  if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python="$$name"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "shoal needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || echo none)." >&2; \
+	  echo "Install it (on Debian or Ubuntu: sudo apt-get install python3.11 python3.11-venv) and call make again." >&2; \
+	  exit 2; \
+	fi; \
+	if ! [ -x $(PY) ] || ! $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  rm -rf $(VENV); \
+	  "$$python" -m venv $(VENV) || { \
+	    rm -rf $(VENV); \
+	    echo "\`$$python -m venv\` failed; on Debian or Ubuntu: sudo apt-get install $$(basename $$python)-venv" >&2; exit 2; }; \
+	fi; \
+	$(PY) -m pip install --disable-pip-version-check --quiet --editable '.[all,dev]' --constraint constraints.txt; \
+	touch $(STAMP)
+
+run: setup
+	$(PY) run_local.py
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/codespell
+
+test: lint
+	$(PY) -m pytest -m "not slow"
+
+test-all: lint
+	$(PY) -m pytest
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -1,0 +1,24 @@
+"""shoal: train one model on a swarm of machines that nobody manages.
+
+Importing the package imports neither torch nor hivemind nor pydantic; public names load what they need on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.config.load import load_config
+
+__all__ = ["__version__", "load_config"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name on first use (PEP 562)."""
+    if name == "load_config":
+        from shoal.config.load import load_config
+
+        return load_config
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")

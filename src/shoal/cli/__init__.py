@@ -1,0 +1,24 @@
+"""The command line: arguments become a `Config`, which goes to a service. The only package that prints.
+
+`main` imports no more than it needs: `shoal --help` loads neither torch nor hivemind nor pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the arguments without the program's name; None takes those of the process.
+
+    Returns:
+        The exit code: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted.
+    """
+    from shoal.cli.app import run
+
+    return run(argv)

@@ -1,0 +1,154 @@
+"""The commands of `shoal`. Each turns its arguments into a `Config` and hands it to a service, imported when called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from shoal import __version__
+from shoal.cli.exits import guarded
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.config.schema import Config
+
+# Every key of the configuration is a flag; those are read by `shoal.config.flags`, which knows all spellings.
+ConfigFlags = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Any key of the configuration, e.g. --diloco.inner-steps 50; `shoal config keys` lists them.",
+    ),
+]
+ConfigPath = Annotated[Path | None, Parameter(help="YAML file; configs/reference.yaml explains every key.")]
+Switch = Parameter(negative=())
+
+_OWN_FLAGS = ("config-path", "baseline", "print-config", "run-locally", "trainer-id", "help", "version")
+
+app = App(
+    name="shoal",
+    help="Train one model on a swarm of machines that nobody manages.",
+    version=__version__,
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
+    help_on_error=False,
+    suppress_keyboard_interrupt=False,
+)
+config_app = App(name="config", help="Show what a run would be told.")
+app.command(config_app)
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Run the command in `argv`; see `shoal.cli.main`."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+
+    def call() -> int | None:
+        result = app(tokens)
+        return result if isinstance(result, int) else None
+
+    return guarded(call)
+
+
+@app.command
+def run_local(
+    *flags: ConfigFlags,
+    config_path: ConfigPath = None,
+    num_servers: Annotated[str | None, Parameter(help="Servers over all stages (servers.num_servers).")] = None,
+    baseline: Annotated[
+        bool, Switch, Parameter(help="Also train the plain loop, one process, for comparison.")
+    ] = False,
+    print_config: Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")] = False,
+) -> int:
+    """Train on a swarm of processes on this machine.
+
+    Without --config-path it trains configs/sandbox.yaml.
+    """
+    if num_servers is not None:
+        flags = (*flags, "--num-servers", num_servers)
+    config = _load(config_path or _sandbox_path(), flags)
+    if print_config:
+        return _print_config(config)
+    from shoal.cli.local import run_local as serve
+
+    return serve(config, num_servers=config.servers.num_servers, baseline=baseline)
+
+
+@app.command
+def trainer(
+    *flags: ConfigFlags,
+    config_path: ConfigPath = None,
+    run_locally: Annotated[bool, Switch, Parameter(help="Train in this one process, without a swarm.")] = False,
+    trainer_id: Annotated[int, Parameter(help="-1 is the baseline.")] = -1,
+) -> int:
+    """Train the plain loop, the reference for what a swarm must reach."""
+    if not run_locally:
+        raise ConfigError(
+            "the trainers of a swarm are started by their client; use `shoal run-local`, or --run-locally for the "
+            "plain loop"
+        )
+    if trainer_id != -1:
+        raise ConfigError(f"--trainer-id {trainer_id}: with --run-locally there is only the baseline, --trainer-id -1")
+    config = _load(config_path, flags)
+    from shoal.cli.baseline import run_baseline
+
+    return run_baseline(config)
+
+
+@config_app.command
+def show(*flags: ConfigFlags, config_path: ConfigPath = None) -> int:
+    """Print the configuration that results from file, environment and flags."""
+    return _print_config(_load(config_path, flags))
+
+
+@config_app.command(name="keys")
+def list_keys() -> None:
+    """List every key with its default and its meaning."""
+    from shoal.cli.listing import key_lines
+
+    _emit("\n".join(key_lines()) + "\n")
+
+
+@config_app.command
+def reference() -> None:
+    """Print a file with every key, its default and its meaning (configs/reference.yaml)."""
+    from shoal.config.dump import reference_yaml
+
+    _emit(reference_yaml())
+
+
+def _sandbox_path() -> Path:
+    """Return the sandbox of the folder that the user is in, or of the checkout that this code runs from."""
+    beside = Path("configs/sandbox.yaml")
+    candidates = (beside, Path(__file__).parents[3] / beside)
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise ConfigError(f"give a configuration file with --config-path: there is no {beside} here")
+
+
+def _load(config_path: Path | None, flags: Sequence[str]) -> Config:
+    from shoal.config.load import load_config
+
+    return load_config(config_path, flags, other_flags=_OWN_FLAGS)
+
+
+def _print_config(config: Config) -> int:
+    from shoal.config.dump import dump_config
+
+    _emit(dump_config(config))
+    return 0
+
+
+def _emit(text: str) -> None:
+    """Print a long text; a reader that has seen enough (`| head`) is no error."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end: there must be somewhere to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

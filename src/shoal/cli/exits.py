@@ -1,0 +1,48 @@
+"""Exit codes: the one place that turns an exception into a message and a number."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from cyclopts import CycloptsError
+
+from shoal.errors import BootstrapError, ConfigError, InvariantViolation, ShoalError
+
+DONE = 0
+FAILED = 1
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+def guarded(call: Callable[[], int | None]) -> int:
+    """Run `call` and return its exit code; errors that the user can act on become one message without a traceback.
+
+    Args:
+        call: returns an exit code, or None for 0.
+
+    Raises:
+        InvariantViolation: and whatever else is a bug: its traceback is wanted.
+    """
+    try:
+        code = call()
+    except (ConfigError, BootstrapError) as error:
+        _say(str(error))
+        return USER_ERROR
+    except CycloptsError as error:
+        # Its texts are made for a terminal box: one line is enough here.
+        _say(" ".join(str(error).split()))
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except InvariantViolation:
+        raise
+    except ShoalError as error:
+        _say(f"{type(error).__name__}: {error}")
+        return FAILED
+    return DONE if code is None else code
+
+
+def _say(message: str) -> None:
+    """Print an error; a second line and those after it are indented under the first."""
+    print("shoal: error: " + message.replace("\n", "\n              "), file=sys.stderr)

@@ -1,0 +1,178 @@
+"""The roles of one host: makes their identities and sockets, starts them, answers what the client asks for.
+
+Peer ids and socket paths are chosen here before any role runs, so all roles start at the same time and none waits for
+another to say where it is. Only the DHT's addresses are known late: the monitor reports them, and they are passed on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from shoal.client.spec import ClientSpec
+from shoal.config import Config, config_to_json
+from shoal.config.start import RoleStart
+from shoal.data_server.spec import DataServerSpec
+from shoal.errors import ShoalError
+from shoal.identity import Identity
+from shoal.monitor.spec import MonitorSpec
+from shoal.runtime.role_handle import RoleEvent, RoleHandle
+from shoal.runtime.role_spec import RoleSpec
+from shoal.runtime.run_dir import RunDir
+from shoal.runtime.supervisor import Supervisor
+from shoal.server.spec import ServerSpec
+from shoal.trainer.spec import BaselineSpec, TrainerSpec
+from shoal.wire.messages.base import Hop
+
+logger = logging.getLogger(__name__)
+
+PRELOAD = (
+    "torch",
+    "hivemind.dht",
+    "shoal.client.service",
+    "shoal.data_server.service",
+    "shoal.monitor.service",
+    "shoal.server.service",
+    "shoal.trainer.service",
+)
+"""What the fork server imports once for all roles."""
+
+_Start = TypeVar("_Start", bound=RoleStart)
+
+
+@dataclass
+class SwarmHost:
+    """Starts the roles of one host under a supervisor.
+
+    Attributes:
+        config: The resolved configuration.
+        run_id: The training job.
+        log_dir: `logs/<run_id>`.
+        swarm_key: The swarm's pre-shared key.
+    """
+
+    config: Config
+    run_id: str
+    log_dir: Path
+    swarm_key: bytes
+    run_dir: RunDir
+    supervisor: Supervisor
+    _identities: dict[tuple[str, int], Identity] = field(default_factory=dict[tuple[str, int], Identity])
+    _waiting_for_peers: list[RoleHandle] = field(default_factory=list[RoleHandle])
+    _initial_peers: tuple[str, ...] | None = None
+
+    def hop(self, role: str, index: int = 0) -> Hop:
+        """Return the peer id and address that a role has or will have."""
+        return Hop(self._identity(role, index).peer_id, (f"unix:{self._socket(role, index)}",))
+
+    async def start_monitor(self) -> RoleHandle:
+        """Start the first DHT peer; `initial_peers_known` passes its addresses on."""
+        return await self._start("shoal.monitor.service:main", self._spec(MonitorSpec, "monitor", 0))
+
+    async def start_client(self, expected_servers: int) -> RoleHandle:
+        """Start the client."""
+        spec = self._spec(
+            ClientSpec,
+            "client",
+            0,
+            launcher_pid=os.getpid(),
+            expected_servers=expected_servers,
+            data_server=self.hop("data_server"),
+            monitor=self.hop("monitor"),
+        )
+        return self._needs_peers(await self._start("shoal.client.service:main", spec))
+
+    async def start_server(self, index: int, *, expected_servers: int, device: str) -> RoleHandle:
+        """Start a server, which chooses its stage itself."""
+        spec = self._spec(
+            ServerSpec, "server", index, stage=None, expected_servers=expected_servers, device=device
+        )
+        return self._needs_peers(await self._start("shoal.server.service:main", spec))
+
+    async def start_baseline(self) -> RoleHandle:
+        """Start the plain loop beside the swarm, fed by the same data server."""
+        spec = self._spec(
+            BaselineSpec, "baseline", 0, data_server=self.hop("data_server"), monitor=self.hop("monitor")
+        )
+        return await self._start("shoal.trainer.baseline_service:main", spec)
+
+    def initial_peers_known(self, addresses: tuple[str, ...]) -> None:
+        """Tell every role that joins the DHT where its first peers are."""
+        self._initial_peers = addresses
+        for handle in self._waiting_for_peers:
+            handle.send(initial_peers=addresses)
+        self._waiting_for_peers.clear()
+
+    async def answer(self, client: RoleHandle, request: RoleEvent) -> None:
+        """Do what the client asks for: start its data server, or a trainer."""
+        fields = request.fields
+        try:
+            match fields.get("request"):
+                case "start_data_server":
+                    await self._start(
+                        "shoal.data_server.service:main", self._spec(DataServerSpec, "data_server", 0)
+                    )
+                case "start_trainer":
+                    await self._start_trainer(int(fields["slot"]), int(fields["incarnation"]))
+                case name:
+                    client.reply(request, error=f"this launcher knows no request {name!r}")
+                    return
+        except ShoalError as error:
+            client.reply(request, error=str(error))
+            return
+        client.reply(request)
+
+    async def _start_trainer(self, slot: int, incarnation: int) -> None:
+        spec = self._spec(
+            TrainerSpec,
+            "trainer",
+            slot,
+            slot=slot,
+            incarnation=incarnation,
+            client=self.hop("client"),
+            data_server=self.hop("data_server"),
+        )
+        await self._start("shoal.trainer.service:main", spec)
+
+    async def _start(self, entry: str, spec: RoleStart) -> RoleHandle:
+        output = self.log_dir / f"{spec.role}_{spec.index}.log"
+        return await self.supervisor.start(
+            RoleSpec(
+                role=spec.role,
+                index=spec.index,
+                entry=entry,
+                payload=msgspec.msgpack.encode(spec),
+                output_path=output.with_suffix(".out"),
+            )
+        )
+
+    def _needs_peers(self, handle: RoleHandle) -> RoleHandle:
+        if self._initial_peers is None:
+            self._waiting_for_peers.append(handle)
+        else:
+            handle.send(initial_peers=self._initial_peers)
+        return handle
+
+    def _spec(self, kind: type[_Start], role: str, index: int, **fields: Any) -> _Start:
+        return kind(
+            run_id=self.run_id,
+            role=role,
+            index=index,
+            config_json=config_to_json(self.config),
+            identity_key=self._identity(role, index).private_bytes,
+            swarm_key=self.swarm_key,
+            socket_path=str(self._socket(role, index)),
+            log_dir=str(self.log_dir),
+            **fields,
+        )
+
+    def _identity(self, role: str, index: int) -> Identity:
+        return self._identities.setdefault((role, index), Identity.generate())
+
+    def _socket(self, role: str, index: int) -> Path:
+        return self.run_dir.socket_path(f"{role}_{index}")

@@ -1,0 +1,56 @@
+"""The files of one run on this host: its log directory, the resolved configuration, the summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.clock import Clock, utc_stamp
+from shoal.config import Config, dump_config
+from shoal.errors import ConfigError
+from shoal.ids import RunId
+
+
+def new_run_id(config: Config, clock: Clock) -> RunId:
+    """Return `<experiment_prefix>-<UTC>-<4 hex>`."""
+    return RunId(f"{config.experiment_prefix}-{utc_stamp(clock.unix_s())}-{secrets.token_hex(2)}")
+
+
+def make_log_dir(config: Config, run_id: RunId) -> Path:
+    """Make `log_dir/<run_id>`, write the resolved configuration there, and point `log_dir/<experiment_prefix>` at it.
+
+    Raises:
+        ConfigError: the directory cannot be made or written.
+    """
+    path = config.log_dir.absolute() / run_id
+    link = path.parent / config.experiment_prefix
+    try:
+        path.mkdir(parents=True)
+        (path / "config.yaml").write_text(dump_config(config))
+        if link.is_symlink() or not link.exists():
+            # Another run may do the same at this moment: make the link aside and rename it, which is atomic.
+            aside = path.parent / f".{run_id}.link"
+            aside.symlink_to(run_id)
+            aside.rename(link)
+    except OSError as error:
+        raise ConfigError(
+            f"log_dir: cannot write to {error.filename or path} ({error.strerror}); choose another with --log-dir"
+        ) from error
+    return path
+
+
+def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
+    """Write `summary.json` so that it is there either whole or not at all."""
+    path = log_dir / "summary.json"
+    aside = path.with_suffix(".tmp")
+    with aside.open("w") as file:
+        json.dump(summary, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+    return path

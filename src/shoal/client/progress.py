@@ -1,0 +1,96 @@
+"""What the run has achieved so far, from the reports of trainers and rounds. Plain bookkeeping, no I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shoal.wire.messages.control import EvalReport, StepReport, TrainerDone
+
+RATE_WINDOW_S = 10.0
+
+
+@dataclass
+class Progress:
+    """Running totals; times are monotonic seconds.
+
+    Attributes:
+        round: the round in progress, 1-based.
+        steps: committed steps of all trainers.
+        samples: samples in committed steps.
+        eval_losses: mean held-out loss (nats) by the record it was measured on.
+    """
+
+    round: int = 0
+    steps: int = 0
+    samples: int = 0
+    skipped_steps: int = 0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    first_step_at_s: float | None = None
+    last_step_at_s: float | None = None
+    eval_losses: dict[int, float] = field(default_factory=dict[int, float])
+    sent_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    pipelines_max: int = 0
+    trainers_max: int = 0
+    _eval_sums: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    _recent: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
+    _round_losses: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+
+    def step(self, report: StepReport, now_s: float) -> None:
+        """Count one committed step."""
+        self.steps += 1
+        self.samples += report.num_samples
+        self.skipped_steps += report.skipped
+        self.last_step_at_s = now_s
+        if self.first_step_at_s is None:
+            self.first_step_at_s = now_s
+            self.loss_first = report.loss
+        if not report.skipped:
+            self.loss_last = report.loss
+            self._round_losses.append((report.loss, report.num_samples))
+        self._recent.append((now_s, report.num_samples))
+        while self._recent and self._recent[0][0] < now_s - RATE_WINDOW_S:
+            self._recent.popleft()
+
+    def evaluated(self, report: EvalReport, num_holdout: int) -> float | None:
+        """Add one trainer's share; return the mean loss once the whole held-out set has been evaluated."""
+        loss_sum, num_samples = self._eval_sums.get(report.held, (0.0, 0))
+        loss_sum, num_samples = loss_sum + report.loss_sum, num_samples + report.num_samples
+        self._eval_sums[report.held] = (loss_sum, num_samples)
+        if num_samples < num_holdout or not num_samples:
+            return None
+        self.eval_losses[report.held] = loss_sum / num_samples
+        return self.eval_losses[report.held]
+
+    def done(self, report: TrainerDone) -> None:
+        """Add what a trainer has sent in the round."""
+        self.add_sent(report.sent_bytes)
+
+    def add_sent(self, sent_bytes: Mapping[str, int]) -> None:
+        """Add bytes that some peer has sent, by traffic."""
+        for traffic, count in sent_bytes.items():
+            self.sent_bytes[traffic] = self.sent_bytes.get(traffic, 0) + count
+
+    def take_round_loss(self) -> float | None:
+        """Return the mean training loss over the round's samples, and start the next round's."""
+        total = sum(n for _, n in self._round_losses)
+        mean = sum(loss * n for loss, n in self._round_losses) / total if total else None
+        self._round_losses.clear()
+        return mean
+
+    def recent_samples_per_s(self) -> float:
+        """Return the rate over the last `RATE_WINDOW_S` seconds."""
+        if len(self._recent) < 2:
+            return 0.0
+        elapsed_s = self._recent[-1][0] - self._recent[0][0]
+        # The first entry marks the beginning of the interval; its samples were trained before it.
+        return sum(n for _, n in list(self._recent)[1:]) / elapsed_s if elapsed_s > 0 else 0.0
+
+    def mean_samples_per_s(self) -> float:
+        """Return the rate from the first committed step to the last, averaging rounds included."""
+        if self.first_step_at_s is None or self.last_step_at_s is None or self.steps < 2:
+            return 0.0
+        elapsed_s = self.last_step_at_s - self.first_step_at_s
+        return self.samples * (self.steps - 1) / self.steps / elapsed_s if elapsed_s > 0 else 0.0

@@ -1,0 +1,22 @@
+"""What a client is told when it starts."""
+
+from __future__ import annotations
+
+from shoal.config.start import RoleStart
+from shoal.wire.messages.base import Hop
+
+
+class ClientSpec(RoleStart, frozen=True, kw_only=True):
+    """Start parameters of a client.
+
+    Attributes:
+        launcher_pid: Process whose start time is the run's beginning.
+        expected_servers: Servers that are being started with it: the first round waits for them, for a while.
+        data_server: The data server of this host, which the client asks the launcher to start.
+        monitor: Where numbers go.
+    """
+
+    launcher_pid: int
+    expected_servers: int
+    data_server: Hop
+    monitor: Hop

@@ -1,0 +1,61 @@
+"""The end of a run in numbers, as `summary.json` has them. The launcher adds what only it knows (processes, memory)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.averaging.journal import Audit
+from shoal.client.progress import Progress
+from shoal.config import Config
+from shoal.wire.messages.base import Traffic
+
+
+def build_summary(
+    *,
+    config: Config,
+    run_id: str,
+    progress: Progress,
+    audit: Audit,
+    replicas: int,
+    outer_rounds: int,
+    hashes: dict[int, str],
+    seconds_to_first_step: float | None,
+    exit_reason: str,
+) -> dict[str, Any]:
+    """Return the client's part of the summary.
+
+    Args:
+        audit: recomputed from the step logs, so that duplicates and missing samples do not rest on lease counters.
+        replicas: of all stages together.
+        outer_rounds: records that were decided.
+        hashes: of the final outer parameters, by stage.
+        seconds_to_first_step: from the launcher's start to the first committed step.
+    """
+    evaluated = sorted(progress.eval_losses)
+    return {
+        "run_id": run_id,
+        "config": config.experiment_prefix,
+        "stages": config.num_stages,
+        "replicas": replicas,
+        "pipelines_max": progress.pipelines_max,
+        "trainers": progress.trainers_max,
+        "inner_steps": config.diloco.inner_steps,
+        "outer_rounds": outer_rounds,
+        "samples": audit.samples,
+        "duplicates": audit.duplicates,
+        "missing": audit.missing,
+        "steps": progress.steps,
+        "steps_skipped": progress.skipped_steps,
+        "loss_first": progress.loss_first,
+        "loss_last": progress.loss_last,
+        "eval_loss_first": progress.eval_losses[evaluated[0]] if evaluated else None,
+        "eval_loss_last": progress.eval_losses[evaluated[-1]] if evaluated else None,
+        "eval_losses": {str(held): progress.eval_losses[held] for held in evaluated},
+        "samples_per_s": progress.mean_samples_per_s(),
+        "seconds_to_first_step": seconds_to_first_step,
+        "bytes_sent": {str(traffic): progress.sent_bytes.get(str(traffic), 0) for traffic in Traffic},
+        "hashes": {str(stage): digest for stage, digest in sorted(hashes.items())},
+        "steps_lost": {str(stage): lost for stage, lost in sorted(audit.steps_lost.items())},
+        "failovers": [],
+        "exit": exit_reason,
+    }

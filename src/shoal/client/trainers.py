@@ -1,0 +1,90 @@
+"""The client's trainers: one for each slot, started by the launcher on request, found again by their hello."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import anyio
+
+from shoal.errors import ControlError
+from shoal.ids import PeerId
+from shoal.runtime.control_pipe import RoleControl
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import TrainerHello
+
+logger = logging.getLogger(__name__)
+
+
+class TrainerPool:
+    """Keeps one trainer for each slot.
+
+    A slot's trainer counts as present from its hello on until its connection ends.
+    """
+
+    def __init__(self, *, endpoint: Endpoint, control: RoleControl, start_timeout_s: float) -> None:
+        self._endpoint = endpoint
+        self._control = control
+        self._start_timeout_s = start_timeout_s
+        self._hops: dict[int, Hop] = {}
+        self._incarnations: dict[int, int] = {}
+        self._changed = anyio.Event()
+
+    @property
+    def present(self) -> Mapping[int, Hop]:
+        """Slots whose trainer has said hello and is connected."""
+        return self._hops
+
+    @property
+    def incarnations(self) -> Mapping[int, int]:
+        """The latest incarnation of each slot's trainer."""
+        return self._incarnations
+
+    def slot_of(self, peer: PeerId) -> int | None:
+        """Return the slot whose trainer `peer` is."""
+        return next((slot for slot, hop in self._hops.items() if hop.peer == peer), None)
+
+    def receive(self, event: Received) -> bool:
+        """Take hellos."""
+        hello = event.message
+        if not isinstance(hello, TrainerHello):
+            return False
+        if hello.incarnation != self._incarnations.get(hello.slot):
+            logger.warning("trainer.stale", extra={"slot": hello.slot, "incarnation": hello.incarnation})
+            return True
+        self._endpoint.introduce(hello.hop)
+        self._hops[hello.slot] = hello.hop
+        logger.info("trainer.ready", extra={"slot": hello.slot, "incarnation": hello.incarnation})
+        self._changed.set()
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """Forget the trainer whose connection ended."""
+        slot = self.slot_of(peer)
+        if slot is not None:
+            del self._hops[slot]
+            logger.warning("trainer.lost", extra={"slot": slot})
+
+    async def ensure(self, num_slots: int) -> None:
+        """Start the trainers that slots 0..num_slots-1 lack, and wait until all have said hello.
+
+        Raises:
+            ControlError: the launcher could not start one, or it did not say hello in time.
+        """
+        missing = [slot for slot in range(num_slots) if slot not in self._hops]
+        for slot in missing:
+            incarnation = self._incarnations.get(slot, 0) + 1
+            self._incarnations[slot] = incarnation
+            reply = await self._control.request("start_trainer", slot=slot, incarnation=incarnation)
+            if "error" in reply:
+                raise ControlError(f"trainer {slot} could not be started: {reply['error']}")
+        with anyio.move_on_after(self._start_timeout_s):
+            while any(slot not in self._hops for slot in missing):
+                self._changed = anyio.Event()
+                await self._changed.wait()
+            return
+        silent = [slot for slot in missing if slot not in self._hops]
+        raise ControlError(
+            f"trainers {silent} were started but did not report within {self._start_timeout_s:.0f} s; see their logs"
+        )

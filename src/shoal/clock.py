@@ -1,0 +1,127 @@
+"""Time: the only module that reads a clock and the only one that sleeps.
+
+Monotonic seconds (`now_s`) measure durations and deadlines; they mean nothing in another process after a restart.
+Wall-clock seconds (`unix_s`) are for records and for people. Tests hand in a `Clock` of their own.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+import anyio
+
+from shoal.errors import DeadlineExceeded
+
+
+class Clock(Protocol):
+    """What every part that needs time takes as an argument."""
+
+    def now_s(self) -> float:
+        """Return monotonic seconds since an arbitrary origin."""
+        ...
+
+    def unix_s(self) -> float:
+        """Return seconds since 1970-01-01 UTC; may jump when the machine's clock is set."""
+        ...
+
+    async def sleep_s(self, duration_s: float) -> None:
+        """Suspend the calling task for `duration_s` seconds; zero or less only yields to the other tasks."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks, and sleeping on the running event loop."""
+
+    def now_s(self) -> float:
+        """Return `time.monotonic()`, which all processes of one host share on Linux and macOS."""
+        return time.monotonic()
+
+    def unix_s(self) -> float:
+        """Return seconds since 1970-01-01 UTC."""
+        return time.time()
+
+    async def sleep_s(self, duration_s: float) -> None:
+        """Suspend the calling task for `duration_s` seconds."""
+        await anyio.sleep(max(0.0, duration_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point in monotonic time by which something has to have happened.
+
+    Attributes:
+        clock: the clock against which the deadline runs.
+        expires_at_s: the point, in `clock.now_s()` seconds; `math.inf` never expires.
+    """
+
+    clock: Clock
+    expires_at_s: float
+
+    @classmethod
+    def after(cls, clock: Clock, timeout_s: float) -> Deadline:
+        """Return the deadline `timeout_s` seconds from now."""
+        return cls(clock, clock.now_s() + timeout_s)
+
+    def remaining_s(self) -> float:
+        """Return the seconds that are left, never below zero."""
+        return max(0.0, self.expires_at_s - self.clock.now_s())
+
+    def expired(self) -> bool:
+        """Return whether the point has been reached."""
+        return self.clock.now_s() >= self.expires_at_s
+
+    def check(self, what: str) -> None:
+        """Raise if the deadline has passed.
+
+        Args:
+            what: what did not happen in time, for the message.
+
+        Raises:
+            DeadlineExceeded: the point has been reached.
+        """
+        if self.expired():
+            raise DeadlineExceeded(f"{what}: the deadline passed {self.clock.now_s() - self.expires_at_s:.2f} s ago")
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Growing pauses between attempts: `first_s`, then times `factor`, at most `max_s`, each shortened at random.
+
+    The random part (down to `1 - jitter` of the pause) keeps peers that failed together from coming back together.
+    """
+
+    first_s: float
+    max_s: float
+    factor: float = 2.0
+    jitter: float = 0.5
+    rng: random.Random = field(default_factory=random.Random)
+    _attempts: int = 0
+
+    def next_delay_s(self) -> float:
+        """Return the next pause in seconds and count the attempt."""
+        # The exponent is bounded so that a peer that is away for days cannot overflow a float.
+        full_s = min(self.max_s, self.first_s * self.factor ** min(self._attempts, 64))
+        self._attempts += 1
+        return full_s * (1.0 - self.jitter * self.rng.random())
+
+    def reset(self) -> None:
+        """Start again from `first_s`, after a success."""
+        self._attempts = 0
+
+    async def wait(self, clock: Clock) -> None:
+        """Sleep for the next pause."""
+        await clock.sleep_s(self.next_delay_s())
+
+
+def utc_stamp(unix_s: float) -> str:
+    """Return wall-clock seconds as `YYYYMMDD-HHMMSS` in UTC, for names of runs and files."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%d-%H%M%S")
+
+
+def utc_iso(unix_s: float) -> str:
+    """Return wall-clock seconds as ISO 8601 in UTC with milliseconds, for log lines."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,123 @@
+"""Parts of rings that have arrived: handed to their ring, kept for one that is about to start, or dropped.
+
+A member may be told of a view later than its predecessor in the ring, whose parts then come first. Only parts of the
+highest tag are kept: when a peer already works at a higher one, every lower view is superseded.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import Ballot, PeerId
+from shoal.transport.base import Received
+from shoal.wire.messages.round import RingPart
+from shoal.wire.tensors import WireTensor
+
+logger = logging.getLogger(__name__)
+
+
+class RingTag(NamedTuple):
+    """Which ring of a stage a part belongs to; compared field by field, the highest is the newest."""
+
+    round: int
+    ballot: Ballot
+    epoch: int
+
+
+class Part(NamedTuple):
+    """One part as it arrived."""
+
+    sender: PeerId
+    message: RingPart
+    tensor: WireTensor
+
+
+class RingInbox:
+    """All parts that arrive at one replica.
+
+    Args:
+        stage: The replica's stage; parts of another one are a mistake of their sender.
+        limit_bytes: How much may wait for a ring that has not started: as much as the replica's own vectors have, since
+            without its contribution a ring comes no further than that.
+    """
+
+    def __init__(self, stage: int, limit_bytes: int) -> None:
+        self._stage = stage
+        self._limit_bytes = limit_bytes
+        self._open: RingTag | None = None
+        self._send: MemoryObjectSendStream[Part] | None = None
+        self._waiting_tag: RingTag | None = None
+        self._waiting: list[Part] = []
+        self._waiting_bytes = 0
+        self.num_dropped = 0
+
+    def receive(self, event: Received) -> bool:
+        """Take the part if the event is one; never blocks.
+
+        Raises:
+            RemoteProtocolError: It is for another stage, has not one tensor, or more arrives than a ring has.
+        """
+        message = event.message
+        if not isinstance(message, RingPart):
+            return False
+        if message.stage != self._stage or len(event.tensors) != 1:
+            raise RemoteProtocolError(
+                f"{event.peer} sent a ring part with {len(event.tensors)} tensors for stage {message.stage}, this is "
+                f"stage {self._stage}"
+            )
+        tag = RingTag(message.round, message.ballot, message.epoch)
+        part = Part(event.peer, message, event.tensors[0])
+        if tag == self._open and self._send is not None:
+            self._send.send_nowait(part)
+        elif self._is_superseded(tag):
+            self.num_dropped += 1
+        else:
+            self._keep(tag, part)
+        return True
+
+    def open(self, tag: RingTag) -> MemoryObjectReceiveStream[Part]:
+        """Start the ring of `tag` and end the one before it: returns its parts, first those that were waiting."""
+        self.close()
+        # Unbounded here: the ring takes each part once and refuses what its plan does not have.
+        send, receive = anyio.create_memory_object_stream[Part](math.inf)
+        self._open, self._send = tag, send
+        if self._waiting_tag is not None and self._waiting_tag <= tag:
+            if self._waiting_tag == tag:
+                for part in self._waiting:
+                    send.send_nowait(part)
+            self._forget()
+        return receive
+
+    def close(self) -> None:
+        """End the open ring; what still arrives for it is dropped."""
+        if self._send is not None:
+            self._send.close()
+            self._send = None
+
+    def _is_superseded(self, tag: RingTag) -> bool:
+        ended = self._open is not None and tag <= self._open
+        return ended or (self._waiting_tag is not None and tag < self._waiting_tag)
+
+    def _keep(self, tag: RingTag, part: Part) -> None:
+        if tag != self._waiting_tag:
+            self._forget()
+            self._waiting_tag = tag
+        self._waiting_bytes += part.tensor.data.nbytes
+        if self._waiting_bytes > self._limit_bytes:
+            size = self._waiting_bytes
+            self._forget()
+            raise RemoteProtocolError(
+                f"{part.sender} sent {size} bytes for a ring that has not started here; "
+                f"at most {self._limit_bytes} are kept"
+            )
+        self._waiting.append(part)
+
+    def _forget(self) -> None:
+        self.num_dropped += len(self._waiting) if self._waiting_tag != self._open else 0
+        self._waiting_tag, self._waiting, self._waiting_bytes = None, [], 0

@@ -1,0 +1,101 @@
+"""Sections `network`, `health`, `servers` and `param_mirror`: addresses, deadlines and processes of a host."""
+
+import json
+import re
+from typing import cast
+
+from pydantic import Field, field_validator
+
+from shoal.config.base import PositiveFloat, PositiveInt, Section
+
+
+def split_addresses(value: object) -> object:
+    """Return a list of addresses from any form that users give: a list, JSON, or text with commas or spaces.
+
+    A list may hold such texts again (a flag that is given several times). `@file` is replaced by whoever may read files
+    (`shoal.config.load`). What is no text is left for the schema to refuse.
+
+    Raises:
+        ValueError: text that starts like a JSON list but is none.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if text.startswith("["):
+            try:
+                return cast(object, json.loads(text))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"starts with '[' but is not a JSON list: {error}") from error
+        return [part for part in re.split(r"[\s,]+", text) if part]
+    if isinstance(value, list | tuple):
+        flat: list[object] = []
+        for item in cast(list[object], value):
+            parts = split_addresses(item) if isinstance(item, str) else item
+            flat.extend(cast(list[object], parts) if isinstance(parts, list) else [parts])
+        return flat
+    return value
+
+
+class NetworkConfig(Section):
+    """How the peers find each other."""
+
+    initial_peers: tuple[str, ...] = Field(
+        default=(),
+        description="Addresses of peers to join (/ip4/.../tcp/.../p2p/...): a list, a JSON list, text with commas or "
+        "spaces, or @file. Empty: start a new swarm.",
+    )
+    host_maddrs: tuple[str, ...] = Field(
+        default=("/ip4/0.0.0.0/tcp/0",), description="Addresses to listen on; port 0 takes any free port."
+    )
+    announce_maddrs: tuple[str, ...] = Field(
+        default=(), description="Addresses to tell other peers, where they differ (port forwarding)."
+    )
+    monitor_port: int = Field(
+        default=0, ge=0, le=65535, description="TCP port of the monitor, the first peer; 0 takes any free port."
+    )
+    bootstrap_timeout_s: PositiveFloat = Field(
+        default=20.0, description="A peer that reaches none of its initial peers for so long gives up (exit code 2)."
+    )
+
+    @field_validator("initial_peers", "host_maddrs", "announce_maddrs", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return split_addresses(value)
+
+    @field_validator("initial_peers", "host_maddrs", "announce_maddrs")
+    @classmethod
+    def _check_multiaddrs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            if not address.startswith("/"):
+                raise ValueError(f"{address!r} is not a multiaddress such as /ip4/203.0.113.7/tcp/50000/p2p/12D3Koo...")
+        return value
+
+
+class HealthConfig(Section):
+    """When a silent peer counts as dead."""
+
+    heartbeat_s: PositiveFloat = Field(default=0.25, description="Interval of heartbeats on an idle connection.")
+    deadline_s: PositiveFloat = Field(default=2.0, description="Silence after which a connection is closed.")
+
+
+class ServersConfig(Section):
+    """The servers that this host starts."""
+
+    num_servers: PositiveInt | None = Field(
+        default=None, description="Servers on this host, over all stages; null: stages * replicas."
+    )
+    replicas: PositiveInt = Field(default=2, description="Servers per stage where num_servers is null.")
+    threads: PositiveInt = Field(default=1, description="CPU threads that a server computes with.")
+
+
+class ParamMirrorConfig(Section):
+    """A role that writes checkpoints; this version has none."""
+
+    enable: bool = Field(default=False, description="Not supported yet: must stay false.")
+    refresh_interval_s: PositiveFloat = Field(default=300.0, description="Interval of checkpoints, once supported.")
+
+    @field_validator("enable")
+    @classmethod
+    def _refuse(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("this version has no param mirror yet; set param_mirror.enable to false")
+        return value

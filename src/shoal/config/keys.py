@@ -1,0 +1,183 @@
+"""Names of the configuration: the tree of keys, their other names, and the nearest right one for a wrong one.
+
+A key is written with dots (`diloco.inner_steps`). Whoever comes from DistQat finds its names here as aliases; those of
+its keys that have no meaning in shoal are refused with the reason, since a key that is silently ignored is worse.
+"""
+
+import difflib
+import re
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from shoal.config.base import Section
+from shoal.config.schema import Config
+from shoal.errors import ConfigError
+
+ALIASES = {
+    "diloco.averaging_timeout": "diloco.averaging_timeout_s",
+    "diloco.load_state_timeout": "diloco.load_state_timeout_s",
+    "diloco.grad_clip": "diloco.max_grad_norm",
+    "model_pipeline.forward_timeout": "model_pipeline.forward_timeout_s",
+    "model_pipeline.backward_timeout": "model_pipeline.backward_timeout_s",
+    "param_mirror.refresh_every": "param_mirror.refresh_interval_s",
+    "initial_peers": "network.initial_peers",
+    "num_servers": "servers.num_servers",
+}
+
+_NO_REFRESH = "roles wait for changes instead of asking at intervals"
+_NO_PORTS = "shoal needs no fixed ports; see network.host_maddrs, announce_maddrs and monitor_port"
+_NO_PRETRAINED = "this version trains the native families from scratch; see model.family"
+
+REMOVED = {
+    "data.full_model_name": _NO_PRETRAINED,
+    "data.sampling_rate": "this version has no speech task",
+    "diloco.min_refresh_period": _NO_REFRESH,
+    "diloco.max_refresh_period": _NO_REFRESH,
+    "diloco.default_refresh_period": _NO_REFRESH,
+    "diloco.expected_drift_peers": _NO_REFRESH,
+    "diloco.expected_drift_rate": _NO_REFRESH,
+    "diloco.performance_ema_alpha": "throughput is measured, not smoothed by a setting",
+    "diloco.metadata_expiration": "a closed connection, not an expiry, says that a peer is gone; see health.deadline_s",
+    "diloco.verbose": "logs hold every state change as they are",
+    "model_pipeline.pipeline.idx": "the position of a stage follows from the order of the list",
+    "quant.overrides": "write quant.rules, where patterns and schemes stand side by side, without a payload",
+    "network.use_ipfs": "peers find each other over network.initial_peers",
+    "network.client_mode": "every peer accepts connections",
+    "network.identity_path": "each run makes its own identities",
+    "network.hivemind_compression": "tensors do not travel over hivemind",
+    "network.skip_load_from_peers": "a newcomer always takes the state of its stage, or the run would not stay one run",
+    "network.client_port": _NO_PORTS,
+    "network.trainer_base_port": _NO_PORTS,
+    "network.server_base_hostport": _NO_PORTS,
+    "network.server_base_hostport_announce": _NO_PORTS,
+    "network.server_base_grpcport": _NO_PORTS,
+    "network.server_base_grpc_announceport": _NO_PORTS,
+    "max_expert_index": "the number of stages is not limited; see model_pipeline.stages",
+    "world_size": "the number of peers is not fixed; see servers.num_servers",
+    "data_server": "the data server shares memory with its trainers and has no settings; see data.num_workers",
+    "biggan": "this version has no BigGAN",
+    "path": "give the file with --config-path",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One value that can be set: its dotted name and what the schema says about it."""
+
+    name: str
+    info: FieldInfo
+
+    @property
+    def is_bool(self) -> bool:
+        """Whether `--name` and `--no-name` without a value make sense."""
+        return self.info.annotation is bool
+
+    @property
+    def is_structure(self) -> bool:
+        """Whether the value can be a list, a mapping or a section, so that a text for it is read as YAML or JSON."""
+        return any(_is_structure(option) for option in _options(self.info))
+
+    @property
+    def accepts_word(self) -> bool:
+        """Whether the value can be a plain word or number."""
+        return any(option is not type(None) and not _is_structure(option) for option in _options(self.info))
+
+    @property
+    def accepts_none(self) -> bool:
+        """Whether the words `null` and `none` mean no value."""
+        return type(None) in _options(self.info)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the flag may be given several times."""
+        return any(get_origin(option) is tuple for option in _options(self.info))
+
+
+def _options(info: FieldInfo) -> tuple[Any, ...]:
+    """Return the members of a field's union type, or the one type."""
+    annotation = info.annotation
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _is_structure(option: Any) -> bool:
+    is_section = isinstance(option, type) and issubclass(option, Section)
+    return is_section or get_origin(option) in (tuple, dict)
+
+
+def section_of(info: FieldInfo) -> type[Section] | None:
+    """Return the section that a field holds, also where it is optional; None for a plain value or a list."""
+    for option in _options(info):
+        if isinstance(option, type) and issubclass(option, Section):
+            return option
+    return None
+
+
+def item_section_of(info: FieldInfo) -> type[Section] | None:
+    """Return the section that the items of a list field are, or None."""
+    for option in _options(info):
+        for item in get_args(option):
+            if isinstance(item, type) and issubclass(item, Section):
+                return item
+    return None
+
+
+def walk(section: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
+    """Yield every key below `section` in the order of the schema, sections before their contents."""
+    for name, info in section.model_fields.items():
+        key = Key(prefix + name, info)
+        yield key
+        inner = section_of(info)
+        if inner is not None:
+            yield from walk(inner, key.name + ".")
+
+
+@cache
+def keys() -> dict[str, Key]:
+    """Return all keys by dotted name."""
+    return {key.name: key for key in walk()}
+
+
+def plain(name: str) -> str:
+    """Return a name in the form in which `a.b-c`, `a-b_c` and `A_B_C` are the same."""
+    return re.sub(r"[._-]+", "-", name).lower()
+
+
+@cache
+def flag_names() -> dict[str, str]:
+    """Return the dotted key for each plain name, aliases included."""
+    table = {plain(name): name for name in keys()}
+    table |= {plain(alias): name for alias, name in ALIASES.items()}
+    return table
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate that is most like `name`, or None if none is."""
+    by_plain = {plain(candidate): candidate for candidate in candidates}
+    close = difflib.get_close_matches(plain(name), by_plain, n=1, cutoff=0.6)
+    if not close:
+        # A right last part in a wrong section is as common as a typing error.
+        leaf = re.split(r"[.-]", name.replace("_", "-"))[-1] if "." not in name else plain(name.rpartition(".")[2])
+        ending = [text for text in by_plain if text.endswith("-" + leaf)]
+        close = ending if len(ending) == 1 else []
+    return by_plain[close[0]] if close else None
+
+
+def unknown_key(name: str, where: str, candidates: Iterable[str], show: str = "{}") -> ConfigError:
+    """Return the error for a key that does not exist.
+
+    Args:
+        name: the dotted key as the user meant it.
+        where: the file, variable or flag that has it.
+        candidates: the names that would have been right.
+        show: how a suggestion is written, e.g. `--{}`.
+    """
+    if name in REMOVED:
+        return ConfigError(f"{where}: {name} does not exist in shoal: {REMOVED[name]}. Remove it.")
+    suggestion = nearest(name, candidates)
+    advice = f"did you mean {show.format(suggestion)}?" if suggestion else "`shoal config keys` lists all keys."
+    return ConfigError(f"{where}: unknown key {name}; {advice}")

@@ -1,0 +1,146 @@
+"""From file, environment and flags to one checked `Config`: flags beat environment beats file beats defaults."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from shoal.config.flags import from_flags
+from shoal.config.host import split_addresses
+from shoal.config.keys import keys
+from shoal.config.schema import Config
+from shoal.config.sources import Layer, from_env, from_file, from_mapping
+from shoal.errors import ConfigError
+
+_REASONS = {
+    "missing": "is required",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "tuple_type": "must be a list",
+    "dict_type": "must be `key: value` pairs",
+    "model_type": "must be `key: value` pairs",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+}
+_SECRETS = frozenset({"data.hf_token"})
+
+
+def load_config(
+    path: str | Path | None = None,
+    overrides: Mapping[str, Any] | Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    other_flags: Iterable[str] = (),
+) -> Config:
+    """Read the configuration.
+
+    Args:
+        path: a YAML file; None starts from the defaults.
+        overrides: values that win over everything else: nested or dotted keys, or a list of command-line flags.
+        env: the environment, of which `SHOAL_<SECTION>__<KEY>` and `HF_TOKEN` are read; None takes the process's own.
+        other_flags: flags that the caller handles itself, as suggestions for unknown ones.
+
+    Raises:
+        ConfigError: a missing file, an unknown key, a wrong type or a combination that cannot run; the message
+            names the key, the value, where it stands, and what to do.
+    """
+    layer = from_file(Path(path)) if path is not None else Layer()
+    layer.merge(from_env(os.environ if env is None else env))
+    if isinstance(overrides, Mapping):
+        layer.merge(from_mapping(overrides, "override"))
+    elif overrides is not None:
+        layer.merge(from_flags(overrides, other_flags))
+    _read_address_files(layer)
+    try:
+        return Config.model_validate(layer.values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, layer)) from None
+
+
+def config_from_json(text: str | bytes) -> Config:
+    """Return the configuration that `dump.config_to_json` wrote, secrets included."""
+    return Config.model_validate_json(text)
+
+
+def _read_address_files(layer: Layer) -> None:
+    """Replace each `@file` in the list of initial peers by the addresses in that file."""
+    network = layer.values.get("network")
+    if not isinstance(network, dict) or "initial_peers" not in network:
+        return
+    section = cast(dict[str, object], network)
+    try:
+        addresses = split_addresses(section["initial_peers"])
+    except ValueError:
+        return  # the schema says what is wrong
+    if not isinstance(addresses, list):
+        return
+    expanded: list[object] = []
+    for address in cast(list[object], addresses):
+        if isinstance(address, str) and address.startswith("@"):
+            try:
+                text = Path(address[1:]).expanduser().read_text(encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"network.initial_peers: cannot read {address[1:]}: {error.strerror}") from error
+            expanded.append("\n".join(line.partition("#")[0] for line in text.splitlines()))
+        else:
+            expanded.append(address)
+    section["initial_peers"] = expanded
+
+
+def _explain(error: ValidationError, layer: Layer) -> str:
+    """Return one line for each thing that is wrong."""
+    details = error.errors(include_url=False)
+    # A union reports each of its types; the one for a plain word says nothing to whoever wrote a mapping.
+    telling = [d for d in details if not any(str(part).startswith("literal[") for part in d["loc"])]
+    lines = [_line(detail, layer) for detail in telling or details]
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _line(detail: ErrorDetails, layer: Layer) -> str:
+    message = _reason(detail)
+    name = _dotted(detail["loc"])
+    if not name:
+        return message
+    origin = _origin(name, layer)
+    where = f" ({origin})" if origin else ""
+    if detail["type"] == "missing":
+        return f"{name}{where}: {message}"
+    value = "<secret>" if name in _SECRETS else repr(detail["input"])
+    return f"{name} = {value}{where}: {message[:1].lower()}{message[1:]}"
+
+
+def _reason(detail: ErrorDetails) -> str:
+    """Return what is wrong, in the words of a user rather than of the validator."""
+    template = _REASONS.get(detail["type"])
+    if template is not None:
+        return template.format(**detail.get("ctx", {}))
+    return detail["msg"].removeprefix("Value error, ")
+
+
+def _dotted(loc: tuple[int | str, ...]) -> str:
+    """Return a location as a key; the names of union members that pydantic puts in between are left out."""
+    parts = [part for part in loc if isinstance(part, int) or part.islower()]
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+
+
+def _origin(name: str, layer: Layer) -> str | None:
+    """Return where the value of a key stands, or that of the section or list around it."""
+    base = name.partition("[")[0]
+    while base:
+        if base in layer.origins:
+            return layer.origins[base]
+        base = base.rpartition(".")[0] if base in keys() or "." in base else ""
+    return None

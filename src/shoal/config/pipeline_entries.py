@@ -1,0 +1,108 @@
+"""DistQat's `model_pipeline.pipeline` list, translated into `model.*` and `model_pipeline.stages`.
+
+Works on the raw mapping before validation, so that what the list says and what is said elsewhere can be compared: two
+different values for one thing are an error, never a silent choice.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from shoal.config.model import NATIVE_FAMILIES, PipelineEntry
+
+Raw = Mapping[str, Any]
+
+
+def apply_pipeline(raw: Raw) -> Raw:
+    """Return `raw` with `model` and `model_pipeline.stages` filled in from `model_pipeline.pipeline`, if it is there.
+
+    Args:
+        raw: the whole configuration as nested mappings, not validated yet.
+
+    Raises:
+        ValueError: the entries do not make a model, or contradict `model.*` or `model_pipeline.stages`.
+    """
+    section = raw.get("model_pipeline")
+    if not isinstance(section, Mapping):
+        return raw
+    pipeline = cast(Raw, section)
+    items = pipeline.get("pipeline")
+    if not isinstance(items, Sequence) or isinstance(items, str) or not items:
+        return raw  # absent, or of a type that the schema refuses
+    try:
+        entries = [PipelineEntry.model_validate(item) for item in cast(Sequence[object], items)]
+    except ValidationError:
+        return raw  # the schema names the entry and its key
+    family = _family(entries)
+    found: dict[str, Any] = {"family": family}
+    found |= _sizes(entries, family)
+    model = _merged("model", raw.get("model"), found)
+    # The list has been said in canonical names now; one that stayed would contradict later changes of them.
+    rest = {key: value for key, value in pipeline.items() if key != "pipeline"}
+    return {**raw, "model": model, "model_pipeline": _merged("model_pipeline", rest, {"stages": len(entries)})}
+
+
+def _family(entries: list[PipelineEntry]) -> str:
+    """Return the one family that the entries name, after checking that their parts are in order."""
+    names = [entry.model_name for entry in entries]
+    families = [name.rpartition(".")[0] for name in names]
+    parts = [name.rpartition(".")[2] for name in names]
+    wanted = ["full"] if len(entries) == 1 else ["head", *["body"] * (len(entries) - 2), "tail"]
+    if len(set(families)) != 1 or families[0] not in NATIVE_FAMILIES:
+        raise ValueError(
+            f"model_pipeline.pipeline: model names {names} do not name one supported family; "
+            f"supported: {', '.join(NATIVE_FAMILIES)}"
+        )
+    if parts != wanted:
+        expected = [f"{families[0]}.{part}" for part in wanted]
+        raise ValueError(f"model_pipeline.pipeline: {len(entries)} stages must be {expected}, not {names}")
+    return families[0]
+
+
+def _sizes(entries: list[PipelineEntry], family: str) -> dict[str, Any]:
+    """Return the keys of `model` that the entries set."""
+    found: dict[str, Any] = {}
+    layers = [entry.n_layers for entry in entries if entry.n_layers is not None]
+    widths = {entry.hid_dim for entry in entries if entry.hid_dim is not None}
+    classes = {entry.num_classes for entry in entries if entry.num_classes is not None}
+    if family != "gpt" and (layers or widths):
+        raise ValueError(f"model_pipeline.pipeline: {family} has a fixed size; remove hid_dim and n_layers")
+    if family == "gpt" and classes:
+        raise ValueError("model_pipeline.pipeline: gpt has no num_classes; remove it")
+    if layers:
+        if len(layers) != len(entries) or len(set(layers)) != 1:
+            raise ValueError(
+                f"model_pipeline.pipeline: n_layers {layers} must be given for every stage and be equal; the cut is "
+                "balanced by cost, so set model.num_layers and model_pipeline.stages instead"
+            )
+        found["num_layers"] = sum(layers)
+    for key, values in (("hidden_size", widths), ("num_classes", classes)):
+        if len(values) > 1:
+            raise ValueError(f"model_pipeline.pipeline: the entries disagree about model.{key}: {sorted(values)}")
+        if values:
+            found[key] = values.pop()
+    extra: dict[str, Any] = {}
+    for entry in entries:
+        for key, value in entry.extra.items():
+            if extra.setdefault(key, value) != value:
+                raise ValueError(f"model_pipeline.pipeline: the entries disagree about extra.{key}")
+    if extra:
+        found["extra"] = extra
+    return found
+
+
+def _merged(name: str, given: object, found: Raw) -> object:
+    """Return `given` with the keys of `found` added; both may name a key only with the same value."""
+    if given is None:
+        return dict(found)
+    if not isinstance(given, Mapping):
+        return given  # of a type that the schema refuses
+    section = cast(Raw, given)
+    for key, value in found.items():
+        # Text compares too: flags and the environment give numbers as text.
+        if key in section and str(section[key]) != str(value):
+            raise ValueError(
+                f"{name}.{key} = {section[key]!r} contradicts model_pipeline.pipeline, which says {value!r}: remove one"
+            )
+    return {**section, **found}

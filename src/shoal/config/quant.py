@@ -1,0 +1,73 @@
+"""Section `quant`: which weights and activations are trained with fake quantisation, and how."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from shoal.config.base import Section
+
+
+class QuantScheme(Section):
+    """How one tensor is quantised (learned step size, arXiv:1902.08153)."""
+
+    algo: Literal["LearnedStepQuantizer"] = Field(default="LearnedStepQuantizer", description="Quantiser.")
+    num_bits: int = Field(default=8, ge=2, le=16, description="Bits of a quantised value.")
+    per_channel: bool = Field(default=False, description="One step size per output channel (weights only).")
+    signed: bool = Field(default=True, description="Whether values below zero are representable.")
+
+
+def _off(value: object) -> object:
+    """YAML reads the word `off` as false."""
+    return "off" if value is False else value
+
+
+class QuantBase(Section):
+    """What holds for every module that no rule says otherwise about."""
+
+    weight_quant: QuantScheme | Literal["off"] = Field(default=QuantScheme(), description='Weights; "off": not at all.')
+    activation_quant: QuantScheme | Literal["off"] = Field(
+        default=QuantScheme(), description='Inputs of a module; "off": not at all.'
+    )
+
+    @field_validator("weight_quant", "activation_quant", mode="before")
+    @classmethod
+    def _accept_yaml_off(cls, value: object) -> object:
+        return _off(value)
+
+    @field_validator("activation_quant")
+    @classmethod
+    def _refuse_channels(cls, value: QuantScheme | Literal["off"]) -> QuantScheme | Literal["off"]:
+        if value != "off" and value.per_channel:
+            raise ValueError("per_channel is for weights only; remove it from activation_quant")
+        return value
+
+
+class QuantRule(Section):
+    """An exception for some modules: all conditions that are given must hold; of matching rules the last one wins."""
+
+    name_patterns: tuple[str, ...] = Field(
+        default=(), description='Globs for module paths in the uncut model, e.g. "blocks.*.mlp.*"; empty: any.'
+    )
+    class_names: tuple[str, ...] = Field(default=(), description='Module types, e.g. "Conv2d"; empty: any.')
+    stages: tuple[int, ...] = Field(default=(), description="Stages; empty: any.")
+    weight_quant: QuantScheme | Literal["off"] | None = Field(default=None, description="null: as in base.")
+    activation_quant: QuantScheme | Literal["off"] | None = Field(default=None, description="null: as in base.")
+
+    @field_validator("weight_quant", "activation_quant", mode="before")
+    @classmethod
+    def _accept_yaml_off(cls, value: object) -> object:
+        return _off(value)
+
+    @field_validator("activation_quant")
+    @classmethod
+    def _refuse_channels(cls, value: QuantScheme | Literal["off"] | None) -> QuantScheme | Literal["off"] | None:
+        if isinstance(value, QuantScheme) and value.per_channel:
+            raise ValueError("per_channel is for weights only; remove it from activation_quant")
+        return value
+
+
+class QuantConfig(Section):
+    """Quantisation-aware training; `quant: null` trains without."""
+
+    base: QuantBase = Field(default=QuantBase(), description="For every Linear and Conv2d module.")
+    rules: tuple[QuantRule, ...] = Field(default=(), description="Exceptions by module path, type and stage.")

@@ -1,0 +1,146 @@
+"""The whole configuration as one frozen tree, and the checks that need more than one section."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import Field, field_validator, model_validator
+
+from shoal.config.base import Section
+from shoal.config.host import HealthConfig, NetworkConfig, ParamMirrorConfig, ServersConfig
+from shoal.config.model import ModelConfig, ModelPipelineConfig
+from shoal.config.pipeline_entries import apply_pipeline
+from shoal.config.quant import QuantConfig
+from shoal.config.training import DataConfig, DilocoConfig, RunConfig
+
+_TASK_OF_FAMILY = {"gpt": "llm", "resnet18": "cv", "resnet50": "cv", "resnet101": "cv"}
+
+
+class Config(Section):
+    """Everything that a run can be told; every part of shoal gets it from here and reads nothing else."""
+
+    experiment_prefix: str = Field(
+        default="shoal",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Start of the run id; names the run's folder under log_dir.",
+    )
+    device: str = Field(
+        default="auto",
+        description='"auto": server i uses GPU i where there are GPUs, else the CPU; or "cpu", "cuda", "cuda:<i>".',
+    )
+    log_dir: Path = Field(default=Path("logs"), description="Each run writes to log_dir/<run_id>.")
+    checkpoint_dir: Path | None = Field(default=None, description="Not supported yet: must stay null.")
+    wandb: bool = Field(default=True, description="Log to Weights & Biases, offline without an account.")
+    wandb_project: str | None = Field(default="shoal", description="W&B project; null: W&B's own default.")
+    wandb_entity: str | None = Field(default=None, description="W&B user or team; null: your default one.")
+    wandb_run_id: str | None = Field(default=None, description="W&B run to continue; null: a new one.")
+    run: RunConfig = Field(default=RunConfig(), description="The run as a whole.")
+    data: DataConfig = Field(default=DataConfig(), description="Samples.")
+    model: ModelConfig = Field(default=ModelConfig(), description="The uncut model.")
+    model_pipeline: ModelPipelineConfig = Field(default=ModelPipelineConfig(), description="Stages and microbatches.")
+    diloco: DilocoConfig = Field(default=DilocoConfig(), description="Training steps and outer rounds.")
+    quant: QuantConfig | None = Field(default=None, description="Quantisation-aware training; null trains without.")
+    servers: ServersConfig = Field(default=ServersConfig(), description="Servers of this host.")
+    network: NetworkConfig = Field(default=NetworkConfig(), description="How the peers find each other.")
+    health: HealthConfig = Field(default=HealthConfig(), description="When a silent peer counts as dead.")
+    param_mirror: ParamMirrorConfig = Field(
+        default=ParamMirrorConfig(), description="Checkpoints by a role of its own."
+    )
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the model."""
+        return self.model_pipeline.stages
+
+    @property
+    def num_servers(self) -> int:
+        """Servers on this host, over all stages."""
+        if self.servers.num_servers is not None:
+            return self.servers.num_servers
+        return self.num_stages * self.servers.replicas
+
+    @property
+    def microbatches_per_step(self) -> int:
+        """Microbatches of one full training step: those of every batch that it accumulates."""
+        return self.model_pipeline.microbatches * self.diloco.gradient_accumulation_steps
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate_pipeline(cls, raw: object) -> object:
+        return apply_pipeline(cast(Mapping[str, Any], raw)) if isinstance(raw, Mapping) else raw
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        value = value.replace("rocm", "cuda")  # PyTorch names AMD devices cuda as well
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            raise ValueError("not a device; use auto, cpu, cuda or cuda:<index>")
+        return value
+
+    @field_validator("wandb_project", "wandb_entity", "wandb_run_id")
+    @classmethod
+    def _empty_is_none(cls, value: str | None) -> str | None:
+        return value or None
+
+    @field_validator("checkpoint_dir")
+    @classmethod
+    def _refuse_checkpoints(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            raise ValueError("this version writes no checkpoints yet; remove checkpoint_dir")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "Config":
+        for problem in (
+            self._stage_problem(),
+            self._task_problem(),
+            self._batch_problem(),
+            self._health_problem(),
+        ):
+            if problem is not None:
+                raise ValueError(problem)
+        return self
+
+    def _stage_problem(self) -> str | None:
+        most, stages = self.model.max_stages, self.num_stages
+        if most is not None and stages > most:
+            return (
+                f"model_pipeline.stages = {stages}: {self.model.family} of this size can be cut into at most {most} "
+                "stages; use fewer stages or a deeper model"
+            )
+        if self.num_servers < stages:
+            return (
+                f"servers.num_servers = {self.num_servers} is too few for model_pipeline.stages = {stages}: each stage "
+                f"needs at least one server; use --num-servers {stages} or more"
+            )
+        return None
+
+    def _task_problem(self) -> str | None:
+        family, task = self.model.family, self.data.task_type
+        wanted = _TASK_OF_FAMILY.get(family, task)
+        if wanted != task:
+            return f"model.family = {family} needs data.task_type = {wanted}, not {task}; change one of them"
+        if family == "gpt" and self.model.hidden_size % self.model.num_heads:
+            return (
+                f"model.hidden_size = {self.model.hidden_size} is not a multiple of model.num_heads = "
+                f"{self.model.num_heads}; change one of them"
+            )
+        return None
+
+    def _batch_problem(self) -> str | None:
+        microbatches, batch = self.model_pipeline.microbatches, self.diloco.batch_size_per_step
+        if microbatches > batch:
+            return (
+                f"model_pipeline.microbatches = {microbatches} is more than diloco.batch_size_per_step = {batch}: a "
+                "microbatch needs at least one sample; lower one or raise the other"
+            )
+        return None
+
+    def _health_problem(self) -> str | None:
+        if self.health.deadline_s <= 2 * self.health.heartbeat_s:
+            return (
+                f"health.deadline_s = {self.health.deadline_s} must be more than twice health.heartbeat_s = "
+                f"{self.health.heartbeat_s}, or a single late heartbeat closes a good connection"
+            )
+        return None

@@ -1,0 +1,229 @@
+"""One layer of configuration from each source (file, environment, flags), as nested mappings with canonical keys.
+
+Nothing is validated here but names and shape: the schema does the rest once the layers are merged. Every layer
+remembers for each key where it came from, so that an error can say which file, variable or flag to change.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from shoal.config.base import Section
+from shoal.config.keys import (
+    ALIASES,
+    REMOVED,
+    Key,
+    flag_names,
+    item_section_of,
+    keys,
+    plain,
+    section_of,
+    unknown_key,
+)
+from shoal.config.schema import Config
+from shoal.errors import ConfigError
+
+ENV_PREFIX = "SHOAL_"
+ENV_SEPARATOR = "__"
+
+# Variables with the prefix that are no configuration: a switch of the test suite.
+ENV_RESERVED = frozenset({"SHOAL_REQUIRE_ALL"})
+
+
+@dataclass(slots=True)
+class Layer:
+    """Values from one source.
+
+    Attributes:
+        values: nested mappings with canonical names.
+        origins: for each dotted key, where its value stands, in words.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    origins: dict[str, str] = field(default_factory=dict[str, str])
+
+    def put(self, name: str, value: object, origin: str) -> None:
+        """Set the key with the dotted `name`, which replaces what was set below it."""
+        *sections, leaf = name.split(".")
+        target = self.values
+        for section in sections:
+            inner = target.get(section)
+            if not isinstance(inner, dict):
+                inner = target[section] = {}
+            target = cast(dict[str, Any], inner)
+        target[leaf] = value
+        self.origins[name] = origin
+
+    def merge(self, above: "Layer") -> None:
+        """Lay another layer over this one: its values win, key by key."""
+        _merge(self.values, above.values)
+        self.origins |= above.origins
+
+
+def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    for name, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(name), dict):
+            _merge(below[name], cast(dict[str, Any], value))
+        else:
+            below[name] = value
+
+
+def from_file(path: Path) -> Layer:
+    """Read a YAML file.
+
+    Raises:
+        ConfigError: there is no such file, it is no YAML mapping, or it has an unknown or a repeated key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {path}{_other_files(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    try:
+        loaded = _load_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if loaded is None:
+        return Layer()
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: must hold `key: value` lines, not a {type(loaded).__name__}")
+    return from_mapping(cast(dict[object, object], loaded), str(path))
+
+
+def _other_files(path: Path) -> str:
+    """Return a hint at the configuration files that do exist where the user looked."""
+    others = sorted(other.name for other in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    return f"; {path.parent} holds {', '.join(others)}" if others else f"; there is none in {path.parent.resolve()}"
+
+
+def _load_yaml(text: str) -> object:
+    return cast(object, _UniqueKeyLoader(text).get_single_data())
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, except that a key given twice is an error instead of the last one winning."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = cast(object, key_node.value)
+            if isinstance(key, str):
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key {key!r} is given twice", key_node.start_mark
+                    )
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def from_mapping(values: Mapping[Any, Any], origin: str) -> Layer:
+    """Take nested mappings, with dots allowed in keys, and translate aliases.
+
+    Raises:
+        ConfigError: an unknown key, or a plain value where a section belongs.
+    """
+    layer = Layer()
+    for name, value in _leaves(values, Config, "", origin):
+        if name in layer.origins:
+            raise ConfigError(f"{origin}: {name} is given twice, under two names; remove one")
+        layer.put(name, value, origin)
+    return layer
+
+
+def _leaves(
+    values: Mapping[Any, Any], section: type[Section], prefix: str, origin: str
+) -> Iterator[tuple[str, object]]:
+    """Yield (dotted canonical key, value) for everything that `values` sets."""
+    for given, value in values.items():
+        name = ALIASES.get(f"{prefix}{given}", f"{prefix}{given}")
+        key = keys().get(name)
+        if key is None:
+            raise unknown_key(name, origin, [k for k in keys() if k.startswith(prefix)] if prefix else keys())
+        inner, item = section_of(key.info), item_section_of(key.info)
+        if inner is not None and isinstance(value, Mapping):
+            if not value and key.accepts_none:
+                yield name, {}
+            yield from _leaves(cast(Mapping[Any, Any], value), inner, f"{name}.", origin)
+        elif inner is not None and value is None and not key.accepts_none:
+            continue  # `data:` with nothing below it
+        elif inner is not None and not _is_alternative(key, value):
+            raise ConfigError(f"{origin}: {name} = {value!r}: is a section and needs `key: value` lines below it")
+        else:
+            if item is not None and isinstance(value, list):
+                _check_items(cast(list[object], value), item, name, origin)
+            yield name, value
+
+
+def _is_alternative(key: Key, value: object) -> bool:
+    """Return whether a section may be given as a plain value instead: null, or a word such as `off`."""
+    return (value is None and key.accepts_none) or (isinstance(value, str | bool) and key.accepts_word)
+
+
+def _check_items(items: list[object], section: type[Section], name: str, origin: str) -> None:
+    for item in items:
+        for given in cast(dict[object, object], item) if isinstance(item, dict) else ():
+            if given not in section.model_fields:
+                raise unknown_key(f"{name}.{given}", origin, [f"{name}.{field}" for field in section.model_fields])
+
+
+def from_env(env: Mapping[str, str]) -> Layer:
+    """Take the variables `SHOAL_*`: `SHOAL_DILOCO__INNER_STEPS` is `diloco.inner_steps`.
+
+    Raises:
+        ConfigError: a variable with the prefix that names no key.
+    """
+    layer = Layer()
+    by_variable = {variable_of(name): name for name in (*ALIASES, *keys())}
+    for variable, text in sorted(env.items()):
+        if not variable.startswith(ENV_PREFIX) or variable in ENV_RESERVED:
+            continue
+        given = by_variable.get(variable.upper())
+        origin = f"environment variable {variable}"
+        if given is None:
+            wanted = variable.removeprefix(ENV_PREFIX).lower().replace(ENV_SEPARATOR, ".")
+            right = flag_names().get(plain(wanted))
+            if right is not None and wanted not in REMOVED:
+                raise ConfigError(f"{origin} names no key; did you mean {variable_of(right)}?")
+            raise unknown_key(wanted, origin, keys())
+        layer.merge(from_text(keys()[ALIASES.get(given, given)], text, origin))
+    if env.get("HF_TOKEN") and "data.hf_token" not in layer.origins:
+        layer.put("data.hf_token", env["HF_TOKEN"], "environment variable HF_TOKEN")
+    return layer
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a dotted key."""
+    return ENV_PREFIX + name.replace(".", ENV_SEPARATOR).upper()
+
+
+def from_text(key: Key, text: str, origin: str) -> Layer:
+    """Take the text that a flag or a variable gives for one key; structures are YAML or JSON.
+
+    Raises:
+        ConfigError: the key holds a structure and the text is none, or an unknown key in it.
+    """
+    value: object = text
+    if key.accepts_none and text.strip().lower() in ("null", "none"):
+        value = None
+    elif key.is_structure and not (key.is_list and item_section_of(key.info) is None):
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{origin}: {key.name} needs YAML or JSON, not {text!r}") from error
+    return from_value(key, value, origin)
+
+
+def from_value(key: Key, value: object, origin: str) -> Layer:
+    """Take the value of one key.
+
+    Raises:
+        ConfigError: an unknown key in the value, or a plain value where a section belongs.
+    """
+    nested = value
+    for part in reversed(key.name.split(".")):
+        nested = {part: nested}
+    return from_mapping(cast(dict[str, Any], nested), origin)

@@ -1,0 +1,145 @@
+"""Sections `run`, `data` and `diloco`: what is trained on, for how long, and with which optimizers."""
+
+from typing import Literal
+
+from pydantic import Field, SecretStr, field_validator
+
+from shoal.config.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+
+
+class RunConfig(Section):
+    """How the whole run behaves."""
+
+    deterministic: bool = Field(
+        default=False,
+        description="Samples depend only on (seed, pass, round, trainer slot, step), so that two undisturbed runs end "
+        "with equal hashes. Costs a little speed.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the initial weights, the shuffling and dropout.")
+    first_deadline_s: PositiveFloat = Field(
+        default=600.0, description="Longest duration of an outer round before three rounds have shown what is usual."
+    )
+
+
+class DataConfig(Section):
+    """Where samples come from and what shape they have."""
+
+    dataset_name: str = Field(
+        default="pydoc-topics",
+        min_length=1,
+        description='Built in, no download: "pydoc-topics" (English text), "digits" (8x8 images). Any other name is '
+        "loaded from the Hugging Face hub.",
+    )
+    dataset_config: str | None = Field(default=None, description='Subset of a hub data set, e.g. "wikitext-2-raw-v1".')
+    dataset_split: str = Field(default="train", min_length=1, description="Split of a hub data set that is trained on.")
+    hf_token: SecretStr | None = Field(
+        default=None,
+        description="Token for gated hub data sets; the environment variable HF_TOKEN serves as well. Never written "
+        "to logs or to the resolved configuration.",
+    )
+    num_workers: PositiveInt = Field(default=1, description="Threads of the data server that prepare batches.")
+    shuffle_buffer_size: PositiveInt = Field(
+        default=8192, description="Samples held for shuffling where a source can only be read in order."
+    )
+    precision: Literal["32-true"] = Field(default="32-true", description="Number format of training.")
+    task_type: Literal["llm", "cv"] = Field(
+        default="llm", description='"llm": next-token prediction on text; "cv": image classification.'
+    )
+    num_channels: PositiveInt = Field(default=3, description="Channels of an image (cv).")
+    img_size: PositiveInt = Field(default=32, description="Width and height of an image in pixels (cv).")
+    seq_len: PositiveInt = Field(default=128, description="Tokens in a sample (llm).")
+    holdout_fraction: float = Field(
+        default=0.05, gt=0, lt=1, description="Share of the samples that is kept for evaluation and never trained on."
+    )
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _refuse_other_precisions(cls, value: object) -> object:
+        if value in ("bf16-mixed", "fp16-mixed", "16-mixed", "bf16-true", "16-true", "64-true"):
+            raise ValueError("this precision is not supported yet; use '32-true'")
+        return value
+
+    @field_validator("task_type", mode="before")
+    @classmethod
+    def _refuse_other_tasks(cls, value: object) -> object:
+        if value in ("speech", "image_gen", "node_pred", "rl"):
+            raise ValueError("this task is not supported yet; use 'llm' or 'cv'")
+        return value
+
+
+class InnerOptimConfig(Section):
+    """The optimizer of every training step, one per replica."""
+
+    type: Literal["adam", "sgd"] = Field(default="adam", description='"adam" is AdamW (decoupled weight decay).')
+    sgd_lr: PositiveFloat = Field(default=0.1, description="Peak learning rate of sgd.")
+    sgd_momentum: Fraction = Field(default=0.9, description="Momentum of sgd.")
+    sgd_nesterov: bool = Field(default=True, description="Nesterov's form of the momentum of sgd.")
+    adam_lr: PositiveFloat = Field(default=4e-4, description="Peak learning rate of adam.")
+    adam_weight_decay: NonNegativeFloat = Field(default=0.1, description="Weight decay of adam, times learning rate.")
+    adam_betas1: Fraction = Field(default=0.9, description="Decay of adam's first moment.")
+    adam_betas2: Fraction = Field(default=0.95, description="Decay of adam's second moment.")
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate of the chosen type."""
+        return self.adam_lr if self.type == "adam" else self.sgd_lr
+
+
+class OuterOptimConfig(Section):
+    """The optimizer of the outer rounds (DiLoCo, arXiv:2311.08105)."""
+
+    type: Literal["sgd"] = Field(default="sgd", description="Nesterov sgd on the averaged pseudo-gradient.")
+    sgd_lr: PositiveFloat = Field(default=0.7, description="Outer learning rate.")
+    sgd_momentum: Fraction = Field(default=0.9, description="Outer momentum.")
+    sgd_nesterov: bool = Field(default=True, description="Nesterov's form of the outer momentum.")
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _refuse_other_types(cls, value: object) -> object:
+        if value == "adam":
+            raise ValueError("an outer adam is not supported yet; use 'sgd'")
+        return value
+
+
+class LrScheduleConfig(Section):
+    """How the inner learning rate changes over the `inner_steps * outer_steps` steps of a trainer."""
+
+    type: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="Form of the decay after the warm-up."
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="Steps in which the rate rises linearly to its peak.")
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="Rate at the end, as a share of the peak.")
+
+
+class DilocoConfig(Section):
+    """Inner steps, outer rounds and their optimizers."""
+
+    inner_optim: InnerOptimConfig = Field(default=InnerOptimConfig(), description="Optimizer of the training steps.")
+    outer_optim: OuterOptimConfig = Field(default=OuterOptimConfig(), description="Optimizer of the outer rounds.")
+    lr_schedule: LrScheduleConfig = Field(default=LrScheduleConfig(), description="Inner learning rate over time.")
+    inner_steps: PositiveInt = Field(default=50, description="Training steps of each trainer between two rounds.")
+    outer_steps: PositiveInt = Field(default=10, description="Outer rounds of the run.")
+    batch_size_per_step: PositiveInt = Field(default=64, description="Samples in a batch.")
+    gradient_accumulation_steps: PositiveInt = Field(
+        default=1, description="Batches of batch_size_per_step samples that make one training step."
+    )
+    max_grad_norm: PositiveFloat | None = Field(
+        default=1.0, description="Gradients are scaled down to this norm over all stages; null does not clip."
+    )
+    averaging_timeout_s: PositiveFloat = Field(
+        default=60.0,
+        description="Longest duration of averaging within a stage before a new attempt without the silent.",
+    )
+    load_state_timeout_s: PositiveFloat = Field(
+        default=600.0, description="Longest time in which a newcomer fetches the state of its stage."
+    )
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples in one full training step of one trainer."""
+        return self.batch_size_per_step * self.gradient_accumulation_steps
+
+    @property
+    def total_steps(self) -> int:
+        """Training steps of one trainer over the whole run."""
+        return self.inner_steps * self.outer_steps

@@ -1,0 +1,347 @@
+"""The adapter to hivemind, and its only importer: a DHT node in our own event loop that carries sealed records.
+
+hivemind starts one `p2pd` process (libp2p, written in Go) per node and speaks to it over a Unix socket. When this
+process dies, however it dies, that connection closes and p2pd ends by itself within 0.1 s; in the moment before it
+stands, p2pd's own idle timeout ends it after `_IDLE_TIMEOUT_S`.
+"""
+
+# hivemind ships no type information; what crosses this file's border is typed.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+import anyio
+import msgspec
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.utils.logging import use_hivemind_log_handler
+
+from shoal.clock import Backoff, Clock, Deadline
+from shoal.control.record_checker import RecordChecker
+from shoal.control.records import MAX_RECORD_BYTES, Opened
+from shoal.errors import BootstrapError, ConfigError, RecordRejected
+from shoal.identity import Identity
+from shoal.ids import PeerId
+
+logger = logging.getLogger(__name__)
+
+# A request that takes longer is given up. Frozen peers cost it a few times over, so nothing that trains waits here.
+_WAIT_TIMEOUT_S = 1.0
+# After the first initial peer has answered, the others get this long.
+_BOOTSTRAP_GRACE_S = 0.2
+_IDLE_TIMEOUT_S = 4.0
+_CLOSE_TIMEOUT_S = 2.0
+_LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
+_decode_bytes = msgspec.msgpack.Decoder(bytes).decode
+_decode_text = msgspec.msgpack.Decoder(str).decode
+
+
+class DhtNode:
+    """One peer of the DHT.
+
+    Attributes:
+        peer_id: its name, the identity's.
+        checker: verifies what others store here or answer, and counts what it drops.
+    """
+
+    def __init__(self, peer_id: PeerId, namespace: str, checker: RecordChecker, launcher: _Launcher) -> None:
+        """Used by `create`."""
+        self.peer_id = peer_id
+        self.checker = checker
+        self._namespace = namespace
+        self._launcher = launcher
+        self._daemon: P2P | None = None
+        self._node: DHTNode | None = None
+
+    @classmethod
+    async def create(
+        cls,
+        identity: Identity,
+        *,
+        namespace: str,
+        state_dir: Path,
+        clock: Clock,
+        initial_peers: Sequence[str] = (),
+        host_maddrs: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
+        announce_maddrs: Sequence[str] = (),
+        bootstrap_timeout_s: float = 20.0,
+    ) -> DhtNode:
+        """Start a node and join the swarm.
+
+        Args:
+            identity: the peer's key.
+            namespace: `identity.namespace(swarm_key, experiment_prefix)`; records of other namespaces are refused.
+            state_dir: existing private directory with a short path, for the key file and the sockets of p2pd.
+            clock: for expiries, and for the pauses between attempts.
+            initial_peers: multiaddresses of peers to join; empty starts a new swarm.
+            host_maddrs: multiaddresses to listen on; with loopback ones alone, nothing for NATs is started.
+            announce_maddrs: multiaddresses to tell others, where they differ.
+            bootstrap_timeout_s: how long initial peers are tried.
+
+        Raises:
+            BootstrapError: none of the initial peers answered in time, or p2pd did not start.
+            ConfigError: a port to listen on is taken.
+        """
+        _calm_logging()
+        for maddr in host_maddrs:
+            _check_port_free(maddr)
+        checker = RecordChecker(namespace, lambda topic: _key(namespace, topic).to_bytes(), clock)
+        launcher = _Launcher(
+            state_dir=state_dir,
+            key_file=state_dir / f"{identity.peer_id}.key",
+            checker=checker,
+            initial_peers=tuple(initial_peers),
+            host_maddrs=tuple(host_maddrs),
+            announce_maddrs=tuple(announce_maddrs),
+            startup_timeout_s=bootstrap_timeout_s,
+        )
+        # A file of this name holds this very key.
+        with suppress(FileExistsError):
+            identity.to_p2p_key_file(launcher.key_file)
+        dht = cls(identity.peer_id, namespace, checker, launcher)
+        deadline = Deadline.after(clock, bootstrap_timeout_s)
+        backoff = Backoff(first_s=0.1, max_s=2.0)
+        while True:
+            try:
+                await dht.revive()
+            except BootstrapError as error:
+                if not initial_peers or deadline.expired():
+                    raise
+                logger.info("dht.retrying", extra={"error": str(error)})
+                await backoff.wait(clock)
+            else:
+                return dht
+
+    async def revive(self) -> None:
+        """Start p2pd, also again after it has died; the addresses change where the port is any free one.
+
+        Raises:
+            BootstrapError: it did not start, or reached none of the initial peers.
+        """
+        await self._end()
+        try:
+            self._daemon, self._node = await self._launcher.launch()
+        except (P2PDaemonError, RuntimeError) as error:
+            raise BootstrapError(_bootstrap_message(self._launcher.initial_peers, error)) from error
+
+    async def visible_maddrs(self) -> tuple[str, ...]:
+        """Return the multiaddresses, with peer id, under which others can join through this node."""
+        if self._daemon is None:
+            return ()
+        return tuple(str(maddr) for maddr in await self._daemon.get_visible_maddrs(latest=True))
+
+    async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
+        """Store a sealed record under a topic and this peer's id.
+
+        Returns:
+            Whether some peer took it; a record that does not expire later than the one before it is not taken.
+
+        Raises:
+            RecordRejected: it is too large.
+        """
+        if len(value) > MAX_RECORD_BYTES:
+            raise RecordRejected(
+                f"the record for {topic} has {len(value)} bytes, at most {MAX_RECORD_BYTES} are allowed"
+            )
+        if self._node is None:
+            return False
+        name = f"{self._namespace}/{topic}"
+        return bool(await self._node.store(name, value, expires_unix_s, subkey=str(self.peer_id)))
+
+    async def get(self, topics: Iterable[str]) -> tuple[Opened, ...]:
+        """Return all believable records under these topics, the newest of each peer and topic, from all who answer."""
+        if self._node is None:
+            return ()
+        names = {f"{self._namespace}/{topic}": topic for topic in topics}
+        # An infinite expiry asks all the nearest peers and merges: the first answer alone would hide newer records.
+        found = cast(dict[str, Any], await self._node.get_many(names, sufficient_expiration_time=float("inf")))
+        opened: list[Opened] = []
+        for name, answer in found.items():
+            if answer is None or not isinstance(answer.value, dict):
+                continue
+            for subkey, item in cast(dict[object, Any], answer.value).items():
+                value = item.value
+                if not isinstance(subkey, str) or not isinstance(value, bytes):
+                    self.checker.malformed(subkey)
+                elif (record := self.checker.accept(names[name], subkey, value)) is not None:
+                    opened.append(record)
+        return tuple(opened)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the p2pd of this node runs; without it the node sees only what it has stored itself."""
+        return self._daemon is not None and self._node is not None and _child_of(self._daemon) is not None
+
+    async def aclose(self) -> None:
+        """Leave the DHT and end p2pd; bounded, and safe to call while being cancelled."""
+        await self._end()
+        self._launcher.key_file.unlink(missing_ok=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.aclose()
+
+    async def _end(self) -> None:
+        node, daemon = self._node, self._daemon
+        self._node = self._daemon = None
+        if node is not None:
+            with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                await node.shutdown()
+        if daemon is not None:
+            await _end(daemon)
+
+
+class _SignedRecords(RecordValidatorBase):
+    """hivemind's question whether a record is valid, answered by a `RecordChecker`."""
+
+    def __init__(self, checker: RecordChecker) -> None:
+        self._checker = checker
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            subkey, value = _decode_text(record.subkey), _decode_bytes(record.value)
+        except msgspec.DecodeError:
+            return self._checker.malformed(record.subkey)
+        return self._checker.check(record.key, subkey, value, record.expiration_time)
+
+
+def _key(namespace: str, topic: str) -> DHTID:
+    return DHTID.generate(source=f"{namespace}/{topic}")
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """Everything that it takes to start p2pd and a node on it."""
+
+    state_dir: Path
+    key_file: Path
+    checker: RecordChecker
+    initial_peers: tuple[str, ...]
+    host_maddrs: tuple[str, ...]
+    announce_maddrs: tuple[str, ...]
+    startup_timeout_s: float
+
+    async def launch(self) -> tuple[P2P, DHTNode]:
+        """Start both; whatever goes wrong, no process is left."""
+        made: list[P2P] = []
+
+        class Daemon(P2P):
+            _UNIX_SOCKET_PREFIX = f"/unix{self.state_dir}/"
+
+            def __init__(self) -> None:
+                super().__init__()
+                made.append(self)
+
+        # On loopback alone there is no NAT to get through.
+        wide = not all(maddr.startswith(_LOOPBACK) for maddr in self.host_maddrs)
+        try:
+            daemon = await Daemon.create(
+                self.initial_peers,
+                host_maddrs=self.host_maddrs,
+                announce_maddrs=self.announce_maddrs or None,
+                identity_path=str(self.key_file),
+                check_if_identity_free=False,
+                idle_timeout=_IDLE_TIMEOUT_S,
+                startup_timeout=self.startup_timeout_s,
+                nat_port_map=wide,
+                auto_nat=wide,
+                use_relay=wide,
+            )
+            node = await DHTNode.create(
+                daemon,
+                initial_peers=self.initial_peers,
+                wait_timeout=_WAIT_TIMEOUT_S,
+                bootstrap_timeout=_BOOTSTRAP_GRACE_S,
+                # Reads have to be fresh, so caches would only add copies.
+                cache_locally=False,
+                cache_nearest=0,
+                record_validator=_SignedRecords(self.checker),
+                # A peer behind a NAT, which cannot be dialled back, may still join: it warns.
+                strict=False,
+            )
+        except BaseException:
+            for daemon in made:
+                await _end(daemon)
+            raise
+        return daemon, node
+
+
+def _child_of(daemon: P2P) -> asyncio.subprocess.Process | None:
+    """Return the running p2pd of a daemon; hivemind offers no public way to see it."""
+    child = cast("asyncio.subprocess.Process | None", cast(Any, daemon)._child)
+    return child if child is not None and child.returncode is None else None
+
+
+async def _end(daemon: P2P) -> None:
+    """End p2pd: ask, then kill; returns when it is reaped."""
+    with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+        await daemon.shutdown()
+    child = _child_of(daemon)
+    if child is not None:
+        logger.warning("dht.daemon_killed", extra={"pid": child.pid})
+        child.kill()
+        with anyio.CancelScope(shield=True):
+            await child.wait()
+
+
+def _calm_logging() -> None:
+    """Send hivemind's and p2pd's messages through our handlers, from warnings upwards."""
+    use_hivemind_log_handler("nowhere")
+    logging.getLogger("hivemind").setLevel(logging.WARNING)
+    # hivemind renames the level for the whole process.
+    logging.addLevelName(logging.WARNING, "WARNING")
+    os.environ.setdefault("GOLOG_LOG_LEVEL", "ERROR")
+
+
+def _check_port_free(maddr: str) -> None:
+    """Refuse a TCP port that somebody listens on: p2pd would share it (SO_REUSEPORT) and get half of the connections.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    parts = maddr.split("/")
+    if (
+        len(parts) < 5
+        or parts[1] not in ("ip4", "ip6")
+        or parts[3] != "tcp"
+        or not parts[4].isdigit()
+        or parts[4] == "0"
+    ):
+        return
+    with socket.socket(socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6, socket.SOCK_STREAM) as probe:
+        # Connections of a run that has just ended do not count as somebody who listens.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((parts[2], int(parts[4])))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return  # p2pd says more about an address that is not ours
+            raise ConfigError(
+                f"cannot listen on {maddr}: port {parts[4]} is taken; choose another one, or 0 for any"
+            ) from error
+
+
+def _bootstrap_message(initial_peers: Sequence[str], error: Exception) -> str:
+    if not initial_peers:
+        return f"the DHT node did not start: {error}"
+    return (
+        f"none of the initial peers answered ({', '.join(initial_peers)}): {error}; "
+        "check that the run is up and that these addresses are the ones it printed last"
+    )

@@ -1,0 +1,68 @@
+"""How a role that acts on the swarm joins it: a DHT node, and a registry that keeps its view up to date."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.config.start import RoleStart
+from shoal.control.dht import DhtNode
+from shoal.control.registry import Registry
+from shoal.errors import BootstrapError
+from shoal.identity import Identity, namespace
+from shoal.runtime.control_pipe import RoleControl
+
+
+@asynccontextmanager
+async def join_swarm(
+    start: RoleStart, identity: Identity, control: RoleControl, clock: Clock
+) -> AsyncIterator[Registry]:
+    """Join the DHT and watch it until the context is left; own records are withdrawn then.
+
+    Args:
+        start: whose configuration says where to listen; without initial peers, the launcher sends them.
+        identity: of this peer.
+        control: the pipe to the launcher.
+        clock: for expiries.
+
+    Raises:
+        BootstrapError: the launcher did not say in time where the initial peers are, or none of them answered.
+    """
+    config = start.config()
+    initial_peers = start.initial_peers or await _initial_peers(control, config.network.bootstrap_timeout_s)
+    swarm = namespace(start.swarm_key, config.experiment_prefix)
+    async with await DhtNode.create(
+        identity,
+        namespace=swarm,
+        state_dir=Path(start.socket_path).parent,
+        clock=clock,
+        initial_peers=initial_peers,
+        host_maddrs=config.network.host_maddrs,
+        announce_maddrs=config.network.announce_maddrs,
+        bootstrap_timeout_s=config.network.bootstrap_timeout_s,
+    ) as node:
+        registry = Registry(node, identity, swarm, config.num_stages, clock)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(registry.run)
+            try:
+                yield registry
+            finally:
+                await registry.withdraw()
+                tasks.cancel_scope.cancel()
+
+
+async def _initial_peers(control: RoleControl, timeout_s: float) -> tuple[str, ...]:
+    """Wait until the launcher has heard from the first peer."""
+    with anyio.move_on_after(timeout_s):
+        async for message in control.messages:
+            if "initial_peers" in message:
+                return tuple(cast(list[str], message["initial_peers"]))
+    raise BootstrapError(
+        f"the first peer of the swarm did not come up within {timeout_s:.0f} s: see the monitor's log, or give "
+        f"addresses with --network-initial-peers"
+    )

@@ -1,0 +1,105 @@
+"""The swarm's view of this process: what the registry says, corrected at once by what the data plane sees.
+
+Roles wait on it (`changed`, `wait_for`); they never poll. A peer whose connection ended is out of the view at once,
+whatever its record says, until it is connected again or signs a record that is younger than the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.control.records import Opened
+from shoal.control.view_builder import build_view
+from shoal.ids import PeerId
+from shoal.swarm.view import SwarmView
+
+
+class Membership:
+    """An observable `SwarmView`."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start with an empty view."""
+        self._clock = clock
+        self._records: dict[tuple[PeerId, str], Opened] = {}
+        self._lost: dict[PeerId, int] = {}
+        self._view = SwarmView()
+        self._changed = anyio.Event()
+        self._num_eager = 0
+        self._eager = anyio.Event()
+
+    @property
+    def view(self) -> SwarmView:
+        """What is known now."""
+        return self._view
+
+    async def changed(self) -> SwarmView:
+        """Wait for the next change; return the new view."""
+        await self._changed.wait()
+        return self._view
+
+    async def wait_for(self, predicate: Callable[[SwarmView], bool]) -> SwarmView:
+        """Wait, while the registry is asked often, until the view fulfils `predicate`; return that view."""
+        with self.eager():
+            while not predicate(self._view):
+                await self.changed()
+        return self._view
+
+    @contextmanager
+    def eager(self) -> Generator[None]:
+        """Have the registry asked often inside of this context, because somebody waits for others to appear."""
+        self._num_eager += 1
+        self._eager.set()
+        try:
+            yield
+        finally:
+            self._num_eager -= 1
+            if not self._num_eager:
+                self._eager = anyio.Event()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for a change that only the registry can tell."""
+        return self._num_eager > 0
+
+    async def until_awaited(self) -> None:
+        """Wait until somebody waits; used by the registry."""
+        await self._eager.wait()
+
+    def update(self, records: Iterable[Opened]) -> None:
+        """Add verified records and forget the expired ones; used by the registry."""
+        for opened in records:
+            known = self._records.get((opened.peer, opened.topic))
+            if known is None or known.sequence < opened.sequence:
+                self._records[opened.peer, opened.topic] = opened
+        now_unix_s = self._clock.unix_s()
+        self._records = {key: opened for key, opened in self._records.items() if opened.expires_unix_s > now_unix_s}
+        self._rebuild()
+
+    def lost(self, peer: PeerId) -> None:
+        """Take a peer out of the view: the connection with it ended."""
+        # A record that the peer signed just before it died may still be on its way here: sequence numbers are times.
+        known = [opened.sequence for (owner, _), opened in self._records.items() if owner == peer]
+        self._lost[peer] = max([sequence_at(self._clock.unix_s()), *known])
+        self._rebuild()
+
+    def found(self, peer: PeerId) -> None:
+        """Believe a peer's records again: there is a connection with it."""
+        if self._lost.pop(peer, None) is not None:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        view = build_view(o for o in self._records.values() if o.sequence > self._lost.get(o.peer, -1))
+        if view != self._view:
+            self._view = view
+            self._changed.set()
+            self._changed = anyio.Event()
+
+
+def sequence_at(unix_s: float) -> int:
+    """Return the smallest sequence number of a record that is signed at this time: milliseconds, so that restarts
+    and several topics of one peer stay in order."""
+    return int(unix_s * 1000)

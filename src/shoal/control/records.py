@@ -1,0 +1,206 @@
+"""What peers announce in the DHT: schema-checked structs, sealed with the announcing peer's signature.
+
+A sealed record is `(topic, peer, sequence, expiry, body, signature)`. The signature also covers the namespace, which is
+derived from the swarm's key and never sent: the DHT sees only a hash of `namespace/topic`. So whoever lacks the key can
+neither forge a record nor sign a valid one for itself, and a record of one experiment cannot be replayed in another.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from shoal.errors import SignatureError
+from shoal.identity import Identity, verify
+from shoal.ids import PeerId
+from shoal.wire.messages.base import Hop, Struct
+
+PROTOCOL_VERSION = 1
+"""Counts changes of the records and of the data plane that old peers do not understand."""
+
+MAX_RECORD_BYTES = 8 * 1024
+"""Larger sealed records are refused; hivemind itself loses values above 4 MiB without a word."""
+
+MAX_TTL_S = 120.0
+"""A record that wants to live longer is refused, or a peer could leave records behind for ever."""
+
+_SIGNED_AS = b"shoal-record-v1"
+_MAX_STAGES = 4096
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Addresses = Annotated[tuple[Address, ...], msgspec.Meta(min_length=1, max_length=16)]
+
+
+class StageRecord(Struct, frozen=True, tag="stage"):
+    """A server. `stage` is None while it waits for one; `held_round` is -1 while it holds no record's parameters.
+
+    The other fields are those of `swarm.view.Replica`.
+    """
+
+    addresses: Addresses
+    join_unix_s: Amount
+    stage: Annotated[int, msgspec.Meta(ge=0, lt=_MAX_STAGES)] | None = None
+    capacity: Amount = 0.0
+    free_memory_bytes: Count = 0
+    load: Amount = 0.0
+    step: Count = 0
+    held_round: Annotated[int, msgspec.Meta(ge=-1)] = 0
+    pinned: bool = False
+    serving: bool = False
+    version: int = PROTOCOL_VERSION
+
+
+class ClientRecord(Struct, frozen=True, tag="client"):
+    """A client."""
+
+    addresses: Addresses
+    join_unix_s: Amount
+    held_round: Count = 0
+    version: int = PROTOCOL_VERSION
+
+
+class RunRecord(Struct, frozen=True, tag="run"):
+    """The training job, announced by a client; `config` is its shared configuration as JSON."""
+
+    run_id: Name
+    num_stages: Annotated[int, msgspec.Meta(ge=1, le=_MAX_STAGES)]
+    join_unix_s: Amount
+    config: Annotated[bytes, msgspec.Meta(max_length=6 * 1024)] = b""
+    version: int = PROTOCOL_VERSION
+
+
+class MonitorRecord(Struct, frozen=True, tag="monitor"):
+    """The monitor."""
+
+    addresses: Addresses
+    join_unix_s: Amount
+    version: int = PROTOCOL_VERSION
+
+
+class GoneRecord(Struct, frozen=True, tag="gone"):
+    """The peer has left; stands under the topic of the record that it takes back."""
+
+
+Record = StageRecord | ClientRecord | RunRecord | MonitorRecord | GoneRecord
+"""What a body may be."""
+
+
+class _Envelope(Struct, frozen=True):
+    topic: str
+    peer: PeerId
+    sequence: Count
+    expires_unix_s: float
+    body: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A record that verified.
+
+    Attributes:
+        sequence: grows with every record that the peer signs, over all topics and restarts.
+        expires_unix_s: when it stops being true unless it is renewed.
+    """
+
+    topic: str
+    peer: PeerId
+    sequence: int
+    expires_unix_s: float
+    record: Record
+
+
+class Rejection(enum.StrEnum):
+    """Why a record was dropped."""
+
+    OVERSIZED = "oversized"
+    MALFORMED = "malformed"
+    WRONG_TOPIC = "wrong_topic"
+    WRONG_SIGNER = "wrong_signer"
+    BAD_SIGNATURE = "bad_signature"
+    BAD_EXPIRY = "bad_expiry"
+    EXPIRED = "expired"
+    OUTDATED = "outdated"
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_envelope = msgspec.msgpack.Decoder(_Envelope).decode
+_decode_record = msgspec.msgpack.Decoder(Record).decode
+
+
+def stage_topic(stage: int | None) -> str:
+    """Return the topic of the servers of a stage, or of those that wait for one."""
+    return "candidates" if stage is None else f"stage.{stage}"
+
+
+def topic_of(record: Record) -> str | None:
+    """Return the only topic under which a record may stand; None where any will do."""
+    match record:
+        case StageRecord():
+            return stage_topic(record.stage)
+        case ClientRecord():
+            return "client"
+        case RunRecord():
+            return "run"
+        case MonitorRecord():
+            return "monitor"
+        case GoneRecord():
+            return None
+
+
+def topics(num_stages: int) -> tuple[str, ...]:
+    """Return every topic of a run."""
+    return ("monitor", "run", "client", stage_topic(None), *(stage_topic(s) for s in range(num_stages)))
+
+
+def hop_of(opened: Opened) -> Hop:
+    """Return where the announcing peer can be dialled; a record without addresses gives a hop without."""
+    return Hop(opened.peer, getattr(opened.record, "addresses", ()))
+
+
+def seal(
+    identity: Identity, namespace: str, topic: str, record: Record, *, sequence: int, expires_unix_s: float
+) -> bytes:
+    """Return the bytes to store under `topic` and the identity's peer id."""
+    body = _encode(record)
+    signature = identity.sign(_signed(namespace, topic, identity.peer_id, sequence, expires_unix_s, body))
+    return _encode(_Envelope(topic, identity.peer_id, sequence, expires_unix_s, body, signature))
+
+
+def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
+    """Check everything about a sealed record that does not depend on the time or on other records.
+
+    Args:
+        value: the bytes that stand in the DHT.
+        namespace: of this swarm and experiment.
+        subkey: the peer id under which they stand.
+    """
+    if len(value) > MAX_RECORD_BYTES:
+        return Rejection.OVERSIZED
+    try:
+        envelope = _decode_envelope(value)
+        record = _decode_record(envelope.body)
+    except msgspec.DecodeError:
+        return Rejection.MALFORMED
+    if topic_of(record) not in (envelope.topic, None):
+        return Rejection.WRONG_TOPIC
+    if envelope.peer != subkey:
+        return Rejection.WRONG_SIGNER
+    signed = _signed(
+        namespace, envelope.topic, envelope.peer, envelope.sequence, envelope.expires_unix_s, envelope.body
+    )
+    try:
+        verify(envelope.peer, signed, envelope.signature)
+    except SignatureError:
+        return Rejection.BAD_SIGNATURE
+    return Opened(envelope.topic, envelope.peer, envelope.sequence, envelope.expires_unix_s, record)
+
+
+def _signed(namespace: str, topic: str, peer: PeerId, sequence: int, expires_unix_s: float, body: bytes) -> bytes:
+    return _encode((_SIGNED_AS, namespace, topic, peer, sequence, expires_unix_s, body))

@@ -1,0 +1,186 @@
+"""This peer's side of the registry: its own records are kept alive, everybody's are read into a `Membership`.
+
+Nothing that trains waits for the DHT. Own records are stored when they change and every `RENEW_S`; all topics are read
+every `SLOW_READ_S`, and much more often while somebody waits for others to appear.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.control.membership import Membership, sequence_at
+from shoal.control.records import (
+    GoneRecord,
+    Opened,
+    Record,
+    StageRecord,
+    seal,
+    topic_of,
+    topics,
+)
+from shoal.control.view_builder import is_server_topic
+from shoal.errors import BootstrapError, InvariantViolation
+from shoal.identity import Identity
+
+logger = logging.getLogger(__name__)
+
+TTL_S = 30.0
+RENEW_S = 10.0
+RETRY_S = 1.0
+SLOW_READ_S = 2.0
+FAST_READ_S = 0.1
+# While somebody waits, the pause grows by this share of the time already waited, up to a second.
+_PATIENCE = 0.05
+_MAX_FAST_READ_S = 1.0
+_FAREWELL_TIMEOUT_S = 1.0
+# Two records of one topic in the same instant still have to differ in expiry, or the DHT keeps the first.
+_EXPIRY_STEP_S = 0.001
+
+
+class RecordStore(Protocol):
+    """What the registry needs of a `DhtNode`."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the node can reach others."""
+        ...
+
+    async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
+        """Store a sealed record of this peer; return whether it was taken."""
+        ...
+
+    async def get(self, topics: tuple[str, ...]) -> tuple[Opened, ...]:
+        """Return all believable records under these topics."""
+        ...
+
+    async def revive(self) -> None:
+        """Start again.
+
+        Raises:
+            BootstrapError: it cannot.
+        """
+        ...
+
+
+class Registry:
+    """Advertises this peer and watches the others.
+
+    Attributes:
+        membership: the view that it feeds.
+    """
+
+    def __init__(self, store: RecordStore, identity: Identity, namespace: str, num_stages: int, clock: Clock) -> None:
+        """Prepare; `run` does the work.
+
+        Args:
+            store: the DHT.
+            identity: signs this peer's records.
+            namespace: of this swarm and experiment.
+            num_stages: how many topics there are to watch.
+            clock: for expiries and sequence numbers.
+        """
+        self.membership = Membership(clock)
+        self._store = store
+        self._identity = identity
+        self._namespace = namespace
+        self._topics = topics(num_stages)
+        self._clock = clock
+        self._own: dict[str, Record] = {}
+        self._dirty: set[str] = set()
+        self._wake = anyio.Event()
+        self._sequence = 0
+        self._last_expiry_unix_s: dict[str, float] = {}
+
+    def advertise(self, record: Record, *, at_once: bool = True) -> None:
+        """Announce a record in place of the one of the same kind.
+
+        Args:
+            record: not a `GoneRecord`; see `withdraw`.
+            at_once: False leaves it to the next renewal, for numbers that change with every step.
+
+        Raises:
+            InvariantViolation: a `GoneRecord`.
+        """
+        topic = topic_of(record)
+        if topic is None:
+            raise InvariantViolation("a GoneRecord is announced by withdraw()")
+        if isinstance(record, StageRecord):
+            # The old topic's record is not taken back: it is older, so it does not count, and there is no gap.
+            self._own = {t: r for t, r in self._own.items() if not is_server_topic(t)}
+        self._own[topic] = record
+        if at_once:
+            self._dirty.add(topic)
+            self._wake.set()
+
+    async def withdraw(self) -> None:
+        """Take all own records back, so that others need not wait for their expiry; bounded."""
+        leaving, self._own = self._own, {}
+        with anyio.move_on_after(_FAREWELL_TIMEOUT_S, shield=True):
+            for topic in leaving:
+                await self._publish(topic, GoneRecord())
+
+    async def run(self) -> None:
+        """Renew and read until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._renew)
+            tasks.start_soon(self._watch)
+
+    async def _renew(self) -> None:
+        pause_s = RENEW_S
+        while True:
+            with anyio.move_on_after(pause_s) as timer:
+                await self._wake.wait()
+            self._wake = anyio.Event()
+            due = set(self._own) if timer.cancelled_caught else self._dirty & set(self._own)
+            self._dirty = set()
+            for topic in due:
+                # It may have been withdrawn or replaced while another one was stored.
+                record = self._own.get(topic)
+                if record is not None and not await self._publish(topic, record):
+                    self._dirty.add(topic)
+            pause_s = RETRY_S if self._dirty else RENEW_S
+
+    async def _publish(self, topic: str, record: Record) -> bool:
+        now_unix_s = self._clock.unix_s()
+        self._sequence = max(self._sequence + 1, sequence_at(now_unix_s))
+        expires_unix_s = max(now_unix_s + TTL_S, self._last_expiry_unix_s.get(topic, 0.0) + _EXPIRY_STEP_S)
+        self._last_expiry_unix_s[topic] = expires_unix_s
+        peer = self._identity.peer_id
+        # The own view need not wait for the network.
+        self.membership.update([Opened(topic, peer, self._sequence, expires_unix_s, record)])
+        value = seal(
+            self._identity, self._namespace, topic, record, sequence=self._sequence, expires_unix_s=expires_unix_s
+        )
+        stored = await self._store.store(topic, value, expires_unix_s)
+        if not stored:
+            logger.warning("registry.store_refused", extra={"topic": topic})
+        return stored
+
+    async def _watch(self) -> None:
+        waited_s = 0.0
+        while True:
+            if self._store.alive or await self._revived():
+                self.membership.update(await self._store.get(self._topics))
+            if self.membership.awaited:
+                pause_s = min(_MAX_FAST_READ_S, FAST_READ_S + _PATIENCE * waited_s)
+                waited_s += pause_s
+                await self._clock.sleep_s(pause_s)
+            else:
+                waited_s = 0.0
+                with anyio.move_on_after(SLOW_READ_S):
+                    await self.membership.until_awaited()
+
+    async def _revived(self) -> bool:
+        logger.error("registry.dht_lost")
+        try:
+            await self._store.revive()
+        except BootstrapError as error:
+            logger.warning("registry.dht_unreachable", extra={"error": str(error)})
+            return False
+        self._dirty |= set(self._own)
+        self._wake.set()
+        return True

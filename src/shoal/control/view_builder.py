@@ -1,0 +1,87 @@
+"""From verified records to a `SwarmView`: a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.control.records import (
+    ClientRecord,
+    MonitorRecord,
+    Opened,
+    RunRecord,
+    StageRecord,
+    hop_of,
+    stage_topic,
+)
+from shoal.ids import PeerId, StageIndex
+from shoal.swarm.view import Candidate, Client, Replica, Run, SwarmView
+
+
+def build_view(records: Iterable[Opened]) -> SwarmView:
+    """Return the picture that these records give.
+
+    A server that has changed its topic (it took a stage, or moved) leaves its old record to expire: of all records of
+    one peer as a server the newest counts.
+
+    Args:
+        records: verified and not expired; at most one for each peer and topic.
+    """
+    of_server: dict[PeerId, Opened] = {}
+    others: list[Opened] = []
+    for opened in records:
+        if not is_server_topic(opened.topic):
+            others.append(opened)
+        elif opened.peer not in of_server or of_server[opened.peer].sequence < opened.sequence:
+            of_server[opened.peer] = opened
+    servers = [
+        _server(opened, opened.record) for opened in of_server.values() if isinstance(opened.record, StageRecord)
+    ]
+    replicas = (s for s in servers if isinstance(s, Replica))
+    candidates = (s for s in servers if not isinstance(s, Replica))
+    monitors = (opened for opened in others if isinstance(opened.record, MonitorRecord))
+    return SwarmView(
+        replicas=tuple(sorted(replicas, key=lambda r: (r.stage, r.seniority))),
+        candidates=tuple(sorted(candidates, key=lambda c: c.seniority)),
+        clients=tuple(sorted(_clients(others), key=lambda c: (c.join_unix_s, c.peer))),
+        monitor=next((hop_of(opened) for opened in sorted(monitors, key=lambda o: o.peer)), None),
+        run=_run(others),
+    )
+
+
+def is_server_topic(topic: str) -> bool:
+    """Return whether servers announce themselves under this topic."""
+    return topic == stage_topic(None) or topic.startswith("stage.")
+
+
+def _server(opened: Opened, record: StageRecord) -> Candidate:
+    hop = hop_of(opened)
+    if record.stage is None:
+        return Candidate(hop, record.join_unix_s, record.free_memory_bytes)
+    return Replica(
+        hop,
+        record.join_unix_s,
+        record.free_memory_bytes,
+        stage=StageIndex(record.stage),
+        capacity=record.capacity,
+        load=record.load,
+        step=record.step,
+        held_round=record.held_round,
+        pinned=record.pinned,
+        serving=record.serving,
+    )
+
+
+def _clients(records: Iterable[Opened]) -> list[Client]:
+    return [
+        Client(hop_of(opened), record.join_unix_s, record.held_round)
+        for opened in records
+        if isinstance(record := opened.record, ClientRecord)
+    ]
+
+
+def _run(records: Iterable[Opened]) -> Run | None:
+    announced = [(opened, record) for opened in records if isinstance(record := opened.record, RunRecord)]
+    if not announced:
+        return None
+    opened, record = min(announced, key=lambda a: (a[1].join_unix_s, a[0].peer))
+    return Run(record.run_id, record.num_stages, opened.peer, record.config)

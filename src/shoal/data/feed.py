@@ -1,0 +1,270 @@
+"""The trainer's end of the feed: asks the data server for batches and sees them in shared memory, without a copy.
+
+    lease / read_* --> (BatchReady) --> LeasedBatch --> acknowledge or give_back
+
+Shapes: n = samples of the batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import mmap
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import anyio
+import numpy as np
+
+from shoal.config.schema import Config
+from shoal.data.microbatch import Cut, cut, microbatches
+from shoal.data.pool import map_pool
+from shoal.data.source import Array
+from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
+from shoal.ids import PeerId, StepKey
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages import Message
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.feed import (
+    Acknowledge,
+    BatchReady,
+    DataHello,
+    GiveBack,
+    HoldoutInfo,
+    Lease,
+    NoBatch,
+    NoteAttempt,
+    ReadHoldout,
+    ReadTrain,
+    TensorPlace,
+)
+from shoal.wire.tensors import ITEM_BYTES, tensor_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeasedBatch:
+    """One batch in the data server's memory; valid until it is acknowledged or given back.
+
+    Attributes:
+        inputs: (n, ...) read-only view.
+        labels: (n, ...) read-only view.
+        samples: where the batch lies in the shuffled passes; empty for held-out data.
+        num_samples: n.
+        ticket: the data server's name for it.
+    """
+
+    inputs: Array
+    labels: Array
+    samples: tuple[SampleRange, ...]
+    num_samples: int
+    ticket: int
+
+    def microbatches(self, config: Config) -> list[Cut]:
+        """Return the microbatches of a training step, in their order, as views of the batch."""
+        return microbatches(
+            self.inputs,
+            self.labels,
+            batch_samples=config.diloco.batch_size_per_step,
+            num_microbatches=config.model_pipeline.microbatches,
+        )
+
+    def cut(self, max_parts: int) -> list[Cut]:
+        """Return the batch in at most `max_parts` parts of equal size, a last one perhaps smaller, as views."""
+        return cut(self.inputs, self.labels, max_parts)
+
+
+@dataclass(slots=True)
+class _Pending:
+    arrived: anyio.Event = field(default_factory=anyio.Event)
+    answer: BatchReady | NoBatch | HoldoutInfo | ConnectionLost | None = None
+
+    def settle(self, answer: BatchReady | NoBatch | HoldoutInfo | ConnectionLost) -> None:
+        self.answer = answer
+        self.arrived.set()
+
+
+class Feed:
+    """Batches for one trainer. A `transport.dispatch.Handler`."""
+
+    def __init__(self, *, endpoint: Endpoint, data_server: Hop, trainer: int, incarnation: int) -> None:
+        """Remember where the data server is.
+
+        Args:
+            endpoint: its events have to be dispatched to this feed.
+            data_server: of the same host.
+            trainer: slot of the trainer; the baseline, which only reads, takes -1.
+            incarnation: how often the slot's trainer was started.
+        """
+        self._endpoint = endpoint
+        self._server = data_server.peer
+        self._trainer = trainer
+        self._incarnation = incarnation
+        self._requests = itertools.count()
+        self._pending: dict[int, _Pending] = {}
+        self._hello: _Pending | None = None
+        self._mapped: tuple[str, mmap.mmap] | None = None
+        self._max_read_samples = 0
+        endpoint.introduce(data_server)
+
+    def receive(self, event: Received) -> bool:
+        """Take a message of the data server; see `transport.dispatch.Handler.receive`.
+
+        Raises:
+            RemoteProtocolError: it came from another peer.
+        """
+        message = event.message
+        if not isinstance(message, BatchReady | NoBatch | HoldoutInfo):
+            return False
+        if event.peer != self._server:
+            raise RemoteProtocolError(f"{type(message).__name__} from {event.peer}, which is not the data server")
+        pending = self._hello if isinstance(message, HoldoutInfo) else self._pending.get(message.request)
+        if pending is not None:
+            pending.settle(message)
+        elif isinstance(message, BatchReady):
+            # Whoever asked was cancelled meanwhile.
+            self._post(GiveBack(message.ticket))
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """If the data server is gone, fail what waits for it."""
+        if peer != self._server:
+            return
+        self._mapped = None
+        lost = ConnectionLost("the connection to the data server ended: its log says why")
+        for pending in (*self._pending.values(), *([self._hello] if self._hello else [])):
+            pending.settle(lost)
+
+    async def hello(self) -> HoldoutInfo:
+        """Introduce this trainer; return the sizes of the data set.
+
+        Raises:
+            ConnectionLost: the data server is gone.
+        """
+        pending = self._hello = _Pending()
+        try:
+            self._post(DataHello(self._trainer))
+            await pending.arrived.wait()
+        finally:
+            self._hello = None
+        if not isinstance(pending.answer, HoldoutInfo):
+            raise _lost(pending)
+        self._max_read_samples = pending.answer.max_read_samples
+        return pending.answer
+
+    async def lease(self, round_number: int, step: int) -> LeasedBatch | None:
+        """Get the batch of a step (0-based in the round) to train on, or None if there is none for this trainer.
+
+        Raises:
+            ConnectionLost: the data server is gone.
+        """
+        request = next(self._requests)
+        answer = await self._ask(request, Lease(request, self._trainer, self._incarnation, round_number, step))
+        if isinstance(answer, NoBatch):
+            logger.info("lease.denied", extra={"round": round_number, "step": step, "reason": answer.reason})
+            return None
+        return self._open(answer)
+
+    async def read_train(self, batch: int) -> LeasedBatch:
+        """Get batch `batch` of the training stream without a lease: undisturbed, the one trainer of a run gets these.
+
+        Raises:
+            ConnectionLost: the data server is gone.
+            RemoteError: there is no such batch.
+        """
+        request = next(self._requests)
+        return self._open_read(await self._ask(request, ReadTrain(request, batch)))
+
+    async def read_holdout(self, start: int, stop: int) -> LeasedBatch:
+        """Get held-out samples [start, stop), at most `HoldoutInfo.max_read_samples`.
+
+        Raises:
+            ConnectionLost: the data server is gone.
+            RemoteError: there are no such samples, or they are too many for one read.
+        """
+        request = next(self._requests)
+        return self._open_read(await self._ask(request, ReadHoldout(request, start, stop)))
+
+    async def holdout(self, start: int, stop: int) -> AsyncIterator[LeasedBatch]:
+        """Yield held-out samples [start, stop) in batches that fit; each is given back when the next one is asked for.
+
+        Raises:
+            ConnectionLost: the data server is gone.
+            RemoteError: there are no such samples.
+        """
+        if not self._max_read_samples:
+            await self.hello()
+        for begin in range(start, stop, self._max_read_samples):
+            batch = await self.read_holdout(begin, min(begin + self._max_read_samples, stop))
+            try:
+                yield batch
+            finally:
+                self.give_back(batch)
+
+    def note(self, key: StepKey, batch: LeasedBatch, path: tuple[PeerId, ...]) -> None:
+        """Tell the data server, before any replica hears of it, which attempt will train on the batch."""
+        self._post(NoteAttempt(key, batch.ticket, path))
+
+    def acknowledge(self, key: StepKey, batch: LeasedBatch, *, committed: bool) -> None:
+        """The step is over: trained, or (`committed` false) its fate is left to the round's record. Ends the batch."""
+        self._post(Acknowledge(key, batch.ticket, committed))
+
+    def give_back(self, batch: LeasedBatch) -> None:
+        """End a batch that was only read, or a lease that was not trained on."""
+        self._post(GiveBack(batch.ticket))
+
+    def _post(self, message: Message) -> None:
+        self._endpoint.post(self._server, message)
+
+    async def _ask(self, request: int, message: Message) -> BatchReady | NoBatch:
+        pending = self._pending[request] = _Pending()
+        try:
+            self._post(message)
+            await pending.arrived.wait()
+        except anyio.get_cancelled_exc_class():
+            if isinstance(pending.answer, BatchReady):
+                self._post(GiveBack(pending.answer.ticket))
+            raise
+        finally:
+            del self._pending[request]
+        if not isinstance(pending.answer, BatchReady | NoBatch):
+            raise _lost(pending)
+        return pending.answer
+
+    def _open_read(self, answer: BatchReady | NoBatch) -> LeasedBatch:
+        if isinstance(answer, NoBatch):
+            raise RemoteError(f"the data server cannot read this: {answer.reason}")
+        return self._open(answer)
+
+    def _open(self, ready: BatchReady) -> LeasedBatch:
+        pool = self._map(ready.pool, ready.pool_bytes)
+        inputs, labels = (_view(pool, place, ready.num_samples) for place in (ready.inputs, ready.labels))
+        return LeasedBatch(inputs, labels, ready.samples, ready.num_samples, ready.ticket)
+
+    def _map(self, path: str, num_bytes: int) -> mmap.mmap:
+        if self._mapped is None or self._mapped[0] != path:
+            self._mapped = (path, map_pool(path, num_bytes))
+        return self._mapped[1]
+
+
+def _lost(pending: _Pending) -> ConnectionLost:
+    if isinstance(pending.answer, ConnectionLost):
+        return pending.answer
+    return ConnectionLost("the data server gave no answer")
+
+
+def _view(pool: mmap.mmap, place: TensorPlace, num_samples: int) -> Array:
+    """Return a tensor in the pool as a read-only array.
+
+    Raises:
+        RemoteProtocolError: it is not inside the pool, or not `num_samples` of anything.
+    """
+    known = place.dtype in ITEM_BYTES and place.dtype != "bfloat16" and all(size > 0 for size in place.shape)
+    if not known or place.shape[:1] != (num_samples,) or place.offset_bytes < 0:
+        raise RemoteProtocolError(f"the data server offers {place.dtype}{list(place.shape)} for {num_samples} samples")
+    if place.offset_bytes + tensor_bytes(place.dtype, place.shape) > len(pool):
+        raise RemoteProtocolError(f"the data server offers memory outside its pool, at {place.offset_bytes}")
+    flat = np.frombuffer(pool, dtype=place.dtype, count=math.prod(place.shape), offset=place.offset_bytes)
+    return flat.reshape(place.shape)

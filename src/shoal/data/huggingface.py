@@ -1,0 +1,153 @@
+"""Data sets of the Hugging Face hub: text as bytes, images decoded when they are read.
+
+`datasets` is an optional dependency and slow to import, so it is imported when a hub data set is opened. A data set
+that was downloaded before opens from its cache.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.config.training import DataConfig
+from shoal.data.builtin import BUILTINS
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
+from shoal.data.text import text_dataset
+from shoal.errors import ConfigError
+
+_IMAGE_COLUMNS = ("image", "img")
+_LABEL_COLUMNS = ("label", "labels", "fine_label")
+_TEXT_COLUMN = "text"
+
+
+class HubTable(Protocol):
+    """What is used of `datasets.Dataset`."""
+
+    @property
+    def column_names(self) -> list[str]: ...
+
+    @property
+    def features(self) -> Mapping[str, Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+
+class PilImage(Protocol):
+    """What is used of `PIL.Image.Image`, as the hub's image columns are decoded."""
+
+    def convert(self, mode: str) -> PilImage: ...
+
+    def resize(self, size: tuple[int, int]) -> PilImage: ...
+
+
+class HubImages(Source):
+    """Images of a hub data set: (C, H, W) float32, `(pixel / 255 - 0.5) / 0.5`."""
+
+    def __init__(self, table: HubTable, image_column: str, label_column: str, *, img_size: int, channels: int) -> None:
+        """Read from two columns of `table`; one channel is grey, three are RGB."""
+        self._table = table
+        self._image_column = image_column
+        self._label_column = label_column
+        self._size = img_size
+        self._channels = channels
+
+    @property
+    def inputs(self) -> ArraySpec:
+        """(C, H, W) float32."""
+        return ArraySpec("float32", (self._channels, self._size, self._size))
+
+    @property
+    def labels(self) -> ArraySpec:
+        """Scalar int64: the class."""
+        return ArraySpec("int64", ())
+
+    @property
+    def num_samples(self) -> int:
+        """See `Source.num_samples`."""
+        return len(self._table)
+
+    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+        """See `Source.read_into`."""
+        rows: dict[str, Sequence[Any]] = self._table[indices.tolist()]
+        for place, image in enumerate(rows[self._image_column]):
+            inputs[place] = self._pixels(cast("PilImage", image))
+        labels[...] = np.asarray(rows[self._label_column], dtype=np.int64)
+
+    def _pixels(self, image: PilImage) -> NDArray[np.float32]:
+        mode = "L" if self._channels == 1 else "RGB"
+        fitted = image.convert(mode).resize((self._size, self._size))
+        pixels_HWC = np.asarray(fitted, dtype=np.float32).reshape(self._size, self._size, self._channels)
+        return (pixels_HWC.transpose(2, 0, 1) / 255.0 - 0.5) / 0.5
+
+
+def open_hub(data: DataConfig) -> DataSet:
+    """Open a data set of the hub, downloading what is not in its cache.
+
+    Raises:
+        ConfigError: `datasets` is not installed, the data set cannot be reached or does not exist, or it has no columns
+            that fit `data.task_type`.
+    """
+    table = _load(data)
+    if data.task_type == "llm":
+        return _open_text(table, data)
+    return _open_images(table, data)
+
+
+def _load(data: DataConfig) -> HubTable:
+    names = " and ".join(f'"{name}"' for name in BUILTINS)
+    try:
+        datasets = cast("Any", importlib.import_module("datasets"))
+    except ImportError as error:
+        raise ConfigError(
+            f"data.dataset_name = {data.dataset_name} is not built in ({names} are) and the package `datasets`, which "
+            "loads it, is not installed: pip install 'shoal[hf]'"
+        ) from error
+    token = data.hf_token.get_secret_value() if data.hf_token else None
+    try:
+        loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=data.dataset_split, token=token)
+    except (OSError, ValueError) as error:
+        # OSError: no network, no such data set (DatasetNotFoundError), gated; ValueError: no such subset or split.
+        raise ConfigError(
+            f"data.dataset_name = {data.dataset_name} (dataset_config {data.dataset_config}, dataset_split "
+            f"{data.dataset_split}) could not be loaded from the Hugging Face hub, which needs a network: {error}. "
+            f"Check the name and the connection, or use a data set that needs no network: {names}"
+        ) from error
+    return cast("HubTable", loaded)
+
+
+def _open_text(table: HubTable, data: DataConfig) -> DataSet:
+    if _TEXT_COLUMN not in table.column_names:
+        raise _misfit(table, data, f'a column "{_TEXT_COLUMN}"')
+    text = bytearray()
+    for row in cast("Sequence[str]", table[_TEXT_COLUMN]):
+        text += row.encode()
+        text += b"\n"
+    return text_dataset(data.dataset_name, text, data.seq_len, data.holdout_fraction)
+
+
+def _open_images(table: HubTable, data: DataConfig) -> DataSet:
+    image_column = next((name for name in _IMAGE_COLUMNS if name in table.column_names), None)
+    label_column = next((name for name in _LABEL_COLUMNS if name in table.column_names), None)
+    if image_column is None or label_column is None:
+        raise _misfit(table, data, f"one of the columns {_IMAGE_COLUMNS} and one of {_LABEL_COLUMNS}")
+    num_classes = getattr(table.features[label_column], "num_classes", None)
+    if not isinstance(num_classes, int):
+        raise _misfit(table, data, f'class labels in its column "{label_column}"')
+    if data.num_channels not in (1, 3):
+        raise ConfigError(f"data.num_channels = {data.num_channels}: images of the hub have 1 (grey) or 3 (colour)")
+    source = HubImages(table, image_column, label_column, img_size=data.img_size, channels=data.num_channels)
+    train, holdout = split(source, data.holdout_fraction)
+    return DataSet(data.dataset_name, train, holdout, num_classes=num_classes)
+
+
+def _misfit(table: HubTable, data: DataConfig, needed: str) -> ConfigError:
+    return ConfigError(
+        f"data.task_type = {data.task_type} needs {needed}; data.dataset_name = {data.dataset_name} has "
+        f"{table.column_names}: choose another data set or task"
+    )

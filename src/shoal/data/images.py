@@ -1,0 +1,72 @@
+"""Images held in memory as small integers; each is resized and scaled when it is read.
+
+Shapes: n = samples, C = channels, H and W = height and width in the model, h and w in the source.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.source import Array, ArraySpec, Indices, Source
+
+
+class GreyImages(Source):
+    """Square grey images (n, h, w), enlarged by repeating pixels and centred on background.
+
+    An image that is larger than the model's is reduced by taking the nearest pixels. Values become
+    `(pixel / max_pixel - mean) / std`, the same in every channel.
+    """
+
+    def __init__(
+        self,
+        pixels_nhw: NDArray[np.uint8],
+        classes_n: NDArray[np.int64],
+        *,
+        img_size: int,
+        num_channels: int,
+        max_pixel: int,
+    ) -> None:
+        """Keep the images; mean and standard deviation are taken over all of them, at their own size."""
+        self._pixels_nhw = pixels_nhw
+        self._classes_n = classes_n
+        self._size = img_size
+        self._num_channels = num_channels
+        self._max_pixel = max_pixel
+        scaled = pixels_nhw.astype(np.float64) / max_pixel
+        self._mean, self._std = float(scaled.mean()), float(scaled.std())
+
+    @property
+    def inputs(self) -> ArraySpec:
+        """(C, H, W) float32."""
+        return ArraySpec("float32", (self._num_channels, self._size, self._size))
+
+    @property
+    def labels(self) -> ArraySpec:
+        """Scalar int64: the class."""
+        return ArraySpec("int64", ())
+
+    @property
+    def num_samples(self) -> int:
+        """See `Source.num_samples`."""
+        return len(self._pixels_nhw)
+
+    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+        """See `Source.read_into`."""
+        resized_nHW = resize_nearest(self._pixels_nhw[indices], self._size)
+        values_nHW = ((resized_nHW / self._max_pixel - self._mean) / self._std).astype(np.float32)
+        inputs[...] = values_nHW[:, None]
+        labels[...] = self._classes_n[indices]
+
+
+def resize_nearest(pixels_nhw: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Return square images (n, size, size): whole repeats of the pixels, zeros around; or fewer pixels."""
+    h = pixels_nhw.shape[1]
+    if size < h:
+        kept = (np.arange(size) * h) // size
+        return pixels_nhw[:, kept][:, :, kept]
+    repeats = size // h
+    enlarged = pixels_nhw.repeat(repeats, axis=1).repeat(repeats, axis=2)
+    before = (size - h * repeats) // 2
+    after = size - h * repeats - before
+    return np.pad(enlarged, ((0, 0), (before, after), (before, after)))

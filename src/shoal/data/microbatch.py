@@ -1,0 +1,62 @@
+"""How a step's batch is cut: first into batches of the configured size, each of these into microbatches.
+
+The sizes are those of `torch.chunk`: n samples in at most M parts of ceil(n / M), the last one perhaps smaller. All
+parts are views; nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.data.source import Array
+from shoal.wire.tensors import WireTensor
+
+
+class Cut(NamedTuple):
+    """Part of a batch, ready to be posted.
+
+    Attributes:
+        inputs: (n, ...).
+        labels: (n, ...).
+        num_samples: n, at least 1.
+    """
+
+    inputs: WireTensor
+    labels: WireTensor
+    num_samples: int
+
+
+def cut(inputs: Array, labels: Array, max_parts: int) -> list[Cut]:
+    """Return `inputs` and `labels` (n, ...) in at most `max_parts` parts, as even as whole samples allow."""
+    size = -(-len(inputs) // max_parts)
+    return _slices(inputs, labels, size)
+
+
+def microbatches(inputs: Array, labels: Array, *, batch_samples: int, num_microbatches: int) -> list[Cut]:
+    """Return the microbatches of a step batch (n, ...), in order.
+
+    Args:
+        inputs: (n, ...).
+        labels: (n, ...).
+        batch_samples: `diloco.batch_size_per_step`; a step batch holds `gradient_accumulation_steps` of these, the last
+            one of a pass fewer samples.
+        num_microbatches: into how many each of them is cut, at most.
+    """
+    parts: list[Cut] = []
+    for start in range(0, len(inputs), batch_samples):
+        stop = start + batch_samples
+        parts += cut(inputs[start:stop], labels[start:stop], num_microbatches)
+    return parts
+
+
+def wire_view(array: Array) -> WireTensor:
+    """Return a C-contiguous array as it travels, without copying it."""
+    return WireTensor(array.dtype.name, array.shape, array.reshape(-1).view(np.uint8).data)
+
+
+def _slices(inputs: Array, labels: Array, size: int) -> list[Cut]:
+    starts = range(0, len(inputs), size)
+    pairs = [(inputs[start : start + size], labels[start : start + size]) for start in starts]
+    return [Cut(wire_view(x), wire_view(y), len(x)) for x, y in pairs]

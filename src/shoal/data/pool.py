@@ -1,0 +1,133 @@
+"""Shared memory for batches: one segment of places of equal size, written by the data server, read by the trainers.
+
+The segment is an anonymous file (memfd) that lives as long as a process has it open or mapped: nothing in /dev/shm or
+elsewhere has a name that a killed process could leave behind. Trainers of the same user open it as
+`/proc/<pid>/fd/<n>`. Its size is sealed, so a mapping can never fault. Pages cost memory once they have been written;
+free places are taken from the front, so places that were never needed cost nothing.
+
+Where there is no memfd (macOS), a file in a directory of the caller takes its place; it is removed on close.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import mmap
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import InvariantViolation, RemoteProtocolError
+
+Bytes = NDArray[np.uint8]
+
+
+class Pool:
+    """The writer's end. Not thread-safe, except that different places may be written from different threads."""
+
+    def __init__(self, *, place_bytes: int, num_places: int, directory: Path | None = None) -> None:
+        """Create the segment.
+
+        Args:
+            place_bytes: size of each place.
+            num_places: how many there are.
+            directory: where a named file is made instead of a memfd; None uses a memfd.
+        """
+        self.place_bytes = place_bytes
+        self.num_places = num_places
+        self.num_bytes = place_bytes * num_places
+        self._file: Path | None = None
+        if directory is None:
+            self._fd = _sealed_memfd(self.num_bytes)
+            self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        else:
+            self._file = directory / f"batches-{os.getpid()}.pool"
+            self.path = str(self._file)
+            self._fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.ftruncate(self._fd, self.num_bytes)
+        self._map = mmap.mmap(self._fd, self.num_bytes)
+        self._free = list(range(num_places))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def num_free(self) -> int:
+        """Places that nobody uses."""
+        return len(self._free)
+
+    def take(self) -> int | None:
+        """Return a free place, which now belongs to the caller, or None if there is none."""
+        return heapq.heappop(self._free) if self._free else None
+
+    def release(self, place: int) -> None:
+        """Give a place back.
+
+        Raises:
+            InvariantViolation: the place is free already.
+        """
+        if place in self._free:
+            raise InvariantViolation(f"place {place} of the batch pool was released twice")
+        heapq.heappush(self._free, place)
+
+    def offset_bytes(self, place: int) -> int:
+        """Return where a place begins, from the start of the segment."""
+        return place * self.place_bytes
+
+    def memory(self, place: int) -> Bytes:
+        """Return the bytes of a place, writable."""
+        return np.frombuffer(self._map, dtype=np.uint8, count=self.place_bytes, offset=self.offset_bytes(place))
+
+    def close(self) -> None:
+        """Let go of the segment; it vanishes when the last trainer has let go of it as well."""
+        # A view that is still alive keeps the mapping until it is collected; that is all a failure to close means.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        os.close(self._fd)
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+def has_memfd() -> bool:
+    """Return whether this system has anonymous files that other processes can open."""
+    return sys.platform == "linux"
+
+
+def map_pool(path: str, num_bytes: int) -> mmap.mmap:
+    """Map another process's segment for reading; it stays mapped until it is collected with the last view of it.
+
+    Raises:
+        RemoteProtocolError: there is no such segment, or it is smaller than said.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RemoteProtocolError(f"the batch pool {path} cannot be opened: {error}") from error
+    try:
+        size_bytes = os.fstat(fd).st_size
+        if num_bytes < 1 or size_bytes < num_bytes:
+            raise RemoteProtocolError(f"the batch pool {path} has {size_bytes} bytes, not {num_bytes}")
+        return mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def _sealed_memfd(num_bytes: int) -> int:
+    if sys.platform != "linux":
+        raise InvariantViolation("a batch pool without memfd needs a directory")
+    import fcntl
+
+    fd = os.memfd_create("shoal-batches", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, num_bytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd

@@ -1,0 +1,307 @@
+"""The data server's end of the feed: leases by `swarm.lease`, batches by `Preparer`, answers as soon as both are there.
+
+    Lease / ReadTrain / ReadHoldout --> waiting --(batch is ready)--> BatchReady, the place is held by the peer
+    held by the peer --(Acknowledge, GiveBack, ReleaseTrainer, RecordSamples)--> the place is free
+
+A place that is held under a lease outlives the connection of its trainer: until the trainer is fenced or the round is
+recorded it may be training on these bytes. A place that was only read is free when its reader is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from shoal.data.layout import BatchLayout
+from shoal.data.pool import Pool
+from shoal.data.preparer import Content, Preparer
+from shoal.data.source import DataSet
+from shoal.errors import RemoteProtocolError
+from shoal.ids import PeerId
+from shoal.swarm.lease import Denial, LeaseTable
+from shoal.swarm.sample_ranges import BatchStream
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.feed import (
+    Acknowledge,
+    BatchReady,
+    DataHello,
+    GiveBack,
+    HoldoutInfo,
+    Lease,
+    NoBatch,
+    NoteAttempt,
+    PlanRound,
+    ReadHoldout,
+    ReadTrain,
+    RecordSamples,
+    ReleaseTrainer,
+)
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_NUM_PLACES = 64
+"""Places of the pool; one that is never used costs address space only."""
+
+MIN_READ_SAMPLES = 64
+"""A place holds at least this many samples, so that held-out reads are not cut finer than training is."""
+
+MAX_WAITING = 4096
+"""Requests that may wait at the same time; more are refused."""
+
+_MAX_STREAM_BATCH = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    peer: PeerId
+    request: int
+    content: Content
+    lease: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    peer: PeerId
+    lease: int | None
+    place: int
+
+
+class DataService:
+    """Serves the batches of one data set to the trainers of a host. A `transport.dispatch.Handler`.
+
+    Attributes:
+        table: who has which samples.
+        pool: the shared memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        dataset: DataSet,
+        samples_per_step: int,
+        seed: int,
+        deterministic: bool,
+        num_workers: int,
+        client: PeerId | None,
+        num_places: int = DEFAULT_NUM_PLACES,
+        pool_directory: Path | None = None,
+    ) -> None:
+        """Create the pool; nothing is read before `run`.
+
+        Args:
+            endpoint: connection to trainers and client.
+            dataset: the samples.
+            samples_per_step: samples of a full step batch.
+            seed: of the order of the passes.
+            deterministic: batches depend on slot and step, not on who asks first.
+            num_workers: threads that prepare batches.
+            client: the only peer that may plan, record and release; None: nobody.
+            num_places: batches that can lie in the pool.
+            pool_directory: for systems without memfd; see `Pool`.
+
+        Raises:
+            ConfigError: the data set or the batch is empty.
+        """
+        self._endpoint = endpoint
+        self._dataset = dataset
+        self._client = client
+        self.table = LeaseTable(BatchStream(dataset.train.num_samples, samples_per_step), deterministic=deterministic)
+        self._layout = BatchLayout.of(dataset, max(samples_per_step, MIN_READ_SAMPLES))
+        self.pool = Pool(place_bytes=self._layout.place_bytes, num_places=num_places, directory=pool_directory)
+        self._changed = anyio.Event()
+        self._preparer = Preparer(
+            dataset=dataset,
+            layout=self._layout,
+            pool=self.pool,
+            seed=seed,
+            num_workers=num_workers,
+            on_ready=self._wake,
+        )
+        self._waiters: list[_Waiter] = []
+        self._early: list[tuple[PeerId, Lease]] = []
+        # By ticket, not by place: a late message about a place that has changed hands must not hit its new user.
+        self._holdings: dict[int, _Holding] = {}
+        self._tickets = itertools.count()
+        self._num_ahead = 2
+
+    @property
+    def max_read_samples(self) -> int:
+        """Most samples that one ReadHoldout may ask for."""
+        return self._layout.max_samples
+
+    def receive(self, event: Received) -> bool:
+        """Take a message of the feed protocol; see `transport.dispatch.Handler.receive`.
+
+        Raises:
+            RemoteProtocolError: the message makes no sense or is not the sender's to send.
+        """
+        peer, message = event.peer, event.message
+        match message:
+            case PlanRound() | RecordSamples() | ReleaseTrainer():
+                self._obey(peer, message)
+            case DataHello():
+                train, holdout = self._dataset.train.num_samples, self._dataset.holdout.num_samples
+                self._endpoint.post(peer, HoldoutInfo(train, holdout, self.max_read_samples))
+            case Lease():
+                self._lease(peer, message)
+            case ReadTrain():
+                self._read_train(peer, message)
+            case ReadHoldout():
+                self._read_holdout(peer, message)
+            case NoteAttempt():
+                holding = self._holding(peer, message.ticket)
+                if holding is not None and holding.lease is not None:
+                    self.table.note(holding.lease, message.key)
+            case Acknowledge():
+                self._end(peer, message.ticket, committed=message.committed)
+            case GiveBack():
+                self._end(peer, message.ticket, committed=None)
+            case _:
+                return False
+        self._wake()
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """Forget what the peer waits for and free what it only read; its leases stay."""
+        self._waiters = [waiter for waiter in self._waiters if waiter.peer != peer]
+        self._early = [(asker, message) for asker, message in self._early if asker != peer]
+        for ticket, holding in list(self._holdings.items()):
+            if holding.peer == peer and holding.lease is None:
+                self._free(ticket)
+        self._wake()
+
+    async def run(self) -> None:
+        """Prepare and answer until cancelled; sleeps while there is nothing to do."""
+        async with anyio.create_task_group() as group:
+            while True:
+                self._changed = anyio.Event()
+                self._answer_ready()
+                urgent = [waiter.content for waiter in self._waiters]
+                ahead = [Content(batch.samples) for batch in self.table.upcoming(self._num_ahead)]
+                self._preparer.start(group, urgent, ahead)
+                await self._changed.wait()
+
+    def close(self) -> None:
+        """Let go of the pool, after `run` has ended."""
+        self.pool.close()
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    def _obey(self, peer: PeerId, message: PlanRound | RecordSamples | ReleaseTrainer) -> None:
+        if peer != self._client:
+            raise RemoteProtocolError(f"{type(message).__name__} from {peer}, which is not the client of this host")
+        match message:
+            case PlanRound(number, num_slots, inner_steps):
+                self.table.plan_round(number, num_slots, inner_steps)
+                # Each trainer takes a batch at about the same time, so the next one of each should lie ready.
+                self._num_ahead = min(num_slots + 1, max(2, self.pool.num_places // 2))
+                early, self._early = self._early, []
+                for asker, lease in early:
+                    self._lease(asker, lease)
+            case RecordSamples(number, samples):
+                ended = self.table.record(number, samples)
+                self._free_leases(ended)
+                logger.info("samples.recorded", extra={"round": number, "leases_ended": len(ended)})
+            case ReleaseTrainer(trainer, incarnation, committed):
+                released = self.table.release_trainer(trainer, incarnation, committed)
+                self._free_leases(released)
+                logger.info("trainer.released", extra={"trainer": trainer, "leases": len(released)})
+
+    def _lease(self, peer: PeerId, message: Lease) -> None:
+        if message.round > self.table.planned_round and len(self._early) < MAX_WAITING:
+            self._early.append((peer, message))
+            return
+        grant = self.table.lease(message.trainer, message.incarnation, message.round, message.step)
+        if isinstance(grant, Denial):
+            self._endpoint.post(peer, NoBatch(message.request, grant.reason))
+        else:
+            self._waiters.append(_Waiter(peer, message.request, Content(grant.batch.samples), grant.lease))
+
+    def _read_train(self, peer: PeerId, message: ReadTrain) -> None:
+        if not 0 <= message.batch < _MAX_STREAM_BATCH:
+            self._endpoint.post(peer, NoBatch(message.request, f"there is no batch {message.batch}"))
+            return
+        self._read(peer, message.request, Content((self.table.stream.range_of(message.batch),)))
+
+    def _read_holdout(self, peer: PeerId, message: ReadHoldout) -> None:
+        num_holdout = self._dataset.holdout.num_samples
+        num_samples = message.stop - message.start
+        if not 0 <= message.start < message.stop <= num_holdout or num_samples > self.max_read_samples:
+            reason = (
+                f"samples {message.start} to {message.stop} cannot be read: there are {num_holdout}, and one read "
+                f"holds at most {self.max_read_samples}"
+            )
+            self._endpoint.post(peer, NoBatch(message.request, reason))
+            return
+        samples = (SampleRange(0, message.start, message.stop),)
+        self._read(peer, message.request, Content(samples, is_holdout=True))
+
+    def _read(self, peer: PeerId, request: int, content: Content) -> None:
+        if len(self._waiters) >= MAX_WAITING:
+            self._endpoint.post(peer, NoBatch(request, f"{MAX_WAITING} requests are waiting already"))
+        else:
+            self._waiters.append(_Waiter(peer, request, content, lease=None))
+
+    def _answer_ready(self) -> None:
+        still_waiting: list[_Waiter] = []
+        for waiter in self._waiters:
+            place = self._preparer.take(waiter.content)
+            if place is None:
+                still_waiting.append(waiter)
+            else:
+                self._hand_over(waiter, place)
+        self._waiters = still_waiting
+
+    def _hand_over(self, waiter: _Waiter, place: int) -> None:
+        content = waiter.content
+        inputs, labels = self._layout.tensor_places(self.pool.offset_bytes(place), content.num_samples)
+        ticket = next(self._tickets)
+        self._holdings[ticket] = _Holding(waiter.peer, waiter.lease, place)
+        ready = BatchReady(
+            request=waiter.request,
+            pool=self.pool.path,
+            pool_bytes=self.pool.num_bytes,
+            ticket=ticket,
+            inputs=inputs,
+            labels=labels,
+            samples=() if content.is_holdout else content.samples,
+            num_samples=content.num_samples,
+        )
+        self._endpoint.post(waiter.peer, ready)
+
+    def _holding(self, peer: PeerId, ticket: int) -> _Holding | None:
+        """Return the holding if it still stands and is this peer's."""
+        holding = self._holdings.get(ticket)
+        return holding if holding is not None and holding.peer == peer else None
+
+    def _end(self, peer: PeerId, ticket: int, *, committed: bool | None) -> None:
+        """A peer does not need its place any more; `committed` None gives a lease back."""
+        holding = self._holding(peer, ticket)
+        if holding is None:
+            return
+        self._free(ticket)
+        if holding.lease is None:
+            return
+        if committed is None:
+            self.table.give_back(holding.lease)
+        else:
+            self.table.acknowledge(holding.lease, committed=committed)
+
+    def _free_leases(self, leases: tuple[int, ...]) -> None:
+        """Free the places under leases that ended, and forget who waits for a batch of theirs."""
+        for ticket, holding in list(self._holdings.items()):
+            if holding.lease in leases:
+                self._free(ticket)
+        for waiter in [waiter for waiter in self._waiters if waiter.lease in leases]:
+            self._waiters.remove(waiter)
+            self._endpoint.post(waiter.peer, NoBatch(waiter.request, "the lease has ended"))
+
+    def _free(self, ticket: int) -> None:
+        self.pool.release(self._holdings.pop(ticket).place)

@@ -1,0 +1,156 @@
+"""What a data source is: samples by index, written straight into the memory that the trainer will read.
+
+Shapes: n = samples of a batch; specs are for one sample, without n.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import ConfigError
+
+Indices = NDArray[np.int64]
+Array = NDArray[np.generic]
+
+_SPLIT_SEED = 0x5EED
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One sample's array.
+
+    Attributes:
+        dtype: numpy's name, "float32" or "int64"; the same as torch's and the wire's.
+        shape: without the batch dimension; `()` for a scalar.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one sample."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+
+class Source(ABC):
+    """Samples that can be read by index, from any thread, in any order."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> ArraySpec:
+        """What the first stage gets for one sample."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> ArraySpec:
+        """What the loss gets for one sample."""
+
+    @property
+    @abstractmethod
+    def num_samples(self) -> int:
+        """Number of samples; indices are 0..num_samples-1."""
+
+    @abstractmethod
+    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+        """Write samples `indices` (n) into `inputs` (n, *inputs.shape) and `labels` (n, *labels.shape)."""
+
+    def read(self, indices: Indices) -> tuple[Array, Array]:
+        """Return samples `indices` (n) as new arrays: inputs (n, ...) and labels (n, ...)."""
+        inputs = np.empty((len(indices), *self.inputs.shape), dtype=self.inputs.dtype)
+        labels = np.empty((len(indices), *self.labels.shape), dtype=self.labels.dtype)
+        self.read_into(indices, inputs, labels)
+        return inputs, labels
+
+    def sample(self, index: int) -> tuple[Array, Array]:
+        """Return one sample as new arrays, without the batch dimension."""
+        inputs, labels = self.read(np.array([index], dtype=np.int64))
+        return inputs[0], labels[0]
+
+
+class Selection(Source):
+    """Some of the samples of another source, under indices of their own."""
+
+    def __init__(self, source: Source, chosen: Indices) -> None:
+        """Select the samples `chosen` of `source`; the first of them gets index 0."""
+        self._source = source
+        self._chosen = chosen
+
+    @property
+    def inputs(self) -> ArraySpec:
+        """See `Source.inputs`."""
+        return self._source.inputs
+
+    @property
+    def labels(self) -> ArraySpec:
+        """See `Source.labels`."""
+        return self._source.labels
+
+    @property
+    def num_samples(self) -> int:
+        """See `Source.num_samples`."""
+        return len(self._chosen)
+
+    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+        """See `Source.read_into`."""
+        self._source.read_into(self._chosen[indices], inputs, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Samples to train on and samples to evaluate on, of the same kind.
+
+    Attributes:
+        name: as in `data.dataset_name`.
+        train: what the passes walk over.
+        holdout: never trained on; at least one sample.
+        num_classes: labels are 0..num_classes-1; for text this is the vocabulary.
+    """
+
+    name: str
+    train: Source
+    holdout: Source
+    num_classes: int
+
+    @property
+    def inputs(self) -> ArraySpec:
+        """What the first stage gets for one sample."""
+        return self.train.inputs
+
+    @property
+    def labels(self) -> ArraySpec:
+        """What the loss gets for one sample."""
+        return self.train.labels
+
+
+def split(source: Source, holdout_fraction: float) -> tuple[Source, Source]:
+    """Return `source` without a share of its samples, and these; which ones depends on nothing but their number.
+
+    They are drawn at random, since many data sets are sorted by class.
+
+    Raises:
+        ConfigError: there are fewer than two samples.
+    """
+    num_holdout = holdout_size(source.num_samples, holdout_fraction)
+    generator = np.random.Philox(_SPLIT_SEED)
+    order = np.argsort(generator.random_raw(source.num_samples), kind="stable").astype(np.int64)
+    return Selection(source, np.sort(order[num_holdout:])), Selection(source, np.sort(order[:num_holdout]))
+
+
+def holdout_size(num_samples: int, holdout_fraction: float) -> int:
+    """Return how many of `num_samples` are held out: at least one, and at least one remains to train on.
+
+    Raises:
+        ConfigError: there are fewer than two samples.
+    """
+    if num_samples < 2:
+        raise ConfigError(
+            f"the data set has {num_samples} sample(s): one to train on and one to evaluate on are needed; choose "
+            "another data.dataset_name or a shorter data.seq_len"
+        )
+    return min(num_samples - 1, max(1, round(num_samples * holdout_fraction)))

@@ -1,0 +1,59 @@
+"""Text as bytes: sample i is a window of the text, its labels the same window one byte further on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, holdout_size
+from shoal.errors import ConfigError
+
+BYTE_VALUES = 256
+
+
+class ByteText(Source):
+    """Windows of `seq_len` bytes (T) that do not overlap; a rest shorter than a window and its label is left out."""
+
+    def __init__(self, text: NDArray[np.uint8], seq_len: int) -> None:
+        """Take the text as a flat array of bytes, which is not copied."""
+        self._text = text
+        self._seq_len = seq_len
+
+    @property
+    def inputs(self) -> ArraySpec:
+        """(T,) int64 byte values."""
+        return ArraySpec("int64", (self._seq_len,))
+
+    @property
+    def labels(self) -> ArraySpec:
+        """(T,) int64: for each input byte, the one that follows it."""
+        return ArraySpec("int64", (self._seq_len,))
+
+    @property
+    def num_samples(self) -> int:
+        """See `Source.num_samples`."""
+        return max(0, (len(self._text) - 1) // self._seq_len)
+
+    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+        """See `Source.read_into`."""
+        at_nT = indices[:, None] * self._seq_len + np.arange(self._seq_len)
+        inputs[...] = self._text[at_nT]
+        labels[...] = self._text[at_nT + 1]
+
+
+def text_dataset(name: str, text: bytes | bytearray, seq_len: int, holdout_fraction: float) -> DataSet:
+    """Cut a text into a data set; its end is held out and shares no byte with what is trained on.
+
+    Raises:
+        ConfigError: the text is too short.
+    """
+    data = np.frombuffer(text, dtype=np.uint8)
+    num_windows = max(0, (len(data) - 1) // seq_len)
+    if num_windows < 3:
+        raise ConfigError(
+            f"data.dataset_name = {name} has {len(data)} bytes: too few for data.seq_len = {seq_len}; use a shorter one"
+        )
+    # A part of k windows needs one byte more than k * seq_len, the label of its last byte.
+    tail_bytes = min(holdout_size(num_windows, holdout_fraction), num_windows - 2) * seq_len + 1
+    train, holdout = ByteText(data[:-tail_bytes], seq_len), ByteText(data[-tail_bytes:], seq_len)
+    return DataSet(name, train, holdout, num_classes=BYTE_VALUES)

@@ -1,0 +1,79 @@
+"""The role's entry: opens the data set, listens on a Unix socket, serves until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from shoal import log
+from shoal.config.schema import Config
+from shoal.data.catalog import open_source
+from shoal.data.pool import has_memfd
+from shoal.data.server import DataService
+from shoal.data_server.spec import DataServerSpec
+from shoal.identity import Identity
+from shoal.ids import RunId
+from shoal.runtime.control_pipe import RoleControl
+from shoal.transport.dispatch import dispatch
+from shoal.transport.unix import open_unix_endpoint
+
+logger = logging.getLogger(__name__)
+
+
+async def main(spec: bytes, control: RoleControl) -> None:
+    """Run a data server.
+
+    Args:
+        spec: `DataServerSpec` in msgpack.
+        control: told `ready(hop=...)` once batches can be asked for.
+
+    Raises:
+        ConfigError: the data set cannot be opened.
+    """
+    start = msgspec.msgpack.decode(spec, type=DataServerSpec)
+    log.configure(start.log_path.stem, Path(start.log_dir))
+    async with anyio.create_task_group() as group:
+        group.start_soon(_serve, start, start.config(), control)
+        await control.stopping.wait()
+        group.cancel_scope.cancel()
+
+
+async def _serve(start: DataServerSpec, config: Config, control: RoleControl) -> None:
+    # A download may take long: stopping does not wait for it.
+    dataset = await anyio.to_thread.run_sync(open_source, config, abandon_on_cancel=True)
+    socket_path = Path(start.socket_path)
+    logger.info(
+        "dataset.opened",
+        extra={
+            "dataset": dataset.name,
+            "num_train": dataset.train.num_samples,
+            "num_holdout": dataset.holdout.num_samples,
+        },
+    )
+    async with open_unix_endpoint(
+        peer_id=Identity(start.identity_key).peer_id,
+        run_id=RunId(start.run_id),
+        role=start.role,
+        path=socket_path,
+    ) as endpoint:
+        service = DataService(
+            endpoint=endpoint,
+            dataset=dataset,
+            samples_per_step=config.diloco.samples_per_step,
+            seed=config.run.seed,
+            deterministic=config.run.deterministic,
+            num_workers=config.data.num_workers,
+            client=start.client,
+            pool_directory=None if has_memfd() else socket_path.parent,
+        )
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(service.run)
+                group.start_soon(dispatch, endpoint, (service,))
+                control.ready(hop=endpoint.hop)
+        finally:
+            service.close()

@@ -1,0 +1,117 @@
+"""Every exception of shoal, in one tree that answers two questions: whose fault is it, and may I retry?
+
+    ShoalError
+    +-- ConfigError                  the user's input; exit code 2; the message names the key
+    +-- IdentityError                a peer is not who it should be
+    |   +-- HandshakeError
+    |   +-- SignatureError
+    +-- ProtocolError                bytes that break the protocol
+    |   +-- LocalProtocolError       ours: a bug here
+    |   +-- RemoteProtocolError      theirs: drop the connection
+    +-- TransportError*
+    |   +-- DialError*
+    |   +-- ConnectionLost*
+    |   +-- DeadlineExceeded*
+    +-- Overloaded*                  the peer is alive but takes no more work now
+    +-- RemoteError                  the peer answered that it failed
+    +-- ControlError                 the registry
+    |   +-- BootstrapError           no initial peer answered; exit code 2
+    |   +-- RecordRejected           a record whose signature, schema or sequence does not hold
+    +-- NoPipeline*                  names the stages without a replica
+    +-- RoundAborted*
+    +-- StateMismatch                two replicas that should hold the same bytes do not
+    +-- InvariantViolation           a bug; never caught below the process
+
+A star marks `Transient` errors: the same call may succeed later or with another peer. They are caught in few named
+places, and every retry has a deadline. A message holds the values and the next action.
+"""
+
+from __future__ import annotations
+
+
+class ShoalError(Exception):
+    """Root of the tree; nothing raises it itself."""
+
+
+class Transient:
+    """Mixin of the errors after which the same call may succeed later, or with another peer."""
+
+
+class ConfigError(ShoalError):
+    """The user's input cannot be honoured: the message names the key, the value and what to do. Exit code 2."""
+
+
+class IdentityError(ShoalError):
+    """A peer is not who it should be, or a key cannot be used."""
+
+
+class HandshakeError(IdentityError):
+    """The first exchange on a connection failed: wrong swarm key, wrong peer or wrong protocol version."""
+
+
+class SignatureError(IdentityError):
+    """A signature does not verify under the key that it claims."""
+
+
+class ProtocolError(ShoalError):
+    """Bytes or a message order that the protocol does not allow."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process was about to break the protocol: a bug here."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol: its connection is closed and nothing it sent is used."""
+
+
+class TransportError(Transient, ShoalError):
+    """The connection to a peer failed."""
+
+
+class DialError(TransportError):
+    """No connection to the peer could be made."""
+
+
+class ConnectionLost(TransportError):
+    """An open connection ended: the peer closed it, died, or missed its heartbeats."""
+
+
+class DeadlineExceeded(TransportError):
+    """No answer arrived in time."""
+
+
+class Overloaded(Transient, ShoalError):
+    """The peer is alive and takes no more work now."""
+
+
+class RemoteError(ShoalError):
+    """The peer answered that it could not do what was asked."""
+
+
+class ControlError(ShoalError):
+    """The registry could not be read or written."""
+
+
+class BootstrapError(ControlError):
+    """No initial peer answered in time. Exit code 2, since the addresses are the user's."""
+
+
+class RecordRejected(ControlError):
+    """A record whose signature, schema or sequence number does not hold."""
+
+
+class NoPipeline(Transient, ShoalError):
+    """No complete path exists now: the message names the stages without a replica."""
+
+
+class RoundAborted(Transient, ShoalError):
+    """An outer round, or one epoch of it, was given up; nothing was applied."""
+
+
+class StateMismatch(ShoalError):
+    """Two replicas that should hold the same bytes do not."""
+
+
+class InvariantViolation(ShoalError):
+    """A rule that the code itself guarantees does not hold: a bug, never caught below the process."""

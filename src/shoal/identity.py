@@ -1,0 +1,195 @@
+"""Who a process is: an Ed25519 key, the libp2p peer id that contains it, signatures, and a swarm's namespace.
+
+Peer ids follow https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md: base58btc over the identity multihash
+of the protobuf-encoded public key. A peer id of this kind contains the public key, so a signature can be verified with
+nothing but the id. Key files hold the protobuf-encoded private key, the form that libp2p's daemon reads as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from shoal.errors import IdentityError, SignatureError
+from shoal.ids import PeerId
+
+_ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_KEY_BYTES: Final = 32
+# Identity multihash (00) of 36 bytes (24): protobuf PublicKey with type 1 = Ed25519 and 32 bytes of data.
+_PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
+# An id of ours has 52 characters; base58 takes quadratic time, so longer texts are refused before it.
+_MAX_PEER_ID_CHARS: Final = 64
+# Protobuf PrivateKey with type 1 = Ed25519 and 64 bytes of data: the seed, then the public key.
+_PRIVATE_KEY_PREFIX: Final = bytes.fromhex("08011240")
+
+
+class Identity:
+    """An Ed25519 key pair."""
+
+    def __init__(self, private_bytes: bytes) -> None:
+        """Use the key with this 32-byte seed.
+
+        Raises:
+            IdentityError: not 32 bytes.
+        """
+        if len(private_bytes) != _KEY_BYTES:
+            raise IdentityError(f"an Ed25519 private key has {_KEY_BYTES} bytes, not {len(private_bytes)}")
+        self._key = Ed25519PrivateKey.from_private_bytes(private_bytes)
+        self._public_bytes = self._key.public_key().public_bytes_raw()
+        self._peer_id = peer_id_of(self._public_bytes)
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """Return a new random identity."""
+        return cls(Ed25519PrivateKey.generate().private_bytes_raw())
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """Return the identity in a key file; make one, readable by the owner only, if there is no file.
+
+        Raises:
+            IdentityError: the file cannot be read or written, holds no Ed25519 key, or others may read it.
+        """
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):
+                cls.generate().to_p2p_key_file(path)
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            raw = path.read_bytes()
+        except OSError as error:
+            raise IdentityError(f"cannot read the key file {path}: {error.strerror}") from error
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise IdentityError(f"others may read the key file {path} (mode {mode:o}): run `chmod 600 {path}`")
+        seed = raw[len(_PRIVATE_KEY_PREFIX) : len(_PRIVATE_KEY_PREFIX) + _KEY_BYTES]
+        if len(seed) != _KEY_BYTES or cls(seed).p2p_key_bytes != raw:
+            raise IdentityError(f"{path} holds no Ed25519 key in libp2p's form: move it away to have a new one made")
+        return cls(seed)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The peer id that contains this identity's public key."""
+        return self._peer_id
+
+    @property
+    def public_bytes(self) -> bytes:
+        """The public key, 32 bytes."""
+        return self._public_bytes
+
+    @property
+    def private_bytes(self) -> bytes:
+        """The seed of the private key, 32 bytes; keep it secret."""
+        return self._key.private_bytes_raw()
+
+    @property
+    def p2p_key_bytes(self) -> bytes:
+        """The private key as libp2p's key files hold it; keep it secret."""
+        return _PRIVATE_KEY_PREFIX + self.private_bytes + self._public_bytes
+
+    def to_p2p_key_file(self, path: Path) -> None:
+        """Write the private key to a new file that only the owner may read.
+
+        Raises:
+            FileExistsError: there is a file already; it is left alone.
+            IdentityError: the file cannot be written.
+        """
+        # Another process that loads the same path must see the whole key or no file: write aside, then link.
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(self.p2p_key_bytes)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(aside, path)
+            finally:
+                aside.unlink(missing_ok=True)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise IdentityError(f"cannot write the key file {path}: {error.strerror}") from error
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the 64-byte Ed25519 signature over `data` (RFC 8032)."""
+        return self._key.sign(data)
+
+    def __repr__(self) -> str:
+        return f"Identity({self._peer_id})"
+
+
+def peer_id_of(public_key: bytes) -> PeerId:
+    """Return the peer id of a 32-byte Ed25519 public key.
+
+    Raises:
+        IdentityError: not 32 bytes.
+    """
+    if len(public_key) != _KEY_BYTES:
+        raise IdentityError(f"an Ed25519 public key has {_KEY_BYTES} bytes, not {len(public_key)}")
+    return PeerId(_base58_encode(_PEER_ID_PREFIX + public_key))
+
+
+def public_key_of(peer_id: PeerId) -> bytes:
+    """Return the 32-byte public key that an Ed25519 peer id contains.
+
+    Raises:
+        IdentityError: the text is no peer id, or one of another kind of key.
+    """
+    raw = _base58_decode(peer_id) if len(peer_id) <= _MAX_PEER_ID_CHARS else b""
+    if len(raw) != len(_PEER_ID_PREFIX) + _KEY_BYTES or not raw.startswith(_PEER_ID_PREFIX):
+        raise IdentityError(f"{peer_id[:_MAX_PEER_ID_CHARS]!r} is not the peer id of an Ed25519 key")
+    return raw[len(_PEER_ID_PREFIX) :]
+
+
+def verify(peer_id: PeerId, data: bytes, signature: bytes) -> None:
+    """Check that the owner of `peer_id` signed `data`.
+
+    Raises:
+        SignatureError: it did not, or the peer id contains no key.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key_of(peer_id)).verify(signature, data)
+    except (InvalidSignature, IdentityError) as error:
+        raise SignatureError(f"no valid signature of {peer_id[:_MAX_PEER_ID_CHARS]} over {len(data)} bytes") from error
+
+
+def namespace(swarm_key: bytes, experiment_prefix: str) -> str:
+    """Return the name (hex) under which a swarm's records are kept: without the key nobody can tell or guess it.
+
+    Args:
+        swarm_key: the swarm's pre-shared key.
+        experiment_prefix: what the user calls the experiment.
+    """
+    digest = hashlib.sha3_256(b"shoal namespace 1\0")
+    digest.update(len(swarm_key).to_bytes(8, "big"))
+    digest.update(swarm_key)
+    digest.update(experiment_prefix.encode())
+    return digest.hexdigest()
+
+
+def _base58_encode(raw: bytes) -> str:
+    number = int.from_bytes(raw, "big")
+    digits = ""
+    while number:
+        number, digit = divmod(number, 58)
+        digits = _ALPHABET[digit] + digits
+    return "1" * (len(raw) - len(raw.lstrip(b"\0"))) + digits
+
+
+def _base58_decode(text: str) -> bytes:
+    """Return the bytes, or none at all if the text is not base58."""
+    number = 0
+    for character in text:
+        digit = _ALPHABET.find(character)
+        if digit < 0:
+            return b""
+        number = number * 58 + digit
+    return b"\0" * (len(text) - len(text.lstrip("1"))) + number.to_bytes((number.bit_length() + 7) // 8, "big")

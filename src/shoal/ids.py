@@ -1,0 +1,62 @@
+"""Identifiers that every layer shares: one type for one thing, no behaviour beyond order and text.
+
+A *step* is named by the trainer that drives it, the incarnation (restart count) of that trainer, and its number; a *step
+key* adds the attempt, because a step that was aborted is tried again under a new attempt and late messages of the old
+one must be told apart. A *ballot* orders coordinators: the highest one leads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NewType
+
+PeerId = NewType("PeerId", str)
+"""libp2p peer id in base58; for our Ed25519 identities it contains the public key itself."""
+
+RunId = NewType("RunId", str)
+"""`<experiment_prefix>-<UTC>-<4 hex>`: one training job."""
+
+StageIndex = NewType("StageIndex", int)
+"""0..S-1: a contiguous part of the model."""
+
+Round = NewType("Round", int)
+"""Outer rounds count from 1; round r ends with record D_r. A replica that holds D_{r-1} is *in* round r."""
+
+Epoch = NewType("Epoch", int)
+"""Counts the views that one coordinator has proposed for one stage in one round."""
+
+
+class StepId(NamedTuple):
+    """One inner optimizer step of one trainer."""
+
+    trainer: int
+    incarnation: int
+    number: int
+
+
+class StepKey(NamedTuple):
+    """One attempt at a step; every message of the step protocol carries it."""
+
+    trainer: int
+    incarnation: int
+    number: int
+    attempt: int
+
+    @property
+    def step(self) -> StepId:
+        """The step that this is an attempt at."""
+        return StepId(self.trainer, self.incarnation, self.number)
+
+    def __str__(self) -> str:
+        return f"t{self.trainer}.{self.incarnation}/{self.number}#{self.attempt}"
+
+
+class Ballot(NamedTuple):
+    """Right to coordinate; compared field by field, the highest wins."""
+
+    number: int
+    peer: PeerId
+    incarnation: int
+
+
+NO_BALLOT = Ballot(0, PeerId(""), 0)
+"""Lower than every ballot that a client can take."""

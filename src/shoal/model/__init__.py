@@ -1,0 +1,1 @@
+"""Model families and their stages. Empty on purpose: `model.seeding` is used by processes that never import torch."""

@@ -1,0 +1,199 @@
+"""A small causal transformer over bytes, in the shape of GPT-2: pre-norm blocks, learned positions, untied head.
+
+Source: GPT-2 (Radford et al. 2019), initialisation included: normal(0, 0.02), the projections that write to the
+residual stream scaled by 1/sqrt(2 * layers). Dropout acts on the embedding and on what each branch adds to the
+residual stream, not on attention weights, so that attention stays one fused kernel.
+
+Shapes: B samples, T tokens, C width, H heads, D = C / H, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.errors import ConfigError
+from shoal.model.stage import Family, TensorSpec
+
+if TYPE_CHECKING:
+    from shoal.config.model import ModelConfig
+    from shoal.config.training import DataConfig
+
+_INIT_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class GptShape:
+    """The sizes of a model.
+
+    Attributes:
+        seq_len: T, the tokens of a sample.
+        width: C, the residual stream; divisible by `num_heads`.
+        num_layers: Blocks.
+        num_heads: H.
+        mlp_ratio: Hidden width of the MLP over C.
+        vocab_size: V; 256 for bytes.
+        dropout: The probability that an element is dropped in training.
+    """
+
+    seq_len: int
+    width: int
+    num_layers: int
+    num_heads: int
+    mlp_ratio: int = 4
+    vocab_size: int = 256
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads:
+            raise ConfigError(
+                f"a width of {self.width} cannot be split into {self.num_heads} heads; choose a multiple of the heads"
+            )
+
+
+class Embedding(nn.Module):
+    """Token plus position embedding: (B, T) int64 -> (B, T, C)."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.token = nn.Embedding(shape.vocab_size, shape.width)
+        self.position = nn.Embedding(shape.seq_len, shape.width)
+        self.dropout = nn.Dropout(shape.dropout)
+        nn.init.normal_(self.token.weight, std=_INIT_STD)
+        nn.init.normal_(self.position.weight, std=_INIT_STD)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        hidden_BTC = self.token(tokens_BT) + self.position.weight[: tokens_BT.shape[1]]
+        return self.dropout(hidden_BTC)
+
+
+class Attention(nn.Module):
+    """Causal self-attention: (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.num_heads = shape.num_heads
+        self.qkv = _linear(shape.width, 3 * shape.width, _INIT_STD)
+        self.out = _linear(shape.width, shape.width, _INIT_STD / math.sqrt(2 * shape.num_layers))
+
+    def forward(self, hidden_BTC: Tensor) -> Tensor:
+        samples, tokens, width = hidden_BTC.shape
+        qkv_BTC3 = cast("Tensor", self.qkv(hidden_BTC))
+        # The outermost dimension of the three is the slowest within a token: q, k and v are each one run of C.
+        q_BHTD, k_BHTD, v_BHTD = qkv_BTC3.view(samples, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
+        return self.out(mixed_BHTD.transpose(1, 2).reshape(samples, tokens, width))
+
+
+class Mlp(nn.Module):
+    """Two layers with a GELU: (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.up = _linear(shape.width, shape.mlp_ratio * shape.width, _INIT_STD)
+        self.down = _linear(shape.mlp_ratio * shape.width, shape.width, _INIT_STD / math.sqrt(2 * shape.num_layers))
+
+    def forward(self, hidden_BTC: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(hidden_BTC)))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP around the residual stream: (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention = Attention(shape)
+        self.mlp_norm = nn.LayerNorm(shape.width)
+        self.mlp = Mlp(shape)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, hidden_BTC: Tensor) -> Tensor:
+        hidden_BTC = hidden_BTC + self.dropout(self.attention(self.attention_norm(hidden_BTC)))
+        return hidden_BTC + self.dropout(self.mlp(self.mlp_norm(hidden_BTC)))
+
+
+class Head(nn.Module):
+    """Final norm and logits: (B, T, C) -> (B, T, V)."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(shape.width)
+        self.logits = nn.Linear(shape.width, shape.vocab_size, bias=False)
+        nn.init.normal_(self.logits.weight, std=_INIT_STD)
+
+    def forward(self, hidden_BTC: Tensor) -> Tensor:
+        return self.logits(self.norm(hidden_BTC))
+
+
+class GptFamily(Family):
+    """Units: the embedding, each block, the head."""
+
+    def __init__(self, shape: GptShape) -> None:
+        self.shape = shape
+
+    @classmethod
+    def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
+        return cls(
+            GptShape(
+                seq_len=data.seq_len,
+                width=model.hidden_size,
+                num_layers=model.num_layers,
+                num_heads=model.num_heads,
+                mlp_ratio=model.mlp_ratio,
+                vocab_size=model.vocab_size,
+                dropout=model.dropout,
+            )
+        )
+
+    @property
+    def num_units(self) -> int:
+        return self.shape.num_layers + 2
+
+    def unit_name(self, index: int) -> str:
+        if index == 0:
+            return "embedding"
+        return "head" if index == self.num_units - 1 else f"block_{index - 1}"
+
+    def build_unit(self, index: int) -> nn.Module:
+        if index == 0:
+            return Embedding(self.shape)
+        return Head(self.shape) if index == self.num_units - 1 else Block(self.shape)
+
+    def input_spec(self) -> TensorSpec:
+        return TensorSpec("int64", (self.shape.seq_len,))
+
+    def label_spec(self) -> TensorSpec:
+        return TensorSpec("int64", (self.shape.seq_len,))
+
+    def boundary_spec(self, index: int) -> TensorSpec:
+        last = self.shape.vocab_size if index == self.num_units - 1 else self.shape.width
+        return TensorSpec("float32", (self.shape.seq_len, last))
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy in nats per token of logits (B, T, V) and next tokens (B, T)."""
+        logits = output if output.dtype == torch.float64 else output.float()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def unit_costs(self) -> list[float]:
+        # Multiply-adds per token; memory-bound work (embedding, norms, softmax of the loss) counts as the multiply-adds
+        # that take as long on a CPU, some 10 a value touched.
+        shape = self.shape
+        width = shape.width
+        block = (
+            (4 + 2 * shape.mlp_ratio) * width * width + shape.seq_len * width + 10 * (6 + 2 * shape.mlp_ratio) * width
+        )
+        head = shape.vocab_size * width + 10 * (4 * shape.vocab_size + 2 * width)
+        return [10.0 * 4 * width, *[float(block)] * shape.num_layers, float(head)]
+
+
+def _linear(inputs: int, outputs: int, std: float) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs)
+    nn.init.normal_(linear.weight, std=std)
+    nn.init.zeros_(linear.bias)
+    return linear

@@ -1,0 +1,65 @@
+"""From `model.family` to a family: the native ones by name, a user's own by `package.module:Class`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING
+
+from shoal.errors import ConfigError
+from shoal.model.gpt import GptFamily
+from shoal.model.resnet import ResNet18Family, ResNet50Family, ResNet101Family
+from shoal.model.stage import Family
+
+if TYPE_CHECKING:
+    from shoal.config.model import ModelConfig
+    from shoal.config.training import DataConfig
+
+NATIVE_FAMILIES: dict[str, type[Family]] = {
+    "gpt": GptFamily,
+    "resnet18": ResNet18Family,
+    "resnet50": ResNet50Family,
+    "resnet101": ResNet101Family,
+}
+
+
+def load_family(model: ModelConfig, data: DataConfig) -> Family:
+    """Builds the family that `model.family` names.
+
+    Raises:
+        ConfigError: There is no such family, its module cannot be imported, or it is no `Family`.
+    """
+    return family_class(model.family).from_config(model, data)
+
+
+def family_class(name: str) -> type[Family]:
+    """Finds the class of a family by its native name or as `package.module:Class`. Nothing is evaluated, only imported.
+
+    Raises:
+        ConfigError: As `load_family`.
+    """
+    if name in NATIVE_FAMILIES:
+        return NATIVE_FAMILIES[name]
+    module_name, colon, class_name = name.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"model.family: there is no family {name!r}; choose {', '.join(NATIVE_FAMILIES)}, or name your own as "
+            "package.module:Class"
+        )
+    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"model.family: {name!r} is not of the form package.module:Class")
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, SyntaxError) as error:
+        raise ConfigError(
+            f"model.family: cannot import {module_name} for {name!r} ({error}); is it installed here, or on PYTHONPATH?"
+        ) from error
+    found: object = getattr(module, class_name, None)
+    if found is None:
+        raise ConfigError(f"model.family: the module {module_name} has no {class_name}; check the part after the colon")
+    if not (inspect.isclass(found) and issubclass(found, Family)):
+        raise ConfigError(f"model.family: {name} is not a subclass of shoal.model.stage.Family; derive it from that")
+    missing: frozenset[str] = found.__abstractmethods__
+    if missing:
+        raise ConfigError(f"model.family: {name} does not define {', '.join(sorted(missing))}; add these methods")
+    return found

@@ -1,0 +1,262 @@
+"""ResNet-18, -50 and -101 with the stem for small images (CIFAR) or for large ones (ImageNet).
+
+Source: He et al. (arXiv 1512.03385), with the stride of a bottleneck in its 3x3 convolution as everybody has it
+since. Kernels are initialised normal with fan-out (arXiv 1502.01852).
+
+Shapes: B samples, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.model.stage import Family, TensorSpec
+
+if TYPE_CHECKING:
+    from shoal.config.model import ModelConfig
+    from shoal.config.training import DataConfig
+
+Stem = Literal["cifar", "imagenet"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResNetShape:
+    """The sizes of a model.
+
+    Attributes:
+        depths: Blocks of each of the four groups; each group but the first halves the resolution and doubles the
+        channels. bottleneck: 1x1-3x3-1x1 blocks with four times the channels, instead of 3x3-3x3. stem: "cifar": one
+        3x3 convolution; "imagenet": 7x7 with stride 2 and max-pooling. num_channels: Of the images. img_size: Height
+        and width of the images. num_classes: K.
+    """
+
+    depths: tuple[int, int, int, int]
+    bottleneck: bool
+    stem: Stem
+    num_channels: int
+    img_size: int
+    num_classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockPlan:
+    inputs: int
+    width: int
+    outputs: int
+    stride: int
+    size_out: int
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """Batch normalisation that also takes a microbatch with one value a channel.
+
+    The last batch of a pass may hold one sample, and a late feature map one pixel: such a batch has no variance, so
+    it is normalised with the running statistics, which stay as they are.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and input.numel() == input.shape[1]:
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(input)
+
+
+class StemUnit(nn.Module):
+    """(B, C, H, W) -> (B, 64, H', W')."""
+
+    def __init__(self, num_channels: int, stem: Stem) -> None:
+        super().__init__()
+        imagenet = stem == "imagenet"
+        self.conv = _conv(num_channels, 64, 7 if imagenet else 3, 2 if imagenet else 1)
+        self.norm = BatchNorm(64)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1) if imagenet else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(F.relu(self.norm(self.conv(x)), inplace=True))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut."""
+
+    def __init__(self, plan: _BlockPlan) -> None:
+        super().__init__()
+        self.conv1 = _conv(plan.inputs, plan.width, 3, plan.stride)
+        self.norm1 = BatchNorm(plan.width)
+        self.conv2 = _conv(plan.width, plan.outputs, 3, 1)
+        self.norm2 = BatchNorm(plan.outputs)
+        self.shortcut = _shortcut(plan)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        out = self.norm2(self.conv2(out))
+        return F.relu(out + self.shortcut(x), inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions around a shortcut."""
+
+    def __init__(self, plan: _BlockPlan) -> None:
+        super().__init__()
+        self.conv1 = _conv(plan.inputs, plan.width, 1, 1)
+        self.norm1 = BatchNorm(plan.width)
+        self.conv2 = _conv(plan.width, plan.width, 3, plan.stride)
+        self.norm2 = BatchNorm(plan.width)
+        self.conv3 = _conv(plan.width, plan.outputs, 1, 1)
+        self.norm3 = BatchNorm(plan.outputs)
+        self.shortcut = _shortcut(plan)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        out = F.relu(self.norm2(self.conv2(out)), inplace=True)
+        out = self.norm3(self.conv3(out))
+        return F.relu(out + self.shortcut(x), inplace=True)
+
+
+class HeadUnit(nn.Module):
+    """Mean over the pixels, then logits: (B, C, H, W) -> (B, K)."""
+
+    def __init__(self, inputs: int, num_classes: int) -> None:
+        super().__init__()
+        self.logits = nn.Linear(inputs, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x.mean(dim=(2, 3)))
+
+
+class ResNetFamily(Family):
+    """Units: the stem, each residual block, the head."""
+
+    def __init__(self, shape: ResNetShape) -> None:
+        self.shape = shape
+        self._stem_size = shape.img_size
+        if shape.stem == "imagenet":
+            self._stem_size = _halved(_halved(shape.img_size))
+        self._blocks = _plan_blocks(shape, self._stem_size)
+
+    #: Depths and bottleneck of the network; a subclass for each.
+    depths: ClassVar[tuple[int, int, int, int]]
+    bottleneck: ClassVar[bool]
+
+    @classmethod
+    def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
+        return cls(
+            ResNetShape(
+                depths=cls.depths,
+                bottleneck=cls.bottleneck,
+                stem=model.stem,
+                num_channels=data.num_channels,
+                img_size=data.img_size,
+                num_classes=model.num_classes,
+            )
+        )
+
+    @property
+    def num_units(self) -> int:
+        return len(self._blocks) + 2
+
+    def unit_name(self, index: int) -> str:
+        if index == 0:
+            return "stem"
+        return "head" if index == self.num_units - 1 else f"block_{index - 1}"
+
+    def build_unit(self, index: int) -> nn.Module:
+        if index == 0:
+            return StemUnit(self.shape.num_channels, self.shape.stem)
+        if index == self.num_units - 1:
+            return HeadUnit(self._blocks[-1].outputs, self.shape.num_classes)
+        plan = self._blocks[index - 1]
+        return Bottleneck(plan) if self.shape.bottleneck else BasicBlock(plan)
+
+    def input_spec(self) -> TensorSpec:
+        return TensorSpec("float32", (self.shape.num_channels, self.shape.img_size, self.shape.img_size))
+
+    def label_spec(self) -> TensorSpec:
+        return TensorSpec("int64", ())
+
+    def boundary_spec(self, index: int) -> TensorSpec:
+        if index == 0:
+            return TensorSpec("float32", (64, self._stem_size, self._stem_size))
+        if index == self.num_units - 1:
+            return TensorSpec("float32", (self.shape.num_classes,))
+        plan = self._blocks[index - 1]
+        return TensorSpec("float32", (plan.outputs, plan.size_out, plan.size_out))
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy in nats of logits (B, K) and classes (B)."""
+        return F.cross_entropy(output if output.dtype == torch.float64 else output.float(), labels)
+
+    def unit_costs(self) -> list[float]:
+        # Multiply-adds a sample, plus some 10 for each value that norms and activations touch.
+        shape = self.shape
+        stem_out = self._stem_size if shape.stem == "cifar" else _halved(shape.img_size)
+        kernel = 9 if shape.stem == "cifar" else 49
+        costs = [float((shape.num_channels * kernel + 20) * 64 * stem_out**2)]
+        for plan in self._blocks:
+            pixels_in, pixels_out = (plan.size_out * plan.stride) ** 2, plan.size_out**2
+            if shape.bottleneck:
+                macs = plan.inputs * plan.width * pixels_in + (9 * plan.width + plan.outputs) * plan.width * pixels_out
+            else:
+                macs = 9 * (plan.inputs + plan.outputs) * plan.width * pixels_out
+            if plan.inputs != plan.outputs:
+                macs += plan.inputs * plan.outputs * pixels_out
+            costs.append(float(macs + 40 * plan.outputs * pixels_out))
+        outputs = self._blocks[-1]
+        costs.append(float(outputs.outputs * (shape.num_classes + 10 * outputs.size_out**2)))
+        return costs
+
+
+class ResNet18Family(ResNetFamily):
+    """`model.family: resnet18`."""
+
+    depths = (2, 2, 2, 2)
+    bottleneck = False
+
+
+class ResNet50Family(ResNetFamily):
+    """`model.family: resnet50`."""
+
+    depths = (3, 4, 6, 3)
+    bottleneck = True
+
+
+class ResNet101Family(ResNetFamily):
+    """`model.family: resnet101`."""
+
+    depths = (3, 4, 23, 3)
+    bottleneck = True
+
+
+def _plan_blocks(shape: ResNetShape, size: int) -> list[_BlockPlan]:
+    plans: list[_BlockPlan] = []
+    inputs = 64
+    for group, depth in enumerate(shape.depths):
+        width = 64 << group
+        outputs = 4 * width if shape.bottleneck else width
+        for block in range(depth):
+            stride = 2 if group > 0 and block == 0 else 1
+            if stride == 2:
+                size = _halved(size)
+            plans.append(_BlockPlan(inputs, width, outputs, stride, size))
+            inputs = outputs
+    return plans
+
+
+def _halved(size: int) -> int:
+    """The size after a convolution or pooling with stride 2 and the padding used here."""
+    return (size + 1) // 2
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:
+    conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
+
+
+def _shortcut(plan: _BlockPlan) -> nn.Module:
+    if plan.inputs == plan.outputs and plan.stride == 1:
+        return nn.Identity()
+    return nn.Sequential(_conv(plan.inputs, plan.outputs, 1, plan.stride), BatchNorm(plan.outputs))

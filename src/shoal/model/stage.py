@@ -1,0 +1,222 @@
+"""What a model family is, and how a stage is built from it.
+
+A family names the smallest units a model can be cut into (embedding, blocks, head). A stage is a contiguous range of
+units:
+
+    unit 0 | unit 1 | unit 2 | unit 3        units.<name of unit 0> ... in the parameter names of every cut
+    `---- stage 0 ---'-- stage 1 ---'
+
+Parameter names and initial values belong to the unit, not to the stage, so that a checkpoint, a quantisation rule or
+a hash does not depend on the number of stages. Shapes: B = samples of a microbatch; specs are for one sample, without
+B.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import ConfigError, LocalProtocolError
+from shoal.model.partition import cut as cut_by_costs
+from shoal.model.partition import cut_by_counts
+from shoal.model.seeding import seeded, unit_seed
+
+if TYPE_CHECKING:
+    from shoal.config.model import ModelConfig
+    from shoal.config.training import DataConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One sample's tensor.
+
+    Attributes:
+        dtype: torch's name without the prefix: "float32", "int64".
+        shape: Without the batch dimension; `()` for a scalar.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return cast("torch.dtype", getattr(torch, self.dtype))
+
+    def with_float(self, dtype: torch.dtype) -> TensorSpec:
+        """The same with `dtype` if this is floating, else this itself."""
+        return replace(self, dtype=dtype_name(dtype)) if self.torch_dtype.is_floating_point else self
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's name of the dtype without the prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Family(ABC):
+    """A kind of model. Subclass it and name it as `model.family: package.module:Class` to train your own."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
+        """Builds the family that the configuration describes.
+
+        Raises:
+            ConfigError: The configuration does not fit this family.
+        """
+
+    @property
+    @abstractmethod
+    def num_units(self) -> int:
+        """How many units the model consists of: the most stages it can be cut into."""
+
+    @abstractmethod
+    def build_unit(self, index: int) -> nn.Module:
+        """Builds unit `index` in float32 on the CPU, drawing initial values from torch's global generator.
+
+        The unit maps one tensor (B, ...) to one tensor (B, ...), must not change its input in place, and keeps all
+        its state in parameters and buffers. The caller seeds the generator.
+        """
+
+    @abstractmethod
+    def input_spec(self) -> TensorSpec:
+        """What a sample is for unit 0."""
+
+    @abstractmethod
+    def label_spec(self) -> TensorSpec:
+        """What a label is for `loss`."""
+
+    @abstractmethod
+    def boundary_spec(self, index: int) -> TensorSpec:
+        """What unit `index` puts out for one sample; for the last unit, the model's output."""
+
+    @abstractmethod
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss over a microbatch's samples (and tokens): a scalar, float64 if the output is, else float32."""
+
+    @abstractmethod
+    def unit_costs(self) -> list[float]:
+        """Rough relative cost of each unit's forward and backward, for an even cut."""
+
+    def unit_name(self, index: int) -> str:
+        """The unit's name in parameter names: unique, without dots."""
+        return f"unit_{index}"
+
+
+class StageModule(nn.Module):
+    """A contiguous part of the model; see `build_stage`.
+
+    Attributes:
+        stage: 0..num_stages - 1.
+        num_stages: Stages of the whole model.
+        units: The stage's units by name, in order.
+        input_spec: One sample of what `forward` takes.
+        output_spec: One sample of what `forward` returns.
+        label_spec: One sample of the labels that `loss` takes.
+    """
+
+    def __init__(self, family: Family, units: nn.ModuleDict, indices: range, stage: int, num_stages: int) -> None:
+        super().__init__()
+        self.stage = stage
+        self.num_stages = num_stages
+        self.units = units
+        self._family = family
+        dtype = next((p.dtype for p in units.parameters()), torch.float32)
+        received = family.input_spec() if stage == 0 else family.boundary_spec(indices.start - 1).with_float(dtype)
+        self.input_spec: TensorSpec = received
+        self.output_spec: TensorSpec = family.boundary_spec(indices.stop - 1).with_float(dtype)
+        self.label_spec: TensorSpec = family.label_spec()
+        self._dtype = dtype
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.num_stages - 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Runs the units on `x` (B, *input_spec.shape), which stays as it is; returns (B, *output_spec.shape)."""
+        if self.is_first and x.is_floating_point():
+            x = x.to(self._dtype)
+        for unit in self.units.values():
+            x = unit(x)
+        return x
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The family's mean loss; only the last stage has one.
+
+        Raises:
+            LocalProtocolError: This is not the last stage.
+        """
+        if not self.is_last:
+            raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} has no loss, only the last one has")
+        return self._family.loss(output, labels)
+
+    # nn.Module's own hint says Any; callers of a stage get a tensor.
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return cast("Tensor", super().__call__(*args, **kwargs))
+
+
+def build_stage(
+    family: Family,
+    stage: int,
+    num_stages: int,
+    *,
+    seed: int,
+    cut: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> StageModule:
+    """Builds one stage on the CPU, in training mode.
+
+    Each unit's initial values are a pure function of `seed` and the unit's index: neither the cut nor any global
+    state (generator, default dtype) changes them, and no global state is changed. They are drawn in float32 whatever
+    `dtype` is.
+
+    Args:
+        family: The model.
+        stage: Which stage, from 0.
+        num_stages: Into how many the model is cut.
+        seed: Of the run.
+        cut: Units of each stage, by hand; by `unit_costs` if None.
+        dtype: Of parameters and floating buffers.
+
+    Raises:
+        ConfigError: The model cannot be cut like this, or there is no such stage.
+    """
+    if not 0 <= stage < num_stages:
+        raise ConfigError(f"there is no stage {stage} of {num_stages}; choose 0 to {num_stages - 1}")
+    ranges = stage_ranges(family, num_stages, cut)
+    units = nn.ModuleDict()
+    for index in ranges[stage]:
+        with seeded(unit_seed(seed, index)), _default_float32():
+            unit = family.build_unit(index)
+        units[family.unit_name(index)] = unit.to(dtype)
+    return StageModule(family, units, ranges[stage], stage, num_stages)
+
+
+def stage_ranges(family: Family, num_stages: int, cut: Sequence[int] | None = None) -> list[range]:
+    """The units of every stage: by the counts in `cut`, else evenly by cost.
+
+    Raises:
+        ConfigError: The model cannot be cut like this.
+    """
+    if cut is not None:
+        return cut_by_counts(cut, family.num_units, num_stages)
+    return cut_by_costs(family.unit_costs(), num_stages)
+
+
+@contextmanager
+def _default_float32() -> Generator[None]:
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(previous)

@@ -1,0 +1,57 @@
+"""The outer step of DiLoCo on flat buffers: pseudo-gradient, then SGD with Nesterov momentum, staged.
+
+Source: DiLoCo (arXiv 2311.08105, algorithm 1: the outer gradient is the average of outer minus local parameters) and
+OpenDiLoCo (arXiv 2407.07852). Shapes: N = elements of the flat buffer (see `optim.flat`), float32 (float64 in tests).
+
+Every product and every sum is an operation of its own. `add(alpha=...)`, `addcmul` and `lerp` may be compiled to a
+fused multiply-add, which rounds once where two operations round twice: replicas on different hardware would then end
+a round with different bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def pseudo_gradient(outer_N: Tensor, local_N: Tensor) -> Tensor:
+    """What a replica contributes to the round: the outer parameters minus its local ones, in a new buffer."""
+    return outer_N - local_N
+
+
+@dataclass(frozen=True, slots=True)
+class OuterSgd:
+    """SGD on averaged pseudo-gradients.
+
+    Attributes:
+        lr: The outer learning rate.
+        momentum: The outer momentum mu.
+        nesterov: Whether the update looks ahead by one momentum step.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    @torch.no_grad()
+    def stage(self, outer_N: Tensor, momentum_N: Tensor, average_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes one outer step into new buffers; the inputs stay as they are until the round's record swaps.
+
+        Args:
+            outer_N: The outer parameters theta of the round before.
+            momentum_N: The outer momentum v of the round before, zeros before the first.
+            average_N: The averaged pseudo-gradient g.
+
+        Returns:
+            `(theta - lr * u, v')` with `v' = mu * v + g` and `u = g + mu * v'` (Nesterov) or `u = v'`.
+        """
+        new_momentum_N = momentum_N * self.momentum
+        new_momentum_N = new_momentum_N + average_N
+        if self.nesterov:
+            update_N = new_momentum_N * self.momentum
+            update_N = update_N + average_N
+        else:
+            update_N = new_momentum_N
+        return outer_N - update_N * self.lr, new_momentum_N

@@ -1,0 +1,1 @@
+"""Processes: the supervisor and its fork server, the lifeline, the control pipe, the one device thread."""

@@ -1,0 +1,134 @@
+"""What the supervisor and its fork server say to each other, and how it is framed on their Unix socket.
+
+A frame is the length of its body in 4 bytes, little-endian, and the body in msgpack. A `ForkRole` travels with one file
+descriptor, the role's end of its control pipe; descriptors arrive in the order of the frames that they belong to.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from shoal.errors import LocalProtocolError
+
+_LENGTH = struct.Struct("<I")
+_MAX_BODY_BYTES = 64 << 20
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """First request: what to import before the first fork, and the directory to remove when the supervisor dies."""
+
+    preload: list[str]
+    run_dir: str
+
+
+class ForkRole(msgspec.Struct, frozen=True, tag=True):
+    """Fork one role.
+
+    Attributes:
+        number: of this launch; a role that is started again gets a new one.
+        role, index: what the role is called.
+        entry: "package.module:function", resolved after the fork.
+        payload: opaque to the runtime, handed to the entry; may hold secrets.
+        environment: changes to the environment of the role.
+        nice: by how much the priority of the role is lowered.
+        output_path: file to which standard output and error are appended; empty to share the supervisor's.
+    """
+
+    number: int
+    role: str
+    index: int
+    entry: str
+    payload: bytes
+    environment: dict[str, str]
+    nice: int
+    output_path: str
+
+
+class SignalRole(msgspec.Struct, frozen=True, tag=True):
+    """Send a signal to a launch. Only its parent can do that without hitting another process of the same number."""
+
+    number: int
+    signal: int
+
+
+class Preloaded(msgspec.Struct, frozen=True, tag=True):
+    """All modules are imported; forks are served from now on."""
+
+
+class PreloadFailed(msgspec.Struct, frozen=True, tag=True):
+    """A module cannot be imported, or one of them has started a thread; the fork server ends."""
+
+    message: str
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """The launch runs."""
+
+    number: int
+    pid: int
+
+
+class ForkFailed(msgspec.Struct, frozen=True, tag=True):
+    """The system refused another process."""
+
+    number: int
+    message: str
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True):
+    """The launch has ended and is reaped: its exit code, or the signal that ended it, negated."""
+
+    number: int
+    code: int
+
+
+Request = Configure | ForkRole | SignalRole
+Reply = Preloaded | PreloadFailed | Forked | ForkFailed | Exited
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Request | Reply) -> bytes:
+    """Return the frame of a message.
+
+    Raises:
+        LocalProtocolError: the message is larger than a frame may be.
+    """
+    body = _encoder.encode(message)
+    if len(body) > _MAX_BODY_BYTES:
+        raise LocalProtocolError(
+            f"a message to the fork server has {len(body)} bytes, at most {_MAX_BODY_BYTES} may be sent"
+        )
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameBuffer:
+    """Cuts the bytes of a stream into the bodies of frames."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add what was read and return the bodies that are complete now."""
+        self._bytes += data
+        bodies: list[bytes] = []
+        while len(self._bytes) >= _LENGTH.size:
+            (body_bytes,) = _LENGTH.unpack_from(self._bytes)
+            end = _LENGTH.size + body_bytes
+            if len(self._bytes) < end:
+                break
+            bodies.append(bytes(self._bytes[_LENGTH.size : end]))
+            del self._bytes[:end]
+        return bodies
+
+
+def decode_request(body: bytes) -> Request:
+    """Return the request in the body of a frame."""
+    return msgspec.msgpack.decode(body, type=Request)
+
+
+def decode_reply(body: bytes) -> Reply:
+    """Return the reply in the body of a frame."""
+    return msgspec.msgpack.decode(body, type=Reply)

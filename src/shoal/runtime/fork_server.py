@@ -1,0 +1,247 @@
+"""The fork server: imports what all roles need once, then forks them; `python -m shoal.runtime.fork_server`.
+
+    supervisor --(socket: requests, replies)--> fork server --fork--> role, role, role ... --> p2pd, wandb-core
+        '------------(lifeline: a pipe that closes with the supervisor)----'--------'
+
+It has one thread and no event loop, because a process that forks must have neither. It is the subreaper of all roles:
+processes that a dead role leaves behind become its children and are killed at once. When the supervisor ends, in
+whatever way, it kills everything below it, removes the run directory and ends. So closing the lifeline is also how an
+orderly run takes it down: there is one way to end, and every run uses it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import sys
+from collections import deque
+from dataclasses import dataclass
+
+from shoal.errors import InvariantViolation
+from shoal.runtime import fork_messages
+from shoal.runtime.fork_messages import (
+    Configure,
+    Exited,
+    Forked,
+    ForkFailed,
+    ForkRole,
+    Preloaded,
+    PreloadFailed,
+    Reply,
+    Request,
+    SignalRole,
+)
+from shoal.runtime.lifeline import watched_by_signal
+from shoal.runtime.process_control import end_descendants, kill, set_process_title, set_subreaper
+from shoal.runtime.process_info import descendants, thread_names
+from shoal.runtime.role import run_role
+
+# Set before the first import: torch and numpy start their threads while they are imported. Roles choose later.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedRole:
+    """What a child has to do once it has left the fork server's loop."""
+
+    request: ForkRole
+    control_fd: int
+    lifeline_fd: int
+
+    def run(self) -> int:
+        """Turn this process, fresh from the fork, into its role; return the exit code."""
+        request = self.request
+        set_process_title(request.role, request.index)
+        os.environ.update(request.environment)
+        if request.output_path:
+            output_fd = os.open(request.output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(output_fd, 1)
+            os.dup2(output_fd, 2)
+            os.close(output_fd)
+        if request.nice:
+            os.nice(request.nice)
+        random.seed()
+        control = socket.socket(fileno=self.control_fd)
+        return run_role(request.entry, request.payload, control, self.lifeline_fd)
+
+
+class ForkServer:
+    """The loop between the supervisor's requests and the ends of children."""
+
+    def __init__(self, requests_fd: int, lifeline_fd: int) -> None:
+        """Take over the two descriptors that the supervisor passed in."""
+        self._requests = socket.socket(fileno=requests_fd)
+        self._lifeline_fd = lifeline_fd
+        self._frames = fork_messages.FrameBuffer()
+        self._unserved: deque[Request] = deque()
+        self._control_fds: deque[int] = deque()
+        self._number_by_pid: dict[int, int] = {}
+        self._run_dir = ""
+        self._child_ended_fd, self._wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> ForkedRole | None:
+        """Serve until the supervisor is gone; returns None then, and in each forked child the role that it is."""
+        set_process_title("fork_server")
+        set_subreaper(True)
+        # Ctrl-C is the supervisor's to handle. SIGTERM stays blocked into the roles, until they have a handler for it;
+        # here, that makes a signal to all processes of the run end the roles in good order rather than their parent.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        with watched_by_signal(self._lifeline_fd, self._exit_at_once):
+            ready = self._preload()
+        if not ready:
+            return None
+        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
+        signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._lifeline_fd, select.POLLIN)
+        poll.register(self._child_ended_fd, select.POLLIN)
+        poll.register(self._requests, select.POLLIN)
+        while True:
+            readable = {fd for fd, _ in poll.poll()}
+            if self._lifeline_fd in readable:
+                self._end_run()
+                return None
+            if self._child_ended_fd in readable:
+                self._reap()
+            if self._requests.fileno() in readable and not self._receive():
+                # The lifeline is cut in the same moment: what is left to do stands there.
+                poll.unregister(self._requests)
+            while self._unserved:
+                role = self._serve_request(self._unserved.popleft())
+                if role is not None:
+                    return role
+
+    def _preload(self) -> bool:
+        """Import what the first request names; returns whether forks can be served."""
+        while not self._unserved:
+            if not self._receive():
+                return False
+        configure = self._unserved.popleft()
+        if not isinstance(configure, Configure):
+            raise InvariantViolation(f"the first request is {type(configure).__name__}, not Configure")
+        self._run_dir = configure.run_dir
+        for name in configure.preload:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                self._send(PreloadFailed(f"cannot import {name}: {error}"))
+                return False
+        threads = thread_names()
+        if len(threads) > 1:
+            self._send(
+                PreloadFailed(f"importing {configure.preload} started threads, so roles cannot be forked: {threads}")
+            )
+            return False
+        # What lives now is shared with every child; the collector must not touch (and so copy) those pages.
+        gc.collect()
+        gc.freeze()
+        self._send(Preloaded())
+        return True
+
+    def _receive(self) -> bool:
+        """Read what has arrived; returns False at the end of the stream."""
+        try:
+            data, fds, _flags, _address = socket.recv_fds(self._requests, _READ_BYTES, 1)
+        except ConnectionResetError:
+            return False
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._control_fds.extend(fds)
+        self._unserved.extend(fork_messages.decode_request(body) for body in self._frames.feed(data))
+        return bool(data)
+
+    def _serve_request(self, request: Request) -> ForkedRole | None:
+        match request:
+            case ForkRole():
+                return self._fork(request, self._control_fds.popleft())
+            case SignalRole(number, signal_number):
+                for pid, launched in self._number_by_pid.items():
+                    if launched == number:
+                        os.kill(pid, signal_number)
+            case Configure():
+                raise InvariantViolation("Configure came twice")
+        return None
+
+    def _fork(self, request: ForkRole, control_fd: int) -> ForkedRole | None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(control_fd)
+            self._send(ForkFailed(request.number, f"cannot fork {request.role}: {error.strerror}"))
+            return None
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._requests.close()
+            os.close(self._child_ended_fd)
+            os.close(self._wakeup_fd)
+            return ForkedRole(request, control_fd, self._lifeline_fd)
+        os.close(control_fd)
+        self._number_by_pid[pid] = request.number
+        self._send(Forked(request.number, pid))
+        return None
+
+    def _reap(self) -> None:
+        """Reap what has ended, report roles, and kill what they left behind."""
+        os.read(self._child_ended_fd, _READ_BYTES)
+        any_ended = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            number = self._number_by_pid.pop(pid, None)
+            if number is not None:
+                self._send(Exited(number, os.waitstatus_to_exitcode(status)))
+            any_ended = True
+        if any_ended:
+            me = os.getpid()
+            for stat in descendants(me):
+                if stat.parent_pid == me and stat.pid not in self._number_by_pid:
+                    kill(stat.pid)
+
+    def _send(self, reply: Reply) -> None:
+        try:
+            self._requests.sendall(fork_messages.encode(reply))
+        except OSError:
+            # The supervisor is gone, which the lifeline says as well.
+            return
+
+    def _end_run(self) -> None:
+        end_descendants(self._number_by_pid)
+        if self._run_dir:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    def _exit_at_once(self) -> None:
+        self._end_run()
+        os._exit(1)
+
+
+def main() -> None:
+    """Serve; in a forked child, run its role. The arguments are the descriptors of the socket and of the lifeline."""
+    os.environ.update(_ONE_THREAD)
+    requests_fd, lifeline_fd = (int(argument) for argument in sys.argv[1:3])
+    role = ForkServer(requests_fd, lifeline_fd).serve()
+    if role is None:
+        return
+    code = role.run()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: what the preloaded libraries registered to run at exit belongs to the fork server.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

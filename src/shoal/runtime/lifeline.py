@@ -1,0 +1,54 @@
+"""The lifeline: a pipe that nobody writes to, whose write end only the supervisor holds.
+
+However the supervisor ends, kill -9 included, the kernel closes the write end and every reader sees the end of file.
+Nothing has to be sent, so nothing can fail to be sent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from shoal.runtime.process_control import kill_descendants
+
+EXIT_LIFELINE_CUT = 70
+"""Exit code of a role that ended because its supervisor was gone."""
+
+
+def watch_in_thread(read_fd: int) -> None:
+    """End this process at once, with its descendants, when the lifeline is cut; call it only after the last fork.
+
+    A thread and not the event loop, because a loop that hangs is one of the cases in which this has to work.
+    """
+    threading.Thread(target=_wait_and_exit, args=(read_fd,), name="lifeline", daemon=True).start()
+
+
+def _wait_and_exit(read_fd: int) -> None:
+    os.read(read_fd, 1)
+    # The fork server does this as well, unless it was killed together with the supervisor.
+    kill_descendants()
+    os._exit(EXIT_LIFELINE_CUT)
+
+
+@contextmanager
+def watched_by_signal(read_fd: int, when_cut: Callable[[], None]) -> Generator[None, None, None]:
+    """Call `when_cut` in the main thread if the lifeline is cut inside this context, which starts no thread.
+
+    The kernel sends SIGIO when the pipe changes (`O_ASYNC`, fcntl(2)), so this works while the main thread is busy.
+    """
+    before = signal.signal(signal.SIGIO, lambda _signal, _frame: when_cut())
+    flags = fcntl.fcntl(read_fd, fcntl.F_GETFL)
+    fcntl.fcntl(read_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(read_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([read_fd], [], [], 0)[0]:
+        when_cut()
+    try:
+        yield
+    finally:
+        fcntl.fcntl(read_fd, fcntl.F_SETFL, flags)
+        signal.signal(signal.SIGIO, before)

@@ -1,0 +1,83 @@
+"""Calls that change processes: adopt orphans, name a process, kill whole trees.
+
+The Linux-only ones (`prctl(2)`) do nothing elsewhere and say so by their result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterable
+
+from shoal.runtime.process_info import descendants, read_stat
+
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+# The kernel keeps 16 bytes of a name, one of them the closing zero.
+_NAME_BYTES = 15
+
+
+def set_subreaper(enabled: bool) -> bool:
+    """Let orphans among this process's descendants become its children, instead of those of init.
+
+    Returns:
+        Whether it was enabled before; False also where the system cannot do it.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = ctypes.c_int(0)
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, int(enabled), 0, 0, 0)
+    return bool(before.value)
+
+
+def set_process_title(role: str, index: int | None = None) -> None:
+    """Show this process as "shoal:role:index" in ps and top: its name, and its command line as far as that has room."""
+    if sys.platform != "linux":
+        return
+    suffix = "" if index is None else f":{index}"
+    name = f"shoal:{role}"[: _NAME_BYTES - len(suffix)] + suffix
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    stat = read_stat(os.getpid())
+    if stat is None or not stat.args_start < stat.args_end:
+        return
+    # The kernel shows whatever stands where it put the arguments at exec; Python has long copied them.
+    room_bytes = stat.args_end - stat.args_start
+    title = f"shoal:{role}{suffix}".encode()[: room_bytes - 1]
+    ctypes.memmove(stat.args_start, title.ljust(room_bytes, b"\0"), room_bytes)
+
+
+def kill(pid: int) -> None:
+    """Send SIGKILL to a process that may be gone already or belong to somebody else."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def kill_descendants() -> None:
+    """Send SIGKILL to everything that descends from this process, without waiting."""
+    for stat in descendants(os.getpid()):
+        kill(stat.pid)
+
+
+def end_descendants(known: Iterable[int] = ()) -> None:
+    """Kill and reap all descendants until none is left; this process has to be a subreaper.
+
+    A process forked between the look and the kill becomes our child when its parent dies, which is when we look again.
+
+    Args:
+        known: children to kill where /proc cannot be asked.
+    """
+    for pid in known:
+        kill(pid)
+    while True:
+        kill_descendants()
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

@@ -1,0 +1,103 @@
+"""What the launcher asks the supervisor for: roles, when to start them again, and how they ended."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.clock import Backoff
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a role that failed is started again; one that exits with 0 is done and never is.
+
+    Attributes:
+        max_restarts: at most this many within `window_s`, then the role is given up; 0 never restarts.
+        window_s: the time over which restarts are counted; a role that ran longer starts with a short pause again.
+        first_delay_s: the pause before the first restart; it doubles with each further one.
+        max_delay_s: the longest pause.
+    """
+
+    max_restarts: int = 0
+    window_s: float = 60.0
+    first_delay_s: float = 0.2
+    max_delay_s: float = 10.0
+
+
+NEVER_RESTART = RestartPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """One role to run.
+
+    Attributes:
+        role, index: its name, as in "server" 2.
+        entry: "package.module:function", an async function; see `shoal.runtime.role.RoleEntry`.
+        payload: handed to the entry; travels over a socket, so it may hold secrets.
+        restart: what happens when it fails.
+        environment: changes to its environment, such as numbers of threads.
+        nice: by how much its priority is lowered, 0 to 19.
+        output_path: file to which its standard output and error are appended; None shares the launcher's.
+    """
+
+    role: str
+    index: int
+    entry: str
+    payload: bytes = b""
+    restart: RestartPolicy = NEVER_RESTART
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    nice: int = 0
+    output_path: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.role}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a process ended.
+
+    Attributes:
+        code: its exit code, or the number of the signal that ended it, negated.
+    """
+
+    code: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself and successfully."""
+        return self.code == 0
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        return f"killed by {signal.Signals(-self.code).name}"
+
+
+KILLED = ExitStatus(-signal.SIGKILL)
+
+
+class RestartHistory:
+    """Decides, for one role, whether and after which pause it is started again."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        """Start with no restarts counted."""
+        self._policy = policy
+        self._backoff = Backoff(first_s=policy.first_delay_s, max_s=policy.max_delay_s)
+        self._restarts_s: deque[float] = deque()
+
+    def next_delay_s(self, now_s: float) -> float | None:
+        """Count a failure at monotonic time `now_s`; return the pause before the restart, or None to give up."""
+        while self._restarts_s and self._restarts_s[0] <= now_s - self._policy.window_s:
+            self._restarts_s.popleft()
+        if len(self._restarts_s) >= self._policy.max_restarts:
+            return None
+        if not self._restarts_s:
+            self._backoff.reset()
+        self._restarts_s.append(now_s)
+        return self._backoff.next_delay_s()

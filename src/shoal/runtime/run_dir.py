@@ -1,0 +1,142 @@
+"""The runtime directory of one run: a short private path for Unix sockets, gone when the run is.
+
+`$XDG_RUNTIME_DIR/shoal-<uid>/<8 hex>` or, where that variable is not usable, `/tmp/shoal-<uid>/<8 hex>`. A run holds a
+lock on a file in its directory for as long as it lives, so a directory that nobody locks is a dead run's and is removed
+by the next one. Creating and removing are serialised by a lock on the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Generator
+from pathlib import Path
+
+from shoal.errors import ConfigError
+
+_LOCK_NAME = "lock"
+# sockaddr_un(7): 108 bytes with the closing zero; macOS has 104.
+_MAX_SOCKET_PATH_BYTES = 103
+
+
+class RunDir:
+    """A locked, private directory; use it as a context, which removes it at the end.
+
+    Attributes:
+        path: the directory, mode 0700.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """Make the directory, after removing those of dead runs.
+
+        Args:
+            parent: where; by default $XDG_RUNTIME_DIR if it is ours, else /tmp.
+
+        Raises:
+            ConfigError: the parent cannot be written or belongs to somebody else.
+        """
+        root = (parent or _default_parent()) / f"shoal-{os.getuid()}"
+        _make_private(root)
+        with _locked(root / _LOCK_NAME):
+            _remove_dead(root)
+            self.path = root / secrets.token_hex(4)
+            self.path.mkdir(mode=0o700)
+            self._lock_fd = _open_lock(self.path / _LOCK_NAME)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+
+    def socket_path(self, name: str) -> Path:
+        """Return the path of a Unix socket in this directory.
+
+        Raises:
+            ConfigError: the path is longer than the system takes for a socket.
+        """
+        return socket_path(self.path, name)
+
+    def close(self) -> None:
+        """Remove the directory; the second call does nothing."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+def socket_path(directory: Path, name: str) -> Path:
+    """Return `directory / name` if it fits into the address of a Unix socket.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    path = directory / name
+    size_bytes = len(os.fsencode(path))
+    if size_bytes > _MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"the socket path {path} has {size_bytes} bytes, the system takes {_MAX_SOCKET_PATH_BYTES}: "
+            f"set XDG_RUNTIME_DIR to a shorter directory of yours, or unset it to use /tmp"
+        )
+    return path
+
+
+def _default_parent() -> Path:
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR", "")
+    # After `su` and in some containers the variable names another user's directory, or none.
+    if runtime_dir and os.access(runtime_dir, os.W_OK | os.X_OK) and os.stat(runtime_dir).st_uid == os.getuid():
+        return Path(runtime_dir)
+    return Path("/tmp")
+
+
+def _make_private(root: Path) -> None:
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        found = root.lstat()
+    except OSError as error:
+        raise ConfigError(f"cannot make the runtime directory {root}: {error.strerror}; set XDG_RUNTIME_DIR") from error
+    # In a /tmp that everybody writes to, somebody else may have made it first, or linked it elsewhere.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            f"the runtime directory {root} has to be a directory of yours with mode 0700: "
+            f"remove it or set XDG_RUNTIME_DIR"
+        )
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Generator[None, None, None]:
+    lock_fd = _open_lock(path)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock_fd)
+
+
+def _remove_dead(root: Path) -> None:
+    """Remove the directories that no living run has locked; the caller holds the lock of `root`."""
+    for directory in root.iterdir():
+        if not directory.is_dir():
+            continue
+        try:
+            lock_fd = _open_lock(directory / _LOCK_NAME)
+        except OSError:
+            # Its own run is removing it in this moment.
+            continue
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            os.close(lock_fd)

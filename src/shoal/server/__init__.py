@@ -1,0 +1,1 @@
+"""The server: hosts one replica of one stage."""

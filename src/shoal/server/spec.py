@@ -1,0 +1,19 @@
+"""What a server is told when it starts."""
+
+from __future__ import annotations
+
+from shoal.config.start import RoleStart
+
+
+class ServerSpec(RoleStart, frozen=True, kw_only=True):
+    """Start parameters of a server.
+
+    Attributes:
+        stage: The stage to host; None takes the one that needs it most.
+        expected_servers: Servers that are being started with it, itself included; 0 if unknown.
+        device: Torch device, resolved: "cpu" or "cuda:<i>".
+    """
+
+    stage: int | None
+    expected_servers: int
+    device: str

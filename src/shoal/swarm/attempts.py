@@ -1,0 +1,68 @@
+"""Which attempts a replica has heard of, which it must refuse, and which it has committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.ids import StepKey
+from shoal.swarm.step_operations import Decision
+
+
+class AttemptLedger:
+    """A replica's memory of attempts, bounded whatever peers send.
+
+    A trainer's attempts are ordered by their keys, and it opens the next one only when the last is over. So one key per
+    trainer, the newest heard of, is the tombstone of all older ones: what is not newer, not open and not committed is
+    aborted.
+    """
+
+    def __init__(self) -> None:
+        self._lowest_incarnation: dict[int, int] = {}
+        self._newest: dict[int, StepKey] = {}
+        self._committed: dict[StepKey, Decision] = {}
+        # An answer to a Commit may be lost with its connection, and be asked for again in the next round.
+        self._committed_before: dict[StepKey, Decision] = {}
+
+    def is_fenced(self, key: StepKey) -> bool:
+        """Whether the attempt's incarnation has been replaced."""
+        return key.incarnation < self.lowest_incarnation(key.trainer)
+
+    def is_new(self, key: StepKey) -> bool:
+        """Whether the attempt is newer than all that was heard of its trainer."""
+        newest = self._newest.get(key.trainer)
+        return newest is None or key > newest
+
+    def heard_of(self, key: StepKey) -> None:
+        """From now on neither this attempt nor an older one of its trainer is new."""
+        if self.is_new(key):
+            self._newest[key.trainer] = key
+
+    def lowest_incarnation(self, trainer: int) -> int:
+        """Lowest incarnation of the trainer that is not fenced; 0 if none is."""
+        return self._lowest_incarnation.get(trainer, 0)
+
+    def fence(self, incarnations: dict[int, int]) -> None:
+        """Refuse every incarnation of a trainer below the given one."""
+        for trainer, lowest in incarnations.items():
+            self._lowest_incarnation[trainer] = max(lowest, self.lowest_incarnation(trainer))
+
+    def committed(self, key: StepKey) -> Decision | None:
+        """With what the attempt was committed here, in this round or the one before; None if it was not."""
+        return self._committed.get(key) or self._committed_before.get(key)
+
+    def commit(self, key: StepKey, decision: Decision) -> None:
+        """The attempt is applied."""
+        self._committed[key] = decision
+
+    def start_round(self) -> None:
+        """Forget the commits of the round before the one that has ended."""
+        self._committed_before, self._committed = self._committed, {}
+
+    def committed_below(self, incarnations: dict[int, int]) -> tuple[StepKey, ...]:
+        """This round's commits of incarnations below the given ones."""
+        return keys_below(self._committed, incarnations)
+
+
+def keys_below(keys: Iterable[StepKey], incarnations: dict[int, int]) -> tuple[StepKey, ...]:
+    """Those of `keys` whose incarnation is below their trainer's in `incarnations`."""
+    return tuple(key for key in keys if key.incarnation < incarnations.get(key.trainer, 0))

@@ -1,0 +1,144 @@
+"""Round records: what D_r says, computed from what the members of the final views have joined with, and its hash.
+
+D_0 is computed from configuration and seed, never decided; its hash is what D_1 names as `previous`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.sample_ranges import Ranges, merge, subtract
+from shoal.wire.messages.round import Join, Record, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.step import StepEntry
+
+Sign = Callable[[bytes], bytes]
+"""Signs bytes with this peer's key."""
+
+Verify = Callable[[PeerId, bytes, bytes], None]
+"""Checks a peer's signature over bytes; raises SignatureError."""
+
+Logs = Mapping[PeerId, tuple[int, tuple[StepEntry, ...]]]
+"""Step logs by replica, with its stage."""
+
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+class Tip(NamedTuple):
+    """The newest record of a chain as one replica holds it; `signed` is None for D_0."""
+
+    round: int
+    hash: str
+    signed: SignedRecord | None
+
+
+class FinalView(NamedTuple):
+    """One stage's ring as it ended: members in ring order, their weights (samples), and the bytes they all staged."""
+
+    stage: int
+    epoch: int
+    members: tuple[PeerId, ...]
+    weights: tuple[int, ...]
+    hashes: StageHashes
+
+
+def genesis_hash(run_id: str, seed: int, configuration: Mapping[str, object]) -> str:
+    """SHA-256 (hex) that stands for D_0: the same for all who run `configuration` (JSON values only) from `seed`."""
+    text = json.dumps([run_id, seed, configuration], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def record_hash(signed: SignedRecord) -> str:
+    """SHA-256 (hex) of the encoded record; the signature is no part of it."""
+    return hashlib.sha256(signed.body).hexdigest()
+
+
+def seal(record: Record, signer: PeerId, sign: Sign) -> SignedRecord:
+    """Encode and sign a record."""
+    body = msgspec.msgpack.encode(record)
+    return SignedRecord(body, signer, sign(body))
+
+
+def unseal(signed: SignedRecord, run_id: str, verify: Verify) -> Record:
+    """Check and decode a record.
+
+    Raises:
+        RemoteProtocolError: It is no record, is of another run, or was signed by another peer than its coordinator.
+        SignatureError: The signature does not verify.
+    """
+    verify(signed.signer, signed.body, signed.signature)
+    try:
+        record = _decoder.decode(signed.body)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"{signed.signer} signed what is no round record: {error}") from error
+    if record.run_id != run_id or record.ballot.peer != signed.signer:
+        raise RemoteProtocolError(
+            f"{signed.signer} signed record {record.round} of run {record.run_id} under the ballot of "
+            f"{record.ballot.peer}; this is run {run_id}"
+        )
+    return record
+
+
+def weight(log: Iterable[StepEntry]) -> int:
+    """The samples that changed a replica's parameters in the round; skipped steps changed none."""
+    return sum(entry.num_samples for entry in log if not entry.skipped)
+
+
+def outcome_of(record: Record, stage: int) -> StageOutcome | None:
+    """What the record says about a stage."""
+    return next((outcome for outcome in record.stages if outcome.stage == stage), None)
+
+
+def steps_held(logs: Iterable[tuple[StepEntry, ...]]) -> dict[StepKey, StepEntry]:
+    """Every step that some log holds: these are in the record."""
+    return {entry.key: entry for log in logs for entry in log}
+
+
+def build_record(
+    *,
+    run_id: str,
+    previous: Tip,
+    ballot: Ballot,
+    views: Sequence[FinalView],
+    joins: Mapping[PeerId, Join],
+    recorded: Ranges,
+    incarnations: Mapping[int, int],
+) -> Record:
+    """The record that follows `previous`, from the joins of the final members alone.
+
+    A step that any of them holds is recorded; a stage of which none holds it has lost its share.
+
+    Args:
+        run_id: Of the run.
+        previous: The record before.
+        ballot: Of the coordinator.
+        views: The final view of each stage.
+        joins: Of the members at least; those of others are not looked at.
+        recorded: Samples of all earlier records: they are never recorded again.
+        incarnations: Lowest incarnation of each trainer that may still act.
+    """
+    logs = {peer: joins[peer].log for view in views for peer in view.members}
+    steps = steps_held(logs.values())
+    stages: list[StageOutcome] = []
+    for view in sorted(views, key=lambda view: view.stage):
+        held = steps_held(logs[peer] for peer in view.members)
+        lost = len(steps.keys() - held.keys())
+        stages.append(StageOutcome(view.stage, view.epoch, view.members, view.weights, view.hashes, lost))
+    trained = merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)
+    skipped = merge(item for entry in steps.values() if entry.skipped for item in entry.samples)
+    return Record(
+        run_id=run_id,
+        round=previous.round + 1,
+        ballot=ballot,
+        previous=previous.hash,
+        stages=tuple(stages),
+        samples=subtract(trained, recorded),
+        skipped=subtract(skipped, recorded),
+        incarnations=dict(incarnations),
+    )

@@ -1,0 +1,90 @@
+"""Which record stands when a client takes a new ballot, from what every reachable replica holds.
+
+The newest record that some replica has swapped to stands. On top of it, a record that replicas have answered Held for
+may have been decided, so the one of the highest ballot is finished. It is dropped only when it cannot be finished: no
+replica has swapped it, and no holder of some stage's bytes answers for long enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from shoal.ids import PeerId
+from shoal.swarm.records import Tip, record_hash
+from shoal.wire.messages.round import Record, RoundState, SignedRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What stands.
+
+    Attributes:
+        tip: The record that everyone is to hold.
+        missing: Stages without a reachable holder of the tip's bytes; until there is one, nobody can go on.
+    """
+
+    tip: Tip
+    missing: tuple[int, ...]
+
+
+def tip_of(state: RoundState, genesis: str) -> Tip:
+    """The record that a replica says it holds."""
+    if state.record is None:
+        return Tip(0, genesis, None)
+    return Tip(state.held_round, record_hash(state.record), state.record)
+
+
+def choose(
+    states: Mapping[PeerId, RoundState],
+    num_stages: int,
+    genesis: str,
+    unseal: Callable[[SignedRecord], Record],
+    drop_pending: bool,
+) -> Choice:
+    """Choose what stands among what the replicas hold; `states` is not empty.
+
+    Of two records of one round, which only a partition can make, the one with a holder of every stage stands, then the
+    one with the smaller hash.
+
+    Args:
+        states: What each reachable replica holds.
+        num_stages: S.
+        genesis: The hash of D_0.
+        unseal: Decodes a record.
+        drop_pending: A record that cannot be finished has been waited for long enough.
+    """
+    tips = {tip_of(state, genesis) for state in states.values()}
+    pending: dict[str, SignedRecord] = {}
+    for state in states.values():
+        if state.pending is not None:
+            pending[record_hash(state.pending)] = state.pending
+
+    def missing(tip: Tip) -> tuple[int, ...]:
+        return _stages_without(
+            num_stages,
+            (
+                state.stage
+                for state in states.values()
+                if tip_of(state, genesis).hash == tip.hash
+                or (state.pending is not None and record_hash(state.pending) == tip.hash)
+            ),
+        )
+
+    best = min(tips, key=lambda tip: (-tip.round, bool(missing(tip)), tip.hash))
+    records = {digest: unseal(signed) for digest, signed in pending.items()}
+    above = [digest for digest, record in records.items() if record.previous == best.hash]
+    if above and not drop_pending:
+        digest = max(above, key=lambda digest: _rank(records[digest]))
+        tip = Tip(records[digest].round, digest, pending[digest])
+        return Choice(tip, missing(tip))
+    return Choice(best, missing(best))
+
+
+def _rank(record: Record) -> tuple[object, ...]:
+    """Later proposals rank higher: of the higher ballot, and under one ballot of the later epochs."""
+    return (record.ballot, sum(outcome.epoch for outcome in record.stages))
+
+
+def _stages_without(num_stages: int, held: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(range(num_stages)) - set(held)))

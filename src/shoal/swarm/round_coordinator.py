@@ -1,0 +1,403 @@
+"""The coordinator's part in the outer round: a pure machine, events in, effects out.
+
+    waiting --lead--> asking --choose--> idle --close--> joining --> staging --> holding --decide--> idle
+                        ^                                  |           |   ^        |
+                        '------- a stage has nobody left --+-----------'   '--------' a member is lost: new epoch
+
+`asking` takes a new ballot and hears every reachable replica; what stands is chosen once, by `round_choice`. `joining`
+settles the steps in doubt from all joins. `staging` runs the stages' views, each with its own epochs. Only when every
+member of every stage has answered Held is the record decided.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from shoal.ids import NO_BALLOT, Ballot, PeerId
+from shoal.swarm.records import Logs, Tip, build_record, outcome_of, record_hash
+from shoal.swarm.round_choice import choose, tip_of
+from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, Send, Stuck
+from shoal.swarm.round_joins import RoundJoins
+from shoal.swarm.round_replicas import RoundReplicas
+from shoal.swarm.round_settings import CloseRequest, RoundSettings
+from shoal.swarm.round_views import StageView, first_view
+from shoal.swarm.sample_ranges import Ranges, merge
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import (
+    AskRound,
+    Close,
+    Decide,
+    Held,
+    Hold,
+    Join,
+    MemberLost,
+    Propose,
+    Record,
+    Resolve,
+    RoundMessage,
+    RoundState,
+    SignedRecord,
+    Staged,
+    StaleBallot,
+    Swapped,
+)
+
+Effects = list[CoordinatorEffect]
+
+
+class Phase(enum.Enum):
+    """Where the coordinator stands; see the diagram of the module."""
+
+    WAITING = "waiting"
+    ASKING = "asking"
+    IDLE = "idle"
+    JOINING = "joining"
+    STAGING = "staging"
+    HOLDING = "holding"
+
+
+class RoundCoordinatorMachine:
+    """The machine of one client.
+
+    Args:
+        me: This client.
+        incarnation: Which start of this client it is.
+        settings: Of the run.
+        seal: Encodes and signs a record.
+        unseal: Checks and decodes one; raises SignatureError or RemoteProtocolError.
+        recorded: Samples of the records that this client knows.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        incarnation: int,
+        settings: RoundSettings,
+        seal: Callable[[Record], SignedRecord],
+        unseal: Callable[[SignedRecord], Record],
+        recorded: Ranges = (),
+    ) -> None:
+        self.me = me
+        self.settings = settings
+        self.phase = Phase.WAITING
+        self.ballot = Ballot(0, me, incarnation)
+        self.highest: Ballot = NO_BALLOT
+        self.tip = Tip(0, settings.genesis, None)
+        self._recorded = recorded
+        self._seal = seal
+        self._unseal = unseal
+        self._replicas = RoundReplicas(settings.genesis)
+        self._judged: set[str] = set()  # hashes of the tips among which was chosen
+        self._ready = False
+        self._request: CloseRequest | None = None
+        self._joins = RoundJoins()
+        self._views: dict[int, StageView] = {}
+        self._epochs: Counter[int] = Counter()  # first unused epoch of each stage in this round
+        self._signed: SignedRecord | None = None
+        self._held: set[PeerId] = set()
+        self._since_s = 0.0
+        self._tick_at_s = 0.0
+
+    @property
+    def wake_at_s(self) -> float | None:
+        """When to call `tick`; None if nothing waits for time."""
+        if self.phase is Phase.WAITING or (self.phase is Phase.IDLE and not self._replicas.silent):
+            return None
+        return self._tick_at_s
+
+    # -- commands
+
+    def lead(self, now_s: float) -> Effects:
+        """Take a ballot above every one seen and ask all replicas what they hold."""
+        self.highest = max(self.highest, self.ballot)
+        self.ballot = self.ballot._replace(number=self.highest.number + 1)
+        return self._ask(now_s)
+
+    def replicas(self, known: Mapping[PeerId, Hop], now_s: float) -> Effects:
+        """The replicas that the client knows; those that are new are asked what they hold."""
+        effects: Effects = []
+        for peer in self._replicas.forget(known):
+            self._replicas.lose(peer)
+            effects += self._leave(peer, now_s)
+        for peer, hop in known.items():
+            if self._replicas.name(peer, hop):
+                effects.append(Introduce(hop))
+                if self.phase is not Phase.WAITING:
+                    effects.append(Send(peer, AskRound(self.ballot)))
+        return effects + self._advance(now_s)
+
+    def close(self, request: CloseRequest, now_s: float) -> Effects:
+        """End the round as soon as this client leads and everyone has the record before."""
+        self._request = request
+        self._tick_at_s = now_s + self.settings.retry_s
+        return self._advance(now_s)
+
+    # -- events
+
+    def lost(self, peer: PeerId, now_s: float) -> Effects:
+        """The connection to a peer has ended."""
+        if peer not in self._replicas.known:
+            return []
+        self._replicas.lose(peer)
+        return self._leave(peer, now_s) + self._advance(now_s)
+
+    def tick(self, now_s: float) -> Effects:
+        """Repeat what has not been answered."""
+        if self.phase is Phase.WAITING:
+            return []
+        self._tick_at_s = now_s + self.settings.retry_s
+        effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in self._replicas.silent]
+        if self.phase is Phase.JOINING:
+            effects += self._send_close()
+        elif self.phase is Phase.STAGING and now_s - self._since_s > self.settings.stage_timeout_s:
+            self._since_s = now_s
+            for view in self._views.values():
+                if not view.agreed:
+                    effects += self._new_epoch(view, frozenset())
+        return effects + self._advance(now_s)
+
+    def receive(self, peer: PeerId, message: RoundMessage, now_s: float) -> Effects:
+        """Take a replica's message; what is of another ballot, round or epoch has no effect."""
+        if isinstance(message, StaleBallot):
+            return self._stale(message.highest, now_s)
+        if self.phase is Phase.WAITING or peer not in self._replicas.known:
+            return []
+        match message:
+            case RoundState() if message.ballot == self.ballot:
+                effects = self._state(peer, message, now_s)
+            case Swapped():
+                effects = self._swapped(peer, message)
+            case Join() if message.ballot == self.ballot and message.round == self.tip.round + 1:
+                effects = self._joined(peer, message)
+            case Staged() if self._is_current(message):
+                effects = self._staged(peer, message)
+            case MemberLost() if self._is_current(message):
+                effects = self._member_lost(peer, message, now_s)
+            case Held() if self._is_current(message):
+                if self._signed is not None and message.record_hash == record_hash(self._signed):
+                    self._held.add(peer)
+                effects = []
+            case _:
+                return []
+        return effects + self._advance(now_s)
+
+    # -- taking over
+
+    def _ask(self, now_s: float) -> Effects:
+        self.phase = Phase.ASKING
+        self._since_s = now_s
+        self._tick_at_s = now_s + self.settings.retry_s
+        self._replicas.begin_asking()
+        self._ready = False
+        return [Send(peer, AskRound(self.ballot)) for peer in self._replicas.known]
+
+    def _stale(self, highest: Ballot, now_s: float) -> Effects:
+        """A replica follows a higher ballot: take a higher one while taking over, and when a past self holds it."""
+        self.highest = max(self.highest, highest)
+        if self.phase is Phase.WAITING or highest <= self.ballot:
+            return []
+        if self.phase is Phase.ASKING or highest.peer == self.me:
+            return self.lead(now_s)
+        self.phase = Phase.WAITING
+        return [Deposed(highest)]
+
+    def _choose(self, now_s: float) -> Effects:
+        states, settings = self._replicas.states, self.settings
+        if not states or not self._replicas.all_answered:
+            return []
+        absent = set(range(settings.num_stages)) - {state.stage for state in states.values()}
+        if absent:
+            return [Stuck(tuple(sorted(absent)))]
+        waited = now_s - self._since_s > settings.drop_after_s
+        choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited)
+        if choice.missing:
+            return [Stuck(choice.missing)]
+        self._judged = {tip_of(state, settings.genesis).hash for state in states.values()}
+        self.phase = Phase.IDLE
+        effects = self._set_tip(choice.tip, {}, {}) if choice.tip.hash != self.tip.hash else []
+        return effects + self._tell()
+
+    def _state(self, peer: PeerId, state: RoundState, now_s: float) -> Effects:
+        tip = self._replicas.answer(peer, state)
+        if self.phase is Phase.ASKING:
+            return []
+        if state.refused:
+            return self._replicas.mark_out(peer, state.refused) + self._leave(peer, now_s)
+        if tip.round >= self.tip.round and tip.hash != self.tip.hash and tip.hash not in self._judged:
+            return self.lead(now_s)  # another chain, or a newer record: choose once more, having heard everyone
+        return self._tell()
+
+    def _tell(self) -> Effects:
+        """Offer the tip to those that do not hold it: they swap if they have its bytes staged, else they refuse."""
+        effects: Effects = []
+        for peer in self._replicas.lacking(self.tip):
+            if self.tip.signed is None:
+                effects += self._replicas.mark_out(peer, "it holds a record of another run")
+            else:
+                self._replicas.told.add(peer)
+                effects.append(Send(peer, Decide(self.ballot, self.tip.signed)))
+        return effects
+
+    def _swapped(self, peer: PeerId, message: Swapped) -> Effects:
+        signed = self.tip.signed
+        if message.record_hash != self.tip.hash or signed is None or peer not in self._replicas.states:
+            return []
+        self._replicas.swapped(peer, message.record_hash)
+        outcome = outcome_of(self._unseal(signed), message.stage)
+        if outcome is None or outcome.hashes != message.hashes:
+            return self._replicas.mark_out(peer, "it swapped other bytes than the record's")
+        return []
+
+    # -- the round
+
+    def _advance(self, now_s: float) -> Effects:
+        """Go as far as what is known allows."""
+        effects: Effects = []
+        if self.phase is Phase.ASKING:
+            effects += self._choose(now_s)
+        if self.phase is Phase.IDLE and not self._ready and not self._replicas.told:
+            self._ready = True
+            effects.append(Ready(self.tip, self._replicas.holders(self.tip)))
+        if self.phase is Phase.IDLE and self._ready and self._request is not None:
+            self.phase = Phase.JOINING
+            self._joins.restart()
+            effects += self._send_close()
+        if self.phase is Phase.JOINING and self._request is not None:
+            effects += self._settle(self._request, now_s)
+        if self.phase is Phase.STAGING and all(view.agreed for view in self._views.values()):
+            effects += self._hold()
+        if self.phase is Phase.HOLDING and self._held >= self._members():
+            effects += self._decide()
+        return effects
+
+    def _send_close(self) -> Effects:
+        message = Close(self.ballot, self.tip.round + 1)
+        return [Send(p, message) for p in self._replicas.holders(self.tip) if p not in self._joins.joins]
+
+    def _joined(self, peer: PeerId, join: Join) -> Effects:
+        if self.phase is not Phase.JOINING or peer not in self._replicas.holders(self.tip):
+            return []
+        contradicted = self._joins.note(peer, join)
+        if contradicted is None:
+            return []
+        return self._replicas.mark_out(peer, f"it holds step {contradicted}, which was settled as aborted")
+
+    def _settle(self, request: CloseRequest, now_s: float) -> Effects:
+        """Settle the steps in doubt, once all have joined; then propose the views."""
+        holders, joins = self._replicas.holders(self.tip), self._joins.joins
+        for peer in joins.keys() - holders.keys():
+            del joins[peer]
+        late = request.join_by_s is not None and now_s >= request.join_by_s
+        if holders.keys() - joins.keys() and not late:
+            return []
+        absent = set(range(self.settings.num_stages)) - {join.stage for join in joins.values()}
+        if absent:
+            return [Stuck(tuple(sorted(absent)))]
+        orders = self._joins.settle()
+        if orders:
+            return [Send(p, Resolve(self.ballot, self.tip.round + 1, key, commit)) for p, key, commit in orders]
+        return self._propose_all(request, now_s)
+
+    def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
+        self.phase = Phase.STAGING
+        self._since_s = now_s
+        effects: Effects = []
+        for stage in range(self.settings.num_stages):
+            view = first_view(stage, self._joins.joins, request.slots, self._epochs[stage])
+            self._views[stage] = view
+            effects += self._propose(view)
+        return effects
+
+    def _propose(self, view: StageView) -> Effects:
+        self._epochs[view.stage] = view.epoch + 1
+        members = tuple(self._replicas.states[peer].hop for peer in view.members)
+        weights = tuple(view.weights[peer] for peer in view.members)
+        message = Propose(self.ballot, self.tip.round + 1, view.epoch, view.stage, members, weights)
+        return [Send(peer, message) for peer in view.members]
+
+    def _new_epoch(self, view: StageView, without: frozenset[PeerId]) -> Effects:
+        self.phase = Phase.STAGING
+        self._signed = None
+        view.next_epoch(without)
+        return self._propose(view)
+
+    def _leave(self, peer: PeerId, now_s: float) -> Effects:
+        """A replica is lost to the round being averaged: its stage goes on without it, from the kept inputs."""
+        if self.phase not in (Phase.STAGING, Phase.HOLDING):
+            return []
+        for view in self._views.values():
+            if view.members == (peer,):
+                return self._ask(now_s)
+            if peer in view.members:
+                self._since_s = now_s
+                return self._new_epoch(view, frozenset((peer,)))
+        return []
+
+    def _member_lost(self, peer: PeerId, message: MemberLost, now_s: float) -> Effects:
+        view = self._views.get(message.stage)
+        if view is None or message.epoch != view.epoch or peer not in view.members:
+            return []
+        effects: Effects = []
+        if message.peer == peer:
+            effects += self._replicas.mark_out(peer, "its own state is not the record's")
+        return effects + self._leave(message.peer, now_s)
+
+    def _staged(self, peer: PeerId, message: Staged) -> Effects:
+        view = self._views.get(message.stage)
+        odd = view.note(peer, message.epoch, message.hashes) if view is not None else None
+        if view is None or odd is None:
+            return []
+        effects: Effects = []
+        for one in sorted(odd):
+            effects += self._replicas.mark_out(one, "its outer step differs from the other members'")
+        return effects + self._new_epoch(view, odd)
+
+    def _members(self) -> set[PeerId]:
+        return {peer for view in self._views.values() for peer in view.members}
+
+    def _is_current(self, message: Staged | MemberLost | Held) -> bool:
+        averaging = self.phase in (Phase.STAGING, Phase.HOLDING)
+        return averaging and message.ballot == self.ballot and message.round == self.tip.round + 1
+
+    def _hold(self) -> Effects:
+        record = build_record(
+            run_id=self.settings.run_id,
+            previous=self.tip,
+            ballot=self.ballot,
+            views=[view.final() for view in self._views.values()],
+            joins=self._joins.joins,
+            recorded=self._recorded,
+            incarnations=self._request.incarnations if self._request is not None else {},
+        )
+        self.phase = Phase.HOLDING
+        self._signed = self._seal(record)
+        self._held = set()
+        return [Send(peer, Hold(self.ballot, self._signed)) for peer in sorted(self._members())]
+
+    def _decide(self) -> Effects:
+        signed, joins = self._signed, self._joins.joins
+        if signed is None:
+            return []
+        members = sorted(self._members())
+        sent: Counter[str] = Counter()
+        for peer in members:
+            sent.update(joins[peer].sent_bytes)
+        logs = {peer: (joins[peer].stage, joins[peer].log) for peer in members}
+        self.phase = Phase.IDLE
+        return self._set_tip(Tip(self.tip.round + 1, record_hash(signed), signed), logs, sent) + self._tell()
+
+    def _set_tip(self, tip: Tip, logs: Logs, sent: Mapping[str, int]) -> Effects:
+        self.tip = tip
+        self._ready = False
+        self._request = None
+        self._signed = None
+        self._joins = RoundJoins()
+        self._views.clear()
+        self._epochs.clear()
+        if tip.signed is None:
+            return []
+        record = self._unseal(tip.signed)
+        self._recorded = merge((*self._recorded, *record.samples, *record.skipped))
+        return [Decided(record, tip.signed, logs, sent)]

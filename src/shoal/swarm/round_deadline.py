@@ -1,0 +1,27 @@
+"""How long a boundary may take, judged by past rounds: median + k * MAD (median absolute deviation).
+
+Both are untouched by a few extreme rounds, so one round in which a machine hung does not stretch the next deadlines.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+MIN_ROUNDS = 3
+"""Before this many rounds are known, the configured first deadline holds."""
+
+
+def deadline_s(durations_s: Sequence[float], k: float, first_deadline_s: float) -> float:
+    """Seconds after which nobody is waited for any more.
+
+    Args:
+        durations_s: How long past rounds took.
+        k: How many deviations above the median are still normal.
+        first_deadline_s: The deadline while fewer than `MIN_ROUNDS` durations are known.
+    """
+    if len(durations_s) < MIN_ROUNDS:
+        return first_deadline_s
+    median_s = statistics.median(durations_s)
+    mad_s = statistics.median(abs(duration_s - median_s) for duration_s in durations_s)
+    return median_s + k * mad_s

@@ -1,0 +1,131 @@
+"""What the two machines of the outer round ask their drivers to do.
+
+Both machines take messages, losses and the time, and return a list of these. A driver carries them out in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.records import Logs, Tip
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import Propose, Record, RoundMessage, SignedRecord, StageHashes
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Post a message to a peer."""
+
+    peer: PeerId
+    message: RoundMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Introduce:
+    """Remember where a peer can be dialled."""
+
+    hop: Hop
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOut:
+    """A replica takes no part until it has been given the state of the newest record.
+
+    Reported by the coordinator about a replica, and by a member about itself.
+    """
+
+    peer: PeerId
+    reason: str
+
+
+# -- of the coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """D_round is decided.
+
+    Attributes:
+        record: D_round.
+        signed: The same, as it travels.
+        logs: Step logs of the final members; empty when an earlier coordinator had gathered them.
+        sent_bytes: What the members sent in the round, by traffic.
+    """
+
+    record: Record
+    signed: SignedRecord
+    logs: Logs
+    sent_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Every reachable replica that could has swapped to the tip: round `tip.round + 1` may be trained on `holders`."""
+
+    tip: Tip
+    holders: Mapping[PeerId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """The round cannot go on: these stages have no replica that takes part."""
+
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """Another client coordinates, under a higher ballot."""
+
+    highest: Ballot
+
+
+CoordinatorEffect = Send | Introduce | ReplicaOut | Decided | Ready | Stuck | Deposed
+
+
+# -- of a member
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSteps:
+    """Refuse new steps of the round, finish those that have begun, then report `steps_closed`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveStep:
+    """Commit or abort a step in doubt, then report `steps_closed` again."""
+
+    key: StepKey
+    commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunRing:
+    """Average with the members of this view and stage the outer step, then report `ring_done` (or `state_broken`).
+
+    Ends the ring before it. From epoch 1 on the state is checked against the record first.
+    """
+
+    view: Propose
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Keep the staged bytes with these hashes, whatever is staged later: a record in Hold names them."""
+
+    hashes: StageHashes
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Make the staged bytes with these hashes the replica's state, then report `swapped` (or `state_broken`)."""
+
+    record: Record
+    hashes: StageHashes
+
+
+MemberEffect = Send | Introduce | ReplicaOut | CloseSteps | ResolveStep | RunRing | Pin | Swap

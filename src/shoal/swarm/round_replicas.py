@@ -1,0 +1,113 @@
+"""What the coordinator knows of the replicas: who is reachable, what each holds, who is out.
+
+known --RoundState--> holder of the tip ------------------------> takes part
+                 '--> holder of another record --Decide (told)--> swapped: takes part, or refused: out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.ids import PeerId
+from shoal.swarm.records import Tip
+from shoal.swarm.round_choice import tip_of
+from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import RoundState
+
+
+class RoundReplicas:
+    """The replicas of a run as one coordinator sees them under its ballot.
+
+    Attributes:
+        known: Those that the client has named, with their addresses.
+        states: What those have answered that can be reached.
+        told: Those that have been sent the tip's record and have neither swapped nor refused.
+        genesis: Hash that stands for D_0.
+    """
+
+    def __init__(self, genesis: str) -> None:
+        self.genesis = genesis
+        self.known: dict[PeerId, Hop] = {}
+        self.states: dict[PeerId, RoundState] = {}
+        self.told: set[PeerId] = set()
+        self._tips: dict[PeerId, str] = {}
+        self._reachable: set[PeerId] = set()
+        self._out: set[PeerId] = set()
+
+    def name(self, peer: PeerId, hop: Hop) -> bool:
+        """Take note of a replica; returns whether it or its address is new."""
+        if self.known.get(peer) == hop:
+            return False
+        self.known[peer] = hop
+        self._reachable.add(peer)
+        return True
+
+    def forget(self, known: Mapping[PeerId, Hop]) -> list[PeerId]:
+        """The replicas that are not named any more."""
+        gone = [peer for peer in self.known if peer not in known]
+        for peer in gone:
+            del self.known[peer]
+        return gone
+
+    def lose(self, peer: PeerId) -> None:
+        """A replica cannot be reached; when it answers again it is taken as new."""
+        self._reachable.discard(peer)
+        self.states.pop(peer, None)
+        self._tips.pop(peer, None)
+        self.told.discard(peer)
+        self._out.discard(peer)
+
+    def begin_asking(self) -> None:
+        """Forget all answers: they were given under another ballot, or before something was lost."""
+        self.states.clear()
+        self._tips.clear()
+        self.told.clear()
+        self._out.clear()
+
+    def answer(self, peer: PeerId, state: RoundState) -> Tip:
+        """Take note of what a replica holds."""
+        self._reachable.add(peer)
+        self.states[peer] = state
+        tip = tip_of(state, self.genesis)
+        self._tips[peer] = tip.hash
+        return tip
+
+    def swapped(self, peer: PeerId, digest: str) -> None:
+        """A replica has swapped to a record."""
+        self.told.discard(peer)
+        self._tips[peer] = digest
+
+    def mark_out(self, peer: PeerId, reason: str) -> list[CoordinatorEffect]:
+        """Leave a replica out until it is given the state of the newest record and comes anew."""
+        self.told.discard(peer)
+        if peer in self._out:
+            return []
+        self._out.add(peer)
+        return [ReplicaOut(peer, reason)]
+
+    def holders(self, tip: Tip) -> dict[PeerId, int]:
+        """The replicas that hold `tip` and take part, with their stages."""
+        return {
+            peer: state.stage
+            for peer, state in self.states.items()
+            if self._tips[peer] == tip.hash and peer not in self._out
+        }
+
+    def lacking(self, tip: Tip) -> list[PeerId]:
+        """The replicas that do not hold `tip`, have not been told of it, and are not out."""
+        return [
+            peer
+            for peer in sorted(self.states)
+            if self._tips[peer] != tip.hash and peer not in self.told and peer not in self._out
+        ]
+
+    @property
+    def silent(self) -> list[PeerId]:
+        """Those that have not answered, whether they can be reached or not."""
+        return [peer for peer in self.known if peer not in self.states]
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether every replica that can be reached has said what it holds."""
+        return self._reachable <= self.states.keys()

@@ -1,0 +1,87 @@
+"""The view of one stage while its members average: who is in it, who has staged, and whether all staged the same bytes.
+
+A member that is lost, or whose bytes differ from the others', leads to a new epoch without it, from the same inputs.
+Bytes that differ are first computed once more by all: a disturbance that passes costs nobody his place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shoal.ids import PeerId
+from shoal.swarm.records import FinalView, weight
+from shoal.wire.messages.round import Join, StageHashes
+
+
+@dataclass(slots=True)
+class StageView:
+    """One stage's view.
+
+    Attributes:
+        stage: Which stage.
+        members: In ring order.
+        weights: Samples of each member in the round.
+        epoch: Counts the proposals.
+        staged: What the members of this epoch have staged so far.
+    """
+
+    stage: int
+    members: tuple[PeerId, ...]
+    weights: Mapping[PeerId, int]
+    epoch: int = 0
+    staged: dict[PeerId, StageHashes] = field(default_factory=dict[PeerId, StageHashes])
+    _repeated: bool = False
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all members have staged the same bytes."""
+        return len(self.staged) == len(self.members) and len(set(self.staged.values())) == 1
+
+    def final(self) -> FinalView:
+        """The view as the record names it; only when it is agreed."""
+        weights = tuple(self.weights[peer] for peer in self.members)
+        return FinalView(self.stage, self.epoch, self.members, weights, self.staged[self.members[0]])
+
+    def next_epoch(self, without: frozenset[PeerId] = frozenset()) -> None:
+        """Begin a new epoch from the same inputs, without some members."""
+        self.members = tuple(peer for peer in self.members if peer not in without)
+        self.epoch += 1
+        self.staged = {}
+
+    def note(self, peer: PeerId, epoch: int, hashes: StageHashes) -> frozenset[PeerId] | None:
+        """A member has staged.
+
+        Returns:
+            None if the view goes on; otherwise the members that a new epoch leaves out, none of them for a repetition.
+        """
+        if epoch != self.epoch or peer not in self.members:
+            return None
+        self.staged[peer] = hashes
+        if len(self.staged) < len(self.members) or self.agreed:
+            return None
+        if not self._repeated:
+            self._repeated = True
+            return frozenset()
+        return odd_ones_out(self.members, self.staged)
+
+
+def first_view(stage: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int], epoch: int) -> StageView:
+    """The view of all that have joined for a stage.
+
+    They stand in the order of their home slots, so that sums do not depend on random peer ids, and spares come last. A
+    spare has trained nothing: its weight is 0, and the ring keeps it current.
+    """
+    spare = max(slots.values(), default=0) + 1
+    peers = [peer for peer, join in joins.items() if join.stage == stage]
+    peers.sort(key=lambda peer: (slots.get(peer, spare), peer))
+    return StageView(stage, tuple(peers), {peer: weight(joins[peer].log) for peer in peers}, epoch)
+
+
+def odd_ones_out(members: Sequence[PeerId], staged: Mapping[PeerId, StageHashes]) -> frozenset[PeerId]:
+    """The members whose bytes are not those of most; on a tie the bytes of the first in ring order stand."""
+    votes = Counter(staged[peer] for peer in members)
+    most = max(votes.values())
+    standing = next(staged[peer] for peer in members if votes[staged[peer]] == most)
+    return frozenset(peer for peer in members if staged[peer] != standing)

@@ -1,0 +1,90 @@
+"""Ranges of samples: union, difference, and the cut of an endless run of passes into batches.
+
+A pass is one walk over all samples in a shuffled order; a range names positions of that order, so the same machine
+works for every data source and every seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shoal.errors import ConfigError
+from shoal.wire.messages.base import SampleRange
+
+Ranges = tuple[SampleRange, ...]
+
+
+def merge(ranges: Iterable[SampleRange]) -> Ranges:
+    """Return the union of `ranges`, sorted, without empty, overlapping or touching ranges."""
+    merged: list[SampleRange] = []
+    for item in sorted(ranges):
+        if item.stop <= item.start:
+            continue
+        last = merged[-1] if merged else None
+        if last is not None and last.pass_number == item.pass_number and item.start <= last.stop:
+            merged[-1] = SampleRange(last.pass_number, last.start, max(last.stop, item.stop))
+        else:
+            merged.append(item)
+    return tuple(merged)
+
+
+def subtract(ranges: Ranges, taken: Ranges) -> Ranges:
+    """Return the parts of `ranges` that lie in none of `taken`, in the order of `ranges`."""
+    left: list[SampleRange] = []
+    for item in ranges:
+        start = item.start
+        for cut in sorted(taken):
+            if cut.pass_number != item.pass_number or cut.stop <= start or cut.start >= item.stop:
+                continue
+            if cut.start > start:
+                left.append(SampleRange(item.pass_number, start, cut.start))
+            start = cut.stop
+        if start < item.stop:
+            left.append(SampleRange(item.pass_number, start, item.stop))
+    return tuple(left)
+
+
+def count(ranges: Iterable[SampleRange]) -> int:
+    """Return how many samples `ranges` hold together, counting overlaps twice."""
+    return sum(len(item) for item in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStream:
+    """Pass after pass over `num_samples` samples, cut into batches of `batch_samples`; the last one of a pass is short.
+
+    Attributes:
+        num_samples: samples of one pass, at least 1.
+        batch_samples: samples of a full batch, at least 1.
+    """
+
+    num_samples: int
+    batch_samples: int
+
+    def __post_init__(self) -> None:
+        """Check the sizes.
+
+        Raises:
+            ConfigError: a size is below 1.
+        """
+        if self.num_samples < 1 or self.batch_samples < 1:
+            raise ConfigError(
+                f"a stream of {self.num_samples} samples in batches of {self.batch_samples} is empty: "
+                "choose a larger data set (data.dataset_name), a shorter data.seq_len or a positive batch size"
+            )
+
+    @property
+    def batches_per_pass(self) -> int:
+        """Number of batches of one pass, the short one included."""
+        return -(-self.num_samples // self.batch_samples)
+
+    def range_of(self, number: int) -> SampleRange:
+        """Return the samples of batch `number` (0-based, counted over all passes)."""
+        pass_number, index = divmod(number, self.batches_per_pass)
+        start = index * self.batch_samples
+        return SampleRange(pass_number, start, min(start + self.batch_samples, self.num_samples))
+
+    def contains(self, item: SampleRange) -> bool:
+        """Return whether `item` lies inside a pass of this stream."""
+        return item.pass_number >= 0 and 0 <= item.start <= item.stop <= self.num_samples

@@ -1,0 +1,101 @@
+"""What the machines of the training step ask of their drivers: messages to send, operations for the device.
+
+No tensors: payloads stay with the driver, keyed by (step key, microbatch). A `Forward` or `Backward` in a `Send` only
+says that the payload must be sent now.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from shoal.ids import PeerId, StepKey
+from shoal.wire.messages.step import StepMessage
+
+CLOSED = "closed"
+"""Reason of a refusal: the round is over at the replica; the trainer must stop, not try elsewhere."""
+BEHIND = "behind"
+"""Reason of a refusal: the replica does not hold the record before the round yet."""
+STALE = "stale"
+"""Reason of a refusal: a fenced incarnation, or an attempt that is not newer than the last one of its trainer."""
+MALFORMED = "malformed"
+"""Reason of a refusal: a path or microbatches that this replica cannot take part in."""
+UNKNOWN = "unknown"
+"""Reason of a refusal: the attempt was never opened here; the replica has probably been restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """With what a step is committed: gradients times `scale`, learning rate `lr`; `skipped` changes nothing."""
+
+    scale: float
+    lr: float
+    skipped: bool
+
+    @property
+    def is_sane(self) -> bool:
+        """Whether the numbers can be applied at all."""
+        return all(math.isfinite(number) and number >= 0 for number in (self.scale, self.lr))
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Effect: send `message` to `to`; for Forward and Backward the driver adds the tensor."""
+
+    to: PeerId
+    message: StepMessage
+
+
+class OperationKind(enum.IntEnum):
+    """What the device does next; smaller goes first."""
+
+    DROP = 0
+    COMMIT = 1
+    LOSS = 2
+    BACKWARD = 3
+    FORWARD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One piece of work for the device.
+
+    LOSS is forward, loss and backward of a microbatch in the last stage; DROP forgets an attempt's gradients,
+    activations and buffers. `microbatch` is -1 and `decision` None where they do not apply.
+    """
+
+    kind: OperationKind
+    key: StepKey
+    microbatch: int = -1
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An operation that could run now.
+
+    Attributes:
+        operation: The operation.
+        begun: Whether the step has run an operation here before.
+        opened: Place of the step in the order in which steps were opened here.
+    """
+
+    operation: Operation
+    begun: bool
+    opened: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Result of a step's last backward in one stage.
+
+    Attributes:
+        squared_norm: Of this stage's gradients, in float64.
+        finite: Whether gradients (and the loss) are.
+        loss: Mean over the step's samples; in the last stage only.
+    """
+
+    squared_norm: float
+    finite: bool
+    loss: float | None

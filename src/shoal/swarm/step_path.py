@@ -1,0 +1,111 @@
+"""Which replicas a trainer drives a step through: its home path where it can, the best others where it must.
+
+Pure: times come as arguments. A peer, or a pair of neighbours, that failed is avoided for a while and not for ever; a
+peer that was too slow is only used where there is no other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shoal.ids import PeerId
+
+# More than any place in an order of preference.
+_SUSPECT_COST = 1e6
+
+_Pair = tuple[PeerId, PeerId]
+
+
+class Avoidance:
+    """Who is not to be used until when, in seconds of the driver's clock."""
+
+    def __init__(self) -> None:
+        self._avoided: dict[PeerId, float] = {}
+        self._broken: dict[_Pair, float] = {}
+        self._lost: dict[PeerId, float] = {}
+        self._suspected: dict[PeerId, float] = {}
+
+    def avoid(self, peer: PeerId, until_s: float) -> None:
+        """The peer answers, but cannot take a step now."""
+        self._avoided[peer] = until_s
+
+    def lose(self, peer: PeerId, until_s: float) -> None:
+        """The peer cannot be reached."""
+        self._lost[peer] = until_s
+
+    def suspect(self, peer: PeerId, until_s: float) -> None:
+        """The peer may be what made a step fail or take too long."""
+        self._suspected[peer] = until_s
+
+    def avoid_pair(self, one: PeerId, other: PeerId, until_s: float) -> None:
+        """The two cannot reach each other."""
+        self._broken[_pair(one, other)] = until_s
+
+    def forget_losses(self) -> None:
+        """Peers that could not be reached may be tried again."""
+        self._lost.clear()
+
+    def is_usable(self, peer: PeerId, now_s: float) -> bool:
+        """Whether the peer may be tried."""
+        return self._avoided.get(peer, now_s) <= now_s and not self.is_lost(peer, now_s)
+
+    def is_lost(self, peer: PeerId, now_s: float) -> bool:
+        """Whether the peer could not be reached a moment ago."""
+        return self._lost.get(peer, now_s) > now_s
+
+    def may_follow(self, one: PeerId, other: PeerId, now_s: float) -> bool:
+        """Whether the two may be neighbours on a path."""
+        return self._broken.get(_pair(one, other), now_s) <= now_s
+
+    def cost(self, peer: PeerId, place: int, now_s: float) -> float:
+        """What it costs to use the peer at `place` of the order of preference."""
+        return place + (_SUSPECT_COST if self._suspected.get(peer, now_s) > now_s else 0.0)
+
+    def next_end_s(self, now_s: float) -> float:
+        """When the next peer or pair can be used again; infinite if none is kept out."""
+        ends = [*self._avoided.values(), *self._broken.values(), *self._lost.values()]
+        return min((end_s for end_s in ends if end_s > now_s), default=math.inf)
+
+    def forget_ended(self, now_s: float) -> None:
+        """Frees the memory of what has ended."""
+        self._avoided = {peer: end_s for peer, end_s in self._avoided.items() if end_s > now_s}
+        self._broken = {pair: end_s for pair, end_s in self._broken.items() if end_s > now_s}
+        self._lost = {peer: end_s for peer, end_s in self._lost.items() if end_s > now_s}
+        self._suspected = {peer: end_s for peer, end_s in self._suspected.items() if end_s > now_s}
+
+
+def choose_path(
+    candidates: Sequence[Sequence[PeerId]], avoidance: Avoidance, now_s: float
+) -> tuple[PeerId, ...] | None:
+    """The usable path that costs least.
+
+    Args:
+        candidates: Of each stage, best first (the home replica before all others).
+        avoidance: Whom to leave out.
+        now_s: Now.
+
+    Returns:
+        One peer for each stage, or None if no complete path is usable now.
+    """
+    # For each peer of the current stage, the cheapest path that ends there.
+    best: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {}
+    for stage, peers in enumerate(candidates):
+        reached: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {}
+        for place, peer in enumerate(peers):
+            if not avoidance.is_usable(peer, now_s):
+                continue
+            before = [best[p] for p in best if avoidance.may_follow(p, peer, now_s)] if stage else [(0.0, ())]
+            if before:
+                cost, path = min(before, key=_cost)
+                reached[peer] = (cost + avoidance.cost(peer, place, now_s), (*path, peer))
+        best = reached
+    return min(best.values(), key=_cost)[1] if best else None
+
+
+def _cost(found: tuple[float, tuple[PeerId, ...]]) -> float:
+    return found[0]
+
+
+def _pair(one: PeerId, other: PeerId) -> _Pair:
+    return (one, other) if one < other else (other, one)

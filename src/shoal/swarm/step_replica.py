@@ -1,0 +1,401 @@
+"""The replica's side of the training step (DESIGN section 6) as a machine without I/O.
+
+Messages, losses and finished operations go in; messages to send come out, and `ready` tells what the device could do.
+The rules that keep a step atomic whoever dies:
+
+- An attempt is opened once: every Open of a trainer must be newer than all that this replica has heard of.
+- A commit waits for every other step that has begun and is not prepared, so a step sees one version of the weights.
+- A decision is final. Without its trainer, an unprepared step aborts alone; a prepared one asks the path, and asking or
+  answering "not committed" is a promise that only this settlement, or the round, decides it here.
+- From its join to the next record a replica decides nothing by itself.
+"""
+
+from __future__ import annotations
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.attempts import AttemptLedger, keys_below
+from shoal.swarm.open_step import OpenStep
+from shoal.swarm.step_operations import (
+    BEHIND,
+    CLOSED,
+    MALFORMED,
+    STALE,
+    UNKNOWN,
+    Decision,
+    Operation,
+    OperationKind,
+    Ready,
+    Send,
+    StepTotals,
+)
+from shoal.wire.messages.step import (
+    Abort,
+    Aborted,
+    AskOutcome,
+    Backward,
+    Broken,
+    Busy,
+    Commit,
+    Committed,
+    Fence,
+    Fenced,
+    Forward,
+    Labels,
+    MicrobatchDone,
+    Open,
+    Opened,
+    Outcome,
+    Prepared,
+    Refused,
+    StepEntry,
+    StepMessage,
+    TellOutcome,
+)
+
+
+class StepReplica:
+    """All steps of one replica of stage `stage`.
+
+    Attributes:
+        round: The round that the replica is in; 0 before it holds D_0.
+        log: Steps committed in this round, in apply order; its length is the version of the parameters.
+        open: Attempts that are neither applied nor aborted, in the order in which they were opened.
+    """
+
+    def __init__(
+        self, me: PeerId, *, stage: int, num_stages: int, max_open_steps: int, max_microbatches: int = 4096
+    ) -> None:
+        self._me = me
+        self._stage = stage
+        self._num_stages = num_stages
+        self._max_open_steps = max_open_steps
+        self._max_microbatches = max_microbatches
+        self.round = 0
+        self.log: list[StepEntry] = []
+        self.open: dict[StepKey, OpenStep] = {}
+        self._closing = False
+        self._joined = False
+        self._num_opened = 0
+        self._drops: list[StepKey] = []
+        self._ledger = AttemptLedger()
+
+    @property
+    def version(self) -> int:
+        """Commits applied since the round started."""
+        return len(self.log)
+
+    @property
+    def in_doubt(self) -> tuple[StepKey, ...]:
+        """Prepared attempts whose trainer is lost and whose fate is not known."""
+        return tuple(key for key, step in self.open.items() if step.in_doubt)
+
+    @property
+    def closed(self) -> bool:
+        """The round is closing and nothing but doubt is open."""
+        return self._closing and all(step.in_doubt for step in self.open.values())
+
+    def handle(self, sender: PeerId, message: StepMessage) -> list[Send]:
+        """Takes a message of `sender`.
+
+        Raises:
+            RemoteProtocolError: The sender broke the protocol.
+        """
+        match message:
+            case Open():
+                return self._on_open(sender, message)
+            case Forward() | Labels() | Backward():
+                return self._on_payload(sender, message)
+            case Commit():
+                return self._on_commit(sender, message)
+            case Abort(key):
+                return self._on_abort(sender, key)
+            case AskOutcome(key):
+                return self._on_ask(sender, key)
+            case TellOutcome():
+                return self._on_tell(sender, message)
+            case Refused(key):
+                return self._on_refused(sender, key)
+            case Fence(incarnations):
+                return self._on_fence(sender, incarnations)
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} is not for a replica")
+
+    def wants(self, sender: PeerId, message: Forward | Labels | Backward) -> bool:
+        """Whether the tensor of `message` is one that an open step still waits for."""
+        step = self.open.get(message.key)
+        return step is not None and step.source_of(message) == sender and not step.has(message)
+
+    def _on_open(self, sender: PeerId, request: Open) -> list[Send]:
+        key = request.key
+        if key in self.open and self.open[key].trainer == sender:
+            return [Send(sender, Opened(key))]
+        reason = self._refusal(request)
+        if reason is not None:
+            return [Send(sender, Refused(key, reason))]
+        sends: list[Send] = []
+        if key.incarnation > self._ledger.lowest_incarnation(key.trainer):
+            # A new incarnation has taken the old one's place.
+            sends += self._fence({key.trainer: key.incarnation})
+        if sum(not step.settling for step in self.open.values()) >= self._max_open_steps:
+            return [*sends, Send(sender, Busy(key))]
+        self._ledger.heard_of(key)
+        self.open[key] = OpenStep(request, sender, self._stage, self._num_opened)
+        self._num_opened += 1
+        return [*sends, Send(sender, Opened(key))]
+
+    def _refusal(self, request: Open) -> str | None:
+        key, sizes = request.key, request.microbatch_samples
+        if self._ledger.is_fenced(key) or not self._ledger.is_new(key):
+            return STALE
+        if request.round > self.round:
+            return BEHIND
+        if request.round < self.round or self._closing:
+            return CLOSED
+        fits = len(request.path) == self._num_stages and request.path[self._stage].peer == self._me
+        fits = fits and 0 < len(sizes) <= self._max_microbatches and min(sizes) > 0
+        return None if fits else MALFORMED
+
+    def _on_payload(self, sender: PeerId, message: Forward | Labels | Backward) -> list[Send]:
+        step = self.open.get(message.key)
+        if step is None:
+            # Late messages of an aborted attempt are nothing; those of one that was never opened mean that we are
+            # not who the sender thinks we are.
+            known = not self._ledger.is_new(message.key) or self._ledger.is_fenced(message.key)
+            return [] if known else [Send(sender, Refused(message.key, UNKNOWN))]
+        if step.source_of(message) != sender:
+            raise RemoteProtocolError(
+                f"{type(message).__name__} {message.microbatch} of {message.key} does not come from {sender}"
+            )
+        step.note(message)
+        if message.microbatch < step.backwards and not isinstance(message, Labels):
+            # A repeated message: answered again, never added again.
+            return self._answer_backward(step, message.microbatch)
+        return []
+
+    def _on_commit(self, sender: PeerId, message: Commit) -> list[Send]:
+        key = message.key
+        if self._ledger.committed(key) is not None:
+            return [Send(sender, Committed(key))]
+        step = self.open.get(key)
+        if step is None:
+            self._ledger.heard_of(key)
+            return [Send(sender, Aborted(key))]
+        decision = Decision(message.scale, message.lr, message.skipped)
+        if sender != step.trainer or not step.prepared or not decision.is_sane:
+            raise RemoteProtocolError(f"Commit of {key} with {decision} by {sender}, prepared: {step.prepared}")
+        step.commit_asked = True
+        if not step.settling and step.decision is None:
+            step.decision = decision
+        return []
+
+    def _on_abort(self, sender: PeerId, key: StepKey) -> list[Send]:
+        step = self.open.get(key)
+        if step is None:
+            self._ledger.heard_of(key)
+            return []
+        if sender == step.trainer and step.decision is None and not self._joined:
+            self._remove(step)
+        return []
+
+    def _on_refused(self, sender: PeerId, key: StepKey) -> list[Send]:
+        step = self.open.get(key)
+        if step is None or step.prepared or sender not in step.path:
+            return []
+        return [Send(step.trainer, Broken(key, sender))]
+
+    # ---- settlement
+
+    def _on_ask(self, sender: PeerId, key: StepKey) -> list[Send]:
+        decision = self._decision_of(key)
+        if decision is not None:
+            told = TellOutcome(key, Outcome.COMMITTED, decision.scale, decision.lr, decision.skipped)
+            return [Send(sender, told)]
+        step = self.open.get(key)
+        if step is not None and step.prepared:
+            return [Send(sender, TellOutcome(key, Outcome.NOT_COMMITTED)), *self._settle(step)]
+        self._ledger.heard_of(key)
+        sends = [Send(sender, TellOutcome(key, Outcome.ABORTED))]
+        if step is not None:
+            self._remove(step)
+            sends.append(Send(step.trainer, Aborted(key)))
+        return sends
+
+    def _on_tell(self, sender: PeerId, message: TellOutcome) -> list[Send]:
+        step = self.open.get(message.key)
+        if step is None or step.answers is None or sender not in step.path:
+            return []
+        decision = Decision(message.scale, message.lr, message.skipped)
+        if message.outcome == Outcome.COMMITTED and not decision.is_sane:
+            raise RemoteProtocolError(f"{message.key} cannot be committed with {decision}")
+        step.answers[sender] = message.outcome
+        if self._joined or step.decision is not None:
+            return []
+        if message.outcome == Outcome.COMMITTED:
+            step.decision = decision
+            return []
+        return self._abort_if_all_deny(step)
+
+    def _settle(self, step: OpenStep) -> list[Send]:
+        """The trainer decides no more: abort an unprepared step, ask the path about a prepared one."""
+        if step.decision is not None or step.settling:
+            return []
+        if not step.prepared:
+            self._remove(step)
+            return []
+        step.answers = {}
+        return _ask(step) or self._abort_if_all_deny(step)
+
+    def _abort_if_all_deny(self, step: OpenStep) -> list[Send]:
+        if step.unanswered() or self._joined:
+            return []
+        return self._deny(step)
+
+    def remind(self) -> list[Send]:
+        """Asks again for the fate of every step in doubt: a silent replica may be back."""
+        return [send for step in self.open.values() if step.in_doubt for send in _ask(step)]
+
+    def peer_lost(self, peer: PeerId) -> list[Send]:
+        """The connection to `peer` has ended."""
+        sends: list[Send] = []
+        for key, step in list(self.open.items()):
+            if step.trainer == peer:
+                sends += self._settle(step)
+            elif not step.prepared and peer in (step.upstream, step.downstream):
+                sends.append(Send(step.trainer, Broken(key, peer)))
+        return sends
+
+    def _on_fence(self, sender: PeerId, incarnations: dict[int, int]) -> list[Send]:
+        sends = self._fence(incarnations)
+        committed = self._ledger.committed_below(incarnations)
+        return [*sends, Send(sender, Fenced(incarnations, committed, keys_below(self.open, incarnations)))]
+
+    def _fence(self, incarnations: dict[int, int]) -> list[Send]:
+        self._ledger.fence(incarnations)
+        sends: list[Send] = []
+        for step in list(self.open.values()):
+            if self._ledger.is_fenced(step.request.key):
+                sends += self._settle(step)
+        return sends
+
+    # ---- operations
+
+    def ready(self) -> list[Ready]:
+        """Everything that the device could do now."""
+        found = [Ready(Operation(OperationKind.DROP, key), True, -1) for key in self._drops]
+        unprepared = any(step.begun and not step.prepared for step in self.open.values())
+        for key, step in self.open.items():
+            if step.decision is not None and not unprepared:
+                found.append(Ready(Operation(OperationKind.COMMIT, key, decision=step.decision), True, step.opened))
+            elif (ready := step.ready()) is not None:
+                found.append(ready)
+        return found
+
+    def started(self, operation: Operation) -> None:
+        """The device begins an operation out of `ready`; no other starts before this one has finished or failed."""
+        if operation.kind == OperationKind.DROP:
+            self._drops.remove(operation.key)
+        elif operation.kind != OperationKind.COMMIT and not self.open[operation.key].begun:
+            self.open[operation.key].version = self.version
+
+    def finished(self, operation: Operation, totals: StepTotals | None) -> list[Send]:
+        """The device has done an operation; `totals` belong to a step's last backward.
+
+        Results of an attempt that was aborted meanwhile are to be thrown away: then nothing is sent.
+        """
+        step = self.open.get(operation.key)
+        if operation.kind == OperationKind.COMMIT:
+            return [] if step is None else self._applied(step)
+        if operation.kind == OperationKind.DROP or step is None:
+            return []
+        if operation.kind == OperationKind.FORWARD:
+            step.forwards += 1
+            return (
+                [] if step.downstream is None else [Send(step.downstream, Forward(operation.key, operation.microbatch))]
+            )
+        step.backwards += 1
+        sends = self._answer_backward(step, operation.microbatch)
+        if totals is not None:
+            step.prepared = True
+            prepared = Prepared(
+                operation.key, self._stage, step.version, totals.squared_norm, totals.finite, totals.loss
+            )
+            sends.append(Send(step.trainer, prepared))
+        return sends
+
+    def refuse(self, key: StepKey, reason: str) -> list[Send]:
+        """Gives an unprepared attempt up: a tensor does not fit, or the device failed on it."""
+        step = self.open.get(key)
+        if step is None or step.prepared:
+            return []
+        self._remove(step)
+        return [Send(step.trainer, Refused(key, reason))]
+
+    def _answer_backward(self, step: OpenStep, microbatch: int) -> list[Send]:
+        key = step.request.key
+        answer = MicrobatchDone(key, microbatch) if step.stage == 0 else Backward(key, microbatch)
+        return [Send(step.upstream, answer)]
+
+    def _applied(self, step: OpenStep) -> list[Send]:
+        decision, key = step.decision, step.request.key
+        if decision is None:
+            return []
+        self.log.append(step.entry(decision))
+        self._ledger.commit(key, decision)
+        del self.open[key]
+        return [Send(step.trainer, Committed(key))] if step.commit_asked else []
+
+    # ---- the round
+
+    def close(self) -> list[Send]:
+        """Opens no more steps in this round and drops those not begun; `closed` tells when the rest is done."""
+        self._closing = True
+        sends: list[Send] = []
+        for key, step in list(self.open.items()):
+            if not step.begun:
+                self._remove(step)
+                sends.append(Send(step.trainer, Refused(key, CLOSED)))
+        return sends
+
+    def join(self) -> None:
+        """From now on only `resolve` decides, until the next round."""
+        self._joined = True
+
+    def resolve(self, key: StepKey, decision: Decision | None) -> list[Send]:
+        """The round has settled a step in doubt: committed with `decision`, aborted with None."""
+        step = self.open.get(key)
+        if step is None or step.decision is not None:
+            return []
+        if decision is None:
+            return self._deny(step)
+        step.decision = decision
+        return []
+
+    def start_round(self, round: int) -> list[Send]:
+        """The replica holds D_{round-1}: what is still open is decided by that record and dropped here."""
+        sends: list[Send] = []
+        for key, step in list(self.open.items()):
+            self._remove(step)
+            answer = Aborted(key) if step.commit_asked else Refused(key, CLOSED)
+            sends.append(Send(step.trainer, answer))
+        self.round = round
+        self.log = []
+        self._ledger.start_round()
+        self._closing = self._joined = False
+        return sends
+
+    def _decision_of(self, key: StepKey) -> Decision | None:
+        step = self.open.get(key)
+        return self._ledger.committed(key) if step is None else step.decision
+
+    def _deny(self, step: OpenStep) -> list[Send]:
+        self._remove(step)
+        return [Send(step.trainer, Aborted(step.request.key))] if step.commit_asked else []
+
+    def _remove(self, step: OpenStep) -> None:
+        del self.open[step.request.key]
+        self._drops.append(step.request.key)
+
+
+def _ask(step: OpenStep) -> list[Send]:
+    return [Send(peer, AskOutcome(step.request.key)) for peer in step.unanswered()]

@@ -1,0 +1,372 @@
+"""The trainer's side of the training step (DESIGN section 6) as a machine without I/O: one step at a time.
+
+    start -> OPENING -> RUNNING -> COMMITTING -> ended
+       ^        |          |           | every replica says "aborted"
+       |________|__________|___________|    a new attempt, over other replicas where one failed
+       WAITING until a replica that is avoided may be tried again
+
+Before the first Commit any failure aborts the attempt everywhere. From the first Commit on the step stands: Commit is
+repeated until each replica has answered or is lost, and one "committed" makes the step done.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.step_operations import BEHIND, CLOSED, Decision, Send
+from shoal.swarm.step_path import Avoidance, choose_path
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.step import (
+    Abort,
+    Aborted,
+    Broken,
+    Busy,
+    Commit,
+    Committed,
+    MicrobatchDone,
+    Open,
+    Opened,
+    Prepared,
+    Refused,
+    StepMessage,
+)
+
+_FIRST_BUSY_S, _MAX_BUSY_S = 0.02, 1.0
+_LOST_S = 0.5
+# How long a peer that cannot be reached is dialled again when its stage has no other.
+_LOST_PATIENCE_S = 3.0
+_BROKEN_S = 1.0
+_REFUSED_S = 0.1
+_SUSPECT_S = 60.0
+# Of one step, other than by replicas that are behind: then the cause is not a single replica.
+_MAX_REFUSALS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What to train. `home` is preferred; `replicas[s]` are all replicas of stage s, best first."""
+
+    round: int
+    number: int
+    microbatch_samples: tuple[int, ...]
+    samples: tuple[SampleRange, ...]
+    lr: float
+    home: tuple[Hop, ...]
+    replicas: tuple[tuple[Hop, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Effect: write attempt and path into the lease, before anything is sent for it."""
+
+    key: StepKey
+    path: tuple[Hop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Effect: send the input of a microbatch to the first replica of the path and its labels to the last one."""
+
+    key: StepKey
+    path: tuple[PeerId, ...]
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The step is over. Without `committed` no replica of its path could say: the round's record decides."""
+
+    key: StepKey
+    path: tuple[PeerId, ...]
+    loss: float
+    grad_norm: float
+    skipped: bool
+    committed: bool
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOver:
+    """A replica refuses because the round is closed; the step is applied nowhere."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class NoPath:
+    """There is no complete path; `stages` have no replica that can be used. The step is applied nowhere."""
+
+    stages: tuple[int, ...]
+
+
+TrainerEffect = Send | Note | Feed
+StepEnd = Finished | RoundOver | NoPath
+
+
+class Phase(enum.Enum):
+    """See the diagram above."""
+
+    IDLE = enum.auto()
+    WAITING = enum.auto()
+    OPENING = enum.auto()
+    RUNNING = enum.auto()
+    COMMITTING = enum.auto()
+
+
+class StepTrainer:
+    """Drives the steps of one trainer; between steps it remembers whom to avoid.
+
+    Attributes:
+        ended: How the step ended, None while it goes on.
+        wake_at_s: When `tick` is to be called if nothing else happens.
+    """
+
+    def __init__(
+        self, *, trainer: int, incarnation: int, window: int, max_grad_norm: float | None, step_timeout_s: float
+    ) -> None:
+        self._trainer = trainer
+        self._incarnation = incarnation
+        self._window = window
+        self._max_grad_norm = max_grad_norm
+        self._timeout_s = step_timeout_s
+        self._avoidance = Avoidance()
+        self._phase = Phase.IDLE
+        self._plan: StepPlan | None = None
+        self._hops: dict[PeerId, Hop] = {}
+        self._key = StepKey(trainer, incarnation, -1, -1)
+        self._attempts = self._busy = self._refusals = 0
+        self._give_up_s = math.inf
+        self._clear_attempt(())
+        self.ended: StepEnd | None = None
+        self.wake_at_s = math.inf
+
+    def _clear_attempt(self, path: tuple[PeerId, ...]) -> None:
+        self._path = path
+        self._opened: set[PeerId] = set()
+        self._fed = 0
+        self._done: set[int] = set()
+        self._prepared: dict[int, Prepared] = {}
+        self._commit: Commit | None = None
+        self._answers: dict[PeerId, bool] = {}
+        self._lost: set[PeerId] = set()
+
+    # ---- events
+
+    def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        """Begins a step. A step that ended without a commit may be started again; its attempts count on."""
+        if plan.number != self._key.number:
+            self._key = StepKey(self._trainer, self._incarnation, plan.number, -1)
+        self._plan = plan
+        self._hops = {hop.peer: hop for hops in (*plan.replicas, plan.home) for hop in hops}
+        self._attempts = self._busy = self._refusals = 0
+        self._give_up_s = now_s + self._timeout_s
+        self._avoidance.forget_ended(now_s)
+        self._avoidance.forget_losses()
+        self.ended = None
+        return self._open(plan, now_s)
+
+    def handle(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
+        """Takes a message; those of another attempt, or of a peer that is not on the path, mean nothing."""
+        plan = self._plan
+        if plan is None or sender not in self._path or getattr(message, "key", None) != self._key:
+            return []
+        if self._phase == Phase.COMMITTING:
+            if isinstance(message, Committed | Aborted):
+                self._answers[sender] = isinstance(message, Committed)
+                return self._conclude(plan, now_s)
+            return []
+        if self._phase not in (Phase.OPENING, Phase.RUNNING):
+            return []
+        match message:
+            case Opened():
+                self._opened.add(sender)
+            case MicrobatchDone(microbatch=microbatch) if sender == self._path[0] and microbatch < self._fed:
+                self._done.add(microbatch)
+            case Prepared(stage=stage) if 0 <= stage < len(self._path) and self._path[stage] == sender:
+                self._prepared[stage] = message
+            case Busy():
+                self._busy += 1
+                pause_s = min(_MAX_BUSY_S, _FIRST_BUSY_S * 2 ** min(self._busy, 16))
+                self._avoidance.avoid(sender, now_s + pause_s)
+                return self._again(plan, now_s)
+            case Refused(reason=reason):
+                return self._refused(plan, sender, reason, now_s)
+            case Aborted():
+                return self._again(plan, now_s)
+            case Broken(peer=peer):
+                if peer in self._path:
+                    self._avoidance.avoid_pair(sender, peer, now_s + _BROKEN_S)
+                return self._again(plan, now_s)
+            case _:
+                return []
+        return self._go_on(plan, now_s)
+
+    def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
+        """The connection to `peer` has ended."""
+        self._avoidance.lose(peer, now_s + _LOST_S)
+        if self._plan is None or peer not in self._path:
+            return []
+        if self._phase == Phase.COMMITTING:
+            if peer not in self._answers:
+                self._lost.add(peer)
+            return self._conclude(self._plan, now_s)
+        return self._again(self._plan, now_s) if self._phase in (Phase.OPENING, Phase.RUNNING) else []
+
+    def tick(self, now_s: float) -> list[TrainerEffect]:
+        """Time has passed."""
+        plan = self._plan
+        if plan is None or now_s < self.wake_at_s:
+            return []
+        if self._phase == Phase.WAITING:
+            return self._open(plan, now_s)
+        if self._phase == Phase.COMMITTING:
+            return self._repeat_commit(plan, now_s)
+        for stage, peer in enumerate(self._path):
+            late = peer not in self._opened if self._phase == Phase.OPENING else stage not in self._prepared
+            if late:
+                self._avoidance.suspect(peer, now_s + _SUSPECT_S)
+        return self._again(plan, now_s)
+
+    def cancel(self) -> list[TrainerEffect]:
+        """The step is given up by its caller; what has been committed stands."""
+        sends = self._aborts() if self._phase in (Phase.OPENING, Phase.RUNNING) else []
+        self._plan, self._phase, self.wake_at_s = None, Phase.IDLE, math.inf
+        return sends
+
+    # ---- an attempt
+
+    def _open(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        candidates = _candidates(plan)
+        path = choose_path(candidates, self._avoidance, now_s)
+        if path is None:
+            return self._wait(candidates, now_s)
+        self._key = self._key._replace(attempt=self._key.attempt + 1)
+        self._attempts += 1
+        self._clear_attempt(path)
+        self._phase = Phase.OPENING
+        self.wake_at_s = now_s + self._timeout_s
+        hops = tuple(self._hops[peer] for peer in path)
+        request = Open(self._key, plan.round, hops, plan.microbatch_samples, plan.samples)
+        return [Note(self._key, hops), *(Send(peer, request) for peer in path)]
+
+    def _wait(self, candidates: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:
+        """No path now: wait for a replica that may be tried again soon, but not too long."""
+        self._clear_attempt(())
+        unusable = [
+            all(not self._avoidance.is_usable(peer, now_s) for peer in peers) or not peers for peers in candidates
+        ]
+        lost = [all(self._avoidance.is_lost(peer, now_s) for peer in peers) for peers in candidates]
+        next_s = self._avoidance.next_end_s(now_s)
+        if any(lost):
+            self._give_up_s = min(self._give_up_s, now_s + _LOST_PATIENCE_S)
+        if now_s >= self._give_up_s or next_s == math.inf:
+            named = lost if any(lost) else unusable if any(unusable) else [True] * len(candidates)
+            self._end(NoPath(tuple(stage for stage, is_named in enumerate(named) if is_named)))
+        else:
+            self._phase = Phase.WAITING
+            self.wake_at_s = min(next_s, self._give_up_s)
+        return []
+
+    def _again(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        return [*self._aborts(), *self._open(plan, now_s)]
+
+    def _aborts(self) -> list[TrainerEffect]:
+        # Also to a peer that has just been lost: it is not sent then, and its end settles the attempt by itself.
+        return [Send(peer, Abort(self._key)) for peer in self._path]
+
+    def _refused(self, plan: StepPlan, sender: PeerId, reason: str, now_s: float) -> list[TrainerEffect]:
+        if reason == CLOSED:
+            aborts = self._aborts()
+            self._end(RoundOver(sender))
+            return aborts
+        self._avoidance.avoid(sender, now_s + _REFUSED_S)
+        if reason != BEHIND:
+            self._avoidance.suspect(sender, now_s + _SUSPECT_S)
+            self._refusals += 1
+            if self._refusals > _MAX_REFUSALS:
+                aborts, stage = self._aborts(), self._path.index(sender)
+                self._end(NoPath((stage,)))
+                return aborts
+        return self._again(plan, now_s)
+
+    def _go_on(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        self.wake_at_s = now_s + self._timeout_s
+        if len(self._opened) < len(self._path):
+            return []
+        self._phase = Phase.RUNNING
+        self._give_up_s = now_s + self._timeout_s
+        if len(self._prepared) == len(self._path):
+            return self._first_commit(plan)
+        effects: list[TrainerEffect] = []
+        while self._fed < len(plan.microbatch_samples) and self._fed - len(self._done) < self._window:
+            effects.append(Feed(self._key, self._path, self._fed))
+            self._fed += 1
+        return effects
+
+    # ---- the commit
+
+    def _first_commit(self, plan: StepPlan) -> list[TrainerEffect]:
+        decision = self._decide(plan.lr)
+        self._commit = Commit(self._key, decision.scale, decision.lr, decision.skipped)
+        self._phase = Phase.COMMITTING
+        return [Send(peer, self._commit) for peer in self._path]
+
+    def _decide(self, lr: float) -> Decision:
+        norm = self._norm()
+        if not math.isfinite(norm) or not all(prepared.finite for prepared in self._prepared.values()):
+            return Decision(0.0, lr, True)
+        if self._max_grad_norm is None:
+            return Decision(1.0, lr, False)
+        return Decision(min(1.0, self._max_grad_norm / (norm + 1e-6)), lr, False)
+
+    def _norm(self) -> float:
+        """Over all stages, added in stage order."""
+        total = 0.0
+        for stage in range(len(self._path)):
+            total += self._prepared[stage].squared_norm
+        return math.sqrt(total) if total >= 0 else math.nan
+
+    def _repeat_commit(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        self.wake_at_s = now_s + self._timeout_s
+        if any(self._answers.values()):
+            # The silent ones have the Commit in their queue, or will lose us and ask those that have applied it.
+            self._lost |= set(self._path) - set(self._answers)
+            return self._conclude(plan, now_s)
+        commit = self._commit
+        silent = [peer for peer in self._path if peer not in self._answers and peer not in self._lost]
+        return [] if commit is None else [Send(peer, commit) for peer in silent]
+
+    def _conclude(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        if len(self._answers.keys() | self._lost) < len(self._path):
+            return []
+        if not any(self._answers.values()) and not self._lost:
+            # Surely applied nowhere: train the batch again.
+            return self._open(plan, now_s)
+        loss = self._prepared[len(self._path) - 1].loss
+        finished = Finished(
+            key=self._key,
+            path=self._path,
+            loss=math.nan if loss is None else loss,
+            grad_norm=self._norm(),
+            skipped=self._commit is not None and self._commit.skipped,
+            committed=any(self._answers.values()),
+            attempts=self._attempts,
+        )
+        self._end(finished)
+        return []
+
+    def _end(self, end: StepEnd) -> None:
+        self.ended = end
+        self._plan, self._phase, self.wake_at_s = None, Phase.IDLE, math.inf
+
+
+def _candidates(plan: StepPlan) -> list[list[PeerId]]:
+    """Of each stage: the home replica, then the others in their order."""
+    found: list[list[PeerId]] = []
+    for stage, home in enumerate(plan.home):
+        others = plan.replicas[stage] if stage < len(plan.replicas) else ()
+        found.append(list(dict.fromkeys(hop.peer for hop in (home, *others))))
+    return found

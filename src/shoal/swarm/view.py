@@ -1,0 +1,156 @@
+"""The one picture of the swarm that roles act on: an immutable value with pure queries.
+
+It is built by `control.membership` from the registry's records, less the peers that the data plane has lost. A server
+that hosts no stage yet is a *candidate*; one that does is a *replica* of that stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shoal.ids import PeerId, StageIndex
+from shoal.wire.messages.base import Hop
+
+NOTHING_HELD = -1
+"""`held_round` of a replica that holds no record's parameters yet; D_0 is computed, so 0 is what a fresh one holds."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A server that waits for a stage.
+
+    Attributes:
+        hop: who it is and where it can be dialled.
+        join_unix_s: when it joined, by its own wall clock; only the order counts.
+        free_memory_bytes: what a stage may use there; 0 is not known, and nothing is refused for it.
+    """
+
+    hop: Hop
+    join_unix_s: float
+    free_memory_bytes: int = 0
+
+    @property
+    def peer(self) -> PeerId:
+        """Its peer id."""
+        return self.hop.peer
+
+    @property
+    def seniority(self) -> tuple[float, PeerId]:
+        """Orders servers: who joined first, first; the same for everybody."""
+        return (self.join_unix_s, self.hop.peer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica(Candidate):
+    """One server's copy of one stage.
+
+    Attributes:
+        stage: which one.
+        capacity: measured samples per second; 0 is not measured yet.
+        load: steps that are open there.
+        step: steps that it has committed since it joined.
+        held_round: the last round whose record it holds (`NOTHING_HELD`: none).
+        pinned: its stage was given by its user; it is never asked to move.
+        serving: it has opened a step; its stage is no longer a free choice.
+    """
+
+    stage: StageIndex
+    capacity: float = 0.0
+    load: float = 0.0
+    step: int = 0
+    held_round: int = 0
+    pinned: bool = False
+    serving: bool = False
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client and when it joined."""
+
+    hop: Hop
+    join_unix_s: float
+    held_round: int = 0
+
+    @property
+    def peer(self) -> PeerId:
+        """Its peer id."""
+        return self.hop.peer
+
+
+@dataclass(frozen=True)
+class Run:
+    """The training job that a client has announced."""
+
+    run_id: str
+    num_stages: int
+    client: PeerId
+    config: bytes = b""
+
+
+@dataclass(frozen=True)
+class SwarmView:
+    """Everything that is known to be there now.
+
+    Attributes:
+        replicas: sorted by stage, then by seniority.
+        candidates: sorted by seniority.
+        clients: the longest-serving first.
+        monitor: where metrics go.
+        run: what the longest-serving client has announced.
+    """
+
+    replicas: tuple[Replica, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    clients: tuple[Client, ...] = ()
+    monitor: Hop | None = None
+    run: Run | None = None
+
+    def by_stage(self, stage: int) -> tuple[Replica, ...]:
+        """Return the replicas of one stage, by seniority."""
+        return tuple(r for r in self.replicas if r.stage == stage)
+
+    def num_replicas(self, num_stages: int) -> tuple[int, ...]:
+        """Return the number of replicas of each stage 0..num_stages-1."""
+        counts = [0] * num_stages
+        for replica in self.replicas:
+            if replica.stage < num_stages:
+                counts[replica.stage] += 1
+        return tuple(counts)
+
+    def missing_stages(self, num_stages: int) -> tuple[StageIndex, ...]:
+        """Return the stages that have no replica."""
+        return tuple(StageIndex(s) for s, count in enumerate(self.num_replicas(num_stages)) if not count)
+
+    def max_pipelines(self, num_stages: int) -> int:
+        """Return how many disjoint complete pipelines the replicas allow."""
+        return min(self.num_replicas(num_stages), default=0)
+
+    def replica(self, peer: PeerId) -> Replica | None:
+        """Return a peer's replica, if it has one."""
+        return self._replica_of.get(peer)
+
+    @property
+    def num_servers(self) -> int:
+        """Servers with and without a stage."""
+        return len(self.replicas) + len(self.candidates)
+
+    @property
+    def num_peers(self) -> int:
+        """All peers that announce themselves."""
+        return self.num_servers + len(self.clients) + (self.monitor is not None)
+
+    def without(self, peers: Collection[PeerId]) -> SwarmView:
+        """Return the view as if these peers were gone."""
+        return replace(
+            self,
+            replicas=tuple(r for r in self.replicas if r.peer not in peers),
+            candidates=tuple(c for c in self.candidates if c.peer not in peers),
+            clients=tuple(c for c in self.clients if c.peer not in peers),
+            monitor=None if self.monitor is not None and self.monitor.peer in peers else self.monitor,
+        )
+
+    @cached_property
+    def _replica_of(self) -> dict[PeerId, Replica]:
+        return {replica.peer: replica for replica in self.replicas}

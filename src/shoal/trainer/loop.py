@@ -1,0 +1,202 @@
+"""One trainer's work: wait for a round, evaluate, train its steps, report, wait for the next.
+
+    StartRound -> (evaluate D_{r-1}) -> lease -> train -> acknowledge -> report ... -> TrainerDone -> wait
+"""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.config.schema import Config
+from shoal.data.feed import Feed, LeasedBatch
+from shoal.errors import NoPipeline, RoundAborted
+from shoal.ids import PeerId, StepKey
+from shoal.optim.schedule import LrSchedule
+from shoal.pipeline.driver import Microbatch, RoundClosed, StepDriver, StepResult
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import (
+    EvalReport,
+    StartRound,
+    StepReport,
+    TrainerDone,
+    TrainerHello,
+    TrainerStuck,
+    UpdateReplicas,
+)
+
+logger = logging.getLogger(__name__)
+
+EVAL_MICROBATCH_SAMPLES = 64
+"""Held-out samples that travel together; evaluation keeps no activations, so they can be larger than in training."""
+
+
+class TrainerLoop:
+    """Drives one slot's steps, as the client's `StartRound` messages say."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        feed: Feed,
+        driver: StepDriver,
+        config: Config,
+        client: Hop,
+        slot: int,
+        incarnation: int,
+        clock: Clock,
+    ) -> None:
+        self._endpoint = endpoint
+        self._feed = feed
+        self._driver = driver
+        self._config = config
+        self._client = client.peer
+        self._slot = slot
+        self._incarnation = incarnation
+        self._clock = clock
+        self._schedule = LrSchedule.from_config(config.diloco)
+        self._replicas: tuple[tuple[Hop, ...], ...] = ()
+        self._next: StartRound | None = None
+        self._changed = anyio.Event()
+        self._evaluations = 0
+        self._reported_bytes: dict[str, int] = {}
+        endpoint.introduce(client)
+
+    def receive(self, event: Received) -> bool:
+        """Take the client's orders."""
+        match event.message:
+            case StartRound():
+                self._next = event.message
+                self._set_replicas(event.message.replicas)
+            case UpdateReplicas():
+                self._set_replicas(event.message.replicas)
+            case _:
+                return False
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """The steps react by themselves; a lost client dials again or starts another trainer."""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await self._feed.hello()
+        self._endpoint.post(self._client, TrainerHello(self._slot, self._incarnation, self._endpoint.hop))
+        while True:
+            while self._next is None:
+                await self._wait_for_change()
+            start, self._next = self._next, None
+            await self._round(start)
+
+    async def _round(self, start: StartRound) -> None:
+        if start.evaluation is not None:
+            await self._evaluate(start)
+        steps = samples = 0
+        for step in range(start.inner_steps):
+            if self._next is not None:
+                # The round was closed without us (we were too slow); its record is decided, so go on with the next.
+                return
+            batch = await self._feed.lease(start.round, step)
+            if batch is None:
+                break
+            try:
+                result = await self._train(start, step, batch)
+            except RoundClosed as error:
+                logger.info("round.closed", extra={"round": start.round, "step": step, "reason": str(error)})
+                self._feed.give_back(batch)
+                break
+            if result is None:
+                return
+            steps, samples = steps + 1, samples + result.num_samples
+        self._endpoint.post(
+            self._client, TrainerDone(self._slot, start.round, steps, samples, self._take_sent_bytes())
+        )
+
+    async def _train(self, start: StartRound, step: int, batch: LeasedBatch) -> StepResult | None:
+        number = start.first_step + step
+        lr = self._schedule.lr(number)
+        microbatches = [Microbatch(*cut) for cut in batch.microbatches(self._config)]
+        begun_s = self._clock.now_s()
+        noted: list[StepKey] = []
+
+        def note(key: StepKey, path: tuple[PeerId, ...]) -> None:
+            noted.append(key)
+            self._feed.note(key, batch, path)
+
+        while True:
+            try:
+                result = await self._driver.train(
+                    round=start.round,
+                    number=number,
+                    microbatches=microbatches,
+                    samples=batch.samples,
+                    lr=lr,
+                    path=start.path,
+                    replicas=self._replicas,
+                    note=note,
+                )
+                break
+            except NoPipeline as error:
+                logger.warning("trainer.stuck", extra={"round": start.round, "step": number, "reason": str(error)})
+                stages = tuple(s for s, hops in enumerate(self._replicas) if not hops)
+                self._endpoint.post(self._client, TrainerStuck(self._slot, start.round, stages))
+                await self._wait_for_change()
+                if self._next is not None:
+                    self._feed.give_back(batch)
+                    return None
+        self._feed.acknowledge(result.key, batch, committed=result.committed)
+        report = StepReport(
+            slot=self._slot,
+            round=start.round,
+            key=result.key,
+            num_samples=result.num_samples,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            lr=lr,
+            skipped=result.skipped,
+            duration_s=self._clock.now_s() - begun_s,
+        )
+        if result.committed:
+            self._endpoint.post(self._client, report)
+        return result
+
+    async def _evaluate(self, start: StartRound) -> None:
+        evaluation = start.evaluation
+        if evaluation is None or evaluation.start >= evaluation.stop:
+            return
+        loss_sum, num_samples = 0.0, 0
+        try:
+            async for batch in self._feed.holdout(evaluation.start, evaluation.stop):
+                self._evaluations += 1
+                part_sum, part_samples = await self._driver.evaluate(
+                    evaluation=self._evaluations,
+                    held=evaluation.held,
+                    microbatches=[Microbatch(*part) for part in batch.cut(_parts(batch.num_samples))],
+                    path=start.path,
+                )
+                loss_sum, num_samples = loss_sum + part_sum, num_samples + part_samples
+        except RoundAborted as error:
+            logger.warning("evaluation.failed", extra={"held": evaluation.held, "reason": str(error)})
+            return
+        self._endpoint.post(self._client, EvalReport(self._slot, evaluation.held, loss_sum, num_samples))
+
+    def _take_sent_bytes(self) -> dict[str, int]:
+        total = {str(traffic): count for traffic, count in self._endpoint.sent_bytes.items()}
+        new = {traffic: count - self._reported_bytes.get(traffic, 0) for traffic, count in total.items()}
+        self._reported_bytes = total
+        return new
+
+    def _set_replicas(self, replicas: tuple[tuple[Hop, ...], ...]) -> None:
+        self._replicas = replicas
+        self._changed.set()
+
+    async def _wait_for_change(self) -> None:
+        self._changed = anyio.Event()
+        await self._changed.wait()
+
+
+def _parts(num_samples: int) -> int:
+    """Into how many parts held-out samples are cut."""
+    return -(-num_samples // EVAL_MICROBATCH_SAMPLES)

@@ -1,0 +1,34 @@
+"""What a trainer is told when it starts."""
+
+from __future__ import annotations
+
+from shoal.config.start import RoleStart
+from shoal.wire.messages.base import Hop
+
+
+class TrainerSpec(RoleStart, frozen=True, kw_only=True):
+    """Start parameters of a trainer.
+
+    Attributes:
+        slot: The pipeline that is its home, 0-based; also its number in step ids.
+        incarnation: Counts the starts of this slot's trainer in the run, from 1.
+        client: The client that started it.
+        data_server: The data server of this host.
+    """
+
+    slot: int
+    incarnation: int
+    client: Hop
+    data_server: Hop
+
+
+class BaselineSpec(RoleStart, frozen=True, kw_only=True):
+    """Start parameters of the plain loop that runs beside a swarm.
+
+    Attributes:
+        data_server: The data server of this host.
+        monitor: Where its losses go.
+    """
+
+    data_server: Hop
+    monitor: Hop

@@ -1,0 +1,123 @@
+"""What every transport offers: one endpoint per process, one connection per peer, losses as events.
+
+A connection's end is the failure signal of the whole system: exactly one `PeerLost` follows a connection (or an attempt
+to make one). From the moment the connection ended until that event is taken from `events()`, whatever is posted to the
+peer is dropped with what was still queued; what is posted afterwards dials anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.ids import PeerId
+from shoal.wire.messages import Hop, Message, Traffic
+from shoal.wire.tensors import WireTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of `peer` (or of this endpoint itself) with its tensors, which the consumer now owns."""
+
+    peer: PeerId
+    message: Message
+    tensors: tuple[WireTensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A connection with `peer` stands; comes before anything received over it."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """The connection with `peer` ended, or none could be made; what was queued for it is dropped."""
+
+    peer: PeerId
+    reason: str
+
+
+TransportEvent = Received | PeerUp | PeerLost
+"""What an endpoint tells its consumer."""
+
+
+class Endpoint(Protocol):
+    """One peer's end of all its connections. Every method is called on the event loop's thread."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who this endpoint is."""
+        ...
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where this endpoint can be dialled, as `scheme:rest`."""
+        ...
+
+    @property
+    def hop(self) -> Hop:
+        """Peer id and addresses together, as messages carry them."""
+        ...
+
+    @property
+    def sent_bytes(self) -> Mapping[Traffic, int]:
+        """Bytes of all frames handed to connections so far, by kind of traffic; loopback is not counted."""
+        ...
+
+    @property
+    def received_bytes(self) -> Mapping[Traffic, int]:
+        """Bytes of all frames received so far, by kind of traffic; loopback is not counted."""
+        ...
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """How often something worth counting happened, by event name (`transport.refused`, ...)."""
+        ...
+
+    def introduce(self, hop: Hop) -> None:
+        """Remember where a peer can be dialled; a later call replaces an earlier one."""
+        ...
+
+    def post(
+        self,
+        peer: PeerId,
+        message: Message,
+        tensors: Sequence[WireTensor] = (),
+        traffic: Traffic = Traffic.CONTROL,
+    ) -> None:
+        """Send to a peer, without waiting; frames to one peer arrive in the order of the calls, or are lost with it.
+
+        Dials on demand, to an address from `introduce`; a peer that has dialled this endpoint needs none. Posting to
+        `peer_id` itself delivers a copy locally. Otherwise the tensors' memory is not copied: it must stay unchanged
+        until `flushed` returns, or an answer of the peer shows that it has them. The endpoint keeps the memory alive.
+
+        Raises:
+            LocalProtocolError: the frame breaks a limit; nothing was sent.
+        """
+        ...
+
+    async def drained(self, peer: PeerId) -> None:
+        """Return when at most the high-water mark of bytes is queued for the peer, or the peer is lost.
+
+        Producers of many or large tensors await it between posts; it is the back-pressure of the transport.
+        """
+        ...
+
+    async def flushed(self, peer: PeerId) -> None:
+        """Return when nothing is queued for the peer, or it is lost: the memory of posted tensors may change again."""
+        ...
+
+    def disconnect(self, peer: PeerId, reason: str) -> None:
+        """Close the connection with the peer, if there is one; `PeerLost` follows at both ends."""
+        ...
+
+    def events(self) -> AsyncIterator[TransportEvent]:
+        """Return the stream of events, for one consumer; it ends when the endpoint is closed."""
+        ...
+
+    async def aclose(self) -> None:
+        """Write what is queued (for a bounded time), close all connections and release the address."""
+        ...

@@ -1,0 +1,59 @@
+"""From an endpoint's one stream of events to the handlers of a role.
+
+A message belongs to exactly one protocol, so the first handler that recognises it gets it. What none recognises is a
+peer's mistake: it is logged and counted, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import PeerId
+from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received
+
+logger = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """One protocol's end in this process."""
+
+    def receive(self, event: Received) -> bool:
+        """Take the message if it is one of this protocol's, without waiting.
+
+        Returns:
+            Whether it was taken.
+
+        Raises:
+            RemoteProtocolError: the sender broke the protocol; its connection is closed.
+        """
+        ...
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """Learn that the connection to a peer has ended."""
+        ...
+
+
+async def dispatch(endpoint: Endpoint, handlers: Sequence[Handler]) -> None:
+    """Hand every event of `endpoint` to the handlers, until the endpoint is closed."""
+    async for event in endpoint.events():
+        match event:
+            case Received():
+                try:
+                    taken = any(handler.receive(event) for handler in handlers)
+                except RemoteProtocolError as error:
+                    logger.warning("protocol.violated", extra={"peer": event.peer, "error": str(error)})
+                    endpoint.disconnect(event.peer, str(error))
+                    continue
+                if not taken:
+                    logger.warning(
+                        "protocol.unexpected", extra={"peer": event.peer, "message": type(event.message).__name__}
+                    )
+            case PeerLost(peer, reason):
+                logger.info("peer.lost", extra={"peer": peer, "reason": reason})
+                for handler in handlers:
+                    handler.peer_lost(peer)
+            case PeerUp():
+                pass

@@ -1,0 +1,68 @@
+"""The queue between the connections and the one consumer of an endpoint's events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from shoal.errors import LocalProtocolError
+from shoal.transport.base import TransportEvent
+
+# A consumer that always finds something queued would never give way to the other tasks of the loop.
+_EVENTS_PER_TURN: Final = 64
+
+
+class EventQueue(AsyncIterator[TransportEvent]):
+    """First in, first out; `put` never waits. Whoever puts limits how much it puts."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[TransportEvent, Callable[[], None] | None]] = deque()
+        self._wake: anyio.Event | None = None
+        self._turn = 0
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, event: TransportEvent, taken: Callable[[], None] | None = None) -> None:
+        """Append an event; `taken` is called when the consumer takes it."""
+        if self._closed:
+            return
+        self._items.append((event, taken))
+        if self._wake is not None:
+            self._wake.set()
+
+    def close(self) -> None:
+        """Drop what is queued and end the iteration."""
+        self._closed = True
+        self._items.clear()
+        if self._wake is not None:
+            self._wake.set()
+
+    def __aiter__(self) -> EventQueue:
+        return self
+
+    async def __anext__(self) -> TransportEvent:
+        if self._wake is not None:
+            raise LocalProtocolError("an endpoint's events have one consumer: two tasks wait for the next one")
+        self._turn += 1
+        if self._items and self._turn >= _EVENTS_PER_TURN:
+            self._turn = 0
+            await anyio.lowlevel.checkpoint()
+        while not self._items:
+            if self._closed:
+                raise StopAsyncIteration
+            self._turn = 0
+            self._wake = anyio.Event()
+            try:
+                await self._wake.wait()
+            finally:
+                self._wake = None
+        event, taken = self._items.popleft()
+        if taken is not None:
+            taken()
+        return event

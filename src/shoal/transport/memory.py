@@ -1,0 +1,255 @@
+"""A network within one process: the same rules as real connections, the same order in every run, faults on command.
+
+Frames are encoded and decoded as on a socket (unless switched off), so what does not fit the schema fails here too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+import anyio.lowlevel
+
+from shoal.errors import ConfigError, RemoteProtocolError
+from shoal.ids import PeerId
+from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
+from shoal.transport.event_queue import EventQueue
+from shoal.wire.frame import Frame, FrameDecoder, encode_frame
+from shoal.wire.limits import WireLimits
+from shoal.wire.messages import Hop, Message, Traffic
+from shoal.wire.messages.control import Heartbeat
+from shoal.wire.tensors import WireTensor
+
+logger = logging.getLogger(__name__)
+
+DeliverHook = Callable[[PeerId, PeerId, Message], None]
+"""Called with sender, receiver and message before each delivery; may cut, kill or heal."""
+
+
+class MemoryNetwork:
+    """Endpoints that reach each other, and the faults between them.
+
+    Delivery happens within `post`: events lie in the receiver's queue in the order in which all messages were posted.
+    """
+
+    def __init__(self, *, encode: bool = True, limits: WireLimits | None = None) -> None:
+        """Make an empty network.
+
+        Args:
+            encode: pass every message through its encoded form; otherwise only tensors are copied.
+            limits: of the frames, when they are encoded.
+        """
+        self.encode = encode
+        self.limits = limits or WireLimits()
+        self.before_delivery: DeliverHook | None = None
+        self._endpoints: dict[PeerId, MemoryEndpoint] = {}
+        self._cut: set[frozenset[PeerId]] = set()
+
+    def endpoint(self, peer_id: PeerId) -> MemoryEndpoint:
+        """Make the endpoint of a peer that has none, or whose endpoint was closed or killed.
+
+        Raises:
+            ConfigError: the peer is there already.
+        """
+        if peer_id in self._endpoints:
+            raise ConfigError(f"peer {peer_id} is on the network already: close or kill it first")
+        endpoint = MemoryEndpoint(self, peer_id)
+        self._endpoints[peer_id] = endpoint
+        return endpoint
+
+    def cut(self, first: PeerId, second: PeerId) -> None:
+        """End the connection between two peers and let none be made until `heal`."""
+        self._cut.add(frozenset((first, second)))
+        self.unlink(first, second, "cut")
+
+    def heal(self, first: PeerId, second: PeerId) -> None:
+        """Let two peers connect again."""
+        self._cut.discard(frozenset((first, second)))
+
+    def kill(self, peer: PeerId) -> None:
+        """End a peer as SIGKILL would: the others lose it, it sees no further event, what it posts goes nowhere."""
+        self.remove(peer, "killed")
+
+    def find(self, sender: PeerId, address: str) -> MemoryEndpoint | None:
+        """Return the endpoint at an address if `sender` can reach it."""
+        peer = PeerId(address.removeprefix("memory:"))
+        if not address.startswith("memory:") or frozenset((sender, peer)) in self._cut:
+            return None
+        return self._endpoints.get(peer)
+
+    def unlink(self, first: PeerId, second: PeerId, reason: str) -> None:
+        """End the connection between two peers, if there is one."""
+        for here, there in ((first, second), (second, first)):
+            endpoint = self._endpoints.get(here)
+            if endpoint is not None:
+                endpoint.lose(there, reason)
+
+    def remove(self, peer: PeerId, reason: str) -> None:
+        """Take a peer off the network."""
+        gone = self._endpoints.pop(peer, None)
+        if gone is None:
+            return
+        gone.stop()
+        for other in self._endpoints.values():
+            other.lose(peer, reason)
+
+
+class MemoryEndpoint(Endpoint):
+    """An endpoint of a `MemoryNetwork`; see `Endpoint` for the rules."""
+
+    def __init__(self, network: MemoryNetwork, peer_id: PeerId) -> None:
+        self._network = network
+        self._peer_id = peer_id
+        self._events = EventQueue()
+        self._known: dict[PeerId, tuple[str, ...]] = {}
+        self._linked: dict[PeerId, MemoryEndpoint] = {}
+        self._losing: Counter[PeerId] = Counter()  # PeerLost events that the consumer has not taken yet
+        self._sent: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
+        self._received: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
+        self._counters: Counter[str] = Counter()
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who this endpoint is."""
+        return self._peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The one address on the network."""
+        return (f"memory:{self._peer_id}",)
+
+    @property
+    def hop(self) -> Hop:
+        """Peer id and address."""
+        return Hop(self._peer_id, self.addresses)
+
+    @property
+    def sent_bytes(self) -> Mapping[Traffic, int]:
+        """Frame bytes sent; zero if the network does not encode."""
+        return self._sent
+
+    @property
+    def received_bytes(self) -> Mapping[Traffic, int]:
+        """Frame bytes received; zero if the network does not encode."""
+        return self._received
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """`transport.dialled`, `transport.dropped`."""
+        return self._counters
+
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        """Who is connected."""
+        return frozenset(self._linked)
+
+    def introduce(self, hop: Hop) -> None:
+        """See `Endpoint.introduce`."""
+        self._known[hop.peer] = hop.addresses
+
+    def post(
+        self,
+        peer: PeerId,
+        message: Message,
+        tensors: Sequence[WireTensor] = (),
+        traffic: Traffic = Traffic.CONTROL,
+    ) -> None:
+        """See `Endpoint.post`."""
+        frame = self._frame(message, tensors, traffic)
+        if peer == self._peer_id:
+            self._events.put(Received(peer, frame.message, frame.tensors))
+            return
+        if peer not in self._linked and (self._losing[peer] or not self._dial(peer)):
+            self._counters["transport.dropped"] += 1
+            return
+        if self._network.before_delivery is not None:
+            self._network.before_delivery(self._peer_id, peer, message)
+        target = self._linked.get(peer)
+        if target is None:
+            self._counters["transport.dropped"] += 1
+            return
+        self._sent[traffic] += frame.num_bytes
+        target.deliver(self._peer_id, frame)
+
+    def deliver(self, sender: PeerId, frame: Frame) -> None:
+        """Queue a frame of a connected peer."""
+        self._received[frame.traffic] += frame.num_bytes
+        if not isinstance(frame.message, Heartbeat):
+            self._events.put(Received(sender, frame.message, frame.tensors))
+
+    async def drained(self, peer: PeerId) -> None:
+        """Return after other tasks had their turn: nothing is ever queued for a peer here."""
+        await anyio.lowlevel.checkpoint()
+
+    async def flushed(self, peer: PeerId) -> None:
+        """Return after other tasks had their turn: nothing is ever queued for a peer here."""
+        await anyio.lowlevel.checkpoint()
+
+    def disconnect(self, peer: PeerId, reason: str) -> None:
+        """See `Endpoint.disconnect`."""
+        if peer in self._linked:
+            self._network.unlink(self._peer_id, peer, reason)
+
+    def events(self) -> AsyncIterator[TransportEvent]:
+        """See `Endpoint.events`."""
+        return self._events
+
+    async def aclose(self) -> None:
+        """Leave the network; the others lose this peer."""
+        self._network.remove(self._peer_id, "closed")
+        await anyio.lowlevel.checkpoint()
+
+    def stop(self) -> None:
+        """Forget all connections and end the events."""
+        self._linked.clear()
+        self._known.clear()
+        self._events.close()
+
+    def lose(self, peer: PeerId, reason: str) -> None:
+        """Report a connected peer as lost."""
+        if self._linked.pop(peer, None) is not None:
+            self._report_lost(peer, reason)
+
+    def link(self, other: MemoryEndpoint) -> None:
+        """Take note that a connection with `other` stands."""
+        self._linked[other.peer_id] = other
+        self._events.put(PeerUp(other.peer_id))
+
+    def _dial(self, peer: PeerId) -> bool:
+        addresses = self._known.get(peer, ())
+        self._counters["transport.dialled"] += 1
+        for address in addresses:
+            target = self._network.find(self._peer_id, address)
+            if target is not None and target.peer_id == peer:
+                self.link(target)
+                target.link(self)
+                return True
+        self._report_lost(peer, f"no answer at {', '.join(addresses)}" if addresses else "no known address")
+        return False
+
+    def _report_lost(self, peer: PeerId, reason: str) -> None:
+        def taken() -> None:
+            self._losing[peer] -= 1
+
+        logger.info("transport.lost", extra={"peer": peer, "reason": reason})
+        self._losing[peer] += 1
+        self._events.put(PeerLost(peer, reason), taken)
+
+    def _frame(self, message: Message, tensors: Sequence[WireTensor], traffic: Traffic) -> Frame:
+        """Return what the receiver gets: never the sender's own tensor memory."""
+        if not self._network.encode:
+            return Frame(message, tuple(t.copy() for t in tensors), traffic, 0)
+        decoder = FrameDecoder(self._network.limits)
+        frames: list[Frame] = []
+        for buffer in encode_frame(message, tensors, traffic, self._network.limits):
+            rest = memoryview(buffer)
+            while rest:
+                space = decoder.get_buffer()
+                num_bytes = min(len(space), len(rest))
+                space[:num_bytes] = rest[:num_bytes]
+                rest = rest[num_bytes:]
+                frames += decoder.advance(num_bytes)
+        if len(frames) != 1:
+            raise RemoteProtocolError(f"{type(message).__name__} came back as {len(frames)} frames")
+        return frames[0]

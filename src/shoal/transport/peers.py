@@ -1,0 +1,396 @@
+"""One connection per peer, whoever dialled it: dialling on demand, waiting frames, losses; for every kind of stream.
+
+State of a peer, by its `_Peer` record:
+
+    idle ----------- post ----------> dialling ---- hello and answer ----> up
+    idle, dialling -- its hello ----> up
+    dialling, up -- failure, close --> losing -- consumer takes PeerLost --> idle
+
+Two peers that dial each other at the same time keep the connection that the smaller peer id dialled: it refuses the
+other one as a duplicate, and the other side, told so (or seeing the smaller one's hello), waits for that one instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from shoal.errors import HandshakeError
+from shoal.ids import PeerId, RunId
+from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
+from shoal.transport.connection import Connection, ConnectionOwner
+from shoal.transport.event_queue import EventQueue
+from shoal.transport.limits import TransportLimits
+from shoal.wire.frame import Frame, encode_frame
+from shoal.wire.handshake import Hello, Refusal, check_hello
+from shoal.wire.messages import Hop, Message, Traffic
+from shoal.wire.messages.control import Heartbeat
+from shoal.wire.tensors import WireTensor
+
+logger = logging.getLogger(__name__)
+
+_Buffers = list[bytearray | memoryview]
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What is known of one peer. `losing` counts `PeerLost` events that the consumer has not taken yet."""
+
+    addresses: tuple[str, ...] = ()
+    connection: Connection | None = None
+    dial: Connection | None = None
+    dialling: bool = False
+    losing: int = 0
+    previous: int = 0
+    instance: int = 0
+    waiting: list[tuple[_Buffers, int, Traffic]] = field(default_factory=list[tuple[_Buffers, int, Traffic]])
+    waiting_bytes: int = 0
+    decided: anyio.Event = field(default_factory=anyio.Event)  # the dialling ended, with a connection or without
+
+
+class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
+    """The endpoint over connected streams; a subclass listens and connects.
+
+    An asynchronous context manager: it listens from entering on; leaving flushes and closes it. Errors of the context's
+    body pass through unwrapped.
+    """
+
+    def __init__(self, hop: Hop, run_id: RunId, role: str, limits: TransportLimits) -> None:
+        self._tasks = anyio.create_task_group()
+        self._hop = hop
+        self._run_id = run_id
+        self._role = role
+        self._limits = limits
+        self._instance = secrets.randbits(63)
+        self._events = EventQueue()
+        self._peers: dict[PeerId, _Peer] = {}
+        self._handshaking: set[Connection] = set()
+        self._open: set[Connection] = set()
+        self._closed = False
+        self._sent: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
+        self._received: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
+        self._counters: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Self:
+        await self._listen()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        await self.aclose()
+        self._tasks.cancel_scope.cancel()
+        if isinstance(exc, Exception):
+            # The task group would wrap it in a group, although it is none of its tasks that failed.
+            await self._tasks.__aexit__(None, None, None)
+            return False
+        return bool(await self._tasks.__aexit__(exc_type, exc, traceback))
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who this endpoint is."""
+        return self._hop.peer
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens."""
+        return self._hop.addresses
+
+    @property
+    def hop(self) -> Hop:
+        """Peer id and addresses."""
+        return self._hop
+
+    @property
+    def sent_bytes(self) -> Mapping[Traffic, int]:
+        """See `Endpoint.sent_bytes`."""
+        return self._sent
+
+    @property
+    def received_bytes(self) -> Mapping[Traffic, int]:
+        """See `Endpoint.received_bytes`."""
+        return self._received
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """`transport.dialled`, `.accepted`, `.refused`, `.lost`, `.dropped`."""
+        return self._counters
+
+    def introduce(self, hop: Hop) -> None:
+        """See `Endpoint.introduce`."""
+        self._peer(hop.peer).addresses = hop.addresses
+
+    def post(
+        self,
+        peer: PeerId,
+        message: Message,
+        tensors: Sequence[WireTensor] = (),
+        traffic: Traffic = Traffic.CONTROL,
+    ) -> None:
+        """See `Endpoint.post`."""
+        buffers = encode_frame(message, tensors, traffic, self._limits.wire)
+        if peer == self._hop.peer:
+            self._events.put(Received(peer, message, tuple(tensor.copy() for tensor in tensors)))
+            return
+        state = self._peer(peer)
+        if self._closed or state.losing:
+            self._counters["transport.dropped"] += 1
+            return
+        num_bytes = sum(len(buffer) for buffer in buffers)
+        queued_bytes = self._queued_bytes(state)
+        if queued_bytes and queued_bytes + num_bytes > self._limits.max_queued_bytes:
+            self._lose(peer, state, "overloaded")
+        elif state.connection is not None:
+            self._send(state.connection, buffers, num_bytes, traffic)
+        else:
+            state.waiting.append((buffers, num_bytes, traffic))
+            state.waiting_bytes += num_bytes
+            if not state.dialling:
+                state.dialling, state.decided = True, anyio.Event()
+                self._tasks.start_soon(self._dial, peer, state)
+
+    async def drained(self, peer: PeerId) -> None:
+        """See `Endpoint.drained`."""
+        state = self._peers.get(peer)
+        if state is not None and self._queued_bytes(state) > self._limits.high_water_bytes:
+            await self.flushed(peer)
+
+    async def flushed(self, peer: PeerId) -> None:
+        """See `Endpoint.flushed`."""
+        state = self._peers.get(peer)
+        if state is None:
+            return
+        if state.dialling:
+            await state.decided.wait()
+        if state.connection is not None:
+            await state.connection.flushed()
+
+    def disconnect(self, peer: PeerId, reason: str) -> None:
+        """See `Endpoint.disconnect`."""
+        state = self._peers.get(peer)
+        if state is not None and (state.connection is not None or state.dialling):
+            self._lose(peer, state, reason)
+
+    def events(self) -> AsyncIterator[TransportEvent]:
+        """See `Endpoint.events`."""
+        return self._events
+
+    async def aclose(self) -> None:
+        """See `Endpoint.aclose`; calling it again does nothing."""
+        if self._closed:
+            return
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(self._limits.flush_timeout_s):
+                for peer in list(self._peers):
+                    await self.flushed(peer)
+            self._closed = True
+            self._stop_listening()
+            self._events.close()
+            ending = list(self._open)
+            for connection in ending:
+                connection.close("endpoint closed", flush=connection.queued_bytes == 0)
+            with anyio.move_on_after(self._limits.flush_timeout_s):
+                for connection in ending:
+                    await connection.ended.wait()
+
+    @abstractmethod
+    async def _listen(self) -> None:
+        """Take connections from now on.
+
+        Raises:
+            ConfigError: the address cannot be used.
+        """
+
+    @abstractmethod
+    async def _connect(self, address: str, connection: Connection) -> None:
+        """Connect a stream to `address` and hand it to `connection`.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+
+    @abstractmethod
+    def _check_socket(self, connection: Connection) -> None:
+        """Check who is at the other end, as far as the socket itself knows.
+
+        Raises:
+            HandshakeError: somebody who must not be.
+        """
+
+    @abstractmethod
+    def _stop_listening(self) -> None:
+        """Take no more connections and release the address."""
+
+    # Called by connections.
+
+    def on_open(self, connection: Connection) -> None:
+        """See `ConnectionOwner.on_open`."""
+        self._open.add(connection)
+        if connection.dialled is not None:
+            connection.number = secrets.randbits(63)
+            connection.say(self._hello(connection.dialled, connection.number))
+            return
+        try:
+            if len(self._handshaking) >= self._limits.max_handshaking:
+                raise HandshakeError(f"{len(self._handshaking)} connections are in their handshake already")
+            self._check_socket(connection)
+        except HandshakeError as error:
+            self.on_violation(connection, error)
+            connection.say(Refusal(str(error)))
+            connection.close(str(error), flush=True)
+            return
+        self._handshaking.add(connection)
+        self._tasks.start_soon(self._await_hello, connection)
+
+    def on_handshake(self, connection: Connection, said: Hello | Refusal) -> None:
+        """See `ConnectionOwner.on_handshake`."""
+        if isinstance(said, Refusal):
+            connection.close(f"refused by the peer: {said.reason}")
+            return
+        check_hello(said, run_id=self._run_id, own_peer=self._hop.peer, expected=connection.dialled)
+        state = self._peer(said.peer)
+        if connection.dialled is None:
+            duplicate = self._duplicate(state, said)
+            if duplicate is not None:
+                connection.say(Refusal(duplicate, duplicate=True))
+                connection.close(duplicate, flush=True)
+                return
+            connection.say(self._hello(said.peer, said.connection))
+            state.addresses = state.addresses or said.addresses
+        elif said.connection != connection.number:
+            raise HandshakeError(f"{said.peer} answers another hello than ours")
+        if state.connection is not None:
+            self._lose(said.peer, state, "the peer connected anew")
+        self._up(connection, state, said)
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """See `ConnectionOwner.on_frame`."""
+        self._received[frame.traffic] += frame.num_bytes
+        if connection.peer is not None and not isinstance(frame.message, Heartbeat):
+            received = Received(connection.peer, frame.message, frame.tensors)
+            self._events.put(received, connection.unread(frame.num_bytes))
+
+    def on_violation(self, connection: Connection, error: Exception) -> None:
+        """See `ConnectionOwner.on_violation`."""
+        peer = connection.peer or connection.dialled
+        self._counters["transport.refused"] += 1
+        logger.warning("transport.refused", extra={"peer": peer, "reason": str(error)})
+
+    def on_lost(self, connection: Connection, reason: str) -> None:
+        """See `ConnectionOwner.on_lost`."""
+        self._open.discard(connection)
+        self._handshaking.discard(connection)
+        peer = connection.peer or connection.dialled
+        if peer is None:
+            return
+        state = self._peer(peer)
+        if connection.dialled is not None or state.connection is connection:
+            state.previous = connection.number
+        if state.connection is connection:
+            self._lose(peer, state, reason)
+
+    # One peer.
+
+    def _peer(self, peer: PeerId) -> _Peer:
+        return self._peers.setdefault(peer, _Peer())
+
+    def _hello(self, peer: PeerId, number: int) -> Hello:
+        previous = self._peer(peer).previous
+        return Hello(self._run_id, self._hop.peer, self._role, self._hop.addresses, self._instance, number, previous)
+
+    def _duplicate(self, state: _Peer, theirs: Hello) -> str | None:
+        """Return why a dialled connection of a peer is one too many, or None if it is to be used."""
+        if state.connection is not None:
+            seen_end = theirs.instance != state.instance or theirs.previous == state.connection.number
+            return None if seen_end else "connected already"
+        own_hello_is_out = state.dial is not None and state.dial.opened and not state.dial.closing
+        if own_hello_is_out and self._hop.peer < theirs.peer:
+            return "dialled by the refusing side at the same time"
+        return None
+
+    def _up(self, connection: Connection, state: _Peer, theirs: Hello) -> None:
+        """Use this connection from now on."""
+        connection.accept(theirs.peer, theirs.connection)
+        state.connection, state.instance = connection, theirs.instance
+        if state.dial is not None and state.dial is not connection:
+            state.dial.close("the peer's own connection is used")
+        self._counters["transport.accepted" if connection.dialled is None else "transport.dialled"] += 1
+        logger.info("transport.up", extra={"peer": theirs.peer, "peer_role": theirs.role})
+        self._events.put(PeerUp(theirs.peer))
+        waiting, state.waiting, state.waiting_bytes = state.waiting, [], 0
+        for buffers, num_bytes, traffic in waiting:
+            self._send(connection, buffers, num_bytes, traffic)
+        self._end_dialling(state)
+
+    def _send(self, connection: Connection, buffers: _Buffers, num_bytes: int, traffic: Traffic) -> None:
+        self._sent[traffic] += num_bytes
+        connection.send(buffers)
+
+    def _queued_bytes(self, state: _Peer) -> int:
+        return state.waiting_bytes + (state.connection.queued_bytes if state.connection is not None else 0)
+
+    def _lose(self, peer: PeerId, state: _Peer, reason: str) -> None:
+        """Report the end of the connection or of the attempt to make one."""
+
+        def taken() -> None:
+            state.losing -= 1
+
+        connection, state.connection = state.connection, None
+        state.waiting, state.waiting_bytes = [], 0
+        state.losing += 1
+        for end in (connection, state.dial):
+            if end is not None:
+                state.previous = end.number
+                end.close(reason)
+        self._end_dialling(state)
+        if not self._closed:
+            self._counters["transport.lost"] += 1
+            logger.info("transport.lost", extra={"peer": peer, "reason": reason})
+        self._events.put(PeerLost(peer, reason), taken)
+
+    def _end_dialling(self, state: _Peer) -> None:
+        state.dialling, state.dial = False, None
+        state.decided.set()
+
+    # Tasks.
+
+    async def _dial(self, peer: PeerId, state: _Peer) -> None:
+        """Try the peer's addresses until there is a connection, dialled here or there."""
+        decided = state.decided
+        reasons: list[str] = []
+        for address in state.addresses:
+            connection = Connection(self, self._limits, dialled=peer)
+            state.dial = connection
+            try:
+                with anyio.fail_after(self._limits.dial_timeout_s):
+                    await self._connect(address, connection)
+                    await connection.settled.wait()
+                    if connection.refusal is not None and connection.refusal.duplicate:
+                        await decided.wait()
+            except TimeoutError:
+                connection.close(f"no answer within {self._limits.dial_timeout_s:g} s")
+            except OSError as error:
+                connection.close(error.strerror or str(error))
+            if decided.is_set():
+                return
+            reasons.append(f"{address}: {connection.reason}")
+        self._lose(peer, state, "; ".join(reasons) or "no known address")
+
+    async def _await_hello(self, connection: Connection) -> None:
+        """Drop a connection whose peer does not introduce itself in time."""
+        with anyio.move_on_after(self._limits.handshake_timeout_s):
+            await connection.settled.wait()
+        self._handshaking.discard(connection)
+        if not connection.settled.is_set():
+            late = HandshakeError(f"no hello within {self._limits.handshake_timeout_s:g} s")
+            self.on_violation(connection, late)
+            connection.close(str(late))

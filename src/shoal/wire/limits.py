@@ -1,0 +1,49 @@
+"""What a single frame may contain: checked by the sender as a courtesy and by the receiver before it allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from shoal.wire.messages import Message
+from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
+from shoal.wire.messages.round import Decide, Hold, Join, RingPart, RoundState
+from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
+
+MIB: Final = 1 << 20
+
+TENSORS_OF: Final[Mapping[type, int]] = MappingProxyType(
+    {Forward: 1, Labels: 1, Backward: 1, EvalForward: 1, EvalLabels: 1, RingPart: 1}
+)
+"""Tensors that follow a message, by its type; a type that is not listed carries none."""
+
+LONG_MESSAGES: Final[frozenset[type]] = frozenset(
+    {RoundState, Join, Hold, Decide, RecordSamples, ReleaseTrainer, Fenced}
+)
+"""Messages that contain a whole round's logs, records or sample ranges and may be as long as those."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimits:
+    """Largest frame parts that are sent and accepted.
+
+    Attributes:
+        max_message_bytes: longest encoded message of an ordinary type.
+        max_long_message_bytes: longest encoded message of the types in `LONG_MESSAGES`.
+        max_tensor_bytes: largest single tensor.
+    """
+
+    max_message_bytes: int = MIB
+    max_long_message_bytes: int = 16 * MIB
+    max_tensor_bytes: int = 1024 * MIB
+
+    def body_bytes_of(self, message_type: type[Message]) -> int:
+        """Return the longest encoded form of a message of this type."""
+        return self.max_long_message_bytes if message_type in LONG_MESSAGES else self.max_message_bytes
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Longest encoded message of any type: what is known before the type is."""
+        return max(self.max_message_bytes, self.max_long_message_bytes)

@@ -1,0 +1,41 @@
+"""What the messages of all protocols share: the struct base, a hop of a path, a range of samples, kinds of traffic."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from shoal.ids import PeerId
+
+
+class Struct(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Immutable record, encoded as a msgpack array; unknown or missing fields fail to decode."""
+
+
+class Traffic(enum.StrEnum):
+    """What bytes are for; senders count what they send by it."""
+
+    ACTIVATIONS = "activations"
+    GRADIENTS = "gradients"
+    PSEUDO_GRADIENTS = "pseudo_gradients"
+    STATE = "state"
+    CONTROL = "control"
+
+
+class Hop(Struct, frozen=True):
+    """One peer of a path or a ring, with the addresses under which it can be dialled."""
+
+    peer: PeerId
+    addresses: tuple[str, ...]
+
+
+class SampleRange(Struct, frozen=True, order=True):
+    """Positions [start, stop) of the shuffled order of one pass over the data."""
+
+    pass_number: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start

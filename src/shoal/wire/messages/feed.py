@@ -1,0 +1,144 @@
+"""Between the data server, the trainers of its host, and the client that plans rounds.
+
+Batches lie in one shared-memory pool; messages carry where, never the bytes. A batch in deterministic runs is a pure
+function of (round plan, trainer slot, step of the round): number `base_batch + step * num_slots + slot` of the stream.
+"""
+
+from __future__ import annotations
+
+from shoal.ids import StepKey
+from shoal.wire.messages.base import SampleRange, Struct
+
+
+class TensorPlace(Struct, frozen=True):
+    """A tensor inside the pool: dtype, shape (batch first), byte offset from the pool's start."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+
+
+class PlanRound(Struct, frozen=True, tag="plan_round"):
+    """The client opens round `round` for `num_slots` trainers of `inner_steps` steps each."""
+
+    round: int
+    num_slots: int
+    inner_steps: int
+
+
+class RecordSamples(Struct, frozen=True, tag="record_samples"):
+    """D_round is decided and contains these samples, those of skipped steps included; whatever else was leased in the
+    round is free again."""
+
+    round: int
+    samples: tuple[SampleRange, ...]
+
+
+class ReleaseTrainer(Struct, frozen=True, tag="release_trainer"):
+    """A dead trainer's steps are settled: those in `committed` are done, its other leases are free."""
+
+    trainer: int
+    incarnation: int
+    committed: tuple[StepKey, ...]
+
+
+class Lease(Struct, frozen=True, tag="lease"):
+    """Trainer `trainer` asks for the batch of step `step` (0-based within the round). A round that is not planned yet
+    is waited for."""
+
+    request: int
+    trainer: int
+    incarnation: int
+    round: int
+    step: int
+
+
+class ReadTrain(Struct, frozen=True, tag="read_train"):
+    """Read batch `batch` of the training stream without a lease (the baseline does)."""
+
+    request: int
+    batch: int
+
+
+class ReadHoldout(Struct, frozen=True, tag="read_holdout"):
+    """Read samples [start, stop) of the held-out set, in order."""
+
+    request: int
+    start: int
+    stop: int
+
+
+class BatchReady(Struct, frozen=True, tag="batch_ready"):
+    """Answer to Lease and Read*: the batch lies in the pool until it is acknowledged or given back. `samples` is empty
+    for held-out data; `ticket` names this hand-over in later messages and is never used again."""
+
+    request: int
+    pool: str
+    pool_bytes: int
+    ticket: int
+    inputs: TensorPlace
+    labels: TensorPlace
+    samples: tuple[SampleRange, ...]
+    num_samples: int
+
+
+class NoBatch(Struct, frozen=True, tag="no_batch"):
+    """Answer to Lease and Read*: there is none, and why (end of the round's plan, stale incarnation, out of range)."""
+
+    request: int
+    reason: str
+
+
+class NoteAttempt(Struct, frozen=True, tag="note_attempt"):
+    """Before Open: which attempt, on which path, will train the leased batch."""
+
+    key: StepKey
+    ticket: int
+    path: tuple[str, ...]
+
+
+class Acknowledge(Struct, frozen=True, tag="acknowledge"):
+    """The leased batch is trained (`committed`), or its fate is left to the round record; its memory is free."""
+
+    key: StepKey
+    ticket: int
+    committed: bool
+
+
+class GiveBack(Struct, frozen=True, tag="give_back"):
+    """A batch that was only read, or a lease that was not used, is not needed any more. If an attempt was noted, the
+    memory is free and the fate of the lease is left to the round record."""
+
+    ticket: int
+
+
+class HoldoutInfo(Struct, frozen=True, tag="holdout_info"):
+    """Sent by the data server to every peer that says DataHello: sizes of the two sets, and the most samples that one
+    ReadHoldout may ask for."""
+
+    num_train: int
+    num_holdout: int
+    max_read_samples: int
+
+
+class DataHello(Struct, frozen=True, tag="data_hello"):
+    """First message to the data server; answered with HoldoutInfo."""
+
+    trainer: int
+
+
+FeedMessage = (
+    PlanRound
+    | RecordSamples
+    | ReleaseTrainer
+    | Lease
+    | ReadTrain
+    | ReadHoldout
+    | BatchReady
+    | NoBatch
+    | NoteAttempt
+    | Acknowledge
+    | GiveBack
+    | HoldoutInfo
+    | DataHello
+)

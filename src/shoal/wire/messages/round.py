@@ -1,0 +1,212 @@
+"""The outer round between the coordinator (a client) and the replicas (DESIGN section 7).
+
+    coordinator                          member
+      | -- AskRound -------------------->  |   a new ballot: who holds what; asking is a promise
+      | <- RoundState / StaleBallot        |
+      | -- Close ----------------------->  |   at the boundary, repeated until answered
+      | <- Join                            |
+      | -- Resolve --------------------->  |   steps in doubt
+      | -- Propose (view) -------------->  |   members exchange RingPart with each other
+      | <- Staged / MemberLost             |
+      | -- Hold ------------------------>  |
+      | <- Held                            |
+      | -- Decide (record) ------------->  |   only now does anyone swap
+      | <- Swapped                         |
+"""
+
+from __future__ import annotations
+
+from shoal.ids import Ballot, PeerId, StepKey
+from shoal.wire.messages.base import Hop, SampleRange, Struct
+from shoal.wire.messages.step import StepEntry
+
+
+class StageHashes(Struct, frozen=True):
+    """SHA-256 (hex) of one stage's outer parameters, outer momentum and buffers."""
+
+    parameters: str
+    momentum: str
+    buffers: str
+
+
+class StageOutcome(Struct, frozen=True):
+    """What a round decided for one stage: the final view and the bytes that everyone now holds."""
+
+    stage: int
+    epoch: int
+    members: tuple[PeerId, ...]
+    weights: tuple[int, ...]
+    hashes: StageHashes
+    steps_lost: int
+
+
+class Record(Struct, frozen=True):
+    """D_r: one record for the whole run. `previous` is the SHA-256 (hex) of the encoded D_{r-1}; `samples` are the ranges
+    trained in this round, `skipped` those of steps that were not finite; `incarnations` fence restarted trainers."""
+
+    run_id: str
+    round: int
+    ballot: Ballot
+    previous: str
+    stages: tuple[StageOutcome, ...]
+    samples: tuple[SampleRange, ...]
+    skipped: tuple[SampleRange, ...]
+    incarnations: dict[int, int]
+
+
+class SignedRecord(Struct, frozen=True):
+    """The encoded record, its signer, and the Ed25519 signature over the bytes."""
+
+    body: bytes
+    signer: PeerId
+    signature: bytes
+
+
+class AskRound(Struct, frozen=True, tag="ask_round"):
+    """A client takes `ballot`; answering promises not to follow lower ones."""
+
+    ballot: Ballot
+
+
+class RoundState(Struct, frozen=True, tag="round_state"):
+    """What a replica holds: its stage, its record (none before D_1), and a record it has answered Held for. `refused` is why
+    it could not do what the coordinator has just asked, empty in an answer to AskRound."""
+
+    ballot: Ballot
+    stage: int
+    held_round: int
+    record: SignedRecord | None
+    pending: SignedRecord | None
+    hop: Hop
+    refused: str
+
+
+class StaleBallot(Struct, frozen=True, tag="stale_ballot"):
+    """Refusal of a ballot below the highest one seen."""
+
+    highest: Ballot
+
+
+class Close(Struct, frozen=True, tag="close"):
+    """Stop opening steps of `round`, finish what has begun, then join."""
+
+    ballot: Ballot
+    round: int
+
+
+class Join(Struct, frozen=True, tag="join"):
+    """The replica has nothing open but `in_doubt`. `sent_bytes` counts what it sent in this round, by traffic."""
+
+    ballot: Ballot
+    round: int
+    stage: int
+    num_samples: int
+    in_doubt: tuple[StepKey, ...]
+    log: tuple[StepEntry, ...]
+    sent_bytes: dict[str, int]
+
+
+class Resolve(Struct, frozen=True, tag="resolve"):
+    """The fate of a step in doubt, settled from all joins; with `commit` come the numbers of the log entry that holds it."""
+
+    ballot: Ballot
+    round: int
+    key: StepKey
+    commit: bool
+    scale: float = 0.0
+    lr: float = 0.0
+    skipped: bool = False
+
+
+class Propose(Struct, frozen=True, tag="propose"):
+    """A view of one stage: members in ring order with their weights (samples)."""
+
+    ballot: Ballot
+    round: int
+    epoch: int
+    stage: int
+    members: tuple[Hop, ...]
+    weights: tuple[int, ...]
+
+
+class RingPart(Struct, frozen=True, tag="ring_part"):
+    """A segment of a chunk on its way around the ring. `gather` is False in the reduce-scatter. One tensor. `buffer` tells
+    parameters (0) from floating buffers (1) and integer buffers (2)."""
+
+    ballot: Ballot
+    round: int
+    epoch: int
+    stage: int
+    gather: bool
+    buffer: int
+    chunk: int
+    segment: int
+
+
+class Staged(Struct, frozen=True, tag="staged"):
+    """The member has computed the outer step into its staging buffer."""
+
+    ballot: Ballot
+    round: int
+    epoch: int
+    stage: int
+    hashes: StageHashes
+
+
+class MemberLost(Struct, frozen=True, tag="member_lost"):
+    """The sender cannot reach a member of its ring."""
+
+    ballot: Ballot
+    round: int
+    epoch: int
+    stage: int
+    peer: PeerId
+
+
+class Hold(Struct, frozen=True, tag="hold"):
+    """Keep this record and the staged bytes; do not swap yet."""
+
+    ballot: Ballot
+    record: SignedRecord
+
+
+class Held(Struct, frozen=True, tag="held"):
+    """Answer to Hold."""
+
+    ballot: Ballot
+    round: int
+    record_hash: str
+
+
+class Decide(Struct, frozen=True, tag="decide"):
+    """The record is decided: swap what is staged, if its hashes are the record's."""
+
+    ballot: Ballot
+    record: SignedRecord
+
+
+class Swapped(Struct, frozen=True, tag="swapped"):
+    """The replica now holds D_round."""
+
+    round: int
+    stage: int
+    record_hash: str
+    hashes: StageHashes
+
+
+RoundMessage = (
+    AskRound
+    | RoundState
+    | StaleBallot
+    | Close
+    | Join
+    | Resolve
+    | Propose
+    | RingPart
+    | Staged
+    | MemberLost
+    | Hold
+    | Held
+    | Decide
+    | Swapped
+)

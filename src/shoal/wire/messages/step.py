@@ -1,0 +1,239 @@
+"""The training step between a trainer and the replicas of its path.
+
+    trainer                      replica of stage s                  replica of stage s+1
+      | -- Open ----------------> |                                    |
+      | <- Opened / Busy / Refused |                                    |
+      | -- Forward (stage 0), Labels (last stage)                       |
+      |                           | -- Forward ----------------------> |
+      |                           | <- Backward ---------------------- |
+      | <- MicrobatchDone (stage 0), Prepared (every stage)             |
+      | -- Commit / Abort ------> |                                    |
+      | <- Committed / Aborted    |                                    |
+
+`Forward`, `Labels` and `Backward` are followed by their tensors in the same frame. Evaluation has no step: each message
+names the path, nothing is kept, and the last stage answers the trainer.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from shoal.ids import PeerId, StepKey
+from shoal.wire.messages.base import Hop, SampleRange, Struct
+
+
+class StepEntry(Struct, frozen=True):
+    """One committed step in a replica's log, in apply order. `version`: commits this replica had applied in the round when
+    the step's forwards ran. `skipped`: committed with scale 0 because a gradient was not finite."""
+
+    key: StepKey
+    path: tuple[PeerId, ...]
+    version: int
+    samples: tuple[SampleRange, ...]
+    num_samples: int
+    scale: float
+    lr: float
+    skipped: bool
+
+
+class Open(Struct, frozen=True, tag="open"):
+    """Begin attempt `key` in round `round`; `microbatch_samples[m]` is the size of microbatch m."""
+
+    key: StepKey
+    round: int
+    path: tuple[Hop, ...]
+    microbatch_samples: tuple[int, ...]
+    samples: tuple[SampleRange, ...]
+
+
+class Opened(Struct, frozen=True, tag="opened"):
+    """The replica takes part."""
+
+    key: StepKey
+
+
+class Busy(Struct, frozen=True, tag="busy"):
+    """The replica cannot take another step now; try another replica, or this one later."""
+
+    key: StepKey
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """The replica will not take part in this attempt: another round, a stale incarnation, closing. Never answered."""
+
+    key: StepKey
+    reason: str
+
+
+class Forward(Struct, frozen=True, tag="fwd"):
+    """Input of one microbatch for the receiving stage. One tensor."""
+
+    key: StepKey
+    microbatch: int
+
+
+class Labels(Struct, frozen=True, tag="labels"):
+    """Labels of one microbatch, for the last stage. One tensor."""
+
+    key: StepKey
+    microbatch: int
+
+
+class Backward(Struct, frozen=True, tag="bwd"):
+    """Gradient with respect to what the receiving stage sent forward. One tensor."""
+
+    key: StepKey
+    microbatch: int
+
+
+class MicrobatchDone(Struct, frozen=True, tag="mb_done"):
+    """Stage 0 has finished the backward of a microbatch: the trainer may send the next one."""
+
+    key: StepKey
+    microbatch: int
+
+
+class Prepared(Struct, frozen=True, tag="prepared"):
+    """All microbatches of the step are done here. `squared_norm` sums over this stage's gradients in float64; `loss` is the
+    mean over the step's samples and comes from the last stage only."""
+
+    key: StepKey
+    stage: int
+    version: int
+    squared_norm: float
+    finite: bool
+    loss: float | None
+
+
+class Commit(Struct, frozen=True, tag="commit"):
+    """Apply the step: gradients times `scale`, learning rate `lr`. `scale` 0 with `skipped` leaves parameters alone."""
+
+    key: StepKey
+    scale: float
+    lr: float
+    skipped: bool
+
+
+class Committed(Struct, frozen=True, tag="committed"):
+    """The step is applied here (sent again for every repeated Commit)."""
+
+    key: StepKey
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """Forget the attempt."""
+
+    key: StepKey
+
+
+class Aborted(Struct, frozen=True, tag="aborted"):
+    """The attempt is not applied here and never will be."""
+
+    key: StepKey
+
+
+class Broken(Struct, frozen=True, tag="broken"):
+    """The sender cannot reach `peer`, its neighbour on the path."""
+
+    key: StepKey
+    peer: PeerId
+
+
+class AskOutcome(Struct, frozen=True, tag="ask_outcome"):
+    """A prepared replica that lost its trainer asks another replica of the path."""
+
+    key: StepKey
+
+
+class Outcome(enum.StrEnum):
+    """How an attempt stands at one replica."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    NOT_COMMITTED = "not_committed"
+    """Not committed, and by this answer promised not to be by the trainer: only the settlement can."""
+
+
+class TellOutcome(Struct, frozen=True, tag="tell_outcome"):
+    """Answer to AskOutcome. The numbers of the commit come with COMMITTED, so that the asker applies the same."""
+
+    key: StepKey
+    outcome: Outcome
+    scale: float = 0.0
+    lr: float = 0.0
+    skipped: bool = False
+
+
+class Fence(Struct, frozen=True, tag="fence"):
+    """From now on refuse every incarnation of a trainer below the given one (trainer -> lowest allowed incarnation)."""
+
+    incarnations: dict[int, int]
+
+
+class Fenced(Struct, frozen=True, tag="fenced"):
+    """Answer to Fence: what the fenced incarnations had committed in this round, and what is still in doubt."""
+
+    incarnations: dict[int, int]
+    committed: tuple[StepKey, ...]
+    in_doubt: tuple[StepKey, ...]
+
+
+class EvalForward(Struct, frozen=True, tag="eval_fwd"):
+    """Input of one evaluation batch for the receiving stage of `path`; `held` is the record its replicas must hold. One
+    tensor. `evaluation` and `microbatch` pair it with its labels."""
+
+    evaluation: int
+    microbatch: int
+    held: int
+    path: tuple[Hop, ...]
+
+
+class EvalLabels(Struct, frozen=True, tag="eval_labels"):
+    """Labels of one evaluation batch, for the last stage. One tensor."""
+
+    evaluation: int
+    microbatch: int
+    held: int
+
+
+class EvalResult(Struct, frozen=True, tag="eval_result"):
+    """Mean loss of one evaluation batch over `num_samples` samples."""
+
+    evaluation: int
+    microbatch: int
+    loss: float
+    num_samples: int
+
+
+class EvalRefused(Struct, frozen=True, tag="eval_refused"):
+    """The sender does not hold the record asked for, or cannot reach the next stage."""
+
+    evaluation: int
+    microbatch: int
+    reason: str
+
+
+StepMessage = (
+    Open
+    | Opened
+    | Busy
+    | Refused
+    | Forward
+    | Labels
+    | Backward
+    | MicrobatchDone
+    | Prepared
+    | Commit
+    | Committed
+    | Abort
+    | Aborted
+    | Broken
+    | AskOutcome
+    | TellOutcome
+    | Fence
+    | Fenced
+    | EvalForward
+    | EvalLabels
+    | EvalResult
+    | EvalRefused
+)

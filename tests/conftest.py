@@ -1,0 +1,110 @@
+"""Fixtures for every test: the event loop, and a check that a test leaves nothing behind.
+
+`SHOAL_REQUIRE_ALL=1` (set by continuous integration) turns a test that would be skipped into a failure.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+_SHM_DIR = Path("/dev/shm")
+_FD_DIR = Path("/proc/self/fd")
+
+# Threads that third parties start once per process and never end; they hold nothing of a test.
+_LASTING_THREADS = ("tqdm", "pytest_timeout", "ThreadPoolExecutor-hivemind", "AnyIO worker thread", "torch")
+
+# File descriptors that libraries open once and keep (an event loop's first use, /dev/null, entropy).
+_FD_SLACK = 8
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """Run async tests on the loop that production uses."""
+    return ("asyncio", {"use_uvloop": True})
+
+
+def _live_threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.is_alive() and not t.name.startswith(_LASTING_THREADS)}
+
+
+def _child_pids() -> set[int]:
+    """Return the direct children of this process, on Linux; elsewhere the check is off."""
+    children: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        children.update(int(pid) for pid in path.read_text().split())
+    return children
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        return "gone"
+
+
+def _shm_segments() -> set[str]:
+    return {p.name for p in _SHM_DIR.iterdir() if "shoal" in p.name} if _SHM_DIR.is_dir() else set()
+
+
+def _num_fds() -> int:
+    return len(list(_FD_DIR.iterdir())) if _FD_DIR.is_dir() else 0
+
+
+def _settled(holds: Callable[[], bool]) -> bool:
+    """Return whether `holds` becomes true within two seconds: an ended thread or child takes a moment to vanish."""
+    pause = threading.Event()
+    for _ in range(100):
+        if holds():
+            return True
+        pause.wait(0.02)
+    return holds()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fail a test after which threads, child processes, shared memory or many file descriptors remain."""
+    threads, children, segments, num_fds = _live_threads(), _child_pids(), _shm_segments(), _num_fds()
+    yield
+    problems: list[str] = []
+    if not _settled(lambda: _live_threads() <= threads):
+        problems.append(f"threads: {sorted(t.name for t in _live_threads() - threads)}")
+    if not _settled(lambda: _child_pids() <= children):
+        problems.append(f"child processes: {[f'{pid} {_command_of(pid)}' for pid in _child_pids() - children]}")
+    # Another test session on this machine may own segments that appear meanwhile: only those with our pid count.
+    own = {name for name in _shm_segments() - segments if str(os.getpid()) in name}
+    if own:
+        problems.append(f"shared memory: {sorted(own)}")
+    if _num_fds() > num_fds + _FD_SLACK:
+        gc.collect()
+        if not _settled(lambda: _num_fds() <= num_fds + _FD_SLACK):
+            problems.append(f"file descriptors: {num_fds} before, {_num_fds()} after")
+    if problems:
+        pytest.fail("the test left behind " + "; ".join(problems))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Report a skipped test as failed where everything is required to run."""
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Report a module that skips itself as failed where everything is required to run."""
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+def _refuse_skip(report) -> None:
+    if os.environ.get("SHOAL_REQUIRE_ALL") == "1" and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was skipped although SHOAL_REQUIRE_ALL=1: {report.longrepr}"

@@ -1,0 +1,189 @@
+"""Real DHT nodes: records travel, forged ones do not, and no p2pd outlives its owner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import anyio
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.control.dht import DhtNode
+from shoal.control.records import MAX_RECORD_BYTES, Rejection, StageRecord, seal
+from shoal.control.registry import Registry
+from shoal.errors import BootstrapError, ConfigError, RecordRejected
+from shoal.identity import Identity, namespace
+
+NAMESPACE = namespace(b"k" * 32, "test")
+CLOCK = SystemClock()
+STAGE = StageRecord(("unix:/a",), 1.0, stage=0)
+
+
+async def _node(state_dir: Path, identity: Identity, peers: tuple[str, ...] = ()) -> DhtNode:
+    return await DhtNode.create(identity, namespace=NAMESPACE, state_dir=state_dir, clock=CLOCK, initial_peers=peers)
+
+
+def _sealed(identity: Identity, expires_unix_s: float, swarm: str = NAMESPACE) -> bytes:
+    return seal(identity, swarm, "stage.0", STAGE, sequence=1, expires_unix_s=expires_unix_s)
+
+
+@pytest.mark.anyio
+async def test_three_nodes_share_records_and_drop_forged_ones(tmp_path: Path) -> None:
+    alice, bob, mallory = (Identity.generate() for _ in range(3))
+    async with await _node(tmp_path, alice) as first:
+        peers = await first.visible_maddrs()
+        assert first.peer_id == alice.peer_id
+        assert peers
+        assert all(maddr.endswith(f"/p2p/{alice.peer_id}") for maddr in peers)
+        async with await _node(tmp_path, bob, peers) as second, await _node(tmp_path, mallory, peers) as third:
+            expiry = CLOCK.unix_s() + 30
+            assert await second.store("stage.0", _sealed(bob, expiry), expiry)
+            for node in (first, second, third):
+                assert [r.peer for r in await node.get(("stage.0",))] == [bob.peer_id]
+            # Bob's record under Mallory's name, one of another swarm, and Mallory's own with a longer life.
+            later = expiry + 5
+            assert not await third.store("stage.0", _sealed(bob, later), later)
+            assert not await third.store("stage.0", _sealed(mallory, later, "other"), later)
+            assert not await third.store("stage.0", _sealed(mallory, expiry), later)
+            raw = third._node
+            assert raw is not None
+            # Without our checks at the sender: the others refuse it as well.
+            raw.protocol.record_validator = None
+            forged = _sealed(mallory, later)
+            await raw.store(f"{NAMESPACE}/stage.0", forged, later, subkey=str(alice.peer_id))
+            await raw.store(f"{NAMESPACE}/stage.0", 5, later, subkey=str(alice.peer_id))
+            for node in (first, second):
+                assert [r.peer for r in await node.get(("stage.0",))] == [bob.peer_id]
+                assert node.checker.rejected[Rejection.WRONG_SIGNER] >= 1
+                assert node.checker.rejected[Rejection.MALFORMED] >= 1
+            with pytest.raises(RecordRejected, match="bytes"):
+                await second.store("stage.0", b"x" * (MAX_RECORD_BYTES + 1), expiry)
+    assert not list(tmp_path.iterdir()), "no socket and no key is left"
+
+
+@pytest.mark.anyio
+async def test_registries_see_each_other_and_hivemind_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="shoal")
+    identities = [Identity.generate() for _ in range(3)]
+    async with await _node(tmp_path, identities[0]) as first:
+        peers = await first.visible_maddrs()
+        async with await _node(tmp_path, identities[1], peers) as second, await _node(tmp_path, identities[2], peers) as third:
+            registries = [
+                Registry(node, identity, NAMESPACE, 2, CLOCK)
+                for node, identity in zip((first, second, third), identities, strict=True)
+            ]
+            with anyio.fail_after(10):
+                async with anyio.create_task_group() as tasks:
+                    for i, registry in enumerate(registries):
+                        tasks.start_soon(registry.run)
+                        registry.advertise(StageRecord(("unix:/a",), float(i), stage=i % 2))
+                    for registry in registries:
+                        await registry.membership.wait_for(lambda v: v.num_replicas(2) == (2, 1))
+                    await registries[1].withdraw()
+                    await registries[0].membership.wait_for(lambda v: v.missing_stages(2) == (1,))
+                    tasks.cancel_scope.cancel()
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+    assert not [record for record in caplog.records if record.name.startswith("hivemind")]
+
+
+@pytest.mark.anyio
+async def test_initial_peers_that_do_not_answer_are_named(tmp_path: Path) -> None:
+    nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
+    with pytest.raises(BootstrapError, match="tcp/1/p2p"), anyio.fail_after(10):
+        await DhtNode.create(
+            Identity.generate(),
+            namespace=NAMESPACE,
+            state_dir=tmp_path,
+            clock=CLOCK,
+            initial_peers=[nobody],
+            bootstrap_timeout_s=0.5,
+        )
+
+
+@pytest.mark.anyio
+async def test_a_port_that_another_program_listens_on_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        maddr = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="is taken"):
+            await DhtNode.create(
+                Identity.generate(), namespace=NAMESPACE, state_dir=tmp_path, clock=CLOCK, host_maddrs=[maddr]
+            )
+
+
+@pytest.mark.anyio
+async def test_cancelling_a_node_while_it_starts_leaves_no_process(tmp_path: Path) -> None:
+    # The fixture `leaves_nothing_behind` looks for children.
+    for delay_s in (0.0, 0.02, 0.1):
+        with anyio.move_on_after(delay_s) as timer:
+            node = await _node(tmp_path, Identity.generate())
+            await node.aclose()
+        assert timer.cancelled_caught
+
+
+@pytest.mark.anyio
+async def test_a_node_whose_p2pd_was_killed_says_so_and_can_be_revived(tmp_path: Path) -> None:
+    alice, bob = Identity.generate(), Identity.generate()
+    async with await _node(tmp_path, alice) as first, await _node(tmp_path, bob, await first.visible_maddrs()) as second:
+        expiry = CLOCK.unix_s() + 30
+        assert await first.store("stage.0", _sealed(alice, expiry), expiry)
+        assert second.alive
+        (pid,) = _daemons(bob.peer_id)
+        os.kill(pid, signal.SIGKILL)
+        with anyio.fail_after(5):
+            while second.alive:
+                await CLOCK.sleep_s(0.01)
+        await second.revive()
+        assert second.alive
+        assert [r.peer for r in await second.get(("stage.0",))] == [alice.peer_id]
+
+
+def test_p2pd_ends_by_itself_when_its_owner_is_killed(tmp_path: Path) -> None:
+    program = f"""
+        import anyio, sys
+        from pathlib import Path
+        from shoal.clock import SystemClock
+        from shoal.control.dht import DhtNode
+        from shoal.identity import Identity
+        async def main():
+            identity = Identity.generate()
+            await DhtNode.create(identity, namespace="n", state_dir=Path({str(tmp_path)!r}), clock=SystemClock())
+            print(identity.peer_id, flush=True)
+            await anyio.sleep_forever()
+        anyio.run(main, backend_options={{"use_uvloop": True}})
+    """
+    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    peer_id = owner.stdout.readline().strip()
+    owner.stdout.close()
+    assert len(_daemons(peer_id)) == 1
+    owner.kill()
+    owner.wait()
+    deadline_s = CLOCK.now_s() + 4
+    while _daemons(peer_id) and CLOCK.now_s() < deadline_s:
+        pass
+    assert not _daemons(peer_id)
+
+
+def _daemons(peer_id: str) -> list[int]:
+    """Return the p2pd processes that run under this identity."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = path.read_bytes()
+        except OSError:
+            continue
+        if b"p2pd" in arguments and f"{peer_id}.key".encode() in arguments:
+            found.append(int(path.parent.name))
+    return found

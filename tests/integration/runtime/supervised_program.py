@@ -1,0 +1,37 @@
+"""A launcher in a process of its own: starts roles, writes their process numbers as one JSON line, then waits.
+
+Arguments: the directory in which to make the run directory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import anyio
+
+from shoal.runtime.role_spec import RoleSpec
+from shoal.runtime.run_dir import RunDir
+from shoal.runtime.supervisor import Supervisor
+
+
+async def main(parent: Path) -> None:
+    with RunDir(parent) as run_dir:
+        async with Supervisor(run_dir=run_dir.path, preload=["json"]) as supervisor:
+            stubborn = await supervisor.start(RoleSpec("stubborn", 0, "roles:stubborn"))
+            steady = await supervisor.start(RoleSpec("steady", 0, "roles:steady"))
+            family = await supervisor.start(RoleSpec("parent", 0, "roles:parent"))
+            await stubborn.ready()
+            await steady.ready()
+            children = (await family.ready())["children"]
+            async for event in stubborn.events:
+                if event.name == "request":
+                    stubborn.reply(event)
+                    break
+            pids = [supervisor.fork_server_pid, stubborn.pid, steady.pid, family.pid, *children]
+            print(json.dumps({"pids": pids, "run_dir": str(run_dir.path)}), flush=True)
+            await anyio.sleep_forever()
+
+
+anyio.run(main, Path(sys.argv[1]), backend_options={"use_uvloop": True})

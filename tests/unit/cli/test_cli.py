@@ -1,0 +1,91 @@
+"""Commands, what they print, and their exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shoal.cli import main
+from shoal.cli.exits import guarded
+from shoal.errors import BootstrapError, ConfigError, ConnectionLost, InvariantViolation, NoPipeline, ShoalError
+
+Capture = pytest.CaptureFixture[str]
+
+
+def _raising(error: BaseException):
+    def call() -> int:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (BootstrapError("x"), 2),
+        (NoPipeline("x"), 1),
+        (ConnectionLost("x"), 1),
+        (ShoalError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_error_has_its_exit_code(error: BaseException, code: int, capsys: Capture) -> None:
+    assert guarded(_raising(error)) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_bugs_keep_their_traceback() -> None:
+    with pytest.raises(InvariantViolation):
+        guarded(_raising(InvariantViolation("x")))
+    with pytest.raises(ZeroDivisionError):
+        guarded(_raising(ZeroDivisionError()))
+
+
+def test_a_call_that_returns_nothing_is_done() -> None:
+    assert guarded(lambda: None) == 0
+    assert guarded(lambda: 5) == 5
+
+
+def test_config_show_prints_what_loads_again(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["config", "show", "--diloco.inner-steps", "9"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["diloco"]["inner_steps"] == 9
+
+
+def test_print_config_starts_nothing(capsys: Capture) -> None:
+    assert main(["run-local", "--print-config", "--num-servers", "6", "--wandb-run-id", "abc"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["servers"]["num_servers"] == 6
+    assert shown["wandb_run_id"] == "abc"
+    assert shown["experiment_prefix"] == "sandbox"
+
+
+def test_every_key_is_listed_as_a_flag(capsys: Capture) -> None:
+    assert main(["config", "keys"]) == 0
+    assert "--diloco.inner-optim.adam-lr [0.0004]  Peak learning rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["run-locl"], 'Did you mean "run-local"?'),
+        (["run-local", "--num-servers", "-3"], "servers.num_servers = '-3' (--num-servers): must be at least 1"),
+        (["run-local", "--num-servers", "two"], "must be a whole number"),
+        (["run-local", "--basline"], "did you mean --baseline?"),
+        (["run-local", "--config-path"], "requires an argument"),
+        (["run-local", "--config-path", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),
+        (["trainer"], "--run-locally"),
+        (["trainer", "--run-locally", "--trainer-id", "3"], "--trainer-id 3"),
+        (["trainer", "--run-locally", "--trainer-id", "x"], "--trainer-id"),
+        (["config", "show", "--model-pipeline.stages", "99"], "at most 4 stages"),
+    ],
+)
+def test_wrong_arguments_are_one_message_and_exit_code_2(arguments: list[str], part: str, capsys: Capture) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert part in captured.err
+    assert captured.err.startswith("shoal: error: ")
+    assert not captured.out

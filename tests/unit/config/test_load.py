@@ -1,0 +1,190 @@
+"""Precedence of the sources, other names, and what each wrong input is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal import load_config
+from shoal.config import Config, config_from_json, config_to_json, dump_config
+from shoal.config.keys import ALIASES, REMOVED, flag_names, keys, plain
+from shoal.errors import ConfigError
+
+
+def _write(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def _refused(*args: object, env: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(*args, env=env or {})  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
+    path = _write(tmp_path, "diloco: {inner_steps: 1, outer_steps: 1, batch_size_per_step: 11}")
+    env = {"SHOAL_DILOCO__INNER_STEPS": "2", "SHOAL_DILOCO__OUTER_STEPS": "2", "PATH": "/bin"}
+    diloco = load_config(path, ["--diloco.inner-steps", "3"], env).diloco
+    assert (diloco.inner_steps, diloco.outer_steps, diloco.batch_size_per_step) == (3, 2, 11)
+    assert diloco.gradient_accumulation_steps == Config().diloco.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--diloco.inner-steps", "7"],
+        ["--diloco.inner_steps=7"],
+        ["--diloco-inner-steps", "7"],
+        ["--diloco_inner_steps=7"],
+    ],
+)
+def test_dots_dashes_and_underscores_are_the_same_flag(flags: list[str]) -> None:
+    assert load_config(None, flags, {}).diloco.inner_steps == 7
+
+
+def test_flags_for_truth_values_need_no_value_and_have_a_no_form() -> None:
+    assert load_config(None, ["--run.deterministic", "--no-wandb"], {}).run.deterministic
+    assert not load_config(None, ["--run.deterministic", "--no-wandb"], {}).wandb
+    assert not load_config(None, ["--run.deterministic", "false", "--wandb", "yes"], {}).run.deterministic
+
+
+def test_words_null_and_none_unset_what_may_be_unset() -> None:
+    config = load_config(None, ["--wandb-project", "none", "--diloco.max-grad-norm", "null"], {})
+    assert config.wandb_project is None
+    assert config.diloco.max_grad_norm is None
+    assert load_config(None, ["--quant", "{}", "--disable-quant"], {}).quant is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--initial-peers", "/a", "--network.initial-peers", "/b"],
+        ["--initial-peers", "/a,/b"],
+        ["--network-initial-peers", " /a  /b"],
+        ["--network-initial-peers", '["/a", "/b"]'],
+        ["--initial-peers", "@{file}"],
+    ],
+)
+def test_peers_may_be_repeated_or_separated_or_json_or_in_a_file(flags: list[str], tmp_path: Path) -> None:
+    file = _write(tmp_path, "/a  # the first\n\n/b\n")
+    config = load_config(None, [flag.format(file=file) if "{file}" in flag else flag for flag in flags], {})
+    assert config.network.initial_peers == ("/a", "/b")
+
+
+def test_names_of_distqat_are_aliases_everywhere(tmp_path: Path) -> None:
+    path = _write(tmp_path, "diloco: {averaging_timeout: 5}\nmodel_pipeline: {forward_timeout: 6}")
+    config = load_config(path, ["--diloco-load-state-timeout", "7"], {"SHOAL_PARAM_MIRROR__REFRESH_EVERY": "8"})
+    assert config.diloco.averaging_timeout_s == 5
+    assert config.model_pipeline.forward_timeout_s == 6
+    assert config.diloco.load_state_timeout_s == 7
+    assert config.param_mirror.refresh_interval_s == 8
+
+
+def test_every_name_is_one_key_only() -> None:
+    spellings = [plain(name) for name in (*keys(), *ALIASES)]
+    assert len(spellings) == len(set(spellings)) == len(flag_names())
+    assert set(ALIASES.values()) <= set(keys())
+    assert not {plain(name) for name in REMOVED} & set(flag_names())
+
+
+def test_overrides_may_be_nested_or_dotted() -> None:
+    config = load_config(None, {"diloco": {"inner_steps": 4}, "run.seed": 9}, {})
+    assert (config.diloco.inner_steps, config.run.seed) == (4, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("diloco: {inner_stesp: 3}", ["diloco.inner_stesp", "did you mean diloco.inner_steps?", "config.yaml"]),
+        ("dilocco: {inner_steps: 3}", ["dilocco", "diloco"]),
+        ("inner_steps: 3", ["did you mean diloco.inner_steps?"]),
+        ("diloco: {inner_steps: many}", ["diloco.inner_steps = 'many'", "config.yaml", "whole number"]),
+        ("diloco: {inner_steps: 0}", ["diloco.inner_steps = 0", "at least 1"]),
+        ("diloco: 5", ["diloco = 5", "section"]),
+        ("diloco: {inner_steps: 1, inner_steps: 2}", ["inner_steps", "twice"]),
+        ("diloco: {averaging_timeout: 1, averaging_timeout_s: 2}", ["averaging_timeout_s", "twice"]),
+        ("- a", ["key: value", "list"]),
+        ("a: [", ["not valid YAML"]),
+        ("data: {precision: bf16-mixed}", ["data.precision", "not supported yet", "32-true"]),
+        ("data: {task_type: speech}", ["data.task_type", "not supported yet"]),
+        ("data: {full_model_name: x}", ["full_model_name", "does not exist in shoal"]),
+        ("diloco: {outer_optim: {type: adam}}", ["diloco.outer_optim.type", "not supported yet"]),
+        ("param_mirror: {enable: true}", ["param_mirror.enable", "no param mirror yet"]),
+        ("checkpoint_dir: x", ["checkpoint_dir", "no checkpoints yet"]),
+        ("device: gpu", ["device = 'gpu'", "cuda:<index>"]),
+        ("model: {family: mlp}", ["model.family", "package.module:Class"]),
+        ("model_pipeline: {stages: 5}", ["model_pipeline.stages = 5", "at most 4"]),
+        ("model_pipeline: {stages: 2}\nservers: {num_servers: 1}", ["servers.num_servers = 1", "--num-servers 2"]),
+        ("servers: {num_servers: -1}", ["servers.num_servers = -1", "at least 1"]),
+        ("model: {family: resnet18}", ["data.task_type = cv"]),
+        ("model: {num_heads: 3}", ["model.num_heads = 3", "multiple"]),
+        ("model_pipeline: {microbatches: 65}", ["microbatches = 65", "batch_size_per_step = 64"]),
+        ("health: {deadline_s: 0.4}", ["health.deadline_s", "heartbeat_s"]),
+        ("network: {initial_peers: localhost}", ["network.initial_peers", "not a multiaddress"]),
+        ("network: {initial_peers: '@nowhere'}", ["network.initial_peers", "nowhere"]),
+    ],
+)
+def test_wrong_files_are_refused_with_key_place_and_advice(text: str, parts: list[str], tmp_path: Path) -> None:
+    message = _refused(_write(tmp_path, text))
+    for part in parts:
+        assert part in message
+    assert "pydantic" not in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--diloco.inner-step", "3"], ["--diloco.inner-step;", "did you mean --diloco.inner-steps?"]),
+        (["--config-pth", "x"], ["did you mean --config-path?"]),
+        (["--diloco.inner-steps"], ["--diloco.inner-steps needs a value"]),
+        (["--diloco.inner-steps", "--no-wandb"], ["--diloco.inner-steps needs a value"]),
+        (["stray"], ["'stray'"]),
+        (["--no-wandb=1"], ["takes no value"]),
+        (["--run.seed", "x"], ["run.seed = 'x'", "(--run.seed)", "whole number"]),
+        (["--max-expert-index", "3"], ["does not exist in shoal"]),
+        (["--quant", "5"], ["quant = 5", "section"]),
+        (["--model.extra", "{"], ["model.extra", "YAML or JSON"]),
+    ],
+)
+def test_wrong_flags_are_refused_with_advice(flags: list[str], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, flags, {}, other_flags=["config-path"])
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_unknown_variables_with_the_prefix_are_refused() -> None:
+    assert "did you mean SHOAL_DILOCO__INNER_STEPS?" in _refused(env={"SHOAL_DILOCO_INNER_STEPS": "1"})
+    assert "SHOAL_NONSENSE" in _refused(env={"SHOAL_NONSENSE": "1"})
+    assert "environment variable SHOAL_RUN__SEED" in _refused(env={"SHOAL_RUN__SEED": "x"})
+    assert load_config(None, None, {"SHOAL_REQUIRE_ALL": "1"}) == Config()
+
+
+def test_a_missing_file_names_those_that_exist(tmp_path: Path) -> None:
+    _write(tmp_path, "")
+    message = _refused(tmp_path / "other.yaml")
+    assert "there is no configuration file" in message
+    assert "config.yaml" in message
+
+
+def test_several_errors_are_told_at_once() -> None:
+    message = _refused(None, {"run.seed": -1, "diloco.inner_steps": 0})
+    assert len(message.splitlines()) == 2
+
+
+def test_secrets_reach_own_processes_but_neither_dumps_nor_messages() -> None:
+    config = load_config(None, None, {"HF_TOKEN": "hf_secret"})
+    assert config.data.hf_token is not None
+    assert config.data.hf_token.get_secret_value() == "hf_secret"
+    assert "hf_secret" not in dump_config(config) + repr(config)
+    assert config_from_json(config_to_json(config)) == config
+    assert "[1, 2]" not in _refused(None, {"data.hf_token": [1, 2]})
+
+
+def test_a_dumped_configuration_loads_as_an_equal_one(tmp_path: Path) -> None:
+    flags = ["--quant", "{rules: [{class_names: [Conv2d], weight_quant: off}]}", "--initial-peers", "/a,/b"]
+    config = load_config(None, [*flags, "--model.extra", '{"a": [1, "x"]}', "--log-dir", "/tmp/x"], {})
+    assert load_config(_write(tmp_path, dump_config(config)), env={}) == config

@@ -1,0 +1,108 @@
+"""DistQat's pipeline list, quantisation, and the values that the schema derives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from shoal.config import Config, load_config
+from shoal.config.quant import QuantScheme
+from shoal.errors import ConfigError
+
+CV = {"task_type": "cv"}
+
+
+def _pipeline(*entries: dict[str, Any], **more: Any) -> Config:
+    return load_config(None, {"model_pipeline": {"pipeline": list(entries)}, **more}, {})
+
+
+def test_head_and_tail_become_two_stages_of_the_family() -> None:
+    config = _pipeline({"model_name": "resnet18.head"}, {"model_name": "resnet18.tail", "num_classes": 7}, data=CV)
+    assert (config.num_stages, config.model.family, config.model.num_classes) == (2, "resnet18", 7)
+    assert config.model_pipeline.pipeline is None
+
+
+def test_layers_of_the_entries_add_up_and_widths_agree() -> None:
+    entries = [{"model_name": f"gpt.{part}", "n_layers": 2, "hid_dim": 64} for part in ("head", "body", "tail")]
+    config = _pipeline(*entries)
+    assert (config.num_stages, config.model.num_layers, config.model.hidden_size) == (3, 6, 64)
+
+
+@pytest.mark.parametrize(
+    ("entries", "part"),
+    [
+        ([{"model_name": "resnet18.tail"}, {"model_name": "resnet18.head"}], "must be ['resnet18.head'"),
+        ([{"model_name": "resnet18.head"}], "must be ['resnet18.full']"),
+        ([{"model_name": "resnet18.head"}, {"model_name": "gpt.tail"}], "do not name one supported family"),
+        ([{"model_name": "gptneo.full"}], "do not name one supported family"),
+        ([{"model_name": "gpt.head", "n_layers": 1}, {"model_name": "gpt.tail", "n_layers": 2}], "be equal"),
+        ([{"model_name": "gpt.head", "hid_dim": 1}, {"model_name": "gpt.tail", "hid_dim": 2}], "disagree"),
+        ([{"model_name": "resnet18.full", "n_layers": 3}], "fixed size"),
+        ([{"model_name": "resnet18.full", "num_clases": 3}], "did you mean model_pipeline.pipeline.num_classes?"),
+        ([{"model_name": "resnet18.full", "idx": 3}], "does not exist in shoal"),
+        ([{"num_classes": 3}], "model_pipeline.pipeline[0].model_name"),
+        ([], "at least one stage"),
+    ],
+)
+def test_entries_that_make_no_model_are_refused(entries: list[dict[str, Any]], part: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _pipeline(*entries, data=CV)
+    assert part in str(caught.value)
+
+
+def test_a_pipeline_list_that_contradicts_other_keys_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.family = 'gpt' contradicts"):
+        _pipeline({"model_name": "resnet18.full"}, data=CV, model={"family": "gpt"})
+
+
+def test_quantisation_is_off_by_default_and_complete_when_it_is_on() -> None:
+    assert Config().quant is None
+    quant = load_config(None, {"quant": {}}, {}).quant
+    assert quant is not None
+    assert quant.base.weight_quant == QuantScheme(num_bits=8)
+
+
+def test_the_word_off_survives_yaml() -> None:
+    flags = ["--quant.base.weight-quant", "off", "--quant.base.activation-quant.num-bits", "4"]
+    quant = load_config(None, flags, {}).quant
+    assert quant is not None
+    assert quant.base.weight_quant == "off"
+    assert quant.base.activation_quant == QuantScheme(num_bits=4)
+
+
+def test_channels_of_activations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="per_channel is for weights only"):
+        load_config(None, {"quant": {"base": {"activation_quant": {"per_channel": True}}}}, {})
+
+
+def test_servers_follow_from_stages_and_replicas_unless_given() -> None:
+    values: dict[str, Any] = {"model_pipeline": {"stages": 2}, "servers": {"replicas": 3}}
+    assert Config.model_validate(values).num_servers == 6
+    assert Config.model_validate(values | {"servers": {"num_servers": 5}}).num_servers == 5
+
+
+def test_one_more_microbatch_than_stages_is_in_flight_unless_given() -> None:
+    assert Config.model_validate({"model_pipeline": {"stages": 3}}).model_pipeline.microbatches_in_flight == 4
+    assert Config.model_validate({"model_pipeline": {"window": 2}}).model_pipeline.microbatches_in_flight == 2
+
+
+def test_accumulated_batches_are_one_step() -> None:
+    config = Config.model_validate({"diloco": {"batch_size_per_step": 8, "gradient_accumulation_steps": 3}})
+    assert config.diloco.samples_per_step == 24
+    assert config.microbatches_per_step == 12
+
+
+def test_own_families_are_named_by_path_and_may_have_any_number_of_stages() -> None:
+    config = Config.model_validate({"model": {"family": "my.models:Net"}, "model_pipeline": {"stages": 50}})
+    assert config.model.max_stages is None
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Config().diloco.inner_steps = 3  # type: ignore[misc]
+
+
+def test_amd_devices_have_the_name_that_torch_gives_them() -> None:
+    assert Config.model_validate({"device": "rocm:1"}).device == "cuda:1"

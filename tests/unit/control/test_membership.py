@@ -1,0 +1,153 @@
+"""The view of a process: built from records, corrected by the data plane, waited on."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.control.membership import Membership
+from shoal.control.records import (
+    ClientRecord,
+    GoneRecord,
+    MonitorRecord,
+    Opened,
+    Record,
+    RunRecord,
+    StageRecord,
+    topic_of,
+)
+from shoal.ids import PeerId
+from shoal.swarm.view import Replica, Run
+
+ADDRESSES = ("unix:/a",)
+
+
+class _Clock(SystemClock):
+    """Wall time stands still until a test moves it."""
+
+    now = 1000.0
+
+    def unix_s(self) -> float:
+        return self.now
+
+
+def _opened(peer: str, record: Record, sequence: int = 1, topic: str = "", expires: float = 1030.0) -> Opened:
+    return Opened(topic or topic_of(record) or "", PeerId(peer), sequence, expires, record)
+
+
+def _stage(stage: int | None, join_unix_s: float = 0.0) -> StageRecord:
+    return StageRecord(ADDRESSES, join_unix_s, stage=stage)
+
+
+def test_records_become_a_view_in_a_fixed_order() -> None:
+    membership = Membership(_Clock())
+    membership.update(
+        [
+            _opened("s3", _stage(None, 2.0)),
+            _opened("s2", _stage(0, 2.0)),
+            _opened("s1", _stage(1, 1.0)),
+            _opened("s0", _stage(0, 1.0)),
+            _opened("c1", ClientRecord(ADDRESSES, 5.0)),
+            _opened("c0", ClientRecord(ADDRESSES, 6.0)),
+            _opened("m", MonitorRecord(ADDRESSES, 1.0)),
+            _opened("c0", RunRecord("late", 2, 6.0)),
+            _opened("c1", RunRecord("first", 2, 5.0)),
+        ]
+    )
+    view = membership.view
+    assert [(r.peer, r.stage) for r in view.replicas] == [("s0", 0), ("s2", 0), ("s1", 1)]
+    assert [c.peer for c in view.candidates] == ["s3"]
+    assert [c.peer for c in view.clients] == ["c1", "c0"]
+    assert view.monitor is not None
+    assert view.monitor.peer == "m"
+    assert view.run == Run("first", 2, PeerId("c1"))
+
+
+def test_a_server_is_where_its_newest_record_says() -> None:
+    membership = Membership(_Clock())
+    membership.update([_opened("s", _stage(1), sequence=2), _opened("s", _stage(None), sequence=1)])
+    assert isinstance(membership.view.replica(PeerId("s")), Replica)
+    assert not membership.view.candidates
+    membership.update([_opened("s", _stage(0), sequence=3)])
+    assert [(r.peer, r.stage) for r in membership.view.replicas] == [("s", 0)]
+
+
+def test_a_peer_that_takes_its_record_back_is_gone() -> None:
+    membership = Membership(_Clock())
+    membership.update([_opened("s", _stage(1)), _opened("c", ClientRecord(ADDRESSES, 1.0))])
+    membership.update([_opened("s", GoneRecord(), 2, topic="stage.1"), _opened("c", GoneRecord(), 2, topic="client")])
+    assert membership.view.num_peers == 0
+
+
+def test_a_record_that_is_not_renewed_expires() -> None:
+    clock = _Clock()
+    membership = Membership(clock)
+    membership.update([_opened("s", _stage(1))])
+    clock.now = 1029.9
+    membership.update([])
+    assert membership.view.num_servers == 1
+    clock.now = 1030.0
+    membership.update([])
+    assert membership.view.num_servers == 0
+
+
+def test_a_lost_peer_is_out_at_once_whatever_its_record_says() -> None:
+    membership = Membership(_Clock())
+    membership.update([_opened("s", _stage(1), sequence=999_000)])
+    membership.lost(PeerId("s"))
+    assert membership.view.num_servers == 0
+    # Signed just before it died, and read just after.
+    membership.update([_opened("s", _stage(1), sequence=999_999)])
+    assert membership.view.num_servers == 0
+
+
+def test_a_lost_peer_is_back_with_a_record_that_is_younger_than_the_loss() -> None:
+    membership = Membership(_Clock())
+    membership.update([_opened("s", _stage(1), sequence=999_000)])
+    membership.lost(PeerId("s"))
+    membership.update([_opened("s", _stage(1), sequence=1_000_001)])
+    assert membership.view.num_servers == 1
+
+
+def test_a_lost_peer_is_back_when_it_is_connected_again() -> None:
+    membership = Membership(_Clock())
+    membership.update([_opened("s", _stage(1))])
+    membership.lost(PeerId("s"))
+    membership.found(PeerId("s"))
+    assert membership.view.num_servers == 1
+
+
+@pytest.mark.anyio
+async def test_waiters_wake_on_a_change_and_only_on_a_change() -> None:
+    membership = Membership(_Clock())
+    membership.update([_opened("a", _stage(0))])
+    seen: list[int] = []
+
+    async def watch() -> None:
+        while True:
+            seen.append((await membership.changed()).num_servers)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        await anyio.wait_all_tasks_blocked()
+        membership.update([_opened("a", _stage(0), sequence=5)])
+        await anyio.wait_all_tasks_blocked()
+        assert seen == []
+        membership.update([_opened("b", _stage(0))])
+        await anyio.wait_all_tasks_blocked()
+        assert seen == [2]
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_waiting_for_something_makes_the_registry_read_often_until_it_is_there() -> None:
+    membership = Membership(_Clock())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(membership.wait_for, lambda view: view.num_servers == 1)
+        await anyio.wait_all_tasks_blocked()
+        assert membership.awaited
+        with anyio.fail_after(1):
+            await membership.until_awaited()
+        membership.update([_opened("b", _stage(0))])
+    assert not membership.awaited

@@ -1,0 +1,171 @@
+"""Sealed records: what verifies, and each reason for which one does not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.control.record_checker import RecordChecker
+from shoal.control.records import (
+    MAX_RECORD_BYTES,
+    ClientRecord,
+    GoneRecord,
+    MonitorRecord,
+    Opened,
+    Record,
+    Rejection,
+    RunRecord,
+    StageRecord,
+    hop_of,
+    seal,
+    topic_of,
+    topics,
+    unseal,
+)
+from shoal.identity import Identity
+from shoal.ids import PeerId
+
+ALICE, MALLORY = Identity.generate(), Identity.generate()
+NAMESPACE = "n" * 64
+ADDRESSES = ("unix:/run/a.sock",)
+STAGE = StageRecord(ADDRESSES, 12.5, stage=1, capacity=3.5, held_round=-1, pinned=True)
+
+
+class _Clock(SystemClock):
+    """Wall time stands still until a test moves it."""
+
+    now = 1000.0
+
+    def unix_s(self) -> float:
+        return self.now
+
+
+def _seal(
+    record: Record = STAGE, topic: str = "stage.1", *, by: Identity = ALICE, sequence: int = 7, expires: float = 1030.0
+) -> bytes:
+    return seal(by, NAMESPACE, topic, record, sequence=sequence, expires_unix_s=expires)
+
+
+def _checker(clock: _Clock | None = None) -> RecordChecker:
+    return RecordChecker(NAMESPACE, str.encode, clock or _Clock())
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        STAGE,
+        StageRecord(ADDRESSES, 0.0),
+        ClientRecord(ADDRESSES, 1.0, held_round=3),
+        RunRecord("sandbox-1", 2, 1.0, b"{}"),
+        MonitorRecord(ADDRESSES, 1.0),
+        GoneRecord(),
+    ],
+)
+def test_a_record_comes_out_as_it_went_in(record: Record) -> None:
+    topic = topic_of(record) or "client"
+    opened = unseal(_seal(record, topic), NAMESPACE, ALICE.peer_id)
+    assert opened == Opened(topic, ALICE.peer_id, 7, 1030.0, record)
+    assert topic in topics(2)
+
+
+def test_a_hop_has_the_signer_as_its_peer() -> None:
+    opened = unseal(_seal(), NAMESPACE, ALICE.peer_id)
+    assert isinstance(opened, Opened)
+    assert hop_of(opened).peer == ALICE.peer_id
+    assert hop_of(opened).addresses == ADDRESSES
+
+
+def _envelope(**changes: object) -> bytes:
+    """Return Alice's record with parts of the envelope replaced and the signature kept."""
+    names = ("topic", "peer", "sequence", "expires", "body", "signature")
+    parts = dict(zip(names, msgspec.msgpack.decode(_seal()), strict=True))
+    return msgspec.msgpack.encode(list((parts | changes).values()))
+
+
+BODY = msgspec.msgpack.Encoder().encode
+REJECTED = [
+    ("larger than allowed", Rejection.OVERSIZED, b"x" * (MAX_RECORD_BYTES + 1)),
+    ("no msgpack", Rejection.MALFORMED, b"\xc1garbage"),
+    ("cut off", Rejection.MALFORMED, _seal()[:-5]),
+    ("another struct", Rejection.MALFORMED, msgspec.msgpack.encode(["stage.1", 5])),
+    ("body of no known kind", Rejection.MALFORMED, _envelope(body=BODY(["nonsense", 1]))),
+    ("body with a field too many", Rejection.MALFORMED, _envelope(body=BODY([*msgspec.to_builtins(STAGE), 1]))),
+    ("no address", Rejection.MALFORMED, _envelope(body=BODY(["stage", [], 1.0]))),
+    ("negative memory", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, 0.0, -1]))),
+    ("a stage under another stage's topic", Rejection.WRONG_TOPIC, _seal(topic="stage.0")),
+    ("the monitor's record as a client", Rejection.WRONG_TOPIC, _seal(MonitorRecord(ADDRESSES, 1.0), "client")),
+    ("signed by somebody else", Rejection.WRONG_SIGNER, _seal(by=MALLORY)),
+    ("claims to be the owner", Rejection.BAD_SIGNATURE, _envelope(signature=MALLORY.sign(b"anything"))),
+    ("body exchanged", Rejection.BAD_SIGNATURE, _envelope(body=BODY(StageRecord(("unix:/evil",), 1.0, stage=1)))),
+    ("sequence raised", Rejection.BAD_SIGNATURE, _envelope(sequence=8)),
+    ("life prolonged", Rejection.BAD_SIGNATURE, _envelope(expires=9999.0)),
+    (
+        "another swarm's",
+        Rejection.BAD_SIGNATURE,
+        seal(ALICE, "o" * 64, "stage.1", STAGE, sequence=7, expires_unix_s=1030.0),
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "value"), [(r, v) for _, r, v in REJECTED], ids=[name for name, _, _ in REJECTED])
+def test_what_does_not_verify_is_dropped_and_counted(reason: Rejection, value: bytes) -> None:
+    checker = _checker()
+    assert unseal(value, NAMESPACE, ALICE.peer_id) is reason
+    assert not checker.check(b"stage.1", ALICE.peer_id, value, 1030.0)
+    assert checker.accept("stage.1", ALICE.peer_id, value) is None
+    assert checker.rejected == {reason: 2}
+
+
+def test_a_record_of_its_owner_is_stored_and_believed() -> None:
+    checker = _checker()
+    assert checker.check(b"stage.1", ALICE.peer_id, _seal(), 1030.0)
+    opened = checker.accept("stage.1", ALICE.peer_id, _seal())
+    assert opened is not None
+    assert opened.record == STAGE
+    assert not checker.rejected
+
+
+def test_a_record_under_the_key_of_another_topic_is_dropped() -> None:
+    checker = _checker()
+    gone = _seal(GoneRecord(), "client")
+    assert not checker.check(b"stage.1", ALICE.peer_id, gone, 1030.0)
+    assert checker.accept("stage.1", ALICE.peer_id, gone) is None
+    assert checker.rejected == {Rejection.WRONG_TOPIC: 2}
+
+
+def test_the_dht_may_not_keep_a_record_longer_than_it_was_signed_for() -> None:
+    checker = _checker()
+    assert not checker.check(b"stage.1", ALICE.peer_id, _seal(), 1031.0)
+    for_ever = _seal(expires=9e9)
+    assert not checker.check(b"stage.1", ALICE.peer_id, for_ever, 9e9)
+    assert checker.rejected == {Rejection.BAD_EXPIRY: 2}
+
+
+def test_an_expired_record_is_not_believed_but_does_not_spoil_an_answer() -> None:
+    clock = _Clock()
+    checker = _checker(clock)
+    clock.now = 1030.0
+    assert checker.accept("stage.1", ALICE.peer_id, _seal()) is None
+    assert checker.rejected == {Rejection.EXPIRED: 1}
+    assert checker.check(b"stage.1", ALICE.peer_id, _seal(), 1030.0)
+
+
+def test_an_older_record_is_not_believed_after_a_newer_one() -> None:
+    checker = _checker()
+    newer = _seal(sequence=8, expires=1031.0)
+    assert checker.accept("stage.1", ALICE.peer_id, newer)
+    assert checker.accept("stage.1", ALICE.peer_id, _seal(sequence=7)) is None
+    assert checker.accept("stage.1", ALICE.peer_id, newer), "the same again is no news, but true"
+    assert checker.rejected == {Rejection.OUTDATED: 1}
+
+
+def test_sequence_numbers_of_topics_and_peers_are_compared_apart() -> None:
+    checker = _checker()
+    assert checker.accept("stage.1", ALICE.peer_id, _seal(sequence=8))
+    assert checker.accept("client", ALICE.peer_id, _seal(ClientRecord(ADDRESSES, 1.0), "client", sequence=2))
+    assert checker.accept("stage.1", MALLORY.peer_id, _seal(by=MALLORY, sequence=1))
+
+
+def test_a_subkey_that_is_no_peer_id_is_dropped() -> None:
+    assert unseal(_seal(), NAMESPACE, PeerId("")) is Rejection.WRONG_SIGNER

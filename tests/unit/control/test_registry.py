@@ -1,0 +1,217 @@
+"""Advertising, watching and choosing stages over a store that all peers of a test share."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.control.assignment import StageChooser
+from shoal.control.record_checker import RecordChecker
+from shoal.control.records import GoneRecord, MonitorRecord, Opened, StageRecord
+from shoal.control.registry import Registry
+from shoal.errors import BootstrapError, ConfigError, InvariantViolation
+from shoal.identity import Identity
+from shoal.ids import StageIndex
+
+NAMESPACE = "n" * 64
+ADDRESSES = ("unix:/a",)
+Shelf = dict[str, dict[str, tuple[float, bytes]]]
+
+
+class _Clock(SystemClock):
+    """Real wall time; the pauses between two reads only yield."""
+
+    async def sleep_s(self, duration_s: float) -> None:
+        await anyio.sleep(min(duration_s, 0.001))
+
+
+class _Store:
+    """What a DHT node does, on a shared dictionary."""
+
+    def __init__(self, shelf: Shelf, peer: str) -> None:
+        self.alive = True
+        self.revivals = 0
+        self.full = False
+        self.num_stored: Counter[str] = Counter()
+        self._shelf = shelf
+        self._peer = peer
+        self._checker = RecordChecker(NAMESPACE, str.encode, SystemClock())
+
+    async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
+        await anyio.lowlevel.checkpoint()
+        self.num_stored[topic] += 1
+        records = self._shelf.setdefault(topic, {})
+        old_expiry_unix_s, _ = records.get(self._peer, (0.0, b""))
+        if self.full or expires_unix_s <= old_expiry_unix_s:
+            return False
+        assert self._checker.check(topic.encode(), self._peer, value, expires_unix_s)
+        records[self._peer] = (expires_unix_s, value)
+        return True
+
+    async def get(self, topics: tuple[str, ...]) -> tuple[Opened, ...]:
+        await anyio.lowlevel.checkpoint()
+        found = [self._checker.accept(t, p, value) for t in topics for p, (_, value) in self._shelf.get(t, {}).items()]
+        return tuple(opened for opened in found if opened is not None)
+
+    async def revive(self) -> None:
+        self.revivals += 1
+        if self.revivals < 2:
+            raise BootstrapError("not yet")
+        self.alive = True
+
+
+def _registry(shelf: Shelf, num_stages: int = 2) -> tuple[Registry, _Store, Identity]:
+    identity = Identity.generate()
+    store = _Store(shelf, identity.peer_id)
+    return Registry(store, identity, NAMESPACE, num_stages, _Clock()), store, identity
+
+
+@pytest.mark.anyio
+async def test_one_peer_sees_what_another_advertises_changes_and_withdraws() -> None:
+    shelf: Shelf = {}
+    (mine, _, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mine.run)
+            tasks.start_soon(theirs.run)
+            mine.advertise(StageRecord(ADDRESSES, 1.0))
+            await theirs.membership.wait_for(lambda v: [c.peer for c in v.candidates] == [me.peer_id])
+            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1))
+            view = await theirs.membership.wait_for(lambda v: v.replica(me.peer_id) is not None)
+            assert not view.candidates
+            assert mine.membership.view == view
+            await mine.withdraw()
+            await theirs.membership.wait_for(lambda v: v.num_servers == 0)
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_changes_within_one_instant_are_all_stored() -> None:
+    shelf: Shelf = {}
+    (mine, store, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mine.run)
+            tasks.start_soon(theirs.run)
+            for held_round in range(20):
+                mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0, held_round=held_round))
+                await theirs.membership.wait_for(lambda v, r=held_round: [x.held_round for x in v.by_stage(0)] == [r])
+            tasks.cancel_scope.cancel()
+    assert store.num_stored == {"stage.0": 20}
+
+
+@pytest.mark.anyio
+async def test_what_can_wait_is_left_to_the_next_renewal() -> None:
+    shelf: Shelf = {}
+    (mine, store, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(mine.run)
+        tasks.start_soon(theirs.run)
+        mine.advertise(MonitorRecord(ADDRESSES, 1.0), at_once=False)
+        await anyio.wait_all_tasks_blocked()
+        assert not store.num_stored
+        mine.advertise(MonitorRecord(ADDRESSES, 1.0))
+        with anyio.fail_after(5):
+            await theirs.membership.wait_for(lambda v: v.monitor is not None)
+        tasks.cancel_scope.cancel()
+    assert store.num_stored == {"monitor": 1}
+
+
+@pytest.mark.anyio
+async def test_a_dead_node_is_revived_and_everything_is_announced_again(caplog: pytest.LogCaptureFixture) -> None:
+    shelf: Shelf = {}
+    (mine, store, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mine.run)
+            tasks.start_soon(theirs.run)
+            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
+            await theirs.membership.wait_for(lambda v: v.num_servers == 1)
+            shelf.clear()
+            store.alive = False
+            late, _, _ = _registry(shelf)
+            tasks.start_soon(late.run)
+            with mine.membership.eager():
+                await late.membership.wait_for(lambda v: v.replica(me.peer_id) is not None)
+            tasks.cancel_scope.cancel()
+    assert store.revivals == 2
+    assert "registry.dht_unreachable" in caplog.text
+
+
+def test_a_gone_record_cannot_be_advertised() -> None:
+    with pytest.raises(InvariantViolation, match="withdraw"):
+        _registry({})[0].advertise(GoneRecord())
+
+
+def _chooser(registry: Registry, me: Identity, num_servers: int | None, **fields: object) -> StageChooser:
+    record = StageRecord(ADDRESSES, 1.0, free_memory_bytes=10)
+    return StageChooser(registry, me.peer_id, record, 2, num_servers=num_servers, settle_s=0.05, **fields)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("known", [True, False], ids=["number of servers known", "not known"])
+async def test_servers_that_start_together_do_not_race_into_one_gap(known: bool) -> None:
+    shelf: Shelf = {}
+    peers = [_registry(shelf) for _ in range(4)]
+    chosen: list[StageIndex] = []
+
+    async def choose(registry: Registry, me: Identity) -> None:
+        chosen.append(await _chooser(registry, me, 4 if known else None).choose())
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for registry, _, _ in peers:
+                tasks.start_soon(registry.run)
+            async with anyio.create_task_group() as choosing:
+                for registry, _, me in peers:
+                    choosing.start_soon(choose, registry, me)
+            await peers[0][0].membership.wait_for(lambda v: v.num_replicas(2) == (2, 2))
+            tasks.cancel_scope.cancel()
+    assert sorted(chosen) == [0, 0, 1, 1]
+
+
+@pytest.mark.anyio
+async def test_a_server_does_not_wait_for_ever_for_others_that_do_not_start() -> None:
+    registry, _, me = _registry({})
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(registry.run)
+            assert await _chooser(registry, me, 4).choose() == 0
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_the_youngest_of_two_in_one_gap_is_told_to_move_and_the_other_is_not() -> None:
+    shelf: Shelf = {}
+    (old, _, old_me), (young, _, young_me) = _registry(shelf), _registry(shelf)
+    moves: list[tuple[str, int]] = []
+
+    async def move(name: str, registry: Registry, me: Identity) -> None:
+        moves.append((name, await _chooser(registry, me, None).next_move()))
+        tasks.cancel_scope.cancel()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(old.run)
+            tasks.start_soon(young.run)
+            old.advertise(StageRecord(ADDRESSES, 1.0, stage=1))
+            young.advertise(StageRecord(ADDRESSES, 2.0, stage=1))
+            for registry in (old, young):
+                await registry.membership.wait_for(lambda v: v.num_servers == 2)
+            tasks.start_soon(move, "old", old, old_me)
+            tasks.start_soon(move, "young", young, young_me)
+    assert moves == [("young", 0)]
+
+
+@pytest.mark.anyio
+async def test_a_server_too_small_for_every_stage_says_what_to_do() -> None:
+    registry, _, me = _registry({})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(registry.run)
+        with anyio.fail_after(5), pytest.raises(ConfigError, match="more stages"):
+            await _chooser(registry, me, 1, stage_bytes=(500, 400)).choose()
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,94 @@
+"""Families by name, native and of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.config import Config
+from shoal.config.model import NATIVE_FAMILIES as CONFIGURED_FAMILIES
+from shoal.errors import ConfigError
+from shoal.model.gpt import GptFamily
+from shoal.model.registry import NATIVE_FAMILIES, family_class, load_family
+from shoal.model.resnet import ResNetFamily
+from shoal.model.stage import build_stage
+
+_OWN_FAMILY = """
+from shoal.model.gpt import GptFamily, GptShape
+from shoal.model.stage import Family
+
+class Tiny(GptFamily):
+    @classmethod
+    def from_config(cls, model, data):
+        return cls(GptShape(data.seq_len, model.extra["width"], 1, 1))
+
+class Unfinished(Family):
+    pass
+
+class Unrelated:
+    pass
+
+not_a_class = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    name = f"own_{abs(hash(request.node.nodeid))}"
+    (tmp_path / f"{name}.py").write_text(_OWN_FAMILY)
+    (tmp_path / f"{name}_broken.py").write_text("import there_is_no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_every_configurable_family_is_there() -> None:
+    assert tuple(NATIVE_FAMILIES) == CONFIGURED_FAMILIES
+
+
+def test_the_configuration_decides_the_sizes() -> None:
+    config = Config.model_validate({"model": {"num_layers": 3, "hidden_size": 8, "num_heads": 2, "dropout": 0.1}})
+    family = load_family(config.model, config.data)
+    assert isinstance(family, GptFamily)
+    assert (family.shape.width, family.shape.num_layers, family.shape.dropout, family.num_units) == (8, 3, 0.1, 5)
+    config = Config.model_validate(
+        {"model": {"family": "resnet50", "stem": "imagenet"}, "data": {"task_type": "cv", "img_size": 64}}
+    )
+    family = load_family(config.model, config.data)
+    assert isinstance(family, ResNetFamily)
+    assert (family.shape.bottleneck, family.num_units) == (True, 18)
+    assert family.boundary_spec(0).shape == (64, 16, 16)
+
+
+@pytest.mark.parametrize("name", CONFIGURED_FAMILIES)
+def test_every_family_can_be_cut_as_often_as_the_configuration_allows(name: str) -> None:
+    task = "llm" if name == "gpt" else "cv"
+    config = Config.model_validate({"model": {"family": name}, "data": {"task_type": task}})
+    assert config.model.max_stages is not None
+    assert config.model.max_stages <= load_family(config.model, config.data).num_units
+
+
+def test_a_family_of_ones_own_is_found_and_reads_its_own_options(own_module: str) -> None:
+    config = Config.model_validate({"model": {"family": f"{own_module}:Tiny", "extra": {"width": 6}}})
+    family = load_family(config.model, config.data)
+    assert build_stage(family, 0, 1, seed=1).output_spec.shape == (128, 256)
+    assert family.boundary_spec(0).shape == (128, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet34", "choose gpt, resnet18"),
+        ("no.such.module:Class", "cannot import no.such.module"),
+        ("{own}:Missing", "has no Missing"),
+        ("{own}:Unrelated", "not a subclass"),
+        ("{own}:not_a_class", "not a subclass"),
+        ("{own}:Unfinished", "does not define .*build_unit.*loss"),
+        ("{own}_broken:Tiny", "there_is_no_such_module"),
+        ("{own}:Tiny()", "not of the form"),
+        ("os; os:system", "not of the form"),
+    ],
+)
+def test_what_is_no_family_is_refused_with_what_to_do(own_module: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        family_class(name.format(own=own_module))

@@ -1,0 +1,139 @@
+"""Stages: initial values, chained forwards and specs do not depend on the cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.errors import ConfigError, LocalProtocolError
+from shoal.model.gpt import GptFamily, GptShape
+from shoal.model.resnet import ResNetFamily, ResNetShape
+from shoal.model.seeding import operation_seed, seeded
+from shoal.model.stage import Family, StageModule, TensorSpec, build_stage, stage_ranges
+
+GPT = GptFamily(GptShape(seq_len=16, width=24, num_layers=3, num_heads=2, dropout=0.2))
+RESNET = ResNetFamily(ResNetShape((2, 2, 2, 2), False, "cifar", num_channels=1, img_size=8, num_classes=10))
+BOTTLENECK = ResNetFamily(ResNetShape((1, 2, 1, 1), True, "imagenet", num_channels=3, img_size=33, num_classes=5))
+
+every_family = pytest.mark.parametrize("family", [GPT, RESNET, BOTTLENECK], ids=["gpt", "basic", "bottleneck"])
+
+
+def _stages(family: Family, num_stages: int, dtype: torch.dtype = torch.float32) -> list[StageModule]:
+    return [build_stage(family, s, num_stages, seed=7, dtype=dtype) for s in range(num_stages)]
+
+
+def _state(stages: list[StageModule]) -> dict[str, Tensor]:
+    return {name: value for stage in stages for name, value in stage.state_dict().items()}
+
+
+def _sample(spec: TensorSpec, count: int, below: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    shape = (count, *spec.shape)
+    if spec.torch_dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=spec.torch_dtype)
+    return torch.randint(below, shape, generator=generator)
+
+
+@every_family
+def test_initial_parameters_are_bit_identical_for_every_cut(family: Family) -> None:
+    whole = _state(_stages(family, 1))
+    for num_stages in (2, 3, family.num_units):
+        parts = _state(_stages(family, num_stages))
+        assert list(parts) == list(whole)
+        assert all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
+def test_initial_parameters_depend_on_the_seed_and_on_nothing_global() -> None:
+    expected = _state(_stages(GPT, 2))
+    torch.manual_seed(12345)
+    before = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = _state(_stages(GPT, 2))
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(expected[name], again[name]) for name in expected)
+    other = build_stage(GPT, 0, 2, seed=8).state_dict()
+    assert not torch.equal(other["units.embedding.token.weight"], expected["units.embedding.token.weight"])
+    blocks = [expected[f"units.block_{i}.mlp.up.weight"] for i in (0, 1)]
+    assert not torch.equal(blocks[0], blocks[1])
+
+
+@every_family
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("num_stages", [2, 4])
+def test_chained_stages_equal_the_uncut_model_bit_for_bit(family: Family, dtype: torch.dtype, num_stages: int) -> None:
+    whole, parts = _stages(family, 1, dtype)[0], _stages(family, num_stages, dtype)
+    for module in (whole, *parts):
+        module.eval()  # dropout draws of an uncut model are in one sequence, those of stages are not
+        for buffer in module.buffers():
+            buffer.requires_grad_(False)
+    labels = _sample(family.label_spec(), 3)
+    loss = whole.loss(whole(_sample(family.input_spec(), 3)), labels)
+    loss.backward()
+    x = _sample(family.input_spec(), 3)
+    sent: list[tuple[Tensor, Tensor]] = []
+    for stage in parts:
+        received = x.detach().requires_grad_(x.is_floating_point())
+        x = stage(received)
+        sent.append((received, x))
+    last = parts[-1].loss(x, labels)
+    last.backward()
+    for (_, output), (received, _) in reversed(list(pairwise(sent))):
+        output.backward(received.grad)
+    assert loss.dtype == dtype
+    assert torch.equal(loss, last)
+    expected = {name: p.grad for name, p in whole.named_parameters()}
+    for stage in parts:
+        for name, parameter in stage.named_parameters():
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad, expected[name]), name
+
+
+@every_family
+def test_specs_say_what_really_flows(family: Family) -> None:
+    stages = _stages(family, family.num_units, torch.float64)
+    x = _sample(family.input_spec(), 2)
+    assert (x.shape[1:], x.dtype) == (stages[0].input_spec.shape, stages[0].input_spec.torch_dtype)
+    for stage in stages:
+        assert stage.is_first or (x.shape[1:], x.dtype) == (stage.input_spec.shape, stage.input_spec.torch_dtype)
+        kept = x.clone()
+        x_out = stage(x)
+        assert torch.equal(x, kept), "a stage must not change what it received"
+        x = x_out
+        assert (x.shape[1:], x.dtype) == (stage.output_spec.shape, stage.output_spec.torch_dtype)
+
+
+def test_dropout_draws_from_the_seed_of_the_operation() -> None:
+    stage = build_stage(GPT, 0, 2, seed=7)
+    x = _sample(GPT.input_spec(), 2)
+    outputs: list[Tensor] = []
+    for microbatch in (0, 0, 1):
+        with seeded(operation_seed(7, 0, 4, microbatch, 0)):
+            outputs.append(stage(x))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_only_the_last_stage_has_a_loss() -> None:
+    first, last = _stages(GPT, 2)
+    assert (first.is_first, first.is_last, last.is_first, last.is_last) == (True, False, False, True)
+    with pytest.raises(LocalProtocolError, match="stage 0 of 2"):
+        first.loss(torch.zeros(1, 16, 256), torch.zeros(1, 16, dtype=torch.int64))
+
+
+def test_a_cut_by_hand_decides_the_units() -> None:
+    assert list(build_stage(GPT, 1, 2, seed=7, cut=[1, 4]).units) == ["block_0", "block_1", "block_2", "head"]
+    assert stage_ranges(GPT, 2, [4, 1]) == [range(4), range(4, 5)]
+
+
+def test_impossible_stages_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no stage 2 of 2"):
+        build_stage(GPT, 2, 2, seed=7)
+    with pytest.raises(ConfigError, match="5 units"):
+        build_stage(GPT, 0, 6, seed=7)

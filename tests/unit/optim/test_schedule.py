@@ -1,0 +1,56 @@
+"""The learning rate over the steps of a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.optim.schedule import LrSchedule
+
+
+def test_warm_up_rises_linearly_and_reaches_the_peak_at_its_last_step() -> None:
+    schedule = LrSchedule("constant", base_lr=0.4, warmup_steps=4)
+    assert [schedule.lr(step) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+
+
+def test_linear_decay_ends_at_the_minimum_at_the_last_step_and_stays_there() -> None:
+    schedule = LrSchedule("linear", base_lr=1.0, warmup_steps=2, total_steps=7, min_lr_ratio=0.2)
+    assert [schedule.lr(step) for step in range(9)] == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+
+
+def test_cosine_decay_is_half_way_in_the_middle() -> None:
+    schedule = LrSchedule("cosine", base_lr=2.0, total_steps=11, min_lr_ratio=0.1)
+    assert schedule.lr(0) == 2.0
+    assert schedule.lr(5) == pytest.approx(1.1)
+    assert schedule.lr(10) == pytest.approx(0.2)
+    rates = [schedule.lr(step) for step in range(11)]
+    assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize("total_steps", [5, 6])
+def test_a_warm_up_as_long_as_the_run_never_divides_by_zero(total_steps: int) -> None:
+    schedule = LrSchedule("cosine", base_lr=1.0, warmup_steps=5, total_steps=total_steps)
+    assert [schedule.lr(step) for step in (4, 5, 6)] == pytest.approx([1.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "constant", "warmup_steps": -1}, "warm-up"),
+        ({"kind": "linear", "total_steps": 0}, "number of steps"),
+        ({"kind": "constant", "min_lr_ratio": 1.5}, "min_lr_ratio"),
+    ],
+)
+def test_impossible_schedules_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LrSchedule(base_lr=1.0, **arguments)  # pyright: ignore[reportArgumentType]
+
+
+def test_schedule_and_seeds_are_imported_without_torch() -> None:
+    code = (
+        "import sys, shoal.optim.schedule, shoal.model.seeding, shoal.model.partition; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

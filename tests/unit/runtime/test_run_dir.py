@@ -1,0 +1,71 @@
+"""The runtime directory: private, locked, cleaned up after dead runs."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.runtime.run_dir import RunDir, socket_path
+
+
+def test_the_directory_is_private_short_and_gone_at_the_end(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        assert run_dir.path.parent == tmp_path / f"shoal-{os.getuid()}"
+        assert len(run_dir.path.name) == 8
+        for path in (run_dir.path, run_dir.path.parent):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        (run_dir.path / "server-0").touch()
+    assert not run_dir.path.exists()
+
+
+def test_directories_of_dead_runs_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as living:
+        dead = living.path.parent / "0badcafe"
+        dead.mkdir()
+        (dead / "server-0").touch()
+        with RunDir(tmp_path) as other:
+            assert not dead.exists()
+            assert living.path.is_dir()
+            assert other.path != living.path
+        assert living.path.is_dir()
+
+
+def test_a_directory_that_was_removed_meanwhile_is_closed_without_error(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        run_dir.close()
+
+
+def test_a_socket_path_that_is_too_long_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        assert run_dir.socket_path("s") == run_dir.path / "s"
+    assert socket_path(Path("/tmp"), "x" * 98) == Path("/tmp") / ("x" * 98)
+    with pytest.raises(ConfigError, match=r"has 104 bytes.*XDG_RUNTIME_DIR"):
+        socket_path(Path("/tmp"), "x" * 99)
+
+
+@pytest.mark.parametrize("kind", ["open to others", "a link", "a file"])
+def test_a_parent_that_somebody_else_could_have_made_is_refused(kind: str, tmp_path: Path) -> None:
+    root = tmp_path / f"shoal-{os.getuid()}"
+    if kind == "open to others":
+        root.mkdir()
+        root.chmod(0o755)
+    elif kind == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        root.symlink_to(tmp_path / "elsewhere")
+    else:
+        root.touch()
+    with pytest.raises(ConfigError, match="runtime directory"):
+        RunDir(tmp_path)
+
+
+def test_the_users_runtime_directory_is_used_if_it_is_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with RunDir() as run_dir:
+        assert run_dir.path.is_relative_to(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    with RunDir() as run_dir:
+        assert run_dir.path.parent.parent == Path("/tmp")

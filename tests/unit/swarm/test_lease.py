@@ -1,0 +1,243 @@
+"""The lease table, rule by rule."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import StepKey
+from shoal.swarm.lease import Batch, Denial, Grant, LeaseTable
+from shoal.swarm.sample_ranges import BatchStream, merge
+from shoal.wire.messages.base import SampleRange
+
+
+def table(num_samples: int = 20, batch_samples: int = 2, *, deterministic: bool = True) -> LeaseTable:
+    return LeaseTable(BatchStream(num_samples, batch_samples), deterministic=deterministic)
+
+
+def batch(start: int, stop: int, pass_number: int = 0) -> Batch:
+    return Batch((SampleRange(pass_number, start, stop),))
+
+
+def granted(answer: Grant | Denial) -> Grant:
+    assert isinstance(answer, Grant), answer
+    return answer
+
+
+def denied(answer: Grant | Denial) -> str:
+    assert isinstance(answer, Denial), answer
+    return answer.reason
+
+
+def key(trainer: int, number: int, incarnation: int = 1, attempt: int = 0) -> StepKey:
+    return StepKey(trainer, incarnation, number, attempt)
+
+
+@pytest.mark.parametrize("order", [[(0, 0), (1, 0), (0, 1), (1, 1)], [(1, 0), (1, 1), (0, 0), (0, 1)]])
+def test_a_deterministic_batch_depends_on_slot_and_step_not_on_who_asks_first(order: list[tuple[int, int]]) -> None:
+    leases = table()
+    leases.plan_round(1, num_slots=2, inner_steps=2)
+    got = {asked: granted(leases.lease(asked[0], 1, 1, asked[1])).batch for asked in order}
+    assert got == {(0, 0): batch(0, 2), (1, 0): batch(2, 4), (0, 1): batch(4, 6), (1, 1): batch(6, 8)}
+
+
+def test_otherwise_who_asks_first_gets_the_first_batch() -> None:
+    leases = table(deterministic=False)
+    leases.plan_round(1, 2, 2)
+    assert granted(leases.lease(1, 1, 1, 0)).batch == batch(0, 2)
+    assert granted(leases.lease(1, 1, 1, 1)).batch == batch(2, 4)
+    assert granted(leases.lease(0, 1, 1, 0)).batch == batch(4, 6)
+
+
+def test_the_next_round_goes_on_where_the_last_one_ended() -> None:
+    leases = table()
+    leases.plan_round(1, 2, 1)
+    for slot in (0, 1):
+        leases.lease(slot, 1, 1, 0)
+    leases.record(1, (SampleRange(0, 0, 4),))
+    leases.plan_round(2, 1, 1)
+    assert granted(leases.lease(0, 1, 2, 0)).batch == batch(4, 6)
+
+
+def test_what_the_record_does_not_contain_is_handed_out_first_in_the_next_round() -> None:
+    leases = table()
+    leases.plan_round(1, 3, 1)
+    grants = [granted(leases.lease(slot, 1, 1, 0)) for slot in (0, 1, 2)]
+    leases.acknowledge(grants[0].lease, committed=True)
+    leases.record(1, (SampleRange(0, 4, 6),))
+    leases.plan_round(2, 3, 1)
+    got = [granted(leases.lease(slot, 1, 2, 0)).batch for slot in (0, 1, 2)]
+    assert got == [batch(0, 2), batch(2, 4), batch(6, 8)]
+
+
+def test_a_record_of_an_earlier_round_leaves_leases_of_this_round_alone() -> None:
+    leases = table()
+    leases.plan_round(1, 1, 1)
+    first = granted(leases.lease(0, 1, 1, 0))
+    leases.plan_round(2, 1, 1)
+    second = granted(leases.lease(0, 1, 2, 0))
+    assert leases.record(1, (SampleRange(0, 0, 2),)) == (first.lease,)
+    assert list(leases.leased) == [second.lease]
+
+
+def test_a_batch_that_is_recorded_in_part_keeps_its_rest() -> None:
+    leases = table(batch_samples=6)
+    leases.plan_round(1, 1, 1)
+    leases.lease(0, 1, 1, 0)
+    leases.record(1, (SampleRange(0, 2, 4),))
+    leases.plan_round(2, 1, 1)
+    rest = granted(leases.lease(0, 1, 2, 0)).batch
+    assert rest.samples == (SampleRange(0, 0, 2), SampleRange(0, 4, 6))
+    assert rest.num_samples == 4
+
+
+def test_records_seen_before_any_lease_are_not_handed_out_again() -> None:
+    leases = table()
+    leases.record(1, (SampleRange(0, 0, 7),))
+    leases.plan_round(2, 2, 1)
+    assert granted(leases.lease(0, 1, 2, 0)).batch == batch(7, 8)
+    assert granted(leases.lease(1, 1, 2, 0)).batch == batch(8, 10)
+
+
+def test_the_last_batch_of_a_pass_is_short_and_the_next_pass_begins_after_it() -> None:
+    leases = table(num_samples=5, batch_samples=2)
+    leases.plan_round(1, 1, 4)
+    got = [granted(leases.lease(0, 1, 1, step)).batch for step in range(4)]
+    assert got == [batch(0, 2), batch(2, 4), batch(4, 5), batch(0, 2, pass_number=1)]
+
+
+def test_a_dead_trainers_lease_moves_only_when_it_is_released() -> None:
+    leases = table()
+    leases.plan_round(1, 1, 1)
+    held = granted(leases.lease(0, 1, 1, 0))
+    leases.note(held.lease, key(0, 0))
+    assert "handed out" in denied(leases.lease(0, 2, 1, 0))
+    leases.release_trainer(0, 1, committed=())
+    assert granted(leases.lease(0, 2, 1, 0)).batch == held.batch
+
+
+def test_a_dead_trainers_committed_step_is_not_handed_out_again() -> None:
+    leases = table()
+    leases.plan_round(1, 1, 2)
+    held = granted(leases.lease(0, 1, 1, 0))
+    leases.note(held.lease, key(0, 0, attempt=1))
+    leases.release_trainer(0, 1, committed=(key(0, 0, attempt=1),))
+    # The new trainer counts its steps anew and still gets the batch that is missing.
+    assert granted(leases.lease(0, 2, 1, 0)).batch == batch(2, 4)
+    leases.record(1, (SampleRange(0, 0, 4),))
+    assert leases.free == ()
+
+
+def test_a_lease_whose_note_was_lost_waits_for_the_record() -> None:
+    leases = table()
+    leases.plan_round(1, 1, 1)
+    held = granted(leases.lease(0, 1, 1, 0))
+    leases.release_trainer(0, 1, committed=(key(0, 0),))
+    assert leases.leased == {held.lease: batch(0, 2)}
+    leases.record(1, ())
+    assert leases.free == (batch(0, 2),)
+
+
+def test_a_stale_incarnation_gets_no_lease() -> None:
+    leases = table()
+    leases.plan_round(1, 2, 4)
+    leases.release_trainer(0, 3, committed=())
+    assert "stale" in denied(leases.lease(0, 3, 1, 0))
+    granted(leases.lease(0, 4, 1, 0))
+    granted(leases.lease(1, 1, 1, 0))
+
+
+def test_a_later_incarnation_fences_the_earlier_one() -> None:
+    leases = table()
+    leases.plan_round(1, 1, 4)
+    granted(leases.lease(0, 2, 1, 0))
+    assert "stale" in denied(leases.lease(0, 1, 1, 1))
+
+
+def test_an_unused_lease_that_is_given_back_is_handed_out_for_the_same_step_again() -> None:
+    leases = table()
+    leases.plan_round(1, 2, 1)
+    first = granted(leases.lease(0, 1, 1, 0))
+    assert leases.give_back(first.lease)
+    assert granted(leases.lease(0, 1, 1, 0)).batch == first.batch
+
+
+def test_a_lease_with_a_noted_attempt_cannot_be_given_back() -> None:
+    leases = table()
+    leases.plan_round(1, 1, 1)
+    held = granted(leases.lease(0, 1, 1, 0))
+    leases.note(held.lease, key(0, 0))
+    assert not leases.give_back(held.lease)
+    assert held.lease in leases.leased
+
+
+def test_steps_and_rounds_outside_the_plan_are_denied() -> None:
+    leases = table()
+    assert "not open" in denied(leases.lease(0, 1, 1, 0))
+    leases.plan_round(1, 2, 3)
+    assert "outside the plan" in denied(leases.lease(0, 1, 1, 3))
+    assert "outside the plan" in denied(leases.lease(2, 1, 1, 0))
+    assert "not open" in denied(leases.lease(0, 1, 2, 0))
+
+
+def test_the_same_plan_twice_changes_nothing_and_another_one_keeps_what_is_leased() -> None:
+    leases = table()
+    leases.plan_round(1, 2, 1)
+    held = granted(leases.lease(1, 1, 1, 0))
+    assert held.batch == batch(2, 4)
+    leases.plan_round(1, 2, 1)
+    assert "handed out" in denied(leases.lease(1, 1, 1, 0))
+    leases.plan_round(1, 1, 2)
+    assert [granted(leases.lease(0, 1, 1, step)).batch for step in (0, 1)] == [batch(0, 2), batch(4, 6)]
+
+
+def test_upcoming_batches_are_those_that_are_handed_out_next() -> None:
+    leases = table(num_samples=7)
+    assert leases.upcoming(2) == (batch(0, 2), batch(2, 4))
+    leases.plan_round(1, 2, 2)
+    upcoming = leases.upcoming(4)
+    got = [granted(leases.lease(slot, 1, 1, step)).batch for step in (0, 1) for slot in (0, 1)]
+    assert list(upcoming) == got
+    assert leases.upcoming(1) == (batch(0, 2, pass_number=1),)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (100_000, 100_000)])
+def test_a_plan_that_makes_no_sense_is_refused(sizes: tuple[int, int]) -> None:
+    with pytest.raises(RemoteProtocolError, match="cannot be planned"):
+        table().plan_round(1, *sizes)
+
+
+@pytest.mark.parametrize("strange", [SampleRange(0, 0, 21), SampleRange(-1, 0, 1), SampleRange(0, 4, 2)])
+def test_a_record_with_samples_that_do_not_exist_is_refused(strange: SampleRange) -> None:
+    with pytest.raises(RemoteProtocolError, match="names"):
+        table().record(1, (strange,))
+
+
+@given(
+    num_samples=st.integers(1, 40),
+    batch_samples=st.integers(1, 9),
+    num_slots=st.integers(1, 3),
+    deterministic=st.booleans(),
+    data=st.data(),
+)
+def test_whatever_records_leave_out_every_sample_of_a_pass_is_recorded_exactly_once(
+    num_samples: int, batch_samples: int, num_slots: int, deterministic: bool, data: st.DataObject
+) -> None:
+    leases = table(num_samples, batch_samples, deterministic=deterministic)
+    recorded: list[SampleRange] = []
+    for round_number in range(1, 40):
+        leases.plan_round(round_number, num_slots, inner_steps=2)
+        asked = [(slot, step) for slot in range(num_slots) for step in range(2)]
+        grants = [
+            granted(leases.lease(slot, 1, round_number, step)) for slot, step in data.draw(st.permutations(asked))
+        ]
+        keep = [grant for grant in grants if round_number > 5 or data.draw(st.booleans())]
+        samples = tuple(item for grant in keep for item in grant.batch.samples)
+        recorded += samples
+        leases.record(round_number, samples)
+        if leases.recorded and leases.recorded[0] == SampleRange(0, 0, num_samples):
+            break
+    assert sum(len(item) for item in recorded) == sum(len(item) for item in merge(recorded))
+    assert merge(recorded)[0] == SampleRange(0, 0, num_samples)

@@ -1,0 +1,76 @@
+"""Deadlines and pauses against a clock of the test's own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from shoal.clock import Backoff, Deadline, SystemClock, utc_iso, utc_stamp
+from shoal.errors import DeadlineExceeded
+
+
+@dataclass
+class ManualClock:
+    time_s: float = 100.0
+    slept_s: list[float] = field(default_factory=list)
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def unix_s(self) -> float:
+        return self.time_s
+
+    async def sleep_s(self, duration_s: float) -> None:
+        self.slept_s.append(duration_s)
+        self.time_s += duration_s
+
+
+def test_a_deadline_counts_down_and_then_stays_expired() -> None:
+    clock = ManualClock()
+    deadline = Deadline.after(clock, 2.0)
+    deadline.check("answer")
+    clock.time_s += 1.5
+    assert deadline.remaining_s() == pytest.approx(0.5)
+    assert not deadline.expired()
+    clock.time_s += 1.5
+    assert deadline.remaining_s() == 0.0
+    with pytest.raises(DeadlineExceeded, match="answer"):
+        deadline.check("answer")
+
+
+def test_pauses_grow_to_the_most_and_start_again_after_a_success() -> None:
+    backoff = Backoff(first_s=1.0, max_s=5.0, jitter=0.0)
+    assert [backoff.next_delay_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    backoff.reset()
+    assert backoff.next_delay_s() == 1.0
+
+
+def test_jitter_only_shortens_a_pause_and_only_by_its_share() -> None:
+    backoff = Backoff(first_s=1.0, max_s=1.0, jitter=0.25, rng=random.Random(0))
+    delays_s = [backoff.next_delay_s() for _ in range(200)]
+    assert min(delays_s) >= 0.75
+    assert max(delays_s) <= 1.0
+    assert len(set(delays_s)) > 100
+
+
+@pytest.mark.anyio
+async def test_waiting_sleeps_on_the_given_clock() -> None:
+    clock = ManualClock()
+    await Backoff(first_s=3.0, max_s=9.0, jitter=0.0).wait(clock)
+    assert clock.slept_s == [3.0]
+
+
+@pytest.mark.anyio
+async def test_the_system_clock_moves_on_while_a_task_sleeps() -> None:
+    clock = SystemClock()
+    before_s = clock.now_s()
+    await clock.sleep_s(0.01)
+    await clock.sleep_s(-1.0)
+    assert 0.009 < clock.now_s() - before_s < 5.0
+
+
+def test_wall_clock_texts_are_utc() -> None:
+    assert utc_stamp(0.0) == "19700101-000000"
+    assert utc_iso(1.5) == "1970-01-01T00:00:01.500+00:00"

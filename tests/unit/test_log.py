@@ -1,0 +1,77 @@
+"""Log lines: the same event for machines in a file and for people on a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shoal.log
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    yield
+    shoal.log.configure("none", None)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def _lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_file_holds_one_object_a_line_with_the_fields_of_the_event(tmp_path: Path) -> None:
+    shoal.log.configure("server_0", tmp_path / "run")
+    logging.getLogger("shoal.test").info("round.decided", extra={"round": 3, "path": Path("/x")})
+    (line,) = _lines(tmp_path / "run" / "server_0.log")
+    assert line["event"] == "round.decided"
+    assert (line["round"], line["path"], line["process"], line["level"]) == (3, "/x", "server_0", "INFO")
+
+
+def test_an_exception_is_part_of_its_line(tmp_path: Path) -> None:
+    shoal.log.configure("server_0", tmp_path)
+    try:
+        raise ValueError("reason")
+    except ValueError:
+        logging.getLogger("shoal.test").exception("step.failed")
+    (line,) = _lines(tmp_path / "server_0.log")
+    assert "ValueError: reason" in str(line["error"])
+
+
+def test_other_libraries_show_warnings_only(tmp_path: Path) -> None:
+    shoal.log.configure("server_0", tmp_path)
+    logging.getLogger("other").info("chatter")
+    logging.getLogger("other").warning("trouble")
+    assert [line["event"] for line in _lines(tmp_path / "server_0.log")] == ["trouble"]
+
+
+def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shoal.log, "MAX_FILE_BYTES", 2000)
+    shoal.log.configure("server_0", tmp_path)
+    for number in range(200):
+        logging.getLogger("shoal.test").info("step.committed", extra={"number": number})
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 1 + shoal.log.NUM_OLD_FILES
+    assert all(file.stat().st_size <= 2000 for file in files)
+
+
+def test_the_terminal_shows_the_event_and_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    shoal.log.configure("client_0", None, terminal=True)
+    logging.getLogger("shoal.test").warning("peer.lost", extra={"reason": "closed"})
+    assert capsys.readouterr().err.endswith("WARNING client_0 peer.lost reason=closed\n")
+
+
+def test_configuring_again_replaces_the_file(tmp_path: Path) -> None:
+    shoal.log.configure("a", tmp_path)
+    shoal.log.configure("b", tmp_path)
+    logging.getLogger("shoal.test").info("once")
+    assert _lines(tmp_path / "a.log") == []
+    assert len(_lines(tmp_path / "b.log")) == 1
