@@ -95,9 +95,9 @@ def trainer(
     if trainer_id != -1:
         raise ConfigError(f"--trainer-id {trainer_id}: with --run-locally there is only the baseline, --trainer-id -1")
     config = _load(config_path, flags)
-    from shoal.cli.baseline import run_baseline
+    from shoal.cli.baseline import run_baseline_locally
 
-    return run_baseline(config)
+    return run_baseline_locally(config)
 
 
 @config_app.command

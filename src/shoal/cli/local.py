@@ -22,7 +22,7 @@ from shoal import log
 from shoal.cli.devices import device_of_server
 from shoal.cli.host import PRELOAD, SwarmHost
 from shoal.cli.live import LiveView
-from shoal.cli.run_files import make_log_dir, new_run_id, write_summary
+from shoal.cli.run_files import make_log_dir, new_run_id, remove_empty_outputs, write_summary
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.errors import ShoalError
@@ -37,6 +37,8 @@ EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 GRACE_S = 3.0
 """Time for all roles together to leave; a Ctrl-C has to be over within five seconds."""
 USAGE_INTERVAL_S = 5.0
+ESSENTIAL = ("client", "data_server")
+"""Roles whose end ends the run."""
 STOP_ORDER = (("client",), ("trainer", "baseline"), ("data_server",), ("server",), ("monitor",))
 
 
@@ -103,6 +105,7 @@ class _LocalRun:
                     await self._supervise(supervisor, host, view)
             except ShoalError as error:
                 self._fail(str(error))
+        remove_empty_outputs(log_dir)
         path = self._write_summary(log_dir)
         view.finish(self.summary, self.failure, path, log_dir)
         return self.exit_code
@@ -126,12 +129,12 @@ class _LocalRun:
         monitor = await host.start_monitor()
         tasks.start_soon(self._follow_monitor, monitor, host, view)
         client = await host.start_client(num_servers)
-        tasks.start_soon(self._follow_client, client, host)
+        tasks.start_soon(self._follow_client, tasks, client, host, view)
         for index in range(num_servers):
             server = await host.start_server(
                 index, expected_servers=num_servers, device=device_of_server(self.config.device, index)
             )
-            tasks.start_soon(self._follow, server)
+            tasks.start_soon(self._follow, server, view)
         if self.baseline:
             tasks.start_soon(self._follow_baseline, await host.start_baseline())
         else:
@@ -148,13 +151,17 @@ class _LocalRun:
                     view.notice(event.fields["text"])
                 case _:
                     pass
-        await self._ended_early(monitor)
+        await self._follow(monitor, view)
 
-    async def _follow_client(self, client: RoleHandle, host: SwarmHost) -> None:
+    async def _follow_client(
+        self, tasks: TaskGroup, client: RoleHandle, host: SwarmHost, view: LiveView
+    ) -> None:
         async for event in client.events:
             match event.name:
                 case "request":
-                    await host.answer(client, event)
+                    started = await host.answer(client, event)
+                    if started is not None:
+                        tasks.start_soon(self._follow, started, view)
                 case "summary":
                     self.summary = event.fields["summary"]
                 case _:
@@ -173,17 +180,22 @@ class _LocalRun:
             logger.warning("baseline.failed", extra={"status": str(status)})
         self._baseline_done.set()
 
-    async def _follow(self, role: RoleHandle) -> None:
-        await role.wait()
-        await self._ended_early(role)
+    async def _follow(self, role: RoleHandle, view: LiveView) -> None:
+        """A role has ended before the run: without some there is no run, without others it goes on."""
+        name = f"{role.spec.role} {role.spec.index}"
+        if role.spec.role in ESSENTIAL:
+            await self._ended_early(role)
+            return
+        status = await role.wait()
+        if not self._ended.is_set():
+            logger.warning("role.lost", extra={"role": name, "status": str(status)})
+            view.notice(f"{name} has ended ({status}); the swarm goes on without it")
 
     async def _ended_early(self, role: RoleHandle) -> None:
-        """A role without which the run cannot go on has ended before the client was done."""
         status = await role.wait()
         if self._ended.is_set():
             return
-        reason = next((e.fields.get("message") for e in role.events.drain() if e.name == "error"), None)
-        self._fail(f"{role.spec.role} {role.spec.index} ended early: {reason or status}")
+        self._fail(f"{role.spec.role} {role.spec.index} ended early: {role.last_error or status}")
 
     def _fail(self, message: str) -> None:
         if self.failure is None:

@@ -54,3 +54,10 @@ def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
         os.fsync(file.fileno())
     aside.rename(path)
     return path
+
+
+def remove_empty_outputs(log_dir: Path) -> None:
+    """Remove the `<role>_<n>.out` files to which nothing was ever printed."""
+    for path in log_dir.glob("*.out"):
+        if path.stat().st_size == 0:
+            path.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.averaging.journal import Audit
+from shoal.averaging.audit import Audit
 from shoal.client.progress import Progress
 from shoal.config import Config
 from shoal.wire.messages.base import Traffic
@@ -20,6 +20,7 @@ def build_summary(
     outer_rounds: int,
     hashes: dict[int, str],
     seconds_to_first_step: float | None,
+    failovers: list[dict[str, Any]],
     exit_reason: str,
 ) -> dict[str, Any]:
     """Return the client's part of the summary.
@@ -30,6 +31,7 @@ def build_summary(
         outer_rounds: records that were decided.
         hashes: of the final outer parameters, by stage.
         seconds_to_first_step: from the launcher's start to the first committed step.
+        failovers: see `client.failovers`.
     """
     evaluated = sorted(progress.eval_losses)
     return {
@@ -56,6 +58,6 @@ def build_summary(
         "bytes_sent": {str(traffic): progress.sent_bytes.get(str(traffic), 0) for traffic in Traffic},
         "hashes": {str(stage): digest for stage, digest in sorted(hashes.items())},
         "steps_lost": {str(stage): lost for stage, lost in sorted(audit.steps_lost.items())},
-        "failovers": [],
+        "failovers": failovers,
         "exit": exit_reason,
     }

@@ -199,9 +199,10 @@ class DhtNode:
         await self.aclose()
 
     async def _end(self) -> None:
-        node, daemon = self._node, self._daemon
+        node, daemon, alive = self._node, self._daemon, self.alive
         self._node = self._daemon = None
-        if node is not None:
+        # A dead p2pd never answers that it has taken the handlers away.
+        if node is not None and alive:
             with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await node.shutdown()
         if daemon is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -21,7 +21,7 @@ from shoal.runtime.control_pipe import RoleControl
 @asynccontextmanager
 async def join_swarm(
     start: RoleStart, identity: Identity, control: RoleControl, clock: Clock
-) -> AsyncIterator[Registry]:
+) -> AsyncGenerator[Registry]:
     """Join the DHT and watch it until the context is left; own records are withdrawn then.
 
     Args:

@@ -22,6 +22,7 @@ from shoal.errors import ConfigError
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 _TEXT_COLUMN = "text"
+_BUILTIN_NAMES = " and ".join(f'"{name}"' for name in BUILTINS)
 
 
 class HubTable(Protocol):
@@ -100,14 +101,7 @@ def open_hub(data: DataConfig) -> DataSet:
 
 
 def _load(data: DataConfig) -> HubTable:
-    names = " and ".join(f'"{name}"' for name in BUILTINS)
-    try:
-        datasets = cast("Any", importlib.import_module("datasets"))
-    except ImportError as error:
-        raise ConfigError(
-            f"data.dataset_name = {data.dataset_name} is not built in ({names} are) and the package `datasets`, which "
-            "loads it, is not installed: pip install 'shoal[hf]'"
-        ) from error
+    datasets = _import("datasets", data)
     token = data.hf_token.get_secret_value() if data.hf_token else None
     try:
         loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=data.dataset_split, token=token)
@@ -116,9 +110,19 @@ def _load(data: DataConfig) -> HubTable:
         raise ConfigError(
             f"data.dataset_name = {data.dataset_name} (dataset_config {data.dataset_config}, dataset_split "
             f"{data.dataset_split}) could not be loaded from the Hugging Face hub, which needs a network: {error}. "
-            f"Check the name and the connection, or use a data set that needs no network: {names}"
+            f"Check the name and the connection, or use a data set that needs no network: {_BUILTIN_NAMES}"
         ) from error
     return cast("HubTable", loaded)
+
+
+def _import(package: str, data: DataConfig) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"data.dataset_name = {data.dataset_name} is not built in ({_BUILTIN_NAMES} are) and the package "
+            f"{package}, which is needed to load it, is not installed: pip install 'shoal[hf]'"
+        ) from error
 
 
 def _open_text(table: HubTable, data: DataConfig) -> DataSet:
@@ -141,6 +145,7 @@ def _open_images(table: HubTable, data: DataConfig) -> DataSet:
         raise _misfit(table, data, f'class labels in its column "{label_column}"')
     if data.num_channels not in (1, 3):
         raise ConfigError(f"data.num_channels = {data.num_channels}: images of the hub have 1 (grey) or 3 (colour)")
+    _import("PIL", data)
     source = HubImages(table, image_column, label_column, img_size=data.img_size, channels=data.num_channels)
     train, holdout = split(source, data.holdout_fraction)
     return DataSet(data.dataset_name, train, holdout, num_classes=num_classes)

@@ -1,44 +1,175 @@
-"""Inner optimizers: SGD and AdamW as torch has them, in the one implementation that gives equal bits everywhere.
+"""Inner optimizers: SGD and AdamW in the one implementation of torch's that gives equal bits everywhere.
 
-`foreach` and `fused` variants round differently from the plain loop and from device to device, so both are off.
+`foreach` and `fused` variants round differently from the plain loop and from device to device, so both are off. It is
+torch's functional form that is called: the optimizer classes import the whole compiler when the first one is made,
+which costs each process that does a second and 75 MB.
 """
 
 from __future__ import annotations
 
-import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from shoal.config.training import InnerOptimConfig
+from shoal.errors import StateMismatch
+
+_EPS = 1e-8
 
 
-class InnerOptimizer:
+class InnerOptimizer(ABC):
     """One stage's inner optimizer. Gradients are read from `.grad`; the learning rate comes with every step.
 
-    Weight decay applies to parameters of two and more dimensions only (matrices, kernels, embeddings): shrinking
-    norms, biases and learned quantisation steps towards zero regularises nothing.
+    State is kept for each parameter from its first gradient on.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._params = tuple(params)
+        self._state: dict[int, dict[str, Tensor]] = {}
 
+    @torch.no_grad()
     def step(self, lr: float) -> None:
         """Applies one step with learning rate `lr`; parameters without a gradient stay."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
+        trained = [index for index, parameter in enumerate(self._params) if parameter.grad is not None]
+        for index in trained:
+            if index not in self._state:
+                self._state[index] = self._initial_state(self._params[index])
+        for indices, weight_decay in self._groups(trained):
+            params = [self._params[index] for index in indices]
+            gradients = [cast(Tensor, parameter.grad) for parameter in params]
+            self._apply(params, gradients, [self._state[index] for index in indices], lr, weight_decay)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state as torch lays it out: tensors (not copies) and plain numbers."""
-        return self._optimizer.state_dict()
+        """The state (tensors, not copies) by the parameter's number, then by name."""
+        return {str(index): dict(state) for index, state in sorted(self._state.items())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a copy of a state that `state_dict` of an optimizer over the same parameters gave."""
-        # torch itself would go on with the very tensors of `state` where dtype and device fit.
-        self._optimizer.load_state_dict(copy.deepcopy(state))
+        """Takes over a copy of a state that `state_dict` of an optimizer over the same parameters gave.
+
+        Raises:
+            StateMismatch: It is of other parameters.
+        """
+        loaded: dict[int, dict[str, Tensor]] = {}
+        for name, tensors in cast(dict[str, dict[str, Tensor]], state).items():
+            index = int(name)
+            if index >= len(self._params):
+                raise StateMismatch(f"the state has parameter {index}, the optimizer only {len(self._params)} of them")
+            expected = self._initial_state(self._params[index])
+            shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+            if shapes != {key: tuple(tensor.shape) for key, tensor in expected.items()}:
+                raise StateMismatch(f"the state of parameter {index} has {shapes}, which does not fit this optimizer")
+            loaded[index] = {key: tensor.clone() for key, tensor in tensors.items()}
+        self._state = loaded
+
+    def _groups(self, indices: Sequence[int]) -> list[tuple[list[int], float]]:
+        """Parameters that are stepped together, with their weight decay."""
+        return [(list(indices), 0.0)]
+
+    @abstractmethod
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The state before a parameter's first step."""
+
+    @abstractmethod
+    def _apply(
+        self,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        states: list[dict[str, Tensor]],
+        lr: float,
+        weight_decay: float,
+    ) -> None:
+        """Changes parameters and states in place."""
+
+
+class AdamW(InnerOptimizer):
+    """Adam with decoupled weight decay (arXiv 1711.05101).
+
+    Decay applies to parameters of two and more dimensions only (matrices, kernels, embeddings): shrinking norms, biases
+    and learned quantisation steps towards zero regularises nothing.
+    """
+
+    def __init__(self, params: Sequence[Tensor], *, beta1: float, beta2: float, weight_decay: float) -> None:
+        super().__init__(params)
+        self._beta1, self._beta2, self._weight_decay = beta1, beta2, weight_decay
+
+    def _groups(self, indices: Sequence[int]) -> list[tuple[list[int], float]]:
+        matrices = [index for index in indices if self._params[index].ndim >= 2]
+        others = [index for index in indices if self._params[index].ndim < 2]
+        return [(matrices, self._weight_decay), (others, 0.0)]
+
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {
+            "step": torch.zeros((), dtype=torch.float32),
+            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
+
+    def _apply(
+        self,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        states: list[dict[str, Tensor]],
+        lr: float,
+        weight_decay: float,
+    ) -> None:
+        adamw(
+            params,
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            foreach=False,
+            fused=False,
+            amsgrad=False,
+            beta1=self._beta1,
+            beta2=self._beta2,
+            lr=lr,
+            weight_decay=weight_decay,
+            eps=_EPS,
+            maximize=False,
+        )
+
+
+class Sgd(InnerOptimizer):
+    """SGD with (Nesterov's) momentum, without weight decay."""
+
+    def __init__(self, params: Sequence[Tensor], *, momentum: float, nesterov: bool) -> None:
+        super().__init__(params)
+        self._momentum = momentum
+        # Nesterov's form of no momentum is plain sgd.
+        self._nesterov = nesterov and momentum > 0
+
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        # With zero dampening a velocity of zeros becomes the first gradient, as torch's own first step has it.
+        return {"momentum": torch.zeros_like(parameter, requires_grad=False)} if self._momentum else {}
+
+    def _apply(
+        self,
+        params: list[Tensor],
+        gradients: list[Tensor],
+        states: list[dict[str, Tensor]],
+        lr: float,
+        weight_decay: float,
+    ) -> None:
+        sgd(
+            params,
+            gradients,
+            [state.get("momentum") for state in states],
+            foreach=False,
+            fused=False,
+            weight_decay=weight_decay,
+            momentum=self._momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self._nesterov,
+            maximize=False,
+        )
 
 
 def build_inner_optimizer(params: Sequence[Tensor], config: InnerOptimConfig) -> InnerOptimizer:
@@ -46,21 +177,10 @@ def build_inner_optimizer(params: Sequence[Tensor], config: InnerOptimConfig) ->
 
     Args:
         params: The stage's parameters in the order of its layout; may be empty.
-        config: `type` is `adam` (decoupled weight decay, that is AdamW, arXiv 1711.05101) or `sgd` (none).
+        config: `type` is `adam` (AdamW) or `sgd`.
     """
-    decay = config.adam_weight_decay if config.type == "adam" else 0.0
-    # torch refuses an optimizer without parameters, but takes an empty group.
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in params if p.ndim >= 2], "weight_decay": decay},
-        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
-    ]
     if config.type == "sgd":
-        # torch refuses Nesterov's form of no momentum, which is plain sgd.
-        nesterov = config.sgd_nesterov and config.sgd_momentum > 0
-        return InnerOptimizer(
-            torch.optim.SGD(
-                groups, lr=config.lr, momentum=config.sgd_momentum, nesterov=nesterov, foreach=False, fused=False
-            )
-        )
-    betas = (config.adam_betas1, config.adam_betas2)
-    return InnerOptimizer(torch.optim.AdamW(groups, lr=config.lr, betas=betas, foreach=False, fused=False))
+        return Sgd(params, momentum=config.sgd_momentum, nesterov=config.sgd_nesterov)
+    return AdamW(
+        params, beta1=config.adam_betas1, beta2=config.adam_betas2, weight_decay=config.adam_weight_decay
+    )

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.config.training import DilocoConfig
 
 ScheduleKind = Literal["constant", "linear", "cosine"]
 
@@ -33,6 +36,12 @@ class LrSchedule:
     warmup_steps: int = 0
     total_steps: int = 0
     min_lr_ratio: float = 0.0
+
+    @classmethod
+    def from_config(cls, diloco: DilocoConfig) -> LrSchedule:
+        """The schedule that section `diloco` describes."""
+        kind = diloco.lr_schedule
+        return cls(kind.type, diloco.inner_optim.lr, kind.warmup_steps, diloco.total_steps, kind.min_lr_ratio)
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:

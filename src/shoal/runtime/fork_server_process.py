@@ -58,6 +58,7 @@ class ForkServerProcess:
         theirs.close()
         os.close(lifeline_read_fd)
         self.pid = self._process.pid
+        self._members = {self.pid}
         self._requests.setblocking(False)
         self._requests.sendall(fork_messages.encode(Configure(list(preload), str(run_dir or ""))))
 
@@ -97,6 +98,8 @@ class ForkServerProcess:
     def cut_lifeline(self) -> None:
         """Make the fork server end everything below it, and itself; returns at once."""
         if self._lifeline_fd >= 0:
+            # While all of them live: one that has ended cannot be recognised any more if it left the session.
+            self._find_members()
             os.close(self._lifeline_fd)
             self._lifeline_fd = -1
 
@@ -121,9 +124,8 @@ class ForkServerProcess:
         if self._process.returncode is not None:
             return
         os.killpg(self.pid, signal.SIGKILL)
-        mine = {self.pid}
         me = os.getpid()
-        while left := self._left(me, mine):
+        while left := self._find_members():
             for stat in left:
                 kill(stat.pid)
             for stat in left:
@@ -132,14 +134,14 @@ class ForkServerProcess:
         self._process.wait()
         self._requests.close()
 
-    def _left(self, me: int, mine: set[int]) -> list[ProcessStat]:
-        """Return the processes of the run that still descend from `me`, and add them to `mine`."""
-        left: list[ProcessStat] = []
-        for stat in descendants(me):
+    def _find_members(self) -> list[ProcessStat]:
+        """Return the processes of the run that descend from this one, without the fork server, and remember them."""
+        found: list[ProcessStat] = []
+        for stat in descendants(os.getpid()):
             # By any sign: a process that has ended has no environment any more, and neither has one in the middle of
             # an exec; one that left the session has its parent, until that has ended.
-            known = stat.pid in mine or stat.parent_pid in mine or stat.session == self.pid
+            known = stat.pid in self._members or stat.parent_pid in self._members or stat.session == self.pid
             if stat.pid != self.pid and (known or has_environment(stat.pid, self._tag)):
-                mine.add(stat.pid)
-                left.append(stat)
-        return left
+                self._members.add(stat.pid)
+                found.append(stat)
+        return found

@@ -33,6 +33,7 @@ class RoleHandle:
         events: everything that happens to the role, in order, kept until it is read; ends with the role.
         pid: the process that runs it now, or ran it last.
         restarts: how often it has been started again.
+        last_error: what it said last about why it failed; empty if it said nothing.
     """
 
     def __init__(self, spec: RoleSpec) -> None:
@@ -44,7 +45,7 @@ class RoleHandle:
         self._pipe: ControlPipe | None = None
         self._ready_fields: Message | None = None
         self._status: ExitStatus | None = None
-        self._last_error = ""
+        self.last_error = ""
         self._changed = anyio.Event()
 
     @property
@@ -60,7 +61,7 @@ class RoleHandle:
         """
         while self._ready_fields is None:
             if self._status is not None:
-                reason = self._last_error or str(self._status)
+                reason = self.last_error or str(self._status)
                 raise RemoteError(f"{self.spec} ended before it was ready: {reason}")
             await self._changed.wait()
         return self._ready_fields
@@ -100,7 +101,7 @@ class RoleHandle:
             self._ready_fields = message
             self._notify()
         elif name == "error":
-            self._last_error = str(message.get("message", ""))
+            self.last_error = str(message.get("message", ""))
         self.emit(name, **message)
 
     def emit(self, name: str, **fields: object) -> None:

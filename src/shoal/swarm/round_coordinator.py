@@ -11,17 +11,16 @@ member of every stage has answered Held is the record decided.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId
-from shoal.swarm.records import Logs, Tip, build_record, outcome_of, record_hash
+from shoal.swarm.records import Tip, build_record, outcome_of, record_hash
 from shoal.swarm.round_choice import choose, tip_of
 from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, Send, Stuck
 from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_replicas import RoundReplicas
-from shoal.swarm.round_settings import CloseRequest, RoundSettings
+from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
 from shoal.swarm.round_views import StageView, first_view
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.wire.messages.base import Hop
@@ -45,17 +44,6 @@ from shoal.wire.messages.round import (
 )
 
 Effects = list[CoordinatorEffect]
-
-
-class Phase(enum.Enum):
-    """Where the coordinator stands; see the diagram of the module."""
-
-    WAITING = "waiting"
-    ASKING = "asking"
-    IDLE = "idle"
-    JOINING = "joining"
-    STAGING = "staging"
-    HOLDING = "holding"
 
 
 class RoundCoordinatorMachine:
@@ -103,7 +91,8 @@ class RoundCoordinatorMachine:
     @property
     def wake_at_s(self) -> float | None:
         """When to call `tick`; None if nothing waits for time."""
-        if self.phase is Phase.WAITING or (self.phase is Phase.IDLE and not self._replicas.silent):
+        unanswered = self._replicas.silent or self._replicas.told
+        if self.phase is Phase.WAITING or (self.phase is Phase.IDLE and not unanswered):
             return None
         return self._tick_at_s
 
@@ -149,6 +138,8 @@ class RoundCoordinatorMachine:
             return []
         self._tick_at_s = now_s + self.settings.retry_s
         effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in self._replicas.silent]
+        if self.tip.signed is not None:
+            effects += [Send(peer, Decide(self.ballot, self.tip.signed)) for peer in sorted(self._replicas.told)]
         if self.phase is Phase.JOINING:
             effects += self._send_close()
         elif self.phase is Phase.STAGING and now_s - self._since_s > self.settings.stage_timeout_s:
@@ -216,7 +207,7 @@ class RoundCoordinatorMachine:
             return [Stuck(choice.missing)]
         self._judged = {tip_of(state, settings.genesis).hash for state in states.values()}
         self.phase = Phase.IDLE
-        effects = self._set_tip(choice.tip, {}, {}) if choice.tip.hash != self.tip.hash else []
+        effects = self._set_tip(choice.tip, {}) if choice.tip.hash != self.tip.hash else []
         return effects + self._tell()
 
     def _state(self, peer: PeerId, state: RoundState, now_s: float) -> Effects:
@@ -242,9 +233,11 @@ class RoundCoordinatorMachine:
 
     def _swapped(self, peer: PeerId, message: Swapped) -> Effects:
         signed = self.tip.signed
-        if message.record_hash != self.tip.hash or signed is None or peer not in self._replicas.states:
+        if signed is None or message.round > self.tip.round or peer not in self._replicas.states:
             return []
         self._replicas.swapped(peer, message.record_hash)
+        if message.record_hash != self.tip.hash:
+            return self._tell()  # it had been told of the tip while it swapped to the record before
         outcome = outcome_of(self._unseal(signed), message.stage)
         if outcome is None or outcome.hashes != message.hashes:
             return self._replicas.mark_out(peer, "it swapped other bytes than the record's")
@@ -297,7 +290,7 @@ class RoundCoordinatorMachine:
             return [Stuck(tuple(sorted(absent)))]
         orders = self._joins.settle()
         if orders:
-            return [Send(p, Resolve(self.ballot, self.tip.round + 1, key, commit)) for p, key, commit in orders]
+            return [Send(peer, Resolve(self.ballot, self.tip.round + 1, *fate)) for peer, fate in orders]
         return self._propose_all(request, now_s)
 
     def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
@@ -377,19 +370,16 @@ class RoundCoordinatorMachine:
         return [Send(peer, Hold(self.ballot, self._signed)) for peer in sorted(self._members())]
 
     def _decide(self) -> Effects:
-        signed, joins = self._signed, self._joins.joins
+        signed = self._signed
         if signed is None:
             return []
-        members = sorted(self._members())
-        sent: Counter[str] = Counter()
-        for peer in members:
-            sent.update(joins[peer].sent_bytes)
-        logs = {peer: (joins[peer].stage, joins[peer].log) for peer in members}
+        joins = {peer: self._joins.joins[peer] for peer in sorted(self._members())}
         self.phase = Phase.IDLE
-        return self._set_tip(Tip(self.tip.round + 1, record_hash(signed), signed), logs, sent) + self._tell()
+        return self._set_tip(Tip(self.tip.round + 1, record_hash(signed), signed), joins) + self._tell()
 
-    def _set_tip(self, tip: Tip, logs: Logs, sent: Mapping[str, int]) -> Effects:
+    def _set_tip(self, tip: Tip, joins: Mapping[PeerId, Join]) -> Effects:
         self.tip = tip
+        self._replicas.readmit()
         self._ready = False
         self._request = None
         self._signed = None
@@ -400,4 +390,8 @@ class RoundCoordinatorMachine:
             return []
         record = self._unseal(tip.signed)
         self._recorded = merge((*self._recorded, *record.samples, *record.skipped))
+        sent: Counter[str] = Counter()
+        for join in joins.values():
+            sent.update(join.sent_bytes)
+        logs = {peer: (join.stage, join.log) for peer, join in joins.items()}
         return [Decided(record, tip.signed, logs, sent)]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.ids import Ballot, PeerId, StepKey
+from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Logs, Tip
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Propose, Record, RoundMessage, SignedRecord, StageHashes
+from shoal.wire.messages.round import Propose, Record, Resolve, RoundMessage, SignedRecord, StageHashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,9 @@ class CloseSteps:
 
 @dataclass(frozen=True, slots=True)
 class ResolveStep:
-    """Commit or abort a step in doubt, then report `steps_closed` again."""
+    """Carry out the fate of a step in doubt, then report `steps_closed` again."""
 
-    key: StepKey
-    commit: bool
+    fate: Resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,10 @@ class RunRing:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Keep the staged bytes with these hashes, whatever is staged later: a record in Hold names them."""
+    """Keep the staged bytes with these hashes, whatever is staged later: a held record names them.
+
+    Otherwise a driver keeps what was staged last and drops what was staged before.
+    """
 
     hashes: StageHashes
 

@@ -91,6 +91,7 @@ class RoundMemberMachine:
         self.in_doubt: set[StepKey] = set()
         self.view: Propose | None = None
         self.staged: dict[tuple[Ballot, int], StageHashes] = {}
+        self.pinned: StageHashes | None = None
         self.pending: SignedRecord | None = None
         self.swapping: SignedRecord | None = None
 
@@ -150,6 +151,8 @@ class RoundMemberMachine:
         """The ring of `view` has ended and the outer step is staged."""
         if view.round != self.round:
             return []
+        # Only the newest bytes and those of a held record are kept (see `Pin`).
+        self.staged = {tag: kept for tag, kept in self.staged.items() if kept == self.pinned}
         self.staged[view.ballot, view.epoch] = hashes
         return [self._report(view, hashes)] if view == self.view else []
 
@@ -176,9 +179,9 @@ class RoundMemberMachine:
     # -- single orders; the ballot has been checked
 
     def _close(self, message: Close) -> Effects:
-        if self.swapping is not None:
-            return []  # it may be for the round after the swap, and is repeated
-        if message.round != self.round:
+        if message.round < self.round or self.swapping is not None:
+            return []  # it is late, or for the round after the swap; then it is repeated
+        if message.round > self.round:
             return [self._state(f"round {message.round} is closed, this replica is in round {self.round}")]
         if self.joined is not None:
             return [self._join()]
@@ -193,7 +196,7 @@ class RoundMemberMachine:
             return []
         self.in_doubt.discard(message.key)
         self.joined = None
-        return [ResolveStep(message.key, message.commit)]
+        return [ResolveStep(message)]
 
     def _propose(self, message: Propose) -> Effects:
         peers = [hop.peer for hop in message.members]
@@ -205,9 +208,9 @@ class RoundMemberMachine:
             or min(message.weights) < 0
         ):
             raise RemoteProtocolError(f"view {message.epoch} of stage {message.stage} is none for {self.hop.peer}")
-        if self.swapping is not None:
+        if message.round < self.round or self.swapping is not None:
             return []
-        if message.round != self.round or self.joined is None:
+        if message.round > self.round or self.joined is None:
             return [self._state(f"a view of round {message.round} is proposed, which this replica has not joined")]
         if self.view is not None and (message.ballot, message.epoch) <= (self.view.ballot, self.view.epoch):
             hashes = self.staged.get((message.ballot, message.epoch))
@@ -217,12 +220,13 @@ class RoundMemberMachine:
 
     def _hold(self, message: Hold) -> Effects:
         record = self._unseal(message.record)
-        if self.swapping is not None:
+        if record.round < self.round or self.swapping is not None or self._is_superseded(record):
             return []
         hashes = self._staged_for(record)
         if record.round != self.round or record.previous != self.tip.hash or hashes is None:
             return [self._state(f"the bytes of record {record.round} are not staged here")]
         self.pending = message.record
+        self.pinned = hashes
         reply = Held(message.ballot, record.round, record_hash(message.record))
         return [Pin(hashes), Send(message.ballot.peer, reply)]
 
@@ -232,10 +236,8 @@ class RoundMemberMachine:
         if digest == self.tip.hash:
             outcome = outcome_of(record, self.stage)
             return [self._swapped_report(outcome.hashes)] if outcome is not None else []
-        if self.swapping is not None:
+        if record.round < self.round or self.swapping is not None:
             return []
-        if record.round < self.round:
-            return [self._state(f"record {record.round} is older than what is held")]
         hashes = self._staged_for(record) if record.round == self.round and record.previous == self.tip.hash else None
         if hashes is not None:
             self.swapping = message.record
@@ -244,6 +246,11 @@ class RoundMemberMachine:
         return [ReplicaOut(self.hop.peer, reason), self._state(reason)]
 
     # -- parts
+
+    def _is_superseded(self, record: Record) -> bool:
+        """Whether a later view than the record's has been proposed since."""
+        outcome, view = outcome_of(record, self.stage), self.view
+        return outcome is not None and view is not None and (record.ballot, outcome.epoch) < (view.ballot, view.epoch)
 
     def _staged_for(self, record: Record) -> StageHashes | None:
         """The hashes of the staged bytes that are the record's, if there are any."""

@@ -34,6 +34,7 @@ class RoundReplicas:
         self._tips: dict[PeerId, str] = {}
         self._reachable: set[PeerId] = set()
         self._out: set[PeerId] = set()
+        self._reported: set[PeerId] = set()
 
     def name(self, peer: PeerId, hop: Hop) -> bool:
         """Take note of a replica; returns whether it or its address is new."""
@@ -57,6 +58,7 @@ class RoundReplicas:
         self._tips.pop(peer, None)
         self.told.discard(peer)
         self._out.discard(peer)
+        self._reported.discard(peer)
 
     def begin_asking(self) -> None:
         """Forget all answers: they were given under another ballot, or before something was lost."""
@@ -76,15 +78,21 @@ class RoundReplicas:
     def swapped(self, peer: PeerId, digest: str) -> None:
         """A replica has swapped to a record."""
         self.told.discard(peer)
+        self._reported.discard(peer)
         self._tips[peer] = digest
 
     def mark_out(self, peer: PeerId, reason: str) -> list[CoordinatorEffect]:
-        """Leave a replica out until it is given the state of the newest record and comes anew."""
+        """Leave a replica out of the round; reported once until it takes part again."""
         self.told.discard(peer)
-        if peer in self._out:
-            return []
         self._out.add(peer)
+        if peer in self._reported:
+            return []
+        self._reported.add(peer)
         return [ReplicaOut(peer, reason)]
+
+    def readmit(self) -> None:
+        """There is a new tip: whoever was out is offered it, and learns by it that it has fallen behind."""
+        self._out.clear()
 
     def holders(self, tip: Tip) -> dict[PeerId, int]:
         """The replicas that hold `tip` and take part, with their stages."""

@@ -1,7 +1,8 @@
-"""What the coordinator's machine is told: what holds for the whole run, and the request to end a round."""
+"""What the coordinator's machine is told (for the run, and to end a round), and its phases."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -44,3 +45,14 @@ class CloseRequest:
     slots: Mapping[PeerId, int]
     incarnations: Mapping[int, int]
     join_by_s: float | None = None
+
+
+class Phase(enum.Enum):
+    """Where the coordinator stands; see the diagram of `round_coordinator`."""
+
+    WAITING = "waiting"
+    ASKING = "asking"
+    IDLE = "idle"
+    JOINING = "joining"
+    STAGING = "staging"
+    HOLDING = "holding"

@@ -310,17 +310,14 @@ class StepReplica:
             return []
         if operation.kind == OperationKind.FORWARD:
             step.forwards += 1
-            return (
-                [] if step.downstream is None else [Send(step.downstream, Forward(operation.key, operation.microbatch))]
-            )
+            forward = Forward(operation.key, operation.microbatch)
+            return [Send(step.downstream, forward)] if step.downstream is not None else []
         step.backwards += 1
         sends = self._answer_backward(step, operation.microbatch)
         if totals is not None:
             step.prepared = True
-            prepared = Prepared(
-                operation.key, self._stage, step.version, totals.squared_norm, totals.finite, totals.loss
-            )
-            sends.append(Send(step.trainer, prepared))
+            sums = (totals.squared_norm, totals.finite, totals.loss)
+            sends.append(Send(step.trainer, Prepared(operation.key, self._stage, step.version, *sums)))
         return sends
 
     def refuse(self, key: StepKey, reason: str) -> list[Send]:

@@ -42,7 +42,7 @@ _BROKEN_S = 1.0
 _REFUSED_S = 0.1
 _SUSPECT_S = 60.0
 # Of one step, other than by replicas that are behind: then the cause is not a single replica.
-_MAX_REFUSALS = 16
+_MAX_REFUSALS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from shoal.errors import NoPipeline, RoundAborted
 from shoal.ids import PeerId, StepKey
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import Microbatch, RoundClosed, StepDriver, StepResult
+from shoal.trainer.evaluation import eval_parts
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import (
@@ -29,9 +30,6 @@ from shoal.wire.messages.control import (
 )
 
 logger = logging.getLogger(__name__)
-
-EVAL_MICROBATCH_SAMPLES = 64
-"""Held-out samples that travel together; evaluation keeps no activations, so they can be larger than in training."""
 
 
 class TrainerLoop:
@@ -173,7 +171,7 @@ class TrainerLoop:
                 part_sum, part_samples = await self._driver.evaluate(
                     evaluation=self._evaluations,
                     held=evaluation.held,
-                    microbatches=[Microbatch(*part) for part in batch.cut(_parts(batch.num_samples))],
+                    microbatches=[Microbatch(*part) for part in eval_parts(batch)],
                     path=start.path,
                 )
                 loss_sum, num_samples = loss_sum + part_sum, num_samples + part_samples
@@ -195,8 +193,3 @@ class TrainerLoop:
     async def _wait_for_change(self) -> None:
         self._changed = anyio.Event()
         await self._changed.wait()
-
-
-def _parts(num_samples: int) -> int:
-    """Into how many parts held-out samples are cut."""
-    return -(-num_samples // EVAL_MICROBATCH_SAMPLES)

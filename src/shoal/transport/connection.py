@@ -13,7 +13,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import anyio
 
@@ -150,9 +150,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the handshake, or drop the socket if this side has given up meanwhile."""
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(f"a stream transport is needed, not {type(transport).__name__}")
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes, they only behave like them.
+        self._transport = transport = cast("asyncio.Transport", transport)
         # Zero marks: `pause_writing` and `resume_writing` then say whether anything at all is unwritten.
         transport.set_write_buffer_limits(high=0, low=0)
         size = self._limits.socket_buffer_bytes

@@ -7,7 +7,7 @@ peer's mistake: it is logged and counted, and nothing else happens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.errors import RemoteProtocolError
@@ -36,8 +36,16 @@ class Handler(Protocol):
         ...
 
 
-async def dispatch(endpoint: Endpoint, handlers: Sequence[Handler]) -> None:
-    """Hand every event of `endpoint` to the handlers, until the endpoint is closed."""
+async def dispatch(
+    endpoint: Endpoint, handlers: Sequence[Handler], on_up: Callable[[PeerId], None] | None = None
+) -> None:
+    """Hand every event of `endpoint` to the handlers, until the endpoint is closed.
+
+    Args:
+        endpoint: whose events are nobody else's.
+        handlers: asked in this order.
+        on_up: told of each new connection.
+    """
     async for event in endpoint.events():
         match event:
             case Received():
@@ -55,5 +63,6 @@ async def dispatch(endpoint: Endpoint, handlers: Sequence[Handler]) -> None:
                 logger.info("peer.lost", extra={"peer": peer, "reason": reason})
                 for handler in handlers:
                     handler.peer_lost(peer)
-            case PeerUp():
-                pass
+            case PeerUp(peer):
+                if on_up is not None:
+                    on_up(peer)

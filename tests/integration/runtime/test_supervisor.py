@@ -234,6 +234,25 @@ async def test_a_killed_fork_server_ends_the_run_with_an_error_and_leaves_nothin
     assert [stat for stat in descendants(os.getpid()) if stat.pid in pids] == []
 
 
+async def _lose_a_frozen_fork_server(pids: list[int]) -> None:
+    async with Supervisor() as supervisor:
+        handle = await supervisor.start(RoleSpec("server", 0, "roles:parent"))
+        pids += (await handle.ready())["children"]
+        os.kill(supervisor.fork_server_pid, signal.SIGSTOP)
+        os.kill(handle.pid, signal.SIGKILL)
+        assert _gone_within([handle.pid], 2.0) == []
+        os.kill(supervisor.fork_server_pid, signal.SIGKILL)
+        await anyio.sleep_forever()
+
+
+async def test_orphans_that_left_the_session_are_found_when_role_and_fork_server_are_dead() -> None:
+    pids: list[int] = []
+    with pytest.raises(ConnectionLost):
+        await _lose_a_frozen_fork_server(pids)
+    assert len(pids) == 2
+    assert _gone_within(pids, 0) == []
+
+
 @pytest.mark.parametrize("module", ["no_such_module", "starts_a_thread"])
 async def test_a_module_that_cannot_be_preloaded_is_an_error_that_names_it(module: str, tmp_path: Path) -> None:
     (tmp_path / "starts_a_thread.py").write_text(
@@ -275,6 +294,8 @@ def test_after_kill_9_of_the_supervisor_nothing_is_left(tmp_path: Path) -> None:
     with program:
         assert run_dir.is_dir()
         assert _gone_within(pids, 0) == pids
+        # A frozen role cannot watch its lifeline: the fork server has to end it.
+        os.kill(pids[2], signal.SIGSTOP)
         program.kill()
     assert _gone_within(pids, 2.0) == []
     assert not run_dir.exists()

@@ -29,6 +29,16 @@ class _Clock(SystemClock):
         await anyio.sleep(min(duration_s, 0.001))
 
 
+class _StandingClock(_Clock):
+    """Wall time does not pass at all."""
+
+    def __init__(self) -> None:
+        self._unix_s = super().unix_s()
+
+    def unix_s(self) -> float:
+        return self._unix_s
+
+
 class _Store:
     """What a DHT node does, on a shared dictionary."""
 
@@ -64,10 +74,10 @@ class _Store:
         self.alive = True
 
 
-def _registry(shelf: Shelf, num_stages: int = 2) -> tuple[Registry, _Store, Identity]:
+def _registry(shelf: Shelf, clock: SystemClock | None = None) -> tuple[Registry, _Store, Identity]:
     identity = Identity.generate()
     store = _Store(shelf, identity.peer_id)
-    return Registry(store, identity, NAMESPACE, num_stages, _Clock()), store, identity
+    return Registry(store, identity, NAMESPACE, 2, clock or _Clock()), store, identity
 
 
 @pytest.mark.anyio
@@ -92,7 +102,7 @@ async def test_one_peer_sees_what_another_advertises_changes_and_withdraws() -> 
 @pytest.mark.anyio
 async def test_changes_within_one_instant_are_all_stored() -> None:
     shelf: Shelf = {}
-    (mine, store, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
+    (mine, store, _), (theirs, _, _) = _registry(shelf, _StandingClock()), _registry(shelf)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shoal.config.training import InnerOptimConfig
+from shoal.errors import StateMismatch
 from shoal.optim.inner import build_inner_optimizer
 
 
@@ -70,3 +71,39 @@ def test_an_optimizer_that_took_over_a_state_goes_on_bit_for_bit(kind: str) -> N
 def test_a_stage_without_parameters_and_plain_sgd_are_fine() -> None:
     build_inner_optimizer([], InnerOptimConfig()).step(0.1)
     build_inner_optimizer(_parameters(), InnerOptimConfig(type="sgd", sgd_momentum=0.0)).step(0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_give_the_bits_of_torchs_own_optimizers(dtype: torch.dtype) -> None:
+    for kind in ("adam", "sgd"):
+        config = InnerOptimConfig.model_validate({"type": kind})
+        ours = [torch.nn.Parameter(p.detach().to(dtype)) for p in _parameters()]
+        theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+        optimizer = build_inner_optimizer(ours, config)
+        groups = [
+            {"params": theirs[:1], "weight_decay": config.adam_weight_decay},
+            {"params": theirs[1:], "weight_decay": 0.0},
+        ]
+        reference: torch.optim.Optimizer
+        if kind == "adam":
+            betas = (config.adam_betas1, config.adam_betas2)
+            reference = torch.optim.AdamW(groups, lr=0.01, betas=betas, foreach=False)
+        else:
+            reference = torch.optim.SGD(theirs, lr=0.01, momentum=config.sgd_momentum, nesterov=True, foreach=False)
+        for step in range(5):
+            _set_gradients(ours, step)
+            for mine, other in zip(ours, theirs, strict=True):
+                assert mine.grad is not None
+                mine.grad = mine.grad.to(dtype)
+                other.grad = mine.grad.clone()
+            optimizer.step(0.01)
+            reference.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), kind
+
+
+def test_a_state_of_other_parameters_is_refused() -> None:
+    optimizer = build_inner_optimizer(_parameters(), InnerOptimConfig())
+    with pytest.raises(StateMismatch, match="only 2"):
+        optimizer.load_state_dict({"5": {}})
+    with pytest.raises(StateMismatch, match="does not fit"):
+        optimizer.load_state_dict({"0": {"momentum": torch.zeros(3, 4)}})

@@ -56,6 +56,21 @@ def test_servers_that_announce_themselves_in_any_order_end_up_even(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(40))
+def test_it_does_not_matter_whose_announcement_has_been_seen_already(seed: int) -> None:
+    rng = random.Random(seed)
+    num_stages = rng.randint(2, 5)
+    servers = [_candidate(f"p{i}", rng.random()) for i in range(rng.randint(num_stages, 12))]
+    placed: dict[PeerId, Replica] = {}
+    for deciding in rng.sample(servers, len(servers)):
+        # Everybody is seen, but some of those that have announced a stage still as candidates.
+        others = [s for s in servers if s is not deciding]
+        seen = [placed[s.peer] if s.peer in placed and rng.random() < 0.5 else s for s in others]
+        placed[deciding.peer] = _placed(deciding, assign(_view(deciding, *seen), num_stages)[deciding.peer])
+    counts = _spread([r.stage for r in placed.values()], num_stages)
+    assert counts[-1] - counts[0] <= 1
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_repairs_even_out_what_servers_with_different_views_chose(seed: int) -> None:
     rng = random.Random(seed)
     num_stages = rng.randint(2, 5)

@@ -241,3 +241,24 @@ def test_whatever_records_leave_out_every_sample_of_a_pass_is_recorded_exactly_o
             break
     assert sum(len(item) for item in recorded) == sum(len(item) for item in merge(recorded))
     assert merge(recorded)[0] == SampleRange(0, 0, num_samples)
+
+
+@pytest.mark.parametrize("replan", ["never", "before the record", "after the record"])
+@pytest.mark.parametrize("asked_first", [False, True])
+def test_a_record_takes_out_batches_that_were_free_already(replan: str, asked_first: bool) -> None:
+    leases = table(num_samples=8)
+    leases.plan_round(1, 2, 1)
+    for slot in (0, 1):
+        leases.lease(slot, 1, 1, 0)
+    if replan == "before the record":
+        leases.plan_round(2, 2, 1)
+    leases.record(1, ())
+    if replan == "after the record":
+        leases.plan_round(2, 2, 1)
+    if asked_first:
+        # Numbers the first batch of the plan and gives it back.
+        leases.give_back(granted(leases.lease(0, 1, leases.planned_round, 0)).lease)
+    leases.record(1, (SampleRange(0, 0, 4),))
+    leases.plan_round(3, 2, 1)
+    got = [granted(leases.lease(slot, 1, 3, 0)).batch for slot in (0, 1)]
+    assert got == [batch(4, 6), batch(6, 8)]

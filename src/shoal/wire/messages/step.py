@@ -180,12 +180,13 @@ class Fenced(Struct, frozen=True, tag="fenced"):
 
 class EvalForward(Struct, frozen=True, tag="eval_fwd"):
     """Input of one evaluation batch for the receiving stage of `path`; `held` is the record its replicas must hold. One
-    tensor. `evaluation` and `microbatch` pair it with its labels."""
+    tensor. `trainer`, `evaluation` and `microbatch` pair it with its labels; the answer goes to `trainer`."""
 
     evaluation: int
     microbatch: int
     held: int
     path: tuple[Hop, ...]
+    trainer: Hop
 
 
 class EvalLabels(Struct, frozen=True, tag="eval_labels"):

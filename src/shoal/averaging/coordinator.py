@@ -1,0 +1,248 @@
+"""The client's end of the outer round: connects the coordinator's machine to network, clock and the client's waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+from shoal.averaging.signing import sealer, unsealer
+from shoal.clock import Clock
+from shoal.errors import LocalProtocolError, RoundAborted
+from shoal.identity import Identity
+from shoal.ids import Ballot, PeerId
+from shoal.swarm.records import Logs, Tip
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, ReplicaOut, Send, Stuck
+from shoal.swarm.round_settings import CloseRequest, RoundSettings
+from shoal.swarm.sample_ranges import Ranges
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages import Hop
+from shoal.wire.messages.round import (
+    Held,
+    Join,
+    MemberLost,
+    Record,
+    RoundState,
+    SignedRecord,
+    Staged,
+    StaleBallot,
+    Swapped,
+)
+
+logger = logging.getLogger(__name__)
+
+Answer = RoundState | StaleBallot | Join | Staged | MemberLost | Held | Swapped
+"""What only replicas send."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """A decided round.
+
+    Attributes:
+        record: D_round.
+        signed: The same, encoded and signed.
+        logs: The final members' step logs, by peer, with their stage; empty if an earlier coordinator gathered them.
+        sent_bytes: What the final members sent in the round, by traffic.
+        holders: The replicas that hold the record now, with their stages.
+    """
+
+    record: Record
+    signed: SignedRecord
+    logs: Logs
+    sent_bytes: Mapping[str, int]
+    holders: Mapping[PeerId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Leading:
+    """This client coordinates.
+
+    Attributes:
+        held_round: The record that stands; training goes on in the round after it.
+        record: That record, None for D_0.
+        holders: The replicas that hold it, with their stages.
+    """
+
+    held_round: int
+    record: Record | None
+    holders: Mapping[PeerId, int]
+
+
+class RoundCoordinator:
+    """The outer rounds of a run, as the client that coordinates them.
+
+    Args:
+        endpoint: Of the client.
+        identity: Signs the records; of the same peer.
+        incarnation: Which start of this client it is.
+        settings: Of the run.
+        clock: For repetitions.
+        recorded: Samples in the records known from before a restart (see `journal.recorded_samples`).
+        events: Told of replicas that are out and of stages that lack one; must never be full.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        identity: Identity,
+        incarnation: int,
+        settings: RoundSettings,
+        clock: Clock,
+        recorded: Ranges = (),
+        events: MemoryObjectSendStream[ReplicaOut | Stuck] | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._clock = clock
+        self._events = events
+        self._unseal = unsealer(settings.run_id)
+        self._machine = RoundCoordinatorMachine(
+            endpoint.peer_id, incarnation, settings, sealer(identity), self._unseal, recorded
+        )
+        self._decided: Decided | None = None
+        self._ready: Ready | None = None
+        self._deposed: Ballot | None = None
+        self._stuck: tuple[int, ...] = ()
+        self._changed = anyio.Event()
+
+    # -- commands
+
+    def replicas(self, hops: Mapping[PeerId, Hop]) -> None:
+        """Name all replicas of the run; to be called whenever they change."""
+        self._do(self._machine.replicas(hops, self._clock.now_s()))
+
+    async def lead(self) -> Leading:
+        """Become the coordinator: returns when every reachable replica that can holds one record.
+
+        A round that an earlier coordinator could not finish is finished. Waits for a replica of every stage.
+
+        Raises:
+            RoundAborted: Another client has become the coordinator meanwhile.
+        """
+        self._ready, self._deposed = None, None
+        self._do(self._machine.lead(self._clock.now_s()))
+        ready = await self._wait_ready(0)
+        return Leading(ready.tip.round, self._record_of(ready.tip), ready.holders)
+
+    def close_round(
+        self,
+        round: int,
+        slots: Mapping[PeerId, int],
+        incarnations: Mapping[int, int] | None = None,
+        join_within_s: float | None = None,
+    ) -> None:
+        """Begin the end of the round.
+
+        Args:
+            round: The one after the record that stands.
+            slots: Home slot of each home replica: the order of the rings. Spares come last.
+            incarnations: The lowest incarnation of each trainer that may still act.
+            join_within_s: How long replicas are waited for that are reachable but do not join; None: until they do.
+
+        Raises:
+            LocalProtocolError: The run is not in this round.
+        """
+        if round != self._machine.tip.round + 1:
+            raise LocalProtocolError(
+                f"round {round} cannot be closed, the run is in round {self._machine.tip.round + 1}"
+            )
+        now_s = self._clock.now_s()
+        join_by_s = None if join_within_s is None else now_s + join_within_s
+        self._do(self._machine.close(CloseRequest(round, dict(slots), dict(incarnations or {}), join_by_s), now_s))
+
+    async def finish_round(self, round: int) -> RoundOutcome:
+        """Wait until the record of a round that is being closed is decided, and swapped by all reachable replicas.
+
+        Raises:
+            RoundAborted: Another client has become the coordinator.
+        """
+        ready = await self._wait_ready(round)
+        decided = self._decided
+        if decided is None or decided.record.round != round:
+            raise RoundAborted(f"round {round} was decided by another coordinator: record {ready.tip.round} stands")
+        return RoundOutcome(decided.record, decided.signed, decided.logs, decided.sent_bytes, ready.holders)
+
+    @property
+    def stuck(self) -> tuple[int, ...]:
+        """Stages for whose replicas the coordinator waits now."""
+        return self._stuck
+
+    # -- events
+
+    def receive(self, event: Received) -> bool:
+        """Take a replica's round message; see `transport.dispatch.Handler`."""
+        if not isinstance(event.message, Answer):
+            return False
+        self._do(self._machine.receive(event.peer, event.message, self._clock.now_s()))
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+        self._do(self._machine.lost(peer, self._clock.now_s()))
+
+    async def run(self) -> None:
+        """Repeat what is not answered, until cancelled."""
+        while True:
+            changed = self._changed
+            wake_at_s = self._machine.wake_at_s
+            if wake_at_s is None:
+                await changed.wait()
+                continue
+            await self._clock.sleep_s(wake_at_s - self._clock.now_s())
+            due_s = self._machine.wake_at_s
+            if due_s is not None and due_s <= self._clock.now_s():
+                self._do(self._machine.tick(self._clock.now_s()))
+
+    # -- effects
+
+    def _do(self, effects: Sequence[CoordinatorEffect]) -> None:
+        if any(isinstance(effect, Ready | Decided) for effect in effects):
+            self._stuck = ()
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    self._endpoint.post(peer, message)
+                case Introduce(hop):
+                    self._endpoint.introduce(hop)
+                case Decided(record):
+                    logger.info("round.decided", extra={"round": record.round, "ballot": str(record.ballot)})
+                    self._decided = effect
+                    self._ready = None
+                case Ready(tip):
+                    logger.info("round.ready", extra={"held_round": tip.round, "holders": len(effect.holders)})
+                    self._ready = effect
+                case ReplicaOut(peer, reason):
+                    logger.warning("replica.out", extra={"peer": peer, "reason": reason})
+                    self._tell(effect)
+                case Stuck(stages):
+                    if stages != self._stuck:
+                        logger.warning("round.stuck", extra={"stages": stages})
+                        self._tell(effect)
+                    self._stuck = stages
+                case Deposed(highest):
+                    logger.warning("round.deposed", extra={"ballot": str(highest)})
+                    self._deposed = highest
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _tell(self, event: ReplicaOut | Stuck) -> None:
+        if self._events is not None:
+            self._events.send_nowait(event)
+
+    async def _wait_ready(self, round: int) -> Ready:
+        while True:
+            if self._deposed is not None:
+                raise RoundAborted(
+                    f"peer {self._deposed.peer} coordinates the run now, under ballot {self._deposed.number}"
+                )
+            if self._ready is not None and self._ready.tip.round >= round:
+                return self._ready
+            await self._changed.wait()
+
+    def _record_of(self, tip: Tip) -> Record | None:
+        return None if tip.signed is None else self._unseal(tip.signed)

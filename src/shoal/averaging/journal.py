@@ -1,0 +1,187 @@
+"""The files that a run leaves behind about its rounds, written by the client: from them alone it can be checked.
+
+    rounds/round_0000.json     D_0: seed, configuration, thread count, versions
+    rounds/round_0001.json     D_1, readable, with its encoded bytes, signature and hash
+    steps/round_0001.jsonl     one line for each step that each final member has committed in round 1, in apply order
+
+A file is there as a whole or not at all: it is written under another name, forced to the disk, and renamed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from shoal.errors import RecordRejected
+from shoal.ids import PeerId
+from shoal.swarm.records import Logs, record_hash
+from shoal.swarm.sample_ranges import Ranges, merge
+from shoal.wire.messages.round import Record, SignedRecord
+from shoal.wire.messages.step import StepEntry
+
+_ROUNDS, _STEPS = "rounds", "steps"
+
+
+class StepLine(msgspec.Struct, frozen=True):
+    """One line of a step log: which replica of which stage has committed what."""
+
+    peer: PeerId
+    stage: int
+    entry: StepEntry
+
+
+def write_genesis(
+    directory: Path, *, seed: int, configuration: Mapping[str, object], num_threads: int, versions: Mapping[str, str]
+) -> None:
+    """Write what D_0 follows from.
+
+    Args:
+        directory: The run's directory.
+        seed: Of the run.
+        configuration: Resolved, JSON values only.
+        num_threads: Of each process that computes.
+        versions: Of the programs, by name.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    content = {"seed": seed, "configuration": configuration, "num_threads": num_threads, "versions": versions}
+    _write(_round_file(directory, 0), json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
+
+
+def write_round(directory: Path, record: Record, signed: SignedRecord, logs: Logs) -> None:
+    """Write a decided round: first its step logs, then the record, so that a record is never without its steps.
+
+    Logs that are empty, because the coordinator that had gathered them is gone, do not replace what it has written.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    lines = [
+        msgspec.json.encode(StepLine(peer, stage, entry)) + b"\n"
+        for peer, (stage, log) in sorted(logs.items(), key=lambda item: (item[1][0], item[0]))
+        for entry in log
+    ]
+    steps = _steps_file(directory, record.round)
+    if logs or not steps.exists():
+        _write(steps, b"".join(lines))
+    content = {
+        "record": _readable(record),
+        "body": base64.b64encode(signed.body).decode(),
+        "signer": signed.signer,
+        "signature": signed.signature.hex(),
+        "hash": record_hash(signed),
+    }
+    _write(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
+
+
+def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
+    """The records of a run in the order of their rounds, from D_1 on; their chain is not checked.
+
+    Raises:
+        RecordRejected: A file is none of these.
+        OSError: A file cannot be read.
+    """
+    for path in sorted((directory / _ROUNDS).glob("round_*.json")):
+        try:
+            content = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+            if "body" not in content:
+                continue  # D_0
+            body = base64.b64decode(str(content["body"]), validate=True)
+            signed = SignedRecord(body, PeerId(str(content["signer"])), bytes.fromhex(str(content["signature"])))
+            yield msgspec.msgpack.decode(body, type=Record), signed
+        except (msgspec.MsgspecError, ValueError, KeyError) as error:
+            raise RecordRejected(f"{path} is no round record: {error}; remove it or restore it from a copy") from error
+
+
+def read_steps(directory: Path, round: int) -> list[StepLine]:
+    """The step log of a round.
+
+    Raises:
+        RecordRejected: The file is no step log.
+        OSError: It cannot be read.
+    """
+    path = _steps_file(directory, round)
+    try:
+        return [msgspec.json.decode(line, type=StepLine) for line in path.read_bytes().splitlines()]
+    except msgspec.MsgspecError as error:
+        raise RecordRejected(f"{path} is no step log: {error}; remove it or restore it from a copy") from error
+
+
+def rounds_with_steps(directory: Path) -> list[int]:
+    """The rounds of which there is a step log, in order."""
+    return sorted(int(path.stem.removeprefix("round_")) for path in (directory / _STEPS).glob("round_*.jsonl"))
+
+
+def recorded_samples(directory: Path) -> Ranges:
+    """All samples that are in a record of the run, trained or skipped: what a restarted client has to know.
+
+    Raises:
+        RecordRejected, OSError: As `read_records`.
+    """
+    return merge(item for record, _ in read_records(directory) for item in (*record.samples, *record.skipped))
+
+
+def _round_file(directory: Path, round: int) -> Path:
+    return directory / _ROUNDS / f"round_{round:04d}.json"
+
+
+def _steps_file(directory: Path, round: int) -> Path:
+    return directory / _STEPS / f"round_{round:04d}.jsonl"
+
+
+def _readable(record: Record) -> object:
+    """The record with names for its fields; the wire form has none."""
+    return {
+        "run_id": record.run_id,
+        "round": record.round,
+        "ballot": record.ballot._asdict(),
+        "previous": record.previous,
+        "stages": [
+            {
+                "stage": outcome.stage,
+                "epoch": outcome.epoch,
+                "members": dict(zip(outcome.members, outcome.weights, strict=True)),
+                "parameters": outcome.hashes.parameters,
+                "momentum": outcome.hashes.momentum,
+                "buffers": outcome.hashes.buffers,
+                "steps_lost": outcome.steps_lost,
+            }
+            for outcome in record.stages
+        ],
+        "samples": [[item.pass_number, item.start, item.stop] for item in record.samples],
+        "skipped": [[item.pass_number, item.start, item.stop] for item in record.skipped],
+        "incarnations": {str(trainer): lowest for trainer, lowest in record.incarnations.items()},
+    }
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Put a file in place as a whole, or raise and leave what was there.
+
+    Raises:
+        OSError: It could not be written to the disk in full.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            written = file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        size_bytes = unfinished.stat().st_size
+        if written != len(content) or size_bytes != len(content):
+            raise OSError(f"{path}: only {size_bytes} of {len(content)} bytes were written; is the disk full?")
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

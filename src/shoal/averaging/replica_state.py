@@ -1,0 +1,188 @@
+"""What one replica averages: outer parameters, outer momentum and buffers, their staged successors, and their hashes.
+
+    contribution(weight, total) --ring--> stage(...) -> hashes --record--> swap(hashes)
+
+Nothing is averaged in place: until the swap, the state of the round before and the local parameters stay as they are,
+so a new epoch starts from the same inputs. Everything is kept on the CPU, whatever the device of the module, so that
+different hardware cannot end a round with different bits.
+
+Shapes: N elements of the parameters, F of the floating buffers, I of the integer buffers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.errors import StateMismatch
+from shoal.optim.flat import tensor_sha256
+from shoal.optim.outer import OuterSgd, pseudo_gradient
+from shoal.wire.messages.round import StageHashes
+
+
+class AveragedStage(Protocol):
+    """The module and its buffers as flat vectors, on the device thread; `pipeline.StageCompute` is one."""
+
+    held_parameters: Callable[[], Tensor] | None
+
+    def parameters_flat(self) -> Tensor:
+        """A copy of the local parameters (N)."""
+        ...
+
+    def load_parameters(self, flat_N: Tensor) -> None:
+        """Replace the local parameters."""
+        ...
+
+    def float_buffers_flat(self) -> Tensor:
+        """A copy of the committed floating buffers (F)."""
+        ...
+
+    def load_float_buffers(self, flat: Tensor) -> None:
+        """Replace the committed floating buffers."""
+        ...
+
+    def integer_buffers_flat(self) -> Tensor:
+        """A copy of the committed integer buffers (I)."""
+        ...
+
+    def load_integer_buffers(self, flat: Tensor) -> None:
+        """Replace the committed integer buffers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a member brings to the ring, and after it what the ring has made of it: three vectors of its own."""
+
+    parameters_N: Tensor
+    floats_F: Tensor
+    integers_I: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The state that a record names."""
+
+    parameters_N: Tensor
+    momentum_N: Tensor
+    floats_F: Tensor
+    integers_I: Tensor
+
+    def hashes(self) -> StageHashes:
+        buffers = tensor_sha256(self.floats_F) + tensor_sha256(self.integers_I)
+        return StageHashes(
+            parameters=tensor_sha256(self.parameters_N),
+            momentum=tensor_sha256(self.momentum_N),
+            buffers=hashlib.sha256(buffers.encode()).hexdigest(),
+        )
+
+
+class ReplicaState:
+    """The outer state of one replica. Every method runs on the device thread.
+
+    Args:
+        stage: The local side; its present state becomes D_0.
+        optimizer: The outer optimizer, the same on all replicas.
+
+    Attributes:
+        hashes: Of the state of the record that the replica holds.
+    """
+
+    def __init__(self, stage: AveragedStage, optimizer: OuterSgd) -> None:
+        self._stage = stage
+        self._optimizer = optimizer
+        parameters_N = stage.parameters_flat().cpu()
+        self._held = _State(
+            parameters_N,
+            torch.zeros_like(parameters_N),
+            stage.float_buffers_flat().cpu(),
+            stage.integer_buffers_flat().cpu(),
+        )
+        self._staged: dict[StageHashes, _State] = {}
+        self._pinned: StageHashes | None = None
+        self.hashes = self._held.hashes()
+        stage.held_parameters = self.held_parameters
+
+    def held_parameters(self) -> Tensor:
+        """The parameters (N) of the record that the replica holds; not to be changed."""
+        return self._held.parameters_N
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of a contribution."""
+        held = self._held
+        return held.parameters_N.nbytes + held.floats_F.nbytes + held.integers_I.nbytes
+
+    def contribution(self, weight: int, total_weight: int) -> Contribution:
+        """This replica's share in the averages, in buffers of its own.
+
+        Pseudo-gradient and floating buffers are multiplied by weight / total_weight, one rounded product in their
+        dtype; without weight they are zeros. Integer buffers take the maximum over the members, whatever their weights.
+
+        Args:
+            weight: Samples of this replica in the round.
+            total_weight: Of all members; at least 1.
+        """
+        held, stage = self._held, self._stage
+        integers_I = stage.integer_buffers_flat().cpu()
+        if weight == 0:
+            return Contribution(torch.zeros_like(held.parameters_N), torch.zeros_like(held.floats_F), integers_I)
+        share = weight / total_weight
+        gradient_N = pseudo_gradient(held.parameters_N, stage.parameters_flat().cpu())
+        return Contribution(gradient_N.mul_(share), stage.float_buffers_flat().cpu().mul_(share), integers_I)
+
+    def stage(self, average: Contribution | None) -> StageHashes:
+        """Compute the outer step into new buffers and return their hashes.
+
+        What was staged before is dropped, unless it is pinned.
+
+        Args:
+            average: What the ring has made of the contributions; None if no member has trained: the state stays.
+        """
+        held = self._held
+        staged = held
+        if average is not None:
+            parameters_N, momentum_N = self._optimizer.stage(held.parameters_N, held.momentum_N, average.parameters_N)
+            staged = _State(parameters_N, momentum_N, average.floats_F, average.integers_I)
+        hashes = staged.hashes()
+        self._staged = {key: state for key, state in self._staged.items() if key == self._pinned}
+        self._staged[hashes] = staged
+        return hashes
+
+    def pin(self, hashes: StageHashes) -> None:
+        """Keep the staged bytes with these hashes until a swap, and no longer those that were pinned before."""
+        self._pinned = hashes
+
+    def swap(self, hashes: StageHashes) -> None:
+        """Make the staged bytes with these hashes the state, and the local parameters and buffers equal to it.
+
+        Inner optimizer moments stay local.
+
+        Raises:
+            StateMismatch: They are not staged; nothing has changed.
+        """
+        staged = self._staged.get(hashes)
+        if staged is None:
+            raise StateMismatch(f"parameters {hashes.parameters[:16]} are not staged here")
+        self._held = staged
+        self.hashes = hashes
+        self._staged.clear()
+        self._pinned = None
+        self._stage.load_parameters(staged.parameters_N)
+        self._stage.load_float_buffers(staged.floats_F)
+        self._stage.load_integer_buffers(staged.integers_I)
+
+    def check(self) -> None:
+        """Compare the held bytes with the hashes that the record gave them.
+
+        Raises:
+            StateMismatch: They differ: this machine's memory cannot be trusted.
+        """
+        found = self._held.hashes()
+        if found != self.hashes:
+            raise StateMismatch(f"the held state hashes to {found}, the record says {self.hashes}")

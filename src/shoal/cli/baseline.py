@@ -1,0 +1,65 @@
+"""The plain loop alone: what `shoal trainer --run-locally --trainer-id -1` does. One process, no swarm."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.to_thread
+from rich.console import Console
+
+from shoal.clock import SystemClock
+from shoal.config import Config
+from shoal.data.catalog import open_source
+from shoal.data.feed import Feed
+from shoal.data.server import DataService
+from shoal.ids import PeerId
+from shoal.runtime.device_thread import DeviceThread
+from shoal.trainer.baseline_run import BaselineReport, run_baseline, use_threads
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryNetwork
+
+EXIT_DONE = 0
+
+
+def run_baseline_locally(config: Config) -> int:
+    """Train the configuration in this process and print its losses as it goes.
+
+    Raises:
+        ConfigError: the data set or the model does not fit the configuration.
+    """
+    anyio.run(_run, config, backend_options={"use_uvloop": True})
+    return EXIT_DONE
+
+
+async def _run(config: Config) -> None:
+    console = Console()
+    network = MemoryNetwork(encode=False)
+    server, trainer = (network.endpoint(PeerId(name)) for name in ("data_server", "baseline"))
+    service = DataService(
+        endpoint=server,
+        dataset=await anyio.to_thread.run_sync(open_source, config, abandon_on_cancel=True),
+        samples_per_step=config.diloco.samples_per_step,
+        seed=config.run.seed,
+        deterministic=config.run.deterministic,
+        num_workers=config.data.num_workers,
+        client=None,
+    )
+    feed = Feed(endpoint=trainer, data_server=server.hop, trainer=-1, incarnation=1)
+
+    def report(now: BaselineReport) -> None:
+        if now.eval_loss is None:
+            return
+        trained = f"  loss/baseline {now.loss:.3f}  {now.samples_per_s:.0f} samples/s" if now.loss is not None else ""
+        console.print(f"step {now.step}/{config.diloco.total_steps}  eval loss {now.eval_loss:.3f}{trained}")
+
+    try:
+        async with (
+            DeviceThread(use_threads(config.servers.threads)) as device,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(service.run)
+            tasks.start_soon(dispatch, server, (service,))
+            tasks.start_soon(dispatch, trainer, (feed,))
+            await run_baseline(config, feed, device, SystemClock(), report)
+            tasks.cancel_scope.cancel()
+    finally:
+        service.close()

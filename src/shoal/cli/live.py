@@ -1,0 +1,208 @@
+"""What a run shows on the terminal: one live table while it runs, a table of results at the end.
+
+Where standard output is not a terminal (a file, a pipe, a build log) the same numbers come as one plain line every few
+seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from shoal.clock import Clock, SystemClock
+from shoal.config import Config
+
+PLAIN_INTERVAL_S = 5.0
+_REFRESH_PER_S = 4.0
+
+_Number = Callable[[float], str]
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.1f}"
+
+
+# Title, the name of the number (see monitor.status.Status), how it is written.
+_COLUMNS: tuple[tuple[str, str, _Number], ...] = (
+    ("step", "step", _whole),
+    ("loss", "loss/train", _loss),
+    ("eval loss", "loss/eval", _loss),
+    ("baseline", "loss/baseline", _loss),
+    ("samples/s", "samples_per_s", _rate),
+    ("pipelines", "pipelines", _whole),
+    ("peers", "alive_peers", _whole),
+)
+_RESULTS: tuple[tuple[str, str], ...] = (
+    ("stages", "stages"),
+    ("replicas", "replicas"),
+    ("pipelines", "pipelines_max"),
+    ("trainers", "trainers"),
+    ("outer rounds", "outer_rounds"),
+    ("samples", "samples"),
+    ("duplicate samples", "duplicates"),
+    ("missing samples", "missing"),
+    ("eval loss, first", "eval_loss_first"),
+    ("eval loss, last", "eval_loss_last"),
+    ("loss, baseline", "loss_baseline"),
+    ("samples/s", "samples_per_s"),
+    ("seconds to first step", "seconds_to_first_step"),
+    ("seconds in all", "seconds_total"),
+    ("processes at most", "processes"),
+    ("memory at most (PSS)", "peak_pss_bytes"),
+    ("steps lost", "steps_lost"),
+)
+
+
+class LiveView:
+    """The terminal's side of a run; use it as a context while the run lasts, then call `finish`."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_id: str,
+        log_dir: Path,
+        *,
+        console: Console | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: says how many rounds there will be.
+            run_id: shown first.
+            log_dir: shown first, and wherever something fails.
+            console: where to write; by default standard output.
+            clock: for the elapsed time.
+        """
+        self._num_rounds = config.diloco.outer_steps
+        self._run_id = run_id
+        self._log_dir = log_dir
+        self._console = console or Console()
+        self._clock = clock or SystemClock()
+        self._started_s = self._clock.now_s()
+        self._last_line_s = self._started_s - PLAIN_INTERVAL_S
+        self._status: Mapping[str, float] = {}
+        self._phase = "starting"
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        self._console.print(f"run {self._run_id}, logs in {self._log_dir}", highlight=False, soft_wrap=True)
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._table,
+                console=self._console,
+                refresh_per_second=_REFRESH_PER_S,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def update(self, status: Mapping[str, float]) -> None:
+        """Show newer numbers, by name as in `monitor.status.Status`."""
+        self._status = status
+        if self._phase == "starting" and "loss/train" in status:
+            self._phase = "training"
+        now_s = self._clock.now_s()
+        if not self._console.is_terminal and now_s - self._last_line_s >= PLAIN_INTERVAL_S:
+            self._last_line_s = now_s
+            self._say(self._line())
+
+    def notice(self, text: str) -> None:
+        """Show one line that stays."""
+        self._say(text)
+
+    def stopping(self) -> None:
+        """Say that the run is over and its processes are ending."""
+        self._phase = "stopping"
+
+    def finish(self, summary: Mapping[str, Any] | None, failure: str | None, path: Path | None, log_dir: Path) -> None:
+        """Show how the run ended.
+
+        Args:
+            summary: as in `summary.json`; None if the run did not get so far.
+            failure: why it failed, or None.
+            path: of `summary.json`, if it was written.
+            log_dir: where to look when something failed.
+        """
+        if summary is not None:
+            self._console.print(_results(summary))
+        if path is not None:
+            self._say(f"summary: {path}")
+        if failure is not None:
+            self._console.print(Text(f"failed: {failure}", style="bold red"), soft_wrap=True)
+            self._say(f"the logs of all roles are in {log_dir}")
+
+    def _say(self, text: str) -> None:
+        # Text from outside must not be read as rich's markup, nor be cut at the width of a pipe.
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for title, _ in self._cells():
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_row(*(value for _, value in self._cells()))
+        return table
+
+    def _line(self) -> str:
+        return "  ".join(f"{title} {value}" for title, value in self._cells() if value != "-")
+
+    def _cells(self) -> list[tuple[str, str]]:
+        """Return title and text of each column."""
+        elapsed_s = int(self._clock.now_s() - self._started_s)
+        current = self._status.get("round")
+        cells = [
+            ("time", f"{elapsed_s // 60}:{elapsed_s % 60:02d}"),
+            ("round", "-" if current is None else f"{min(int(current), self._num_rounds)}/{self._num_rounds}"),
+        ]
+        for title, name, write in _COLUMNS:
+            value = self._status.get(name)
+            if value is not None or title != "baseline":
+                cells.append((title, "-" if value is None else write(value)))
+        missing = int(self._status.get("missing_stages", 0))
+        phase = f"{missing} stage{'s'[: missing != 1]} without a server" if missing else self._phase
+        return [*cells, ("", phase)]
+
+
+def _results(summary: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for title, key in _RESULTS:
+        value = summary.get(key)
+        if value is not None and value != {}:
+            table.add_row(title, _written(key, value))
+    return table
+
+
+def _written(key: str, value: object) -> str:
+    match value:
+        case int() if key.endswith("_bytes"):
+            return f"{value / 2**20:,.0f} MiB"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.3f}"
+        case _:
+            return str(value)

@@ -1,0 +1,263 @@
+"""The run from its first round to its last, as the client sees it.
+
+    wait for servers -> lead -> [ form pipelines -> start the trainers -> all done -> close -> record ] ... -> evaluate
+
+What a round decides is the coordinator's; this module says when it begins and ends, and writes down what came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+
+from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
+from shoal.averaging.journal import write_round
+from shoal.client.reports import Reports
+from shoal.client.trainers import TrainerPool
+from shoal.clock import Clock
+from shoal.config.schema import Config
+from shoal.control.membership import Membership
+from shoal.errors import NoPipeline
+from shoal.ids import PeerId
+from shoal.swarm.round_deadline import deadline_s
+from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
+from shoal.swarm.view import SwarmView
+from shoal.transport.base import Endpoint
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import Evaluation, StartRound, UpdateReplicas
+from shoal.wire.messages.feed import PlanRound, RecordSamples
+from shoal.wire.messages.round import StageHashes
+
+logger = logging.getLogger(__name__)
+
+_DEVIATIONS = 8.0
+_SLOWER_IS_NORMAL = 1.5
+"""A boundary deadline is never closer than this factor above the median: very even rounds have almost no deviation."""
+
+
+class RoundLoop:
+    """Runs the outer rounds.
+
+    Attributes:
+        hashes: of each stage's outer parameters after the last record.
+        rounds: records decided by this client.
+        num_replicas: replicas that took part at most, all stages together.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        log_dir: Path,
+        endpoint: Endpoint,
+        coordinator: RoundCoordinator,
+        membership: Membership,
+        trainers: TrainerPool,
+        reports: Reports,
+        data_server: Hop,
+        clock: Clock,
+        expected_servers: int,
+    ) -> None:
+        """Connect the parts; `run` does the work.
+
+        Args:
+            expected_servers: servers to wait for before the first round, for at most `bootstrap_timeout_s`.
+        """
+        self.hashes: dict[int, str] = {}
+        self.rounds = 0
+        self.num_replicas = 0
+        self._config = config
+        self._log_dir = log_dir
+        self._endpoint = endpoint
+        self._coordinator = coordinator
+        self._membership = membership
+        self._trainers = trainers
+        self._reports = reports
+        self._data_server = data_server.peer
+        self._clock = clock
+        self._expected_servers = expected_servers
+        self._pipelines: tuple[Pipeline, ...] = ()
+        self._holders: Mapping[PeerId, int] = {}
+        self._durations_s: list[float] = []
+
+    @property
+    def num_pipelines(self) -> int:
+        """Pipelines of the current round."""
+        return len(self._pipelines)
+
+    def slots_of(self, peer: PeerId) -> frozenset[int]:
+        """Return the slots whose home pipeline runs over a replica."""
+        return frozenset(pipeline.slot for pipeline in self._pipelines if peer in pipeline.peers)
+
+    async def run(self) -> None:
+        """Train all rounds, then evaluate what came out.
+
+        Raises:
+            NoPipeline: a stage has no replica, and none came in time.
+            RoundAborted: another client coordinates the run now.
+            ControlError: a trainer could not be started.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow_view)
+            await self._wait_for_servers()
+            leading = await self._coordinator.lead()
+            self._holders = leading.holders
+            round = leading.held_round + 1
+            while round <= self._config.diloco.outer_steps:
+                await self._round(round)
+                round += 1
+            await self._train(round, inner_steps=0)
+            tasks.cancel_scope.cancel()
+
+    async def _round(self, round: int) -> None:
+        begun_s = self._clock.now_s()
+        await self._train(round, self._config.diloco.inner_steps)
+        slots = {peer: pipeline.slot for pipeline in self._pipelines for peer in pipeline.peers}
+        lowest = {
+            slot: incarnation + (slot not in self._trainers.present)
+            for slot, incarnation in self._trainers.incarnations.items()
+        }
+        self._coordinator.close_round(
+            round, slots, lowest, None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
+        )
+        outcome = await self._finished(round)
+        self._recorded(outcome)
+        self._durations_s.append(self._clock.now_s() - begun_s)
+
+    async def _train(self, round: int, inner_steps: int) -> None:
+        """Let the trainers evaluate the record that stands and do their steps; returns at the boundary."""
+        self._pipelines = self._form()
+        if not self._pipelines:
+            await self._wait_for_pipelines()
+        await self._trainers.ensure(len(self._pipelines))
+        progress = self._reports.progress
+        progress.pipelines_max = max(progress.pipelines_max, len(self._pipelines))
+        progress.trainers_max = max(progress.trainers_max, len(self._trainers.present))
+        self.num_replicas = max(self.num_replicas, len(self._holders))
+        self._reports.begin_round(round)
+        # Slots of pipelines that are gone may leave holes; batches are dealt out by rank, so that none is skipped.
+        self._endpoint.post(self._data_server, PlanRound(round, len(self._pipelines), inner_steps))
+        for pipeline, evaluation in zip(self._pipelines, self._shares(round - 1), strict=True):
+            self._start(round, pipeline, inner_steps, evaluation)
+        slots = frozenset(pipeline.slot for pipeline in self._pipelines)
+        with anyio.move_on_after(self._boundary_deadline_s()):
+            await self._reports.all_done(slots)
+
+    def _start(self, round: int, pipeline: Pipeline, inner_steps: int, evaluation: Evaluation | None) -> None:
+        hop = self._trainers.present.get(pipeline.slot)
+        if hop is None:
+            return
+        self._endpoint.post(
+            hop.peer,
+            StartRound(
+                round=round,
+                slot=pipeline.slot,
+                num_slots=len(self._pipelines),
+                first_step=(round - 1) * self._config.diloco.inner_steps,
+                inner_steps=inner_steps,
+                path=pipeline.path,
+                replicas=self._replicas_for(pipeline.slot),
+                evaluation=evaluation,
+            ),
+        )
+
+    def _shares(self, held: int) -> list[Evaluation | None]:
+        """Cut the held-out set into one share for each pipeline."""
+        num, parts = self._reports.num_holdout, len(self._pipelines)
+        bounds = [num * part // parts for part in range(parts + 1)]
+        return [
+            Evaluation(held, start, stop) if stop > start else None
+            for start, stop in pairwise(bounds)
+        ]
+
+    async def _finished(self, round: int) -> RoundOutcome:
+        """Wait for the record; a stage that nobody serves any more ends the run, by name, after a while."""
+        while True:
+            with anyio.move_on_after(self._config.diloco.averaging_timeout_s):
+                return await self._coordinator.finish_round(round)
+            if stages := self._coordinator.stuck:
+                raise NoPipeline(_no_replica(stages))
+            logger.warning("round.slow", extra={"round": round, "waited_s": self._config.diloco.averaging_timeout_s})
+
+    def _recorded(self, outcome: RoundOutcome) -> None:
+        record = outcome.record
+        write_round(self._log_dir, record, outcome.signed, outcome.logs)
+        self._endpoint.post(
+            self._data_server, RecordSamples(record.round, tuple(sorted((*record.samples, *record.skipped))))
+        )
+        self._holders = outcome.holders
+        self.rounds += 1
+        hashes: dict[int, StageHashes] = {stage.stage: stage.hashes for stage in record.stages}
+        self.hashes = {stage: each.parameters for stage, each in hashes.items()}
+        self._reports.progress.add_sent(outcome.sent_bytes)
+        loss = self._reports.progress.take_round_loss()
+        logger.info("round.recorded", extra={"round": record.round, "loss": loss, "hashes": self.hashes})
+        if loss is not None:
+            self._reports.post({"loss/round": loss, "samples": float(self._reports.progress.samples)})
+
+    # -- the view
+
+    async def _follow_view(self) -> None:
+        """Tell the coordinator and the trainers who is there, whenever that changes."""
+        while True:
+            view = self._membership.view
+            self._coordinator.replicas({replica.peer: replica.hop for replica in view.replicas})
+            self.update_trainers()
+            await self._membership.changed()
+
+    def update_trainers(self) -> None:
+        """Send every trainer of the round the replicas that it may use now."""
+        for pipeline in self._pipelines:
+            hop = self._trainers.present.get(pipeline.slot)
+            if hop is not None:
+                self._endpoint.post(hop.peer, UpdateReplicas(self._replicas_for(pipeline.slot)))
+
+    async def _wait_for_servers(self) -> None:
+        """Wait for the servers that were started with this client; go on with fewer if some do not come."""
+        stages = self._config.num_stages
+        with anyio.move_on_after(self._config.network.bootstrap_timeout_s):
+            await self._membership.wait_for(
+                lambda view: len(view.replicas) >= self._expected_servers and view.max_pipelines(stages) > 0
+            )
+            return
+        if not self._membership.view.max_pipelines(stages):
+            raise NoPipeline(_no_replica(self._membership.view.missing_stages(stages)))
+        logger.warning(
+            "servers.fewer",
+            extra={"expected": self._expected_servers, "found": len(self._membership.view.replicas)},
+        )
+
+    async def _wait_for_pipelines(self) -> None:
+        with anyio.move_on_after(self._config.diloco.averaging_timeout_s), self._membership.eager():
+            while not self._pipelines:
+                await self._membership.changed()
+                self._pipelines = self._form()
+            return
+        raise NoPipeline(_no_replica(self._usable().missing_stages(self._config.num_stages)))
+
+    def _form(self) -> tuple[Pipeline, ...]:
+        return form_pipelines(self._usable(), self._config.num_stages, self._pipelines)
+
+    def _replicas_for(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
+        return replicas_for(slot, self._usable(), self._pipelines, self._config.num_stages)
+
+    def _usable(self) -> SwarmView:
+        """The view less the replicas that do not hold the record: the registry says that only later."""
+        view = self._membership.view
+        return view.without([replica.peer for replica in view.replicas if replica.peer not in self._holders])
+
+    def _boundary_deadline_s(self) -> float | None:
+        if self._config.run.deterministic:
+            return None
+        usual_s = deadline_s(self._durations_s, _DEVIATIONS, self._config.run.first_deadline_s)
+        slowest = sorted(self._durations_s)
+        return max(usual_s, _SLOWER_IS_NORMAL * slowest[len(slowest) // 2]) if slowest else usual_s
+
+
+def _no_replica(stages: Sequence[int]) -> str:
+    names = ", ".join(map(str, stages)) or "of some pipeline"
+    return f"no replica serves stage {names} any more: start servers for it; see the servers' logs for why they ended"

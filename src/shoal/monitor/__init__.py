@@ -1,0 +1,1 @@
+"""The monitor: the first DHT peer, and the one place where the numbers of a run come together."""

@@ -1,0 +1,190 @@
+"""The role's entry: joins the DHT first, tells everybody where it is, and passes numbers on.
+
+Metrics from all roles -> Status -> status events for the terminal view, at most two a second
+                                 -> one W&B run
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from shoal import log
+from shoal.clock import Clock, SystemClock
+from shoal.config import Config, config_to_json
+from shoal.control.dht import DhtNode
+from shoal.control.records import MonitorRecord
+from shoal.control.registry import Registry
+from shoal.errors import ConnectionLost
+from shoal.identity import Identity, namespace
+from shoal.ids import PeerId, RunId
+from shoal.monitor.spec import MonitorSpec
+from shoal.monitor.status import Status
+from shoal.monitor.wandb_run import WandbRun, WandbSettings
+from shoal.runtime.control_pipe import RoleControl
+from shoal.transport.base import Received
+from shoal.transport.dispatch import dispatch
+from shoal.transport.unix import open_unix_endpoint
+from shoal.wire.messages.control import Metrics
+
+logger = logging.getLogger(__name__)
+
+STATUS_INTERVAL_S = 0.5
+_WANDB_CLOSE_TIMEOUT_S = 2.0
+
+
+async def main(spec: bytes, control: RoleControl) -> None:
+    """Run a monitor.
+
+    Args:
+        spec: `MonitorSpec` in msgpack.
+        control: told `ready(maddrs=..., hop=...)` once others can join the DHT through this peer; later events are
+            `status` (numbers by name) and `notice` (a line for the user).
+
+    Raises:
+        BootstrapError: there are initial peers, and none of them answered.
+        ConfigError: the port to listen on is taken.
+    """
+    start = msgspec.msgpack.decode(spec, type=MonitorSpec)
+    log.configure(start.log_path.stem, Path(start.log_dir))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_serve, start, control)
+        await control.stopping.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def _serve(start: MonitorSpec, control: RoleControl) -> None:
+    config, clock, identity = start.config(), SystemClock(), Identity(start.identity_key)
+    joined_unix_s = clock.unix_s()
+    swarm = namespace(start.swarm_key, config.experiment_prefix)
+    gatherer = Gatherer(Status(config.num_stages), _wandb_run(start, config, control))
+    try:
+        async with (
+            open_unix_endpoint(
+                peer_id=identity.peer_id, run_id=RunId(start.run_id), role=start.role, path=Path(start.socket_path)
+            ) as endpoint,
+            await DhtNode.create(
+                identity,
+                namespace=swarm,
+                state_dir=Path(start.socket_path).parent,
+                clock=clock,
+                initial_peers=start.initial_peers,
+                host_maddrs=listen_maddrs(config),
+                announce_maddrs=config.network.announce_maddrs,
+                bootstrap_timeout_s=config.network.bootstrap_timeout_s,
+            ) as node,
+        ):
+            maddrs = await node.visible_maddrs()
+            await anyio.to_thread.run_sync(write_lines, Path(start.log_dir) / "initial_peers.txt", maddrs)
+            registry = Registry(node, identity, swarm, config.num_stages, clock)
+            registry.advertise(MonitorRecord(endpoint.addresses, joined_unix_s))
+            control.ready(maddrs=maddrs, hop=endpoint.hop)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(registry.run)
+                tasks.start_soon(gatherer.follow, registry)
+                tasks.start_soon(gatherer.report, control, clock)
+                await dispatch(endpoint, (gatherer,))
+    finally:
+        with anyio.CancelScope(shield=True):
+            await gatherer.aclose()
+
+
+class Gatherer:
+    """Takes Metrics messages and hands their numbers on."""
+
+    def __init__(self, status: Status, wandb_run: WandbRun | None) -> None:
+        """Start with nothing; `wandb_run` None logs nowhere."""
+        self._status = status
+        self._wandb_run = wandb_run
+        self._changed = anyio.Event()
+
+    def receive(self, event: Received) -> bool:
+        """Take a message if it holds numbers; see `transport.dispatch.Handler`."""
+        if not isinstance(event.message, Metrics):
+            return False
+        # Nobody speaks for another peer.
+        values = self._status.add(msgspec.structs.replace(event.message, peer=event.peer))
+        if values and self._wandb_run is not None:
+            self._wandb_run.log(values)
+        self._changed.set()
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """Nothing depends on a connection."""
+
+    async def follow(self, registry: Registry) -> None:
+        """Take over the registry's view whenever it changes."""
+        while True:
+            self._status.seen(await registry.membership.changed())
+            self._changed.set()
+
+    async def report(self, control: RoleControl, clock: Clock) -> None:
+        """Send the status to the launcher when it has changed, at most every `STATUS_INTERVAL_S`."""
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            control.event("status", status=self._status.values)
+            await clock.sleep_s(STATUS_INTERVAL_S)
+
+    async def aclose(self) -> None:
+        """Finish the W&B run; bounded."""
+        if self._wandb_run is not None:
+            finished = await anyio.to_thread.run_sync(self._wandb_run.close, _WANDB_CLOSE_TIMEOUT_S)
+            if not finished:
+                logger.warning("wandb.unfinished", extra={"timeout_s": _WANDB_CLOSE_TIMEOUT_S})
+
+
+def listen_maddrs(config: Config) -> tuple[str, ...]:
+    """Return the addresses for the first peer: those of the configuration, any free port replaced by `monitor_port`."""
+    port = config.network.monitor_port
+    return tuple(
+        f"{maddr.removesuffix('/tcp/0')}/tcp/{port}" if maddr.endswith("/tcp/0") else maddr
+        for maddr in config.network.host_maddrs
+    )
+
+
+def write_lines(path: Path, lines: tuple[str, ...]) -> None:
+    """Write a file whole or not at all."""
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text("".join(f"{line}\n" for line in lines))
+    aside.replace(path)
+
+
+def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> WandbRun | None:
+    if not config.wandb:
+        return None
+    settings = WandbSettings(
+        name=start.run_id,
+        directory=Path(start.log_dir),
+        config=json.loads(config_to_json(config)),
+        project=config.wandb_project,
+        entity=config.wandb_entity,
+        run_id=config.wandb_run_id,
+    )
+    return WandbRun(settings, _notice_from_thread(control))
+
+
+def _notice_from_thread(control: RoleControl) -> Callable[[str], None]:
+    """Return a function that another thread may call to send a notice to the launcher."""
+    loop = asyncio.get_running_loop()
+
+    def send(text: str) -> None:
+        # The launcher may be gone by now; then nobody reads notices.
+        with suppress(ConnectionLost):
+            control.event("notice", text=text)
+
+    def notice(text: str) -> None:
+        logger.info("notice", extra={"text": text})
+        # A loop that has ended refuses: this role is gone, and nobody reads notices.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(send, text)
+
+    return notice

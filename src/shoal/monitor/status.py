@@ -1,0 +1,54 @@
+"""The newest numbers of a run by name, from the messages of all roles. Plain bookkeeping, no I/O."""
+
+from __future__ import annotations
+
+import math
+
+from shoal.swarm.view import SwarmView
+from shoal.wire.messages.control import Metrics
+
+SHARED_ROLES = ("client", "baseline")
+"""Roles whose numbers are about the run as a whole: they keep their names. Others are prefixed with role and peer."""
+
+_MAX_NAMES = 2000
+_PEER_CHARS = 6
+
+
+class Status:
+    """What is known now.
+
+    Names of the run as a whole: `round`, `step`, `loss/train`, `loss/eval`, `loss/baseline` (nats), `samples`,
+    `samples_per_s`, `pipelines`, `alive_peers`, `missing_stages` (how many).
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        """Start with nothing known."""
+        self._num_stages = num_stages
+        self._values: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
+
+    def add(self, message: Metrics) -> dict[str, float]:
+        """Take over a message's numbers; return them under the names that they have here, `round` included.
+
+        What is not finite, or one name too many, is left out: a peer must not fill this process's memory.
+        """
+        prefix = "" if message.role in SHARED_ROLES else f"{message.role}/{message.peer[-_PEER_CHARS:]}/"
+        named = {prefix + name: value for name, value in message.values.items() if math.isfinite(value)}
+        added = {name: v for name, v in named.items() if name in self._values or len(self._values) < _MAX_NAMES}
+        if message.role == "client":
+            added["round"] = float(message.round)
+        self._values |= added
+        return added
+
+    def seen(self, view: SwarmView) -> None:
+        """Take over what the registry says; it counts as long as no client says better."""
+        self._seen = {
+            "alive_peers": float(view.num_peers),
+            "missing_stages": float(len(view.missing_stages(self._num_stages))),
+            "pipelines": float(view.max_pipelines(self._num_stages)),
+        }
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All numbers by name."""
+        return self._seen | self._values

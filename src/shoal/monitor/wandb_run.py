@@ -1,0 +1,132 @@
+"""One Weights & Biases run, fed by a thread of its own, so that neither its import nor the network delays anybody.
+
+Without an account or without a network the run is written to disk, and one notice says so. Without the package, or
+where it fails altogether, there is no run, and the notice says that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+logger = logging.getLogger(__name__)
+
+_INIT_TIMEOUT_S = 15.0
+_MAX_QUEUED = 10_000
+
+
+@dataclass(frozen=True)
+class WandbSettings:
+    """Which run to log to.
+
+    Attributes:
+        name: what the run is called.
+        directory: existing folder in which W&B makes its `wandb` folder.
+        config: shown with the run; no secrets.
+        project, entity, run_id: None leaves the choice to W&B.
+    """
+
+    name: str
+    directory: Path
+    config: Mapping[str, Any]
+    project: str | None = None
+    entity: str | None = None
+    run_id: str | None = None
+
+
+class WandbRun:
+    """Numbers for W&B: `log` never waits. The run is made with the first numbers."""
+
+    def __init__(self, settings: WandbSettings, notice: Callable[[str], None]) -> None:
+        """Prepare; nothing is imported yet.
+
+        Args:
+            settings: which run.
+            notice: called from the thread with one line for the user.
+        """
+        self._settings = settings
+        self._notice = notice
+        self._queue: queue.SimpleQueue[Mapping[str, float] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Add numbers; dropped where W&B cannot keep up or does not run."""
+        if self._thread is None:
+            # A daemon: a W&B that hangs must not keep the process.
+            self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+            self._thread.start()
+        if self._thread.is_alive() and self._queue.qsize() < _MAX_QUEUED:
+            self._queue.put(dict(values))
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish the run; blocks for at most `timeout_s` seconds. Returns whether it finished."""
+        if self._thread is None:
+            return True
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        # W&B reports its own errors to its makers unless it is told not to; this is a process of its own.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        try:
+            import wandb
+        except ImportError:
+            self._notice("wandb: not installed, so nothing is logged there (pip install 'shoal[wandb]', or --no-wandb)")
+            return
+        api = cast(Any, wandb)
+        try:
+            run = self._start(api)
+            while (values := self._queue.get()) is not None:
+                run.log(dict(values))
+            run.finish()
+            api.teardown()
+        except (api.Error, OSError) as error:
+            self._notice(f"wandb: stopped logging ({_first_line(error)}); the run goes on without it")
+
+    def _start(self, api: Any) -> Any:
+        try:
+            run = self._init(api, None)
+        except (api.errors.UsageError, api.errors.CommError) as error:
+            logger.info("wandb.offline", extra={"reason": str(error)})
+            run = self._init(api, "offline")
+        # Curves over samples can be compared between runs of any batch size and with the baseline.
+        run.define_metric("*", step_metric="samples")
+        if run.settings.mode == "offline":
+            self._notice(f"wandb: offline; to upload this run: wandb sync {run.settings.sync_dir}")
+        elif run.settings.mode == "online":
+            self._notice(f"wandb: {run.url}")
+        return run
+
+    def _init(self, api: Any, mode: str | None) -> Any:
+        """Make the run; `mode` None lets W&B's own environment variables decide, and it goes online otherwise."""
+        wanted = self._settings
+        return api.init(
+            project=wanted.project,
+            entity=wanted.entity,
+            id=wanted.run_id,
+            resume="allow" if wanted.run_id and mode is None else None,
+            name=wanted.name,
+            dir=str(wanted.directory),
+            config=dict(wanted.config),
+            mode=mode,
+            settings=api.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                init_timeout=_INIT_TIMEOUT_S,
+                x_disable_meta=True,
+                x_disable_stats=True,
+            ),
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

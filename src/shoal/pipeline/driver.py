@@ -1,0 +1,246 @@
+"""The trainer's end of the training step: connects the machine and the network. No torch.
+
+train -> StepTrainer -> Open, inputs, labels, Commit -> replicas -> receive -> StepTrainer -> ... -> StepResult
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.errors import LocalProtocolError, NoPipeline, RoundAborted
+from shoal.ids import PeerId, StepKey
+from shoal.pipeline.eval_driver import EvalDriver
+from shoal.pipeline.microbatch import Microbatch
+from shoal.swarm.step_trainer import (
+    Feed,
+    Finished,
+    NoPath,
+    Note,
+    RoundOver,
+    StepEnd,
+    StepPlan,
+    StepTrainer,
+    TrainerEffect,
+)
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages import Hop, SampleRange, Traffic
+from shoal.wire.messages.step import (
+    Aborted,
+    Broken,
+    Busy,
+    Committed,
+    EvalRefused,
+    EvalResult,
+    Forward,
+    Labels,
+    MicrobatchDone,
+    Open,
+    Opened,
+    Prepared,
+    Refused,
+)
+
+__all__ = ["Microbatch", "RoundClosed", "StepDriver", "StepResult"]
+
+logger = logging.getLogger(__name__)
+
+
+class RoundClosed(RoundAborted):
+    """Replicas refuse steps because their round is closed; the step that was to be trained is applied nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """How a step ended.
+
+    Attributes:
+        key: The step with its last attempt.
+        loss: Mean over the step's samples.
+        grad_norm: Over all stages, before clipping.
+        skipped: Committed without effect, because a gradient was not finite.
+        num_samples: Of the step.
+        attempts: How many it took.
+        path: The replicas of the last attempt.
+        committed: Some replica has applied it. Otherwise none of the path could say, and the round's record decides.
+    """
+
+    key: StepKey
+    loss: float
+    grad_norm: float
+    skipped: bool
+    num_samples: int
+    attempts: int
+    path: tuple[PeerId, ...]
+    committed: bool
+
+
+class StepDriver:
+    """Drives the steps and evaluations of one trainer, one at a time."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        trainer: int,
+        incarnation: int,
+        window: int,
+        max_grad_norm: float | None,
+        clock: Clock,
+        step_timeout_s: float,
+    ) -> None:
+        self._endpoint = endpoint
+        self._clock = clock
+        self._machine = StepTrainer(
+            trainer=trainer,
+            incarnation=incarnation,
+            window=window,
+            max_grad_norm=max_grad_norm,
+            step_timeout_s=step_timeout_s,
+        )
+        self._evaluation = EvalDriver(endpoint, clock, window=window, timeout_s=step_timeout_s)
+        self._changed = anyio.Event()
+        self._timer_s = math.inf
+        self._microbatches: Sequence[Microbatch] = ()
+        self._note: Callable[[StepKey, tuple[PeerId, ...]], None] | None = None
+
+    def receive(self, event: Received) -> bool:
+        """Takes a step message for a trainer; see `transport.dispatch.Handler`."""
+        message = event.message
+        match message:
+            case EvalResult() | EvalRefused():
+                self._evaluation.receive(event.peer, message)
+            case Opened() | Busy() | Refused() | MicrobatchDone() | Prepared() | Committed() | Aborted() | Broken():
+                if isinstance(message, Refused | Broken | Aborted):
+                    logger.info("step.setback", extra={"peer": event.peer, "answer": repr(message)})
+                self._do(self._machine.handle(event.peer, message, self._clock.now_s()))
+            case _:
+                return False
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+        self._evaluation.peer_lost(peer)
+        self._do(self._machine.peer_lost(peer, self._clock.now_s()))
+
+    async def train(
+        self,
+        *,
+        round: int,
+        number: int,
+        microbatches: Sequence[Microbatch],
+        samples: tuple[SampleRange, ...],
+        lr: float,
+        path: tuple[Hop, ...],
+        replicas: tuple[tuple[Hop, ...], ...],
+        note: Callable[[StepKey, tuple[PeerId, ...]], None],
+    ) -> StepResult:
+        """Trains one step, over other replicas where those of `path` fail, until it is applied or skipped.
+
+        The same `number` may be given again after NoPipeline; its attempts count on. If the waiting task is cancelled
+        before the first Commit, the attempt is aborted.
+
+        Args:
+            round: In which round.
+            number: Of the step, counted from 0 over the whole run.
+            microbatches: The step's samples, in the order in which their gradients are added.
+            samples: The positions of the samples in the data.
+            lr: Learning rate.
+            path: The home replicas, one for each stage.
+            replicas: All replicas of each stage, best first.
+            note: Called with each attempt and its path before anything is sent for it.
+
+        Raises:
+            NoPipeline: Some stages, which the message names, have no replica that can be used.
+            RoundClosed: The round is over; the step is applied nowhere.
+            LocalProtocolError: A step is being trained already, or there is nothing to train.
+        """
+        if self._note is not None or not microbatches:
+            raise LocalProtocolError(f"step {number} cannot start: one at a time, with at least one microbatch")
+        sizes = tuple(microbatch.num_samples for microbatch in microbatches)
+        for hop in (hop for hops in (*replicas, path) for hop in hops):
+            self._endpoint.introduce(hop)
+        self._microbatches, self._note = microbatches, note
+        try:
+            plan = StepPlan(round, number, sizes, samples, lr, path, replicas)
+            self._do(self._machine.start(plan, self._clock.now_s()))
+            end = await self._ended()
+        finally:
+            self._do(self._machine.cancel())
+            self._microbatches, self._note = (), None
+        match end:
+            case RoundOver(peer):
+                raise RoundClosed(f"round {round} is closed at {peer}")
+            case NoPath(stages):
+                names = ", ".join(map(str, stages))
+                raise NoPipeline(f"no replica can be used of stage {names}: start servers there, or wait for them")
+            case Finished():
+                return StepResult(
+                    key=end.key,
+                    loss=end.loss,
+                    grad_norm=end.grad_norm,
+                    skipped=end.skipped,
+                    num_samples=sum(sizes),
+                    attempts=end.attempts,
+                    path=end.path,
+                    committed=end.committed,
+                )
+
+    async def evaluate(
+        self, *, evaluation: int, held: int, microbatches: Sequence[Microbatch], path: tuple[Hop, ...]
+    ) -> tuple[float, int]:
+        """Evaluates record `held` over `path`.
+
+        Args:
+            evaluation: A number that this trainer has not used before.
+            held: The round whose record the replicas must hold.
+            microbatches: The held-out samples.
+            path: One replica for each stage.
+
+        Returns:
+            The sum of the losses over the samples, and their number.
+
+        Raises:
+            RoundAborted: A replica does not hold the record, is lost, or does not answer in time.
+        """
+        return await self._evaluation.evaluate(evaluation, held, microbatches, path)
+
+    async def _ended(self) -> StepEnd:
+        """Runs the machine's timer until the step has ended."""
+        while (end := self._machine.ended) is None:
+            self._changed = changed = anyio.Event()
+            self._timer_s = self._machine.wake_at_s
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._wake, self._timer_s)
+                await changed.wait()
+                tasks.cancel_scope.cancel()
+        return end
+
+    async def _wake(self, at_s: float) -> None:
+        await self._clock.sleep_s(at_s - self._clock.now_s())
+        # Progress has moved the time in the meantime; then this does nothing but set the timer anew.
+        self._do(self._machine.tick(self._clock.now_s()))
+        self._changed.set()
+
+    def _do(self, effects: Sequence[TrainerEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Note(key, path):
+                    if self._note is not None:
+                        self._note(key, tuple(hop.peer for hop in path))
+                case Feed(key, path, number):
+                    microbatch = self._microbatches[number]
+                    traffic = Traffic.ACTIVATIONS
+                    self._endpoint.post(path[0], Forward(key, number), (microbatch.inputs,), traffic)
+                    self._endpoint.post(path[-1], Labels(key, number), (microbatch.labels,), traffic)
+                case _:
+                    if isinstance(effect.message, Open) and effect.message.key.attempt > 0:
+                        logger.info("step.replayed", extra={"key": str(effect.message.key), "peer": effect.to})
+                    self._endpoint.post(effect.to, effect.message)
+        if self._machine.ended is not None or self._machine.wake_at_s < self._timer_s:
+            self._changed.set()

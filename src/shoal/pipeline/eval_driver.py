@@ -1,0 +1,90 @@
+"""The trainer's end of an evaluation: a few batches in flight over one path, losses summed in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.errors import RoundAborted
+from shoal.ids import PeerId
+from shoal.pipeline.microbatch import Microbatch
+from shoal.transport.base import Endpoint
+from shoal.wire.messages import Hop, Traffic
+from shoal.wire.messages.step import EvalForward, EvalLabels, EvalRefused, EvalResult
+
+
+class EvalDriver:
+    """One evaluation at a time."""
+
+    def __init__(self, endpoint: Endpoint, clock: Clock, *, window: int, timeout_s: float) -> None:
+        self._endpoint = endpoint
+        self._clock = clock
+        self._window = window
+        self._timeout_s = timeout_s
+        self._evaluation = -1
+        self._path: tuple[PeerId, ...] = ()
+        self._results: dict[int, EvalResult] = {}
+        self._problem: str | None = None
+        self._changed = anyio.Event()
+
+    def receive(self, peer: PeerId, message: EvalResult | EvalRefused) -> None:
+        """Takes an answer; those of another evaluation mean nothing."""
+        if message.evaluation != self._evaluation or peer not in self._path:
+            return
+        if isinstance(message, EvalRefused):
+            self._problem = f"{peer} refused: {message.reason}"
+        elif peer == self._path[-1]:
+            self._results.setdefault(message.microbatch, message)
+        self._changed.set()
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """An evaluation over a lost replica fails."""
+        if peer in self._path:
+            self._problem = f"{peer} is lost"
+            self._changed.set()
+
+    async def evaluate(
+        self, evaluation: int, held: int, microbatches: Sequence[Microbatch], path: tuple[Hop, ...]
+    ) -> tuple[float, int]:
+        """See `StepDriver.evaluate`."""
+        for hop in path:
+            self._endpoint.introduce(hop)
+        self._path = tuple(hop.peer for hop in path)
+        self._evaluation, self._results, self._problem = evaluation, {}, None
+        sent = 0
+        try:
+            while len(self._results) < len(microbatches):
+                while sent < len(microbatches) and sent - len(self._results) < self._window:
+                    self._send(evaluation, sent, held, microbatches[sent], path)
+                    sent += 1
+                await self._change()
+                if self._problem is not None:
+                    raise RoundAborted(f"evaluation of round {held}: {self._problem}")
+        finally:
+            self._evaluation, self._path = -1, ()
+        loss_sum, num_samples = 0.0, 0
+        for number, microbatch in enumerate(microbatches):
+            loss_sum += self._results[number].loss * microbatch.num_samples
+            num_samples += microbatch.num_samples
+        return loss_sum, num_samples
+
+    def _send(self, evaluation: int, number: int, held: int, microbatch: Microbatch, path: tuple[Hop, ...]) -> None:
+        forward = EvalForward(evaluation, number, held, path, self._endpoint.hop)
+        self._endpoint.post(path[0].peer, forward, (microbatch.inputs,), Traffic.ACTIVATIONS)
+        labels = EvalLabels(evaluation, number, held)
+        self._endpoint.post(path[-1].peer, labels, (microbatch.labels,), Traffic.ACTIVATIONS)
+
+    async def _change(self) -> None:
+        """Waits for an answer, a loss, or too long."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._expire)
+            await self._changed.wait()
+            tasks.cancel_scope.cancel()
+        self._changed = anyio.Event()
+
+    async def _expire(self) -> None:
+        await self._clock.sleep_s(self._timeout_s)
+        self._problem = f"no answer within {self._timeout_s:g} s"
+        self._changed.set()

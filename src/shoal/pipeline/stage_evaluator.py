@@ -1,0 +1,122 @@
+"""A replica's part in evaluation: forwards in eval mode on the parameters of a round's record. Nothing is kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.codec.raw import from_wire, to_wire
+from shoal.errors import LocalProtocolError
+from shoal.ids import PeerId
+from shoal.pipeline.stage_compute import StageCompute
+from shoal.pipeline.tensor_check import misfit
+from shoal.runtime.device_thread import DeviceThread
+from shoal.transport.base import Endpoint
+from shoal.wire.messages import Traffic
+from shoal.wire.messages.step import EvalForward, EvalLabels, EvalRefused, EvalResult
+from shoal.wire.tensors import WireTensor
+
+logger = logging.getLogger(__name__)
+
+# Batches that wait for the device or for their labels; a trainer keeps a few in flight.
+_MAX_PENDING = 1024
+
+_Pair = tuple[PeerId, int, int]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One evaluation batch: input and labels come from different peers, in any order."""
+
+    request: EvalForward | None = None
+    input: WireTensor | None = None
+    labels: WireTensor | None = None
+
+
+class StageEvaluator:
+    """Queue of evaluation batches of one replica."""
+
+    def __init__(self, endpoint: Endpoint, compute: StageCompute, *, stage: int) -> None:
+        self._endpoint = endpoint
+        self._compute = compute
+        self._stage = stage
+        self._pending: dict[_Pair, _Batch] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a batch could be run now."""
+        return any(self._is_complete(batch) for batch in self._pending.values())
+
+    def receive(
+        self, peer: PeerId, message: EvalForward | EvalLabels, tensors: Sequence[WireTensor], held_round: int
+    ) -> None:
+        """Queues an input or labels, or refuses them."""
+        trainer = peer
+        spec = self._compute.module.label_spec
+        if isinstance(message, EvalForward):
+            self._endpoint.introduce(message.trainer)
+            trainer = message.trainer.peer
+            spec = self._compute.module.input_spec
+        problem = misfit(tensors, spec, tensors[0].shape[0] if tensors and tensors[0].shape else 0)
+        if message.held != held_round:
+            problem = f"this replica holds the record of round {held_round}, not {message.held}"
+        elif isinstance(message, EvalForward) and not self._is_on_path(message):
+            problem = "this replica is not on the path"
+        elif len(self._pending) >= _MAX_PENDING:
+            problem = "too many evaluation batches wait"
+        pair = (trainer, message.evaluation, message.microbatch)
+        if problem is not None:
+            self._refuse(pair, problem)
+            return
+        batch = self._pending.setdefault(pair, _Batch())
+        if isinstance(message, EvalForward):
+            batch.request, batch.input = message, tensors[0]
+        else:
+            batch.labels = tensors[0]
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """Forgets what a lost trainer has asked for."""
+        self._pending = {pair: batch for pair, batch in self._pending.items() if pair[0] != peer}
+
+    async def run_one(self, device: DeviceThread) -> None:
+        """Runs the first batch that is complete and passes the result on."""
+        pair = next(pair for pair, batch in self._pending.items() if self._is_complete(batch))
+        batch = self._pending.pop(pair)
+        if batch.request is None or batch.input is None:
+            return
+        if batch.labels is not None and batch.labels.shape[0] != batch.input.shape[0]:
+            self._refuse(pair, "input and labels differ in their number of samples")
+            return
+        try:
+            result = await device.run(self._evaluate, batch.input, batch.labels)
+        except (LocalProtocolError, RuntimeError, ValueError, IndexError) as error:
+            logger.warning("evaluation.failed", exc_info=error)
+            self._refuse(pair, f"{type(error).__name__}: {error}"[:200])
+            return
+        trainer, evaluation, microbatch = pair
+        if not isinstance(result, WireTensor):
+            answer = EvalResult(evaluation, microbatch, result, batch.input.shape[0])
+            self._endpoint.post(trainer, answer)
+            return
+        following = batch.request.path[self._stage + 1]
+        self._endpoint.introduce(following)
+        self._endpoint.post(following.peer, batch.request, (result,), Traffic.ACTIVATIONS)
+
+    def _evaluate(self, input: WireTensor, labels: WireTensor | None) -> WireTensor | float:
+        """Runs on the device thread: the mean loss in the last stage, else the output."""
+        if labels is not None and self._compute.module.is_last:
+            return float(self._compute.evaluate(from_wire(input), from_wire(labels)))
+        return to_wire(self._compute.evaluate(from_wire(input)))
+
+    def _is_complete(self, batch: _Batch) -> bool:
+        return batch.input is not None and (batch.labels is not None or not self._compute.module.is_last)
+
+    def _is_on_path(self, message: EvalForward) -> bool:
+        module, path = self._compute.module, message.path
+        return len(path) == module.num_stages and path[self._stage].peer == self._endpoint.peer_id
+
+    def _refuse(self, pair: _Pair, reason: str) -> None:
+        trainer, evaluation, microbatch = pair
+        self._pending.pop(pair, None)
+        self._endpoint.post(trainer, EvalRefused(evaluation, microbatch, reason))

@@ -1,0 +1,319 @@
+"""The replica's end of the training step: connects the machine, the network and the device.
+
+    endpoint -> receive -> StepReplica -> ready -> schedule -> device thread -> StepReplica -> post to the neighbours
+
+Exactly one operation is on the device; the next is chosen when it finishes, out of all that is ready then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from shoal.clock import Clock, SystemClock
+from shoal.codec.raw import from_wire, to_wire
+from shoal.errors import RoundAborted
+from shoal.ids import PeerId, StepKey
+from shoal.pipeline.schedule import choose
+from shoal.pipeline.stage_compute import StageCompute
+from shoal.pipeline.stage_evaluator import StageEvaluator
+from shoal.pipeline.tensor_check import misfit
+from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.open_step import OpenStep, Payload
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, Send, StepTotals
+from shoal.swarm.step_replica import StepReplica
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages import Traffic
+from shoal.wire.messages.step import (
+    Abort,
+    AskOutcome,
+    Backward,
+    Commit,
+    EvalForward,
+    EvalLabels,
+    Fence,
+    Forward,
+    Labels,
+    Open,
+    Refused,
+    StepEntry,
+    TellOutcome,
+)
+from shoal.wire.tensors import WireTensor
+
+logger = logging.getLogger(__name__)
+
+_REMIND_S = 0.5
+# Gradients kept per step to answer a repeated backward; repeats are rare and refer to what was sent last.
+_KEPT_GRADIENTS = 2
+# What torch raises for values that an operation cannot take (an index out of range, memory exhausted).
+_DEVICE_ERRORS = (RuntimeError, ValueError, IndexError)
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What a replica brings to its join: the samples and the log of the round, and the steps whose fate is open."""
+
+    num_samples: int
+    in_doubt: tuple[StepKey, ...]
+    log: tuple[StepEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """Of one operation on the device."""
+
+    tensor: WireTensor | None = None
+    totals: StepTotals | None = None
+
+
+class StageWorker:
+    """Serves the steps and evaluations of one replica.
+
+    Attributes:
+        held_round: The round whose record the replica holds; steps of the next one may be opened.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        compute: StageCompute,
+        device: DeviceThread,
+        stage: int,
+        num_stages: int,
+        max_open_steps: int,
+        clock: Clock | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._compute = compute
+        self._device = device
+        self._clock = clock or SystemClock()
+        self._machine = StepReplica(endpoint.peer_id, stage=stage, num_stages=num_stages, max_open_steps=max_open_steps)
+        self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
+        self._payloads: dict[StepKey, dict[tuple[type, int], WireTensor]] = {}
+        self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
+        self._round_starts = False
+        self._was_evaluation = False
+        self._changed = anyio.Event()
+
+    # ---- state
+
+    @property
+    def held_round(self) -> int:
+        return self._machine.round - 1
+
+    @property
+    def log(self) -> tuple[StepEntry, ...]:
+        """Steps committed in this round, in apply order."""
+        return tuple(self._machine.log)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the steps in `log` that were not skipped."""
+        return sum(entry.num_samples for entry in self._machine.log if not entry.skipped)
+
+    @property
+    def in_doubt(self) -> tuple[StepKey, ...]:
+        """Prepared steps whose trainer is lost and whose fate is not known."""
+        return self._machine.in_doubt
+
+    @property
+    def num_open(self) -> int:
+        """Steps that are open now: the replica's load."""
+        return len(self._machine.open)
+
+    # ---- events
+
+    def receive(self, event: Received) -> bool:
+        """Takes a step message for a replica; see `transport.dispatch.Handler`."""
+        message = event.message
+        match message:
+            case Forward() | Labels() | Backward():
+                self._on_payload(event.peer, message, event.tensors)
+            case Open():
+                for hop in message.path:
+                    if hop.peer != self._endpoint.peer_id:
+                        self._endpoint.introduce(hop)
+                self._do(self._machine.handle(event.peer, message))
+            case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
+                self._do(self._machine.handle(event.peer, message))
+            case EvalForward() | EvalLabels():
+                self._evaluator.receive(event.peer, message, event.tensors, self.held_round)
+                self._notify()
+            case _:
+                return False
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+        self._evaluator.peer_lost(peer)
+        self._do(self._machine.peer_lost(peer))
+
+    def start_round(self, round: int) -> None:
+        """The module holds D_{round-1}: steps of `round` may be opened; log and version start again."""
+        self._round_starts = True
+        self._do(self._machine.start_round(round))
+
+    async def close(self, round: int) -> Closed:
+        """Refuses new steps, finishes those that have begun, and returns when nothing but doubt is open.
+
+        From then on nothing is committed but by `resolve`, until `start_round`. To be called again after `resolve`: it
+        returns when the resolved steps are applied.
+
+        Raises:
+            RoundAborted: The replica is in another round, or was put into another one meanwhile.
+        """
+        self._check_round(round)
+        self._do(self._machine.close())
+        while not self._machine.closed:
+            await self._changed.wait()
+            self._check_round(round)
+        self._machine.join()
+        return Closed(self.num_samples, self.in_doubt, self.log)
+
+    def resolve(self, key: StepKey, commit: bool, scale: float = 0.0, lr: float = 0.0, skipped: bool = False) -> None:
+        """The round has settled a step in doubt; with `commit`, by the numbers of the log entry that holds it."""
+        self._do(self._machine.resolve(key, Decision(scale, lr, skipped) if commit else None))
+
+    def _check_round(self, round: int) -> None:
+        if round != self._machine.round:
+            raise RoundAborted(f"round {round} cannot be closed: this replica is in round {self._machine.round}")
+
+    def _on_payload(self, peer: PeerId, message: Payload, tensors: Sequence[WireTensor]) -> None:
+        if self._machine.wants(peer, message):
+            problem = self._misfit(self._machine.open[message.key], message, tensors)
+            if problem is not None:
+                logger.warning("step.tensor_refused", extra={"key": str(message.key), "peer": peer, "reason": problem})
+                self._do(self._machine.refuse(message.key, problem))
+                return
+            self._payloads.setdefault(message.key, {})[type(message), message.microbatch] = tensors[0]
+        self._do(self._machine.handle(peer, message))
+
+    def _misfit(self, step: OpenStep, message: Payload, tensors: Sequence[WireTensor]) -> str | None:
+        module = self._compute.module
+        match message:
+            case Forward():
+                spec = module.input_spec
+            case Labels():
+                spec = module.label_spec
+            case Backward():
+                spec = module.output_spec
+        return misfit(tensors, spec, step.request.microbatch_samples[message.microbatch])
+
+    # ---- work
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._remind)
+            while True:
+                changed = self._changed
+                if not await self._work():
+                    await changed.wait()
+
+    async def _work(self) -> bool:
+        """Does one thing on the device; False if there is nothing to do."""
+        if self._round_starts:
+            self._round_starts = False
+            await self._device.run(self._compute.start_round)
+        operation = choose(self._machine.ready())
+        # Evaluations take turns with training: neither starves.
+        if self._evaluator.is_ready and (operation is None or not self._was_evaluation):
+            self._was_evaluation = True
+            await self._evaluator.run_one(self._device)
+        elif operation is not None:
+            self._was_evaluation = False
+            await self._operate(operation)
+        else:
+            return False
+        return True
+
+    async def _operate(self, operation: Operation) -> None:
+        key = operation.key
+        step = self._machine.open.get(key)
+        self._machine.started(operation)
+        inputs = self._take_payloads(operation)
+        sizes = step.request.microbatch_samples if step is not None else ()
+        try:
+            result = await self._device.run(self._compute_one, operation, inputs, sizes)
+        except _DEVICE_ERRORS as error:
+            if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
+                raise  # half a commit cannot be taken back
+            logger.exception("step.failed", extra={"key": str(key), "operation": operation.kind.name})
+            self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
+            return
+        is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
+        if is_gradient and result.tensor is not None and key in self._machine.open:
+            kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))
+            kept.append((operation.microbatch, result.tensor))
+        self._do(self._machine.finished(operation, result.totals), result.tensor)
+        if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
+            self._payloads.pop(key, None)
+            self._sent_gradients.pop(key, None)
+
+    def _take_payloads(self, operation: Operation) -> list[WireTensor]:
+        kinds: dict[OperationKind, tuple[type, ...]] = {
+            OperationKind.FORWARD: (Forward,),
+            OperationKind.BACKWARD: (Backward,),
+            OperationKind.LOSS: (Forward, Labels),
+        }
+        held = self._payloads.get(operation.key, {})
+        return [held.pop((kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
+
+    def _compute_one(self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]) -> _Result:
+        """Runs on the device thread."""
+        key, microbatch, compute = operation.key, operation.microbatch, self._compute
+        tensors = [from_wire(tensor) for tensor in inputs]
+        match operation.kind:
+            case OperationKind.DROP:
+                compute.drop(key)
+                return _Result()
+            case OperationKind.COMMIT:
+                if operation.decision is not None:
+                    compute.commit(key, operation.decision.scale, operation.decision.lr, operation.decision.skipped)
+                return _Result()
+            case OperationKind.FORWARD:
+                return _Result(to_wire(compute.forward(key, microbatch, tensors[0])))
+            case OperationKind.BACKWARD:
+                gradient = compute.backward(key, microbatch, tensors[0])
+            case OperationKind.LOSS:
+                gradient = compute.loss(key, microbatch, tensors[0], tensors[1], sizes[microbatch] / sum(sizes))
+        totals = compute.totals(key) if microbatch == len(sizes) - 1 else None
+        return _Result(None if compute.module.is_first else to_wire(gradient), totals)
+
+    async def _remind(self) -> None:
+        while True:
+            changed = self._changed
+            if not self._machine.in_doubt:
+                await changed.wait()
+                continue
+            await self._clock.sleep_s(_REMIND_S)
+            self._do(self._machine.remind())
+
+    # ---- effects
+
+    def _do(self, sends: Sequence[Send], tensor: WireTensor | None = None) -> None:
+        for send in sends:
+            match send.message:
+                case Forward():
+                    if tensor is not None:
+                        self._endpoint.post(send.to, send.message, (tensor,), Traffic.ACTIVATIONS)
+                case Backward(key, microbatch):
+                    gradient = tensor if tensor is not None else self._sent_gradient(key, microbatch)
+                    if gradient is not None:
+                        self._endpoint.post(send.to, send.message, (gradient,), Traffic.GRADIENTS)
+                case _:
+                    self._endpoint.post(send.to, send.message)
+        self._notify()
+
+    def _sent_gradient(self, key: StepKey, microbatch: int) -> WireTensor | None:
+        return dict(self._sent_gradients.get(key, ())).get(microbatch)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

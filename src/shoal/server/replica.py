@@ -1,0 +1,127 @@
+"""One replica of a stage, put together: the module on its device, the step's end, the round's end.
+
+    endpoint events --> StageWorker (steps) ----+--> StageCompute, ReplicaState on the device thread
+                    --> RoundMember (rounds) ---+--> RoundSwapped / ReplicaOut to the server
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import torch
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from shoal.averaging.member import RoundEvent, RoundMember
+from shoal.averaging.replica_state import ReplicaState
+from shoal.config.schema import Config
+from shoal.config.shared import shared_configuration
+from shoal.errors import ConfigError
+from shoal.ids import RunId
+from shoal.model.registry import load_family
+from shoal.model.stage import build_stage
+from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.outer import OuterSgd
+from shoal.pipeline.stage_compute import StageCompute
+from shoal.pipeline.stage_worker import StageWorker
+from shoal.quant.apply import apply_quant
+from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.records import genesis_hash
+from shoal.transport.base import Endpoint
+from shoal.transport.dispatch import Handler
+
+MAX_OPEN_STEPS = 4
+"""Steps of different trainers that a replica works on at the same time; each keeps gradients of its own."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica that can serve.
+
+    Attributes:
+        stage: Which one.
+        worker: Its steps.
+        member: Its rounds.
+        events: What happens to it in rounds.
+    """
+
+    stage: int
+    worker: StageWorker
+    member: RoundMember
+    events: MemoryObjectReceiveStream[RoundEvent]
+
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """Who takes the endpoint's events."""
+        return (self.worker, self.member)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.worker.run)
+            tasks.start_soon(self.member.run)
+
+
+def device_initialiser(device: str, num_threads: int) -> Callable[[], None]:
+    """Return what a device thread does first: threads are set per thread, not per process."""
+
+    def initialise() -> None:
+        torch.set_num_threads(num_threads)
+        if device != "cpu":
+            torch.cuda.set_device(torch.device(device))
+
+    return initialise
+
+
+async def build_replica(
+    *,
+    config: Config,
+    run_id: RunId,
+    stage: int,
+    device: DeviceThread,
+    device_name: str,
+    endpoint: Endpoint,
+) -> Replica:
+    """Build the stage with the state of D_0, on the device thread, and connect it.
+
+    Raises:
+        ConfigError: the model does not fit the configuration, or there is no such device.
+    """
+    compute, state = await device.run(_build_state, config, stage, device_name)
+    worker = StageWorker(
+        endpoint=endpoint,
+        compute=compute,
+        device=device,
+        stage=stage,
+        num_stages=config.num_stages,
+        max_open_steps=MAX_OPEN_STEPS,
+    )
+    sender, receiver = anyio.create_memory_object_stream[RoundEvent](math.inf)
+    member = RoundMember(
+        endpoint=endpoint,
+        run_id=run_id,
+        genesis=genesis_hash(run_id, config.run.seed, shared_configuration(config)),
+        stage=stage,
+        steps=worker,
+        state=state,
+        device=device,
+        events=sender,
+    )
+    worker.start_round(1)
+    return Replica(stage, worker, member, receiver)
+
+
+def _build_state(config: Config, stage: int, device_name: str) -> tuple[StageCompute, ReplicaState]:
+    """Runs on the device thread."""
+    if device_name != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device = {device_name}: this torch ({torch.__version__}) sees no GPU; use --device cpu")
+    family = load_family(config.model, config.data)
+    module = build_stage(family, stage, config.num_stages, seed=config.run.seed)
+    apply_quant(module, config.quant)
+    module.to(torch.device(device_name))
+    optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)
+    compute = StageCompute(module, optimizer, run_seed=config.run.seed, stage=stage)
+    outer = config.diloco.outer_optim
+    return compute, ReplicaState(compute, OuterSgd(outer.sgd_lr, outer.sgd_momentum, outer.sgd_nesterov))

@@ -1,0 +1,147 @@
+"""The plain training loop of the same model in one process: the reference of every equality and of every speed ratio.
+
+It shares the stages' modules, the optimizer and the seeds with the swarm, and nothing of how a swarm runs a step: a
+microbatch goes through all stages and straight back before the next one starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.config.training import InnerOptimConfig
+from shoal.errors import ConfigError
+from shoal.model.seeding import operation_seed, seeded
+from shoal.model.stage import StageModule
+from shoal.optim.inner import build_inner_optimizer
+
+
+class PlainLoop:
+    """Trains a chain of stages with global gradient clipping.
+
+    Attributes:
+        stages: The stages in order; each has an optimizer of its own, as in the swarm.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageModule],
+        inner_optim: InnerOptimConfig,
+        max_grad_norm: float | None,
+        run_seed: int,
+        trainer: int,
+    ) -> None:
+        """Takes the stages over.
+
+        Args:
+            stages: All stages of the model, on one device, in training mode.
+            inner_optim: Of every stage.
+            max_grad_norm: Gradients are scaled down to this norm over all stages; None does not clip.
+            run_seed: Of the run.
+            trainer: Whose random draws these are, 0 or more.
+
+        Raises:
+            ConfigError: The stages are not a whole model.
+        """
+        if [stage.stage for stage in stages] != list(range(len(stages))) or not stages[-1].is_last:
+            raise ConfigError("a plain loop needs all stages of a model, in order")
+        self.stages = tuple(stages)
+        self._optimizers = [build_inner_optimizer(list(stage.parameters()), inner_optim) for stage in stages]
+        self._max_grad_norm = max_grad_norm
+        self._run_seed = run_seed
+        self._trainer = trainer
+        self._device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
+
+    def step(self, microbatches: Sequence[tuple[Tensor, Tensor]], number: int, lr: float) -> tuple[float, float]:
+        """Trains one step; a step whose loss or gradients are not finite changes nothing.
+
+        Args:
+            microbatches: Inputs (B, ...) and labels (B, ...) of each; B may differ.
+            number: Of the step, counted from 0 over the whole run.
+            lr: Learning rate.
+
+        Returns:
+            The mean loss over the samples, and the norm of the gradients over all stages before clipping.
+        """
+        buffers_before = [[buffer.clone() for buffer in stage.buffers()] for stage in self.stages]
+        num_samples = sum(len(labels) for _, labels in microbatches)
+        loss = 0.0
+        for microbatch, (inputs, labels) in enumerate(microbatches):
+            loss += self._forward_backward(inputs, labels, number, microbatch, len(labels) / num_samples)
+        norm = math.sqrt(sum(self._squared_norms()))
+        if math.isfinite(norm) and math.isfinite(loss):
+            self._apply(norm, lr)
+        else:
+            self._restore(buffers_before)
+        for stage in self.stages:
+            stage.zero_grad(set_to_none=True)
+        return loss, norm
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, int]:
+        """Runs the model in eval mode.
+
+        Returns:
+            The sum of the losses over the samples, and the number of samples.
+        """
+        loss_sum, num_samples = 0.0, 0
+        for stage in self.stages:
+            stage.eval()
+        for inputs, labels in microbatches:
+            hidden = inputs.to(self._device)
+            for stage in self.stages:
+                hidden = stage(hidden)
+            loss = self.stages[-1].loss(hidden, labels.to(self._device))
+            loss_sum += loss.item() * len(labels)
+            num_samples += len(labels)
+        for stage in self.stages:
+            stage.train()
+        return loss_sum, num_samples
+
+    def _forward_backward(self, inputs: Tensor, labels: Tensor, number: int, microbatch: int, weight: float) -> float:
+        """One microbatch through all stages and back; returns its weighted loss."""
+        received: list[Tensor] = []
+        sent: list[Tensor] = []
+        hidden = inputs.to(self._device)
+        for stage in self.stages:
+            # Stages meet at detached tensors, as machines do.
+            hidden = hidden.detach().requires_grad_(not stage.is_first)
+            received.append(hidden)
+            with seeded(operation_seed(self._run_seed, self._trainer, number, microbatch, stage.stage), self._device):
+                hidden = stage(hidden)
+            sent.append(hidden)
+        loss = self.stages[-1].loss(hidden, labels.to(self._device)) * weight
+        torch.autograd.backward(loss)
+        for stage in reversed(self.stages[:-1]):
+            gradient, output = received[stage.stage + 1].grad, sent[stage.stage]
+            if output.requires_grad:
+                torch.autograd.backward(output, gradient)
+        return loss.item()
+
+    def _squared_norms(self) -> list[float]:
+        """Of each stage: squares in float64, added parameter by parameter."""
+        sums: list[float] = []
+        for stage in self.stages:
+            stage_sum = 0.0
+            for parameter in stage.parameters():
+                if parameter.grad is not None:
+                    stage_sum += float(parameter.grad.double().square().sum())
+            sums.append(stage_sum)
+        return sums
+
+    def _apply(self, norm: float, lr: float) -> None:
+        scale = 1.0 if self._max_grad_norm is None else min(1.0, self._max_grad_norm / (norm + 1e-6))
+        for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
+            for parameter in stage.parameters():
+                if scale != 1.0 and parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+            optimizer.step(lr)
+
+    @torch.no_grad()
+    def _restore(self, buffers_before: list[list[Tensor]]) -> None:
+        for stage, before in zip(self.stages, buffers_before, strict=True):
+            for buffer, old in zip(stage.buffers(), before, strict=True):
+                buffer.copy_(old)

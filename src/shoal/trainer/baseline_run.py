@@ -1,0 +1,111 @@
+"""Trains a configuration as a plain loop in this process, fed by a data server like any trainer.
+
+It reads the stream of training batches in order, without leases: the very batches that the one trainer of an
+undisturbed swarm would get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.clock import Clock
+from shoal.codec.raw import from_wire
+from shoal.config.schema import Config
+from shoal.data.feed import Feed
+from shoal.data.microbatch import Cut
+from shoal.model.registry import load_family
+from shoal.model.stage import build_stage
+from shoal.optim.schedule import LrSchedule
+from shoal.quant.apply import apply_quant
+from shoal.runtime.device_thread import DeviceThread
+from shoal.trainer.baseline import PlainLoop
+from shoal.trainer.evaluation import eval_parts
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineReport:
+    """Where the loop stands after a step or an evaluation.
+
+    Attributes:
+        step: steps done.
+        samples: samples in them.
+        loss: mean training loss of the last step, in nats; None before the first.
+        eval_loss: mean held-out loss, in nats, if it was measured now.
+        samples_per_s: over all steps so far.
+    """
+
+    step: int
+    samples: int
+    loss: float | None
+    eval_loss: float | None
+    samples_per_s: float
+
+
+async def run_baseline(
+    config: Config, feed: Feed, device: DeviceThread, clock: Clock, report: Callable[[BaselineReport], None]
+) -> None:
+    """Train `outer_steps * inner_steps` steps; evaluate before the first and after every `inner_steps`.
+
+    Args:
+        config: the same as the swarm's.
+        feed: its endpoint's events are dispatched to it.
+        device: where the loop computes.
+        clock: for the rate.
+        report: called after every step and evaluation.
+
+    Raises:
+        ConfigError: the model does not fit the configuration.
+        ConnectionLost: the data server is gone.
+    """
+    sizes = await feed.hello()
+    loop = await device.run(_build, config)
+    schedule = LrSchedule.from_config(config.diloco)
+    samples, training_s = 0, 0.0
+    loss: float | None = None
+
+    def report_now(step: int, eval_loss: float | None) -> None:
+        rate = samples / training_s if training_s else 0.0
+        report(BaselineReport(step, samples, loss, eval_loss, rate))
+
+    for step in range(config.diloco.total_steps):
+        if step % config.diloco.inner_steps == 0:
+            report_now(step, await _evaluate(loop, feed, device, sizes.num_holdout))
+        batch = await feed.read_train(step)
+        begun_s = clock.now_s()
+        loss, _ = await device.run(loop.step, _tensors(batch.microbatches(config)), step, schedule.lr(step))
+        training_s += clock.now_s() - begun_s
+        samples += batch.num_samples
+        feed.give_back(batch)
+        report_now(step + 1, None)
+    report_now(config.diloco.total_steps, await _evaluate(loop, feed, device, sizes.num_holdout))
+
+
+async def _evaluate(loop: PlainLoop, feed: Feed, device: DeviceThread, num_holdout: int) -> float:
+    loss_sum, num_samples = 0.0, 0
+    async for batch in feed.holdout(0, num_holdout):
+        part_sum, part_samples = await device.run(loop.evaluate, _tensors(eval_parts(batch)))
+        loss_sum, num_samples = loss_sum + part_sum, num_samples + part_samples
+    return loss_sum / num_samples
+
+
+def _build(config: Config) -> PlainLoop:
+    family = load_family(config.model, config.data)
+    stages = [build_stage(family, s, config.num_stages, seed=config.run.seed) for s in range(config.num_stages)]
+    for stage in stages:
+        apply_quant(stage, config.quant)
+    return PlainLoop(
+        stages, config.diloco.inner_optim, config.diloco.max_grad_norm, run_seed=config.run.seed, trainer=0
+    )
+
+
+def _tensors(cuts: list[Cut]) -> list[tuple[Tensor, Tensor]]:
+    return [(from_wire(part.inputs), from_wire(part.labels)) for part in cuts]
+
+
+def use_threads(num_threads: int) -> Callable[[], None]:
+    """Return the initialiser of a device thread that computes with `num_threads` threads."""
+    return lambda: torch.set_num_threads(num_threads)

@@ -1,0 +1,67 @@
+"""The role's entry of the plain loop that runs beside a swarm, for comparison: `loss/baseline`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from shoal import log
+from shoal.clock import SystemClock
+from shoal.data.feed import Feed
+from shoal.identity import Identity
+from shoal.ids import RunId
+from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.device_thread import DeviceThread
+from shoal.trainer.baseline_run import BaselineReport, run_baseline, use_threads
+from shoal.trainer.spec import BaselineSpec
+from shoal.transport.dispatch import dispatch
+from shoal.transport.unix import open_unix_endpoint
+from shoal.wire.messages.control import Metrics
+
+
+async def main(payload: bytes, control: RoleControl) -> None:
+    """Run the baseline beside a swarm.
+
+    Args:
+        payload: `BaselineSpec` in msgpack.
+        control: told `ready()` at once.
+
+    Raises:
+        ConnectionLost: the data server is gone.
+    """
+    spec = msgspec.msgpack.decode(payload, type=BaselineSpec)
+    log.configure(spec.log_path.stem, Path(spec.log_dir))
+    config = spec.config()
+    async with (
+        DeviceThread(use_threads(config.servers.threads)) as device,
+        open_unix_endpoint(
+            peer_id=Identity(spec.identity_key).peer_id,
+            run_id=RunId(spec.run_id),
+            role=spec.role,
+            path=Path(spec.socket_path),
+        ) as endpoint,
+        anyio.create_task_group() as tasks,
+    ):
+        feed = Feed(endpoint=endpoint, data_server=spec.data_server, trainer=-1, incarnation=1)
+        endpoint.introduce(spec.monitor)
+
+        def report(now: BaselineReport) -> None:
+            values = {"step/baseline": float(now.step), "samples_per_s/baseline": now.samples_per_s}
+            if now.loss is not None:
+                values["loss/baseline"] = now.loss
+            if now.eval_loss is not None:
+                values["loss/baseline_eval"] = now.eval_loss
+            endpoint.post(spec.monitor.peer, Metrics("baseline", endpoint.peer_id, 0, values))
+
+        async def train() -> None:
+            await run_baseline(config, feed, device, SystemClock(), report)
+            control.event("baseline_done")
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(dispatch, endpoint, (feed,))
+        tasks.start_soon(train)
+        control.ready()
+        await control.stopping.wait()
+        tasks.cancel_scope.cancel()

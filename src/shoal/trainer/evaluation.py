@@ -1,0 +1,14 @@
+"""How held-out samples are cut, the same for a swarm and for the plain loop, so that their losses compare."""
+
+from __future__ import annotations
+
+from shoal.data.feed import LeasedBatch
+from shoal.data.microbatch import Cut
+
+EVAL_SAMPLES = 64
+"""Samples that travel together: evaluation keeps no activations, so they can be more than in training."""
+
+
+def eval_parts(batch: LeasedBatch) -> list[Cut]:
+    """Return a batch of held-out samples in parts of about `EVAL_SAMPLES`, in order."""
+    return batch.cut(-(-batch.num_samples // EVAL_SAMPLES))

@@ -1,0 +1,156 @@
+"""A data server with its socket and its memory, used from another process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+import numpy as np
+import pytest
+
+from shoal import log
+from shoal.config import Config, config_to_json
+from shoal.data.catalog import open_source
+from shoal.data.feed import Feed
+from shoal.data.pool import Pool
+from shoal.data.shuffle import permutation
+from shoal.data_server.service import main
+from shoal.data_server.spec import DataServerSpec
+from shoal.errors import ConfigError
+from shoal.identity import Identity
+from shoal.ids import PeerId, RunId, StepKey
+from shoal.runtime.control_pipe import open_role_control
+from shoal.transport.dispatch import dispatch
+from shoal.transport.unix import UnixEndpoint, open_unix_endpoint
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.feed import PlanRound, RecordSamples
+
+pytestmark = pytest.mark.anyio
+
+RUN = RunId("test-run")
+
+# What a trainer in another process sees of a place of the pool. Maps the segment as `data.feed` does.
+CHILD = """
+import json, sys
+import numpy as np
+from shoal.data.pool import map_pool
+path, num_bytes, offset, count = json.loads(sys.argv[1])
+view = np.frombuffer(map_pool(path, num_bytes), dtype="int64", count=count, offset=offset)
+print(json.dumps(view.tolist()))
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """The role sets up logging for its process: put back what was there."""
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    root.handlers = []
+    yield
+    log.configure("test", None)
+    logging.captureWarnings(False)
+    root.handlers, root.level = before[0], before[1]
+
+
+def config(data: dict[str, Any]) -> Config:
+    return Config.model_validate({"data": data, "diloco": {"batch_size_per_step": 16}})
+
+
+def spec(tmp_path: Path, client: PeerId | None, data: dict[str, Any]) -> bytes:
+    start = DataServerSpec(
+        run_id=RUN,
+        role="data_server",
+        index=0,
+        config_json=config_to_json(config(data)),
+        identity_key=Identity.generate().private_bytes,
+        swarm_key=secrets.token_bytes(32),
+        socket_path=str(tmp_path / "d.sock"),
+        log_dir=str(tmp_path / "logs"),
+        client=client,
+    )
+    return msgspec.msgpack.encode(start)
+
+
+@asynccontextmanager
+async def data_server(tmp_path: Path, client: PeerId | None, data: dict[str, Any]) -> AsyncIterator[Hop]:
+    """Run the role in this process; its control pipe is read as the supervisor would."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, anyio.fail_after(30):
+        async with open_role_control(theirs) as control, anyio.create_task_group() as group:
+            group.start_soon(main, spec(tmp_path, client, data), control)
+            line = await anyio.to_thread.run_sync(ours.makefile("rb").readline)
+            ready = json.loads(line)
+            assert ready["event"] == "ready"
+            yield msgspec.convert(ready["hop"], Hop)
+            ours.sendall(b'{"stop": "graceful"}\n')
+
+
+def trainer_endpoint(tmp_path: Path, name: str) -> UnixEndpoint:
+    peer = Identity.generate().peer_id
+    return open_unix_endpoint(peer_id=peer, run_id=RUN, role="trainer", path=tmp_path / f"{name}.sock")
+
+
+async def test_a_trainer_leases_over_a_socket_and_another_process_sees_the_same_memory(tmp_path: Path) -> None:
+    segments = set(os.listdir("/dev/shm"))
+    async with (
+        trainer_endpoint(tmp_path, "c") as client,
+        trainer_endpoint(tmp_path, "t") as endpoint,
+        data_server(tmp_path, client.peer_id, {"seq_len": 64}) as hop,
+        anyio.create_task_group() as group,
+    ):
+        client.introduce(hop)
+        feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, incarnation=1)
+        group.start_soon(dispatch, endpoint, (feed,))
+        group.start_soon(dispatch, client, ())
+        client.post(hop.peer, PlanRound(1, 1, 3))
+        info = await feed.hello()
+        source = open_source(config({"seq_len": 64})).train
+        assert info.num_train == source.num_samples
+        order = permutation(0, 0, source.num_samples)
+        for step in range(3):
+            batch = await feed.lease(1, step)
+            assert batch is not None
+            inputs, labels = source.read(order[16 * step : 16 * step + 16])
+            assert np.array_equal(batch.inputs, inputs)
+            assert np.array_equal(batch.labels, labels)
+            feed.note(StepKey(0, 1, step, 0), batch, ())
+            feed.acknowledge(StepKey(0, 1, step, 0), batch, committed=True)
+        client.post(hop.peer, RecordSamples(1, ()))
+        client.post(hop.peer, PlanRound(2, 1, 3))
+        again = await feed.lease(2, 0)
+        assert again is not None
+        assert again.samples == (SampleRange(0, 0, 16),)
+        assert set(os.listdir("/dev/shm")) == segments
+        group.cancel_scope.cancel()
+    assert not (tmp_path / "d.sock").exists()
+    assert "dataset.opened" in (tmp_path / "logs" / "data_server_0.log").read_text()
+
+
+def test_a_batch_written_here_is_read_by_another_process_without_a_name_in_shared_memory() -> None:
+    segments = set(os.listdir("/dev/shm"))
+    with Pool(place_bytes=4096, num_places=4) as pool:
+        pool.memory(2)[:80] = np.arange(10, dtype=np.int64).view(np.uint8)
+        where = json.dumps([pool.path, pool.num_bytes, pool.offset_bytes(2), 10])
+        done = subprocess.run([sys.executable, "-c", CHILD, where], capture_output=True, check=True, timeout=60)
+        assert json.loads(done.stdout) == list(range(10))
+        assert set(os.listdir("/dev/shm")) == segments
+
+
+async def test_a_data_set_that_does_not_fit_ends_the_role_with_the_users_error(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, anyio.fail_after(30), pytest.raises(ExceptionGroup) as caught:
+        async with open_role_control(theirs) as control:
+            await main(spec(tmp_path, None, {"dataset_name": "digits"}), control)
+    assert caught.group_contains(ConfigError, match=r"data\.task_type = cv")

@@ -1,0 +1,175 @@
+"""A whole monitor in this process: DHT, endpoint, status events, and a W&B run that can be read back."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.config import config_to_json, load_config
+from shoal.control.dht import DhtNode
+from shoal.control.registry import Registry
+from shoal.identity import Identity, namespace
+from shoal.ids import RunId
+from shoal.monitor.service import listen_maddrs, main
+from shoal.monitor.spec import MonitorSpec
+from shoal.monitor.wandb_run import WandbRun, WandbSettings
+from shoal.runtime.control_pipe import ControlPipe, RoleControl
+from shoal.runtime.mailbox import Mailbox
+from shoal.transport.unix import open_unix_endpoint
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import Metrics
+
+SWARM_KEY = b"k" * 32
+LOOPBACK = {"host_maddrs": ("/ip4/127.0.0.1/tcp/0",)}
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_ERROR_REPORTING"):
+        # Set first, so that what the code sets is taken back as well.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def _spec(tmp_path: Path, identity: Identity, *, wandb: bool) -> bytes:
+    config = load_config()
+    config = config.model_copy(update={"network": config.network.model_copy(update=LOOPBACK), "wandb": wandb})
+    (tmp_path / "logs").mkdir()
+    spec = MonitorSpec(
+        run_id="test-run",
+        role="monitor",
+        index=0,
+        config_json=config_to_json(config),
+        identity_key=identity.private_bytes,
+        swarm_key=SWARM_KEY,
+        socket_path=str(tmp_path / "monitor"),
+        log_dir=str(tmp_path / "logs"),
+    )
+    return msgspec.msgpack.encode(spec)
+
+
+class _Launcher:
+    """The supervisor's end of the control pipe."""
+
+    def __init__(self) -> None:
+        self.events = Mailbox[dict[str, Any]]()
+        self.pipe = ControlPipe(self.events.put)
+        self.role = RoleControl()
+
+    async def __aenter__(self) -> _Launcher:
+        ours, theirs = socket.socketpair()
+        await self.pipe.open(ours)
+        await self.role.open(theirs)
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.role.aclose()
+        await self.pipe.aclose()
+
+    async def until(self, name: str, **wanted: float) -> dict[str, Any]:
+        """Return the next event of this name whose status has these values."""
+        async for event in self.events:
+            status = event.get("status", {})
+            if event["event"] == name and all(status.get(key) == value for key, value in wanted.items()):
+                return event
+        raise AssertionError(f"the monitor ended without {name}")
+
+
+@pytest.mark.anyio
+async def test_a_monitor_is_the_first_peer_and_reports_numbers_to_the_terminal_and_to_wandb(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    me, client, other = (Identity.generate() for _ in range(3))
+    spec = _spec(tmp_path, me, wandb=True)
+    with anyio.fail_after(20):
+        async with _Launcher() as launcher, anyio.create_task_group() as tasks:
+            tasks.start_soon(main, spec, launcher.role)
+            ready = await launcher.until("ready")
+            listed = await anyio.Path(tmp_path / "logs" / "initial_peers.txt").read_text()
+            assert listed.split() == ready["maddrs"]
+            hop = msgspec.convert(ready["hop"], Hop)
+            assert hop.peer == me.peer_id
+            await _joins(tmp_path, other, ready["maddrs"], hop)
+            async with open_unix_endpoint(
+                peer_id=client.peer_id, run_id=RunId("test-run"), role="client", path=tmp_path / "client"
+            ) as endpoint:
+                endpoint.introduce(hop)
+                for step in range(3):
+                    values = {"loss/train": 5.0 - step, "samples": 10.0 * step, "alive_peers": 4.0, "pipelines": 2.0}
+                    endpoint.post(hop.peer, Metrics("client", client.peer_id, 1, values))
+                await launcher.until("status", **{"loss/train": 3.0, "round": 1.0, "alive_peers": 4.0})
+                notice = await launcher.until("notice")
+            launcher.role.stopping.set()
+    assert "offline" in notice["text"]
+    assert await anyio.to_thread.run_sync(_logged, tmp_path / "logs", "loss/train") == [5.0, 4.0, 3.0]
+    assert capfd.readouterr() == ("", "")
+
+
+async def _joins(tmp_path: Path, identity: Identity, maddrs: Sequence[str], monitor: Hop) -> None:
+    """Check that another peer finds the monitor through the DHT."""
+    clock, name = SystemClock(), namespace(SWARM_KEY, load_config().experiment_prefix)
+    async with await DhtNode.create(
+        identity, namespace=name, state_dir=tmp_path, clock=clock, initial_peers=maddrs
+    ) as node:
+        registry = Registry(node, identity, name, 2, clock)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(registry.run)
+            await registry.membership.wait_for(lambda view: view.monitor == monitor)
+            tasks.cancel_scope.cancel()
+
+
+def _logged(directory: Path, name: str) -> list[float]:
+    """Read the values of one metric back from W&B's own file."""
+    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
+    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    records = [json.loads(line) for line in output.splitlines()]
+    items = [record["history"]["item"] for record in records if record["type"] == "history"]
+    return [item[name] for item in items if name in item]
+
+
+@pytest.mark.anyio
+async def test_without_wandb_the_monitor_works_and_makes_no_run(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, Identity.generate(), wandb=False)
+    with anyio.fail_after(10):
+        async with _Launcher() as launcher, anyio.create_task_group() as tasks:
+            tasks.start_soon(main, spec, launcher.role)
+            await launcher.until("ready")
+            await launcher.until("status", alive_peers=1.0, missing_stages=float(load_config().num_stages))
+            launcher.role.stopping.set()
+    assert not await anyio.Path(tmp_path / "logs" / "wandb").exists()
+
+
+def test_a_missing_package_is_said_once_and_numbers_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    notices: list[str] = []
+    run = WandbRun(WandbSettings("test", tmp_path, {}), notices.append)
+    for i in range(3):
+        run.log({"loss/train": float(i)})
+    assert run.close(5.0)
+    assert len(notices) == 1
+    assert "shoal[wandb]" in notices[0]
+
+
+def test_the_monitor_port_replaces_any_free_port_only() -> None:
+    config = load_config()
+    network = config.network.model_copy(
+        update={"monitor_port": 50000, "host_maddrs": ("/ip4/0.0.0.0/tcp/0", "/ip4/10.0.0.1/tcp/7")}
+    )
+    maddrs = listen_maddrs(config.model_copy(update={"network": network}))
+    assert maddrs == ("/ip4/0.0.0.0/tcp/50000", "/ip4/10.0.0.1/tcp/7")

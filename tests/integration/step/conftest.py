@@ -1,0 +1,146 @@
+"""A swarm of stage workers and step drivers on one event loop, over the in-memory network."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+import torch
+from anyio.abc import TaskGroup
+from torch import Tensor
+
+from shoal.clock import SystemClock
+from shoal.codec.raw import to_wire
+from shoal.config.training import InnerOptimConfig
+from shoal.ids import PeerId, StepKey
+from shoal.model.stage import Family, build_stage
+from shoal.optim.inner import build_inner_optimizer
+from shoal.pipeline.driver import Microbatch, StepDriver, StepResult
+from shoal.pipeline.stage_compute import StageCompute
+from shoal.pipeline.stage_worker import StageWorker
+from shoal.runtime.device_thread import DeviceThread
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages import Hop, SampleRange
+
+Batch = Sequence[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Replica:
+    """One server: its endpoint, its worker, its computation."""
+
+    endpoint: MemoryEndpoint
+    worker: StageWorker
+    compute: StageCompute
+
+
+@dataclass
+class Swarm:
+    """`replicas[stage][i]`, and one driver per trainer."""
+
+    network: MemoryNetwork
+    tasks: TaskGroup
+    device: DeviceThread
+    replicas: list[list[Replica]] = field(default_factory=list)
+    drivers: list[StepDriver] = field(default_factory=list)
+    notes: list[tuple[StepKey, tuple[PeerId, ...]]] = field(default_factory=list)
+
+    def path(self, index: int = 0) -> tuple[Hop, ...]:
+        return tuple(stage[min(index, len(stage) - 1)].endpoint.hop for stage in self.replicas)
+
+    async def train(
+        self, batch: Batch, number: int, lr: float, *, trainer: int = 0, home: int = 0, round: int = 1
+    ) -> StepResult:
+        return await self.drivers[trainer].train(
+            round=round,
+            number=number,
+            microbatches=[Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch],
+            samples=(SampleRange(0, number * 100, number * 100 + sum(len(y) for _, y in batch)),),
+            lr=lr,
+            path=self.path(home),
+            replicas=tuple(tuple(replica.endpoint.hop for replica in stage) for stage in self.replicas),
+            note=lambda key, path: self.notes.append((key, path)),
+        )
+
+    async def settle(self) -> None:
+        """Lets everything that is under way arrive and be computed."""
+        for _ in range(200):
+            await anyio.lowlevel.checkpoint()
+        await self.device.run(int)
+        for _ in range(200):
+            await anyio.lowlevel.checkpoint()
+
+
+MakeSwarm = Callable[..., AbstractAsyncContextManager[Swarm]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> AsyncIterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def make_swarm() -> MakeSwarm:
+    @asynccontextmanager
+    async def make(
+        family: Family,
+        num_stages: int,
+        *,
+        seed: int = 7,
+        num_replicas: int = 1,
+        num_trainers: int = 1,
+        dtype: torch.dtype = torch.float32,
+        optim: InnerOptimConfig | None = None,
+        max_grad_norm: float | None = 1.0,
+        window: int | None = None,
+        max_open_steps: int = 4,
+        step_timeout_s: float = 30.0,
+    ) -> AsyncIterator[Swarm]:
+        network = MemoryNetwork()
+        # The random generators belong to the process, so all replicas of the test share one device thread.
+        async with DeviceThread(lambda: torch.set_num_threads(1)) as device, anyio.create_task_group() as tasks:
+            swarm = Swarm(network, tasks, device)
+            for stage in range(num_stages):
+                swarm.replicas.append([])
+                for i in range(num_replicas):
+                    module = build_stage(family, stage, num_stages, seed=seed, dtype=dtype)
+                    optimizer = build_inner_optimizer(list(module.parameters()), optim or InnerOptimConfig())
+                    compute = StageCompute(module, optimizer, run_seed=seed, stage=stage)
+                    endpoint = network.endpoint(PeerId(f"R{stage}.{i}"))
+                    worker = StageWorker(
+                        endpoint=endpoint,
+                        compute=compute,
+                        device=device,
+                        stage=stage,
+                        num_stages=num_stages,
+                        max_open_steps=max_open_steps,
+                        clock=SystemClock(),
+                    )
+                    worker.start_round(1)
+                    tasks.start_soon(worker.run)
+                    tasks.start_soon(dispatch, endpoint, [worker])
+                    swarm.replicas[-1].append(Replica(endpoint, worker, compute))
+            for trainer in range(num_trainers):
+                endpoint = network.endpoint(PeerId(f"T{trainer}"))
+                driver = StepDriver(
+                    endpoint=endpoint,
+                    trainer=trainer,
+                    incarnation=1,
+                    window=window or num_stages + 1,
+                    max_grad_norm=max_grad_norm,
+                    clock=SystemClock(),
+                    step_timeout_s=step_timeout_s,
+                )
+                tasks.start_soon(dispatch, endpoint, [driver])
+                swarm.drivers.append(driver)
+            yield swarm
+            tasks.cancel_scope.cancel()
+
+    return make

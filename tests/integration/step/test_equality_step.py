@@ -1,0 +1,165 @@
+"""A pipeline trains exactly what a plain loop trains: bit for bit, and against an uncut model in float64 to 1e-9."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.codec.raw import to_wire
+from shoal.config.training import InnerOptimConfig
+from shoal.model.gpt import GptFamily, GptShape
+from shoal.model.resnet import ResNet18Family, ResNetShape
+from shoal.model.stage import Family, StageModule, build_stage
+from shoal.optim.schedule import LrSchedule
+from shoal.pipeline.driver import Microbatch
+from shoal.trainer.baseline import PlainLoop
+
+SEED = 7
+NUM_STEPS = 20
+MakeSwarm = Callable[..., Any]
+Batch = Sequence[tuple[Tensor, Tensor]]
+
+pytestmark = pytest.mark.anyio
+
+
+def gpt(dropout: float) -> Family:
+    return GptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=dropout))
+
+
+def resnet() -> Family:
+    shape = ResNetShape(
+        depths=ResNet18Family.depths, bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
+    )
+    return ResNet18Family(shape)
+
+
+def text_batches(sizes: Sequence[int]) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        [
+            (torch.randint(32, (n, 8), generator=generator), torch.randint(32, (n, 8), generator=generator))
+            for n in sizes
+        ]
+        for _ in range(NUM_STEPS)
+    ]
+
+
+def image_batches(sizes: Sequence[int]) -> list[Batch]:
+    generator = torch.Generator().manual_seed(2)
+    return [
+        [(torch.randn(n, 1, 8, 8, generator=generator), torch.randint(4, (n,), generator=generator)) for n in sizes]
+        for _ in range(NUM_STEPS)
+    ]
+
+
+CASES = {
+    # Two accumulated batches of 5 in two microbatches each: unequal microbatches, one of a single sample.
+    "gpt": (lambda: gpt(0.1), lambda: text_batches((3, 2, 3, 1))),
+    "resnet18": (resnet, lambda: image_batches((3, 2, 3))),
+}
+SCHEDULE = LrSchedule("cosine", 3e-3, warmup_steps=5, total_steps=NUM_STEPS, min_lr_ratio=0.1)
+
+
+@pytest.mark.parametrize(("case", "num_stages"), [("gpt", 1), ("gpt", 2), ("gpt", 3), ("resnet18", 2), ("resnet18", 3)])
+async def test_a_pipeline_is_bit_equal_to_a_plain_loop(make_swarm: MakeSwarm, case: str, num_stages: int) -> None:
+    family, batches = CASES[case][0](), CASES[case][1]()
+    plain = PlainLoop(
+        [build_stage(family, s, num_stages, seed=SEED) for s in range(num_stages)], InnerOptimConfig(), 0.5, SEED, 0
+    )
+    clipped = 0
+    async with make_swarm(family, num_stages, seed=SEED, max_grad_norm=0.5) as swarm:
+        for number, batch in enumerate(batches):
+            result = await swarm.train(batch, number, SCHEDULE.lr(number))
+            loss, norm = plain.step(batch, number, SCHEDULE.lr(number))
+            clipped += norm > 0.5
+            assert (result.loss, result.grad_norm) == (loss, norm)
+            assert result.committed
+            assert result.attempts == 1
+        assert clipped > 0
+        for stage, [replica] in zip(plain.stages, swarm.replicas, strict=True):
+            assert_same_state(stage, replica.compute.module)
+            assert len(replica.worker.log) == NUM_STEPS
+            assert [entry.version for entry in replica.worker.log] == list(range(NUM_STEPS))
+
+
+@pytest.mark.parametrize(("case", "num_stages"), [("gpt", 2), ("gpt", 3), ("resnet18", 2)])
+async def test_a_pipeline_agrees_with_an_uncut_model(make_swarm: MakeSwarm, case: str, num_stages: int) -> None:
+    family = gpt(0.0) if case == "gpt" else resnet()
+    batches = text_batches((3, 2)) if case == "gpt" else image_batches((8, 8))
+    # Batch norm over fewer samples amplifies the last bit of a float64 beyond 1e-9 within 20 steps of Adam.
+    optim = InnerOptimConfig(adam_weight_decay=0.1)
+    model, losses = train_uncut(family, batches, 0.5)
+    async with make_swarm(family, num_stages, seed=SEED, max_grad_norm=0.5, dtype=torch.float64, optim=optim) as swarm:
+        for number, batch in enumerate(batches):
+            result = await swarm.train(batch, number, SCHEDULE.lr(number))
+            assert result.loss == pytest.approx(losses[number], abs=1e-9)
+        uncut = dict(model.named_parameters()) | dict(model.named_buffers())
+        cut: dict[str, Tensor] = {}
+        for [replica] in swarm.replicas:
+            cut |= dict(replica.compute.module.named_parameters()) | dict(replica.compute.module.named_buffers())
+        assert cut.keys() == uncut.keys()
+        for name, tensor in uncut.items():
+            assert (cut[name] - tensor).abs().max().item() <= 1e-9, name
+
+
+def train_uncut(family: Family, batches: Sequence[Batch], max_norm: float) -> tuple[nn.Module, list[float]]:
+    """Ordinary torch code: one module, one optimizer, torch's own clipping."""
+    model = build_stage(family, 0, 1, seed=SEED, dtype=torch.float64)
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.95)
+    )
+    losses: list[float] = []
+    for number, batch in enumerate(batches):
+        optimizer.zero_grad()
+        total = sum(len(labels) for _, labels in batch)
+        step_loss = 0.0
+        for inputs, labels in batch:
+            output = model(inputs.double() if inputs.is_floating_point() else inputs)
+            loss = nn.functional.cross_entropy(output.reshape(-1, output.shape[-1]), labels.reshape(-1))
+            (loss * len(labels) / total).backward()
+            step_loss += loss.item() * len(labels) / total
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = SCHEDULE.lr(number)
+        optimizer.step()
+        losses.append(step_loss)
+    return model, losses
+
+
+def assert_same_state(expected: StageModule, actual: StageModule) -> None:
+    for (name, want), (_, got) in zip(
+        [*expected.named_parameters(), *expected.named_buffers()],
+        [*actual.named_parameters(), *actual.named_buffers()],
+        strict=True,
+    ):
+        assert torch.equal(want, got), name
+
+
+async def test_evaluation_after_steps_is_that_of_the_held_parameters(make_swarm: MakeSwarm) -> None:
+    family = resnet()
+    holdout = image_batches((4, 3, 2))[5]
+    plain = PlainLoop([build_stage(family, s, 2, seed=SEED) for s in range(2)], InnerOptimConfig(), 0.5, SEED, 0)
+    expected = plain.evaluate(holdout)
+    async with make_swarm(family, 2, seed=SEED) as swarm:
+        for [replica] in swarm.replicas:
+            flat = replica.compute.parameters_flat()
+            replica.compute.held_parameters = lambda flat=flat: flat
+        microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in holdout]
+
+        async def evaluate(number: int) -> tuple[float, int]:
+            return await swarm.drivers[0].evaluate(
+                evaluation=number, held=0, microbatches=microbatches, path=swarm.path()
+            )
+
+        assert await evaluate(0) == expected
+        await swarm.train(image_batches((3, 2))[0], 0, 1e-2)
+        assert await evaluate(1) == expected
+        for [replica] in swarm.replicas:
+            replica.compute.held_parameters = replica.compute.parameters_flat
+        assert await evaluate(2) != expected

@@ -1,0 +1,241 @@
+"""R pipelines train exactly what a plain DiLoCo of R workers trains: bit for bit, after three rounds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import pytest
+import torch
+
+from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
+from shoal.averaging.member import RoundMember
+from shoal.averaging.replica_state import ReplicaState
+from shoal.clock import SystemClock
+from shoal.codec.raw import to_wire
+from shoal.config.training import InnerOptimConfig
+from shoal.identity import Identity
+from shoal.ids import PeerId
+from shoal.model.gpt import GptFamily, GptShape
+from shoal.model.resnet import ResNet18Family, ResNetShape
+from shoal.model.stage import Family, build_stage
+from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.outer import OuterSgd
+from shoal.pipeline.driver import Microbatch, StepDriver
+from shoal.pipeline.stage_compute import StageCompute
+from shoal.pipeline.stage_worker import StageWorker
+from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.round_settings import RoundSettings
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages import SampleRange
+from tests.reference.diloco import Batch, PlainDiloco, flat
+
+pytestmark = pytest.mark.anyio
+
+SEED = 7
+MAX_NORM = 0.5
+LR = 3e-3
+OUTER = OuterSgd(lr=0.7, momentum=0.9, nesterov=True)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def gpt() -> Family:
+    return GptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=0.1))
+
+
+def resnet() -> Family:
+    shape = ResNetShape(
+        depths=ResNet18Family.depths, bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
+    )
+    return ResNet18Family(shape)
+
+
+def text_batch(generator: torch.Generator, sizes: Sequence[int]) -> Batch:
+    return [
+        (torch.randint(32, (n, 8), generator=generator), torch.randint(32, (n, 8), generator=generator)) for n in sizes
+    ]
+
+
+def image_batch(generator: torch.Generator, sizes: Sequence[int]) -> Batch:
+    return [(torch.randn(n, 1, 8, 8, generator=generator), torch.randint(4, (n,), generator=generator)) for n in sizes]
+
+
+@dataclass
+class Replica:
+    stage: int
+    endpoint: MemoryEndpoint
+    compute: StageCompute
+    worker: StageWorker
+    member: RoundMember
+
+
+@dataclass
+class Swarm:
+    """`replicas[stage][slot]`, a step driver for each slot, and the client."""
+
+    replicas: list[list[Replica]]
+    drivers: list[StepDriver]
+    coordinator: RoundCoordinator
+
+    async def train(self, slot: int, round: int, number: int, batch: Batch) -> None:
+        result = await self.drivers[slot].train(
+            round=round,
+            number=number,
+            microbatches=[Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch],
+            samples=(SampleRange(slot, number * 100, number * 100 + sum(len(y) for _, y in batch)),),
+            lr=LR,
+            path=tuple(stage[slot].endpoint.hop for stage in self.replicas),
+            replicas=tuple(tuple(replica.endpoint.hop for replica in stage) for stage in self.replicas),
+            note=lambda _key, _path: None,
+        )
+        assert result.committed
+        assert result.attempts == 1
+
+    async def round(self, round: int, first_number: int, batches: Sequence[Sequence[Batch]]) -> RoundOutcome:
+        async def train_slot(slot: int) -> None:
+            for index, batch in enumerate(batches[slot]):
+                await self.train(slot, round, first_number + index, batch)
+
+        async with anyio.create_task_group() as tasks:
+            for slot in range(len(batches)):
+                tasks.start_soon(train_slot, slot)
+        slots = {replica.endpoint.peer_id: slot for stage in self.replicas for slot, replica in enumerate(stage)}
+        self.coordinator.close_round(round, slots)
+        return await self.coordinator.finish_round(round)
+
+
+@asynccontextmanager
+async def make_swarm(family: Family, num_stages: int, num_slots: int, segment_bytes: int) -> AsyncIterator[Swarm]:
+    network = MemoryNetwork()
+    clock = SystemClock()
+    client = Identity.generate()
+    # Random generators belong to the process, so all replicas of the test share one device thread.
+    async with DeviceThread(lambda: torch.set_num_threads(1)) as device, anyio.create_task_group() as tasks:
+        replicas: list[list[Replica]] = [[] for _ in range(num_stages)]
+        for stage in range(num_stages):
+            for slot in range(num_slots):
+                module = build_stage(family, stage, num_stages, seed=SEED)
+                optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
+                compute = StageCompute(module, optimizer, run_seed=SEED, stage=stage)
+                # Names against the slots: the order of the ring is that of the slots, not that of the peer ids.
+                endpoint = network.endpoint(PeerId(f"R{stage}.{9 - slot}"))
+                worker = StageWorker(
+                    endpoint=endpoint,
+                    compute=compute,
+                    device=device,
+                    stage=stage,
+                    num_stages=num_stages,
+                    max_open_steps=4,
+                )
+                member = RoundMember(
+                    endpoint=endpoint,
+                    run_id="test",
+                    genesis="D0",
+                    stage=stage,
+                    steps=worker,
+                    state=ReplicaState(compute, OUTER),
+                    device=device,
+                    segment_bytes=segment_bytes,
+                )
+                worker.start_round(1)
+                tasks.start_soon(worker.run)
+                tasks.start_soon(member.run)
+                tasks.start_soon(dispatch, endpoint, [worker, member])
+                replicas[stage].append(Replica(stage, endpoint, compute, worker, member))
+        drivers: list[StepDriver] = []
+        for slot in range(num_slots):
+            endpoint = network.endpoint(PeerId(f"T{slot}"))
+            driver = StepDriver(
+                endpoint=endpoint,
+                trainer=slot,
+                incarnation=1,
+                window=num_stages + 1,
+                max_grad_norm=MAX_NORM,
+                clock=clock,
+                step_timeout_s=30.0,
+            )
+            tasks.start_soon(dispatch, endpoint, [driver])
+            drivers.append(driver)
+        endpoint = network.endpoint(client.peer_id)
+        coordinator = RoundCoordinator(
+            endpoint=endpoint,
+            identity=client,
+            incarnation=1,
+            settings=RoundSettings("test", num_stages, "D0"),
+            clock=clock,
+        )
+        tasks.start_soon(dispatch, endpoint, [coordinator])
+        tasks.start_soon(coordinator.run)
+        coordinator.replicas({r.endpoint.peer_id: r.endpoint.hop for stage in replicas for r in stage})
+        leading = await coordinator.lead()
+        assert leading.held_round == 0
+        yield Swarm(replicas, drivers, coordinator)
+        tasks.cancel_scope.cancel()
+
+
+def sha(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+
+
+# Sizes of the microbatches of each step, for each slot: equal work, a short last batch and a step less, nothing at all.
+EQUAL = [[[3, 2], [3, 2]]] * 3
+UNEQUAL = [[[3, 2], [3, 2], [2]], [[3, 2]], [[1], [3, 1]]]
+IDLE = [[[3, 2]], [], [[2, 2], [1]]]
+
+
+@pytest.mark.parametrize(
+    ("model", "num_stages", "num_slots", "work"),
+    [
+        ("gpt", 2, 2, EQUAL),
+        ("gpt", 2, 3, EQUAL),
+        ("gpt", 3, 2, UNEQUAL),
+        ("gpt", 2, 3, UNEQUAL),
+        ("gpt", 1, 3, IDLE),
+        ("gpt", 2, 1, EQUAL),
+        ("resnet18", 2, 2, UNEQUAL),
+        ("resnet18", 2, 3, IDLE),
+    ],
+)
+async def test_pipelines_are_bit_equal_to_plain_diloco(
+    model: str, num_stages: int, num_slots: int, work: Sequence[Sequence[Sequence[int]]]
+) -> None:
+    family, make_batch = (gpt(), text_batch) if model == "gpt" else (resnet(), image_batch)
+    segment_bytes = 256 if model == "gpt" else 1 << 20
+    generator = torch.Generator().manual_seed(1)
+    plain = PlainDiloco(
+        family, num_stages, num_slots, seed=SEED, max_norm=MAX_NORM, outer_lr=OUTER.lr, outer_momentum=OUTER.momentum
+    )
+    async with make_swarm(family, num_stages, num_slots, segment_bytes) as swarm:
+        for round in (1, 2, 3):
+            batches = [[make_batch(generator, sizes) for sizes in work[slot]] for slot in range(num_slots)]
+            plain.round(batches, first_number=10 * round, lr=LR)
+            outcome = await swarm.round(round, 10 * round, batches)
+            for stage, expected in enumerate(plain.outer):
+                named = outcome.record.stages[stage]
+                assert named.hashes.parameters == sha(expected.outer)
+                assert named.hashes.momentum == sha(expected.momentum)
+                assert named.weights == tuple(sum(sum(sizes) for sizes in work[slot]) for slot in range(num_slots))
+                assert named.steps_lost == 0
+                for slot, replica in enumerate(swarm.replicas[stage]):
+                    assert replica.member.held_round == round
+                    assert replica.member.hashes == named.hashes
+                    assert torch.equal(replica.compute.parameters_flat(), expected.outer)
+                    reference = plain.workers[slot].stages[stage]
+                    for (name, want), (_, got) in zip(
+                        reference.named_buffers(), replica.compute.module.named_buffers(), strict=True
+                    ):
+                        assert torch.equal(want, got), name
+            samples = sum(item.stop - item.start for item in outcome.record.samples)
+            assert samples == sum(sum(sizes) for slot in range(num_slots) for sizes in work[slot])
+        assert not torch.equal(flat(build_stage(family, 0, num_stages, seed=SEED).parameters()), plain.outer[0].outer)

@@ -1,0 +1,142 @@
+"""DiLoCo in one process, as plainly as it can be written: R workers, one after the other, and the outer step between them.
+
+It knows nothing of rings, rounds or replicas; what it shares with the swarm is the model, the seeds of single operations,
+and one agreement: the order in which contributions are added. With n members, a vector is cut into n contiguous chunks,
+the first ones larger by one element where n does not divide; chunk j is summed as ((c[j+1] + c[j+2]) + ...) + c[j].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.model.seeding import operation_seed
+from shoal.model.stage import Family, StageModule, build_stage
+
+Batch = Sequence[tuple[Tensor, Tensor]]
+
+
+class Worker:
+    """A whole model in stages, trained by AdamW on its own batches."""
+
+    def __init__(self, family: Family, num_stages: int, seed: int, trainer: int, max_norm: float, dtype: torch.dtype):
+        self.stages = [build_stage(family, s, num_stages, seed=seed, dtype=dtype) for s in range(num_stages)]
+        self.seed, self.trainer, self.max_norm = seed, trainer, max_norm
+        self.optimizers = [adamw(stage) for stage in self.stages]
+
+    def step(self, batch: Batch, number: int, lr: float) -> None:
+        total = sum(len(labels) for _, labels in batch)
+        for microbatch, (inputs, labels) in enumerate(batch):
+            hidden = inputs
+            for index, stage in enumerate(self.stages):
+                torch.manual_seed(operation_seed(self.seed, self.trainer, number, microbatch, index))
+                hidden = stage(hidden)
+            (self.stages[-1].loss(hidden, labels) * (len(labels) / total)).backward()
+        squares = 0.0
+        for stage in self.stages:
+            of_stage = 0.0
+            for parameter in stage.parameters():
+                of_stage += parameter.grad.double().square().sum().item()
+            squares += of_stage
+        scale = min(1.0, self.max_norm / (math.sqrt(squares) + 1e-6))
+        for stage, optimizer in zip(self.stages, self.optimizers, strict=True):
+            if scale != 1.0:
+                for parameter in stage.parameters():
+                    parameter.grad *= scale
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def adamw(stage: StageModule) -> torch.optim.Optimizer:
+    matrices = [p for p in stage.parameters() if p.ndim >= 2]
+    vectors = [p for p in stage.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=False, fused=False)
+
+
+class OuterStage:
+    """The outer state of one stage over all workers."""
+
+    def __init__(self, stages: Sequence[StageModule], lr: float, momentum: float) -> None:
+        self.stages, self.lr, self.mu = stages, lr, momentum
+        self.outer = flat(stages[0].parameters())
+        self.momentum = torch.zeros_like(self.outer)
+
+    def round(self, samples: Sequence[int]) -> None:
+        total = sum(samples)
+        if total == 0:
+            return
+        deltas = [self.outer - flat(stage.parameters()) for stage in self.stages]
+        average = ring_sum([d * (n / total) if n else 0 * d for d, n in zip(deltas, samples, strict=True)])
+        self.momentum = self.momentum * self.mu + average
+        self.outer = self.outer - (self.momentum * self.mu + average) * self.lr
+        floats = [flat(b for b in stage.buffers() if b.is_floating_point()) for stage in self.stages]
+        averaged = ring_sum([f * (n / total) if n else 0 * f for f, n in zip(floats, samples, strict=True)])
+        counts = [[b.clone() for b in stage.buffers() if not b.is_floating_point()] for stage in self.stages]
+        for stage in self.stages:
+            unflatten(self.outer, stage.parameters())
+            unflatten(averaged, [b for b in stage.buffers() if b.is_floating_point()])
+            for index, buffer in enumerate(b for b in stage.buffers() if not b.is_floating_point()):
+                buffer.copy_(torch.stack([of_worker[index] for of_worker in counts]).amax(0))
+
+
+def ring_sum(contributions: Sequence[Tensor]) -> Tensor:
+    n = len(contributions)
+    sizes = [len(contributions[0]) // n + (1 if j < len(contributions[0]) % n else 0) for j in range(n)]
+    chunked = [torch.split(c, sizes) for c in contributions]
+    result: list[Tensor] = []
+    for j in range(n):
+        total = chunked[(j + 1) % n][j]
+        for step in range(2, n + 1):
+            total = total + chunked[(j + step) % n][j]
+        result.append(total)
+    return torch.cat(result)
+
+
+def flat(tensors: Sequence[Tensor] | nn.Module) -> Tensor:
+    parts = [t.detach().reshape(-1) for t in tensors]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def unflatten(values: Tensor, into: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        start = 0
+        for tensor in into:
+            tensor.copy_(values[start : start + tensor.numel()].view(tensor.shape))
+            start += tensor.numel()
+
+
+class PlainDiloco:
+    """R workers from one seed, and an outer step over each stage after every round."""
+
+    def __init__(
+        self,
+        family: Family,
+        num_stages: int,
+        num_workers: int,
+        *,
+        seed: int,
+        max_norm: float,
+        outer_lr: float,
+        outer_momentum: float,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.workers = [Worker(family, num_stages, seed, t, max_norm, dtype) for t in range(num_workers)]
+        self.outer = [
+            OuterStage([worker.stages[s] for worker in self.workers], outer_lr, outer_momentum)
+            for s in range(num_stages)
+        ]
+
+    def round(self, batches: Sequence[Sequence[Batch]], first_number: int, lr: float) -> None:
+        """`batches[k]` are those of worker k in this round."""
+        for worker, own in zip(self.workers, batches, strict=True):
+            for index, batch in enumerate(own):
+                worker.step(batch, first_number + index, lr)
+        samples = [sum(len(labels) for batch in own for _, labels in batch) for own in batches]
+        for stage in self.outer:
+            stage.round(samples)

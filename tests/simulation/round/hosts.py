@@ -1,0 +1,207 @@
+"""Processes around the two machines: a replica with a model of its state, a client with a model of its trainers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.records import Tip, outcome_of
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import (
+    CloseSteps,
+    CoordinatorEffect,
+    Decided,
+    Introduce,
+    MemberEffect,
+    Pin,
+    Ready,
+    ReplicaOut,
+    ResolveStep,
+    RunRing,
+    Send,
+    Stuck,
+    Swap,
+)
+from shoal.swarm.round_member import RoundMemberMachine, StepsClosed
+from shoal.swarm.round_settings import CloseRequest, Phase
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import Propose, StageHashes
+from shoal.wire.messages.step import StepEntry
+
+if TYPE_CHECKING:
+    from tests.simulation.round.world import World
+
+
+def digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+def hashes_of(theta: str) -> StageHashes:
+    return StageHashes(theta, theta, "")
+
+
+class ReplicaHost:
+    """A replica whose parameters are a digest, and whose ring is an exchange of everyone's contribution."""
+
+    def __init__(self, world: World, peer: PeerId, stage: int, tip: Tip, theta: str) -> None:
+        self.world, self.peer, self.stage, self.theta = world, peer, stage, theta
+        boot = world.network.boots.get(peer, 0) + 1
+        hop = Hop(peer, (f"boot:{boot}",))
+        self.machine: RoundMemberMachine = world.member_class(hop, stage, tip, world.unseal)
+        self.is_out = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.log: list[StepEntry] = []
+        self.doubts: dict[StepKey, StepEntry] = {}
+        self.staged: dict[StageHashes, str] = {}
+        self.pinned: StageHashes | None = None
+        self.view: Propose | None = None
+        self.parts: dict[tuple[object, ...], dict[str, str]] = {}
+
+    @property
+    def trains(self) -> bool:
+        return not self.machine.closing and not self.is_out
+
+    def deliver(self, sender: str, message: object) -> None:
+        if isinstance(message, tuple):
+            tag, contribution = message
+            self.parts.setdefault(tag, {})[sender] = contribution
+            self._ring()
+        else:
+            self._act(self.machine.receive(PeerId(sender), message))
+
+    def lost(self, peer: str) -> None:
+        self._act(self.machine.lost(PeerId(peer)))
+
+    def _later(self, call: object, *arguments: object) -> None:
+        delay_s = self.world.network.rng.expovariate(20)
+        self.world.network.on_host(self.peer, delay_s, lambda: self._act(call(*arguments)))
+
+    def _act(self, effects: list[MemberEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    self.world.send(self.peer, peer, message)
+                case CloseSteps() | ResolveStep():
+                    if isinstance(effect, ResolveStep):
+                        entry = self.doubts.pop(effect.fate.key)
+                        if effect.fate.commit:
+                            self.log.append(entry)
+                    self._later(self._steps_closed)
+                case RunRing(view):
+                    self.view = view
+                    tag = self._tag(view)
+                    contribution = digest(self.theta, [entry.key for entry in self.log], self.peer)
+                    for hop in view.members:
+                        self.world.send(self.peer, hop.peer, (tag, contribution))
+                case Pin(hashes):
+                    self.pinned = hashes
+                case Swap(record, hashes):
+                    self._later(self._swap, record, hashes)
+                case ReplicaOut():
+                    self.is_out = True
+                    self.world.bring_up_to_date(self.peer)
+                case Introduce():
+                    pass
+
+    def _steps_closed(self) -> list[MemberEffect]:
+        return self.machine.steps_closed(StepsClosed(len(self.log), tuple(self.doubts), tuple(self.log), {}))
+
+    def _tag(self, view: Propose) -> tuple[object, ...]:
+        return (view.round, view.ballot, view.epoch)
+
+    def _ring(self) -> None:
+        if self.view is None:
+            return
+        view, peers = self.view, [hop.peer for hop in self.view.members]
+        parts = self.parts.get(self._tag(view), {})
+        if set(peers) <= parts.keys():
+            self.view = None
+            theta = digest([parts[peer] for peer in peers])
+            if self.world.network.rng.random() < self.world.flip_rate:
+                theta = digest(theta, "flipped bit", self.peer)
+            hashes = hashes_of(theta)
+            self.staged = {kept: value for kept, value in self.staged.items() if kept == self.pinned}
+            self.staged[hashes] = theta
+            self._later(self.machine.ring_done, view, hashes)
+
+    def _swap(self, record: object, hashes: StageHashes) -> list[MemberEffect]:
+        self.world.check_swap(self, record, hashes)
+        if hashes not in self.staged:
+            return self.machine.state_broken("the staged bytes are gone")
+        self.theta = self.staged[hashes]
+        self._clear()
+        return self.machine.swapped(hashes)
+
+
+class ClientHost:
+    """A client that trains as soon as it leads, and closes the round after a while."""
+
+    def __init__(self, world: World, peer: PeerId, incarnation: int) -> None:
+        self.world, self.peer = world, peer
+        self.machine: RoundCoordinatorMachine = world.coordinator_class(
+            peer, incarnation, world.settings, world.seal_as(peer), world.unseal, world.data.recorded_ranges()
+        )
+        self.tip: Tip | None = None
+        self.stuck: tuple[int, ...] = ()
+        self._wake_s: float | None = None
+
+    @property
+    def leads(self) -> bool:
+        return self.machine.phase is not Phase.WAITING
+
+    @property
+    def now_s(self) -> float:
+        return self.world.network.now_s
+
+    def deliver(self, sender: str, message: object) -> None:
+        self._act(self.machine.receive(PeerId(sender), message, self.now_s))
+
+    def lost(self, peer: str) -> None:
+        self._act(self.machine.lost(PeerId(peer), self.now_s))
+
+    def lead(self) -> None:
+        self._act(self.machine.lead(self.now_s))
+
+    def see(self, hops: dict[PeerId, Hop]) -> None:
+        self._act(self.machine.replicas(hops, self.now_s))
+
+    def close(self) -> None:
+        if self.tip is not None:
+            slots = {peer: int(peer.split(".")[1]) for peer in self.world.replicas}
+            self._act(self.machine.close(CloseRequest(self.tip.round + 1, slots, {}), self.now_s))
+
+    def _tick(self) -> None:
+        self._wake_s = None
+        self._act(self.machine.tick(self.now_s))
+
+    def _act(self, effects: list[CoordinatorEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    self.world.send(self.peer, peer, message)
+                case Decided(record, signed):
+                    self.tip = None
+                    self.world.check_decided(record, signed, effect.logs)
+                    self.world.data.record(record)
+                case Ready(tip):
+                    self.tip = tip
+                case Stuck(stages):
+                    self.stuck = stages
+                case _:
+                    pass
+            if self.world.network.hosts.get(self.peer) is not self:
+                return  # crashed between two sends of one decision
+        wake_at_s = self.machine.wake_at_s
+        if wake_at_s is not None and self._wake_s is None:
+            self._wake_s = wake_at_s
+            self.world.network.on_host(self.peer, max(0.0, wake_at_s - self.now_s), self._tick)
+
+
+def holds(host: ReplicaHost, tip: Tip | None) -> bool:
+    return tip is not None and host.machine.tip.hash == tip.hash
+
+
+__all__ = ["ClientHost", "ReplicaHost", "digest", "hashes_of", "holds", "outcome_of"]

@@ -1,0 +1,85 @@
+"""The machines with one rule left out each. If the simulation does not break one of these, it would not notice its loss."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.ids import NO_BALLOT, PeerId
+from shoal.swarm.round_coordinator import Effects as CoordinatorEffects
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import Send
+from shoal.swarm.round_member import Effects as MemberEffects
+from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.round_settings import CloseRequest
+from shoal.wire.messages.round import Record, Resolve, RoundMessage, RoundState, Staged, StageHashes
+
+
+class NoHold(RoundCoordinatorMachine):
+    """Decides as soon as everyone has staged."""
+
+    def _hold(self) -> CoordinatorEffects:
+        super()._hold()
+        self._held = self._members()
+        return []
+
+
+class NoTakeoverOfHeldRecords(RoundCoordinatorMachine):
+    """Does not finish what replicas hold when it takes over."""
+
+    def _state(self, peer: PeerId, state: RoundState, now_s: float) -> CoordinatorEffects:
+        return super()._state(peer, msgspec.structs.replace(state, pending=None), now_s)
+
+
+class NoEpochs(RoundCoordinatorMachine):
+    """Takes what was staged for an earlier view of the round as if it were for the present one."""
+
+    def _staged(self, peer: PeerId, message: Staged) -> CoordinatorEffects:
+        view = self._views.get(message.stage)
+        return super()._staged(peer, msgspec.structs.replace(message, epoch=view.epoch if view else 0))
+
+
+class HastyTakeover(RoundCoordinatorMachine):
+    """Chooses once it has heard one replica of each stage."""
+
+    def _choose(self, now_s: float) -> CoordinatorEffects:
+        self._replicas._reachable &= self._replicas.states.keys()
+        return super()._choose(now_s)
+
+
+class AbortsDoubts(RoundCoordinatorMachine):
+    """Aborts every step in doubt, whoever holds it."""
+
+    def _settle(self, request: CloseRequest, now_s: float) -> CoordinatorEffects:
+        return [
+            Send(effect.peer, msgspec.structs.replace(effect.message, commit=False))
+            if isinstance(effect, Send) and isinstance(effect.message, Resolve)
+            else effect
+            for effect in super()._settle(request, now_s)
+        ]
+
+
+class AsksOnce(RoundCoordinatorMachine):
+    """Never repeats what was not answered."""
+
+    def tick(self, now_s: float) -> CoordinatorEffects:
+        self._tick_at_s = now_s + 1.0
+        return []
+
+
+class NoHashCheck(RoundMemberMachine):
+    """Swaps whatever was staged last."""
+
+    def _staged_for(self, record: Record) -> StageHashes | None:
+        return list(self.staged.values())[-1] if self.staged else None
+
+
+class NoPromise(RoundMemberMachine):
+    """Follows every ballot, also one below that which it has answered."""
+
+    def receive(self, peer: PeerId, message: RoundMessage) -> MemberEffects:
+        self.promised = NO_BALLOT
+        return super().receive(peer, message)
+
+
+COORDINATORS = (NoHold, NoTakeoverOfHeldRecords, NoEpochs, HastyTakeover, AbortsDoubts, AsksOnce)
+MEMBERS = (NoHashCheck, NoPromise)

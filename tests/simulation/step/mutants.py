@@ -1,0 +1,135 @@
+"""The step's rules, each left out on purpose. The simulation must notice every one."""
+
+from __future__ import annotations
+
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.attempts import AttemptLedger
+from shoal.swarm.open_step import OpenStep
+from shoal.swarm.step_operations import Operation, OperationKind, Ready, Send, StepTotals
+from shoal.swarm.step_replica import StepReplica
+from shoal.swarm.step_trainer import Phase, StepTrainer, TrainerEffect
+from shoal.wire.messages.step import AskOutcome, Outcome, StepMessage, TellOutcome
+
+
+class CommitsWithoutAllMicrobatches(StepReplica):
+    def finished(self, operation: Operation, totals: StepTotals | None) -> list[Send]:
+        if operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS) and operation.microbatch == 1:
+            totals = StepTotals(1.0, True, 1.0)
+        return super().finished(operation, totals)
+
+
+class CommitsWhileAnotherStepHasBegun(StepReplica):
+    def ready(self) -> list[Ready]:
+        ready = super().ready()
+        for key, step in self.open.items():
+            if step.decision is not None:
+                ready.append(Ready(Operation(OperationKind.COMMIT, key, decision=step.decision), True, step.opened))
+        return ready
+
+
+class PromisesNothing(StepReplica):
+    """Answers "not committed", and takes the trainer's Commit afterwards."""
+
+    def handle(self, sender: PeerId, message: StepMessage) -> list[Send]:
+        if isinstance(message, AskOutcome):
+            step = self.open.get(message.key)
+            if step is not None and step.prepared and step.decision is None:
+                return [Send(sender, TellOutcome(message.key, Outcome.NOT_COMMITTED))]
+        return super().handle(sender, message)
+
+
+class AbortsWithoutWaitingForTheSilent(StepReplica):
+    def peer_lost(self, peer: PeerId) -> list[Send]:
+        sends = super().peer_lost(peer)
+        for step in list(self.open.values()):
+            if step.in_doubt and peer in step.unanswered():
+                sends += self.handle(peer, TellOutcome(step.request.key, Outcome.NOT_COMMITTED))
+        return sends
+
+
+class AbortsAPreparedStepAlone(StepReplica):
+    def peer_lost(self, peer: PeerId) -> list[Send]:
+        for step in list(self.open.values()):
+            if step.trainer == peer and step.decision is None:
+                step.prepared = False
+        return super().peer_lost(peer)
+
+
+class CommitsAfterItsJoin(StepReplica):
+    def join(self) -> None:
+        pass
+
+
+class ForgetsWhatItHasCommitted(StepReplica):
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+        class Forgetful(AttemptLedger):
+            def committed(self, key: StepKey) -> None:
+                return None
+
+        self._ledger = Forgetful()
+
+
+class ForgetsAbortedAttempts(StepReplica):
+    def _remove(self, step: OpenStep) -> None:
+        super()._remove(step)
+        self._ledger._newest.pop(step.request.key.trainer, None)
+
+
+class IgnoresFences(StepReplica):
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._ledger.is_fenced = lambda key: False  # type: ignore[method-assign]
+
+
+class OpensStepsOfAnotherRound(StepReplica):
+    def _refusal(self, request: object) -> str | None:
+        reason = super()._refusal(request)  # type: ignore[arg-type]
+        return None if reason in ("closed", "behind") and self.round else reason
+
+
+class KeepsStepsOverARecord(StepReplica):
+    def start_round(self, round: int) -> list[Send]:
+        kept, self.open = self.open, {}
+        sends = super().start_round(round)
+        self.open = kept
+        return sends
+
+
+class ReplaysAfterItsFirstCommit(StepTrainer):
+    def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
+        if self._phase == Phase.COMMITTING and self._plan is not None and peer in self._path:
+            self._avoidance.lose(peer, now_s + 0.5)
+            return self._again(self._plan, now_s)
+        return super().peer_lost(peer, now_s)
+
+
+class ReplaysWhenSomebodyDidNotAnswer(StepTrainer):
+    def _conclude(self, plan: object, now_s: float) -> list[TrainerEffect]:
+        if len(self._answers.keys() | self._lost) >= len(self._path) and not any(self._answers.values()):
+            return self._open(plan, now_s)  # type: ignore[arg-type]
+        return super()._conclude(plan, now_s)  # type: ignore[arg-type]
+
+
+class UsesOneAttemptForAll(StepTrainer):
+    def _open(self, plan: object, now_s: float) -> list[TrainerEffect]:
+        if self._key.attempt >= 0:
+            self._key = self._key._replace(attempt=self._key.attempt - 1)
+        return super()._open(plan, now_s)  # type: ignore[arg-type]
+
+
+REPLICAS: list[type[StepReplica]] = [
+    CommitsWithoutAllMicrobatches,
+    CommitsWhileAnotherStepHasBegun,
+    PromisesNothing,
+    AbortsWithoutWaitingForTheSilent,
+    AbortsAPreparedStepAlone,
+    CommitsAfterItsJoin,
+    ForgetsWhatItHasCommitted,
+    ForgetsAbortedAttempts,
+    IgnoresFences,
+    OpensStepsOfAnotherRound,
+    KeepsStepsOverARecord,
+]
+TRAINERS: list[type[StepTrainer]] = [ReplaysAfterItsFirstCommit, ReplaysWhenSomebodyDidNotAnswer, UsesOneAttemptForAll]

@@ -1,0 +1,107 @@
+"""The terminal view: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from shoal.cli.live import PLAIN_INTERVAL_S, LiveView
+from shoal.clock import SystemClock
+from shoal.config import load_config
+
+STATUS = {
+    "round": 2.0,
+    "step": 40.0,
+    "loss/train": 3.14159,
+    "loss/eval": 3.5,
+    "samples_per_s": 1234.56,
+    "pipelines": 2.0,
+    "alive_peers": 6.0,
+    "missing_stages": 0.0,
+}
+
+
+class _Clock(SystemClock):
+    """Monotonic time that a test moves."""
+
+    now = 100.0
+
+    def now_s(self) -> float:
+        return self.now
+
+
+class _Screen:
+    def __init__(self, *, terminal: bool) -> None:
+        self.clock = _Clock()
+        self._file = io.StringIO()
+        console = Console(file=self._file, force_terminal=terminal, width=160, color_system=None)
+        self.view = LiveView(load_config(), "test-run", Path("/logs/test-run"), console=console, clock=self.clock)
+
+    @property
+    def text(self) -> str:
+        return self._file.getvalue()
+
+
+def test_where_there_is_no_terminal_plain_lines_come_every_few_seconds() -> None:
+    screen = _Screen(terminal=False)
+    with screen.view as view:
+        for _ in range(20):
+            view.update(STATUS)
+            screen.clock.now += PLAIN_INTERVAL_S / 10
+    lines = screen.text.splitlines()
+    assert lines[0] == "run test-run, logs in /logs/test-run"
+    rounds = load_config().diloco.outer_steps
+    assert lines[1:] == [
+        f"time 0:{second:02d}  round 2/{rounds}  step 40  loss 3.142  eval loss 3.500  samples/s 1,234.6  pipelines 2  "
+        "peers 6   training"
+        for second in (0, 5)
+    ]
+    assert "\x1b" not in screen.text
+
+
+def test_on_a_terminal_the_numbers_stand_in_a_table() -> None:
+    screen = _Screen(terminal=True)
+    with screen.view as view:
+        view.update(STATUS | {"loss/baseline": 2.5})
+    for expected in ("eval loss", "3.142", "1,234.6", "baseline", "2.500", "training"):
+        assert expected in screen.text
+
+
+@pytest.mark.parametrize(("missing", "text"), [(1.0, "1 stage without a server"), (2.0, "2 stages without a server")])
+def test_missing_stages_are_said(missing: float, text: str) -> None:
+    screen = _Screen(terminal=False)
+    with screen.view as view:
+        view.update({"missing_stages": missing})
+    assert screen.text.splitlines()[-1].endswith(text)
+
+
+def test_a_notice_is_shown_as_it_is() -> None:
+    screen = _Screen(terminal=False)
+    with screen.view as view:
+        view.notice("wandb: offline; to upload this run: wandb sync [bold]/x[/bold] " + "y" * 200)
+    assert screen.text.splitlines()[-1].endswith("[bold]/x[/bold] " + "y" * 200)
+
+
+def test_the_end_shows_results_and_where_the_summary_is() -> None:
+    screen = _Screen(terminal=False)
+    summary = {"samples": 12345, "eval_loss_last": 2.1, "peak_pss_bytes": 3 * 2**20, "duplicates": 0, "steps_lost": {}}
+    screen.view.finish(summary, None, Path("/logs/test-run/summary.json"), Path("/logs/test-run"))
+    assert [line.split() for line in screen.text.splitlines()] == [
+        ["samples", "12,345"],
+        ["duplicate", "samples", "0"],
+        ["eval", "loss,", "last", "2.100"],
+        ["memory", "at", "most", "(PSS)", "3", "MiB"],
+        ["summary:", "/logs/test-run/summary.json"],
+    ]
+
+
+def test_a_failure_names_the_reason_and_the_logs() -> None:
+    screen = _Screen(terminal=False)
+    screen.view.finish(None, "server 1 ended early: killed by SIGKILL", None, Path("/logs/test-run"))
+    assert screen.text.splitlines() == [
+        "failed: server 1 ended early: killed by SIGKILL",
+        "the logs of all roles are in /logs/test-run",
+    ]

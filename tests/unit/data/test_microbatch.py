@@ -1,0 +1,44 @@
+"""Cutting a step's batch: the sizes of torch.chunk, and views of the same memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.data.microbatch import cut, microbatches
+
+
+def arrays(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
+    inputs = np.arange(num_samples * 3, dtype=np.float32).reshape(num_samples, 3)
+    return inputs, np.arange(num_samples, dtype=np.int64)
+
+
+@pytest.mark.parametrize("max_parts", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("num_samples", [1, 2, 5, 8, 9])
+def test_parts_are_those_of_torch_chunk(num_samples: int, max_parts: int) -> None:
+    inputs, labels = arrays(num_samples)
+    parts = cut(inputs, labels, max_parts)
+    expected = torch.arange(num_samples).chunk(max_parts)
+    assert [part.num_samples for part in parts] == [len(chunk) for chunk in expected]
+    for part, chunk in zip(parts, expected, strict=True):
+        assert part.inputs.shape == (len(chunk), 3)
+        assert np.frombuffer(part.inputs.data, np.float32).tolist() == inputs[chunk.numpy()].ravel().tolist()
+        assert np.frombuffer(part.labels.data, np.int64).tolist() == chunk.tolist()
+
+
+def test_each_accumulated_batch_is_cut_by_itself() -> None:
+    inputs, labels = arrays(11)
+    sizes = [p.num_samples for p in microbatches(inputs, labels, batch_samples=4, num_microbatches=2)]
+    assert sizes == [2, 2, 2, 2, 2, 1]
+    sizes = [p.num_samples for p in microbatches(inputs, labels, batch_samples=5, num_microbatches=2)]
+    assert sizes == [3, 2, 3, 2, 1]
+
+
+def test_parts_are_views_and_not_copies() -> None:
+    inputs, labels = arrays(4)
+    parts = cut(inputs, labels, 2)
+    inputs[3, 0] = 99.0
+    labels[0] = 42
+    assert np.frombuffer(parts[1].inputs.data, np.float32)[3] == 99.0
+    assert np.frombuffer(parts[0].labels.data, np.int64)[0] == 42

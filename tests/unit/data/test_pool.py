@@ -1,0 +1,85 @@
+"""The shared segment: places, sizes, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.data.layout import BatchLayout
+from shoal.data.pool import Pool, map_pool
+from shoal.data.source import ArraySpec
+from shoal.errors import InvariantViolation, RemoteProtocolError
+
+
+def test_places_are_taken_from_the_front_and_come_back() -> None:
+    with Pool(place_bytes=64, num_places=3) as pool:
+        assert [pool.take() for _ in range(4)] == [0, 1, 2, None]
+        pool.release(1)
+        pool.release(0)
+        assert pool.num_free == 2
+        assert pool.take() == 0
+
+
+def test_a_place_cannot_be_released_twice() -> None:
+    with Pool(place_bytes=64, num_places=2) as pool, pytest.raises(InvariantViolation, match="twice"):
+        pool.release(1)
+
+
+def test_what_is_written_to_a_place_is_seen_through_the_mapping_and_nowhere_else() -> None:
+    with Pool(place_bytes=64, num_places=3) as pool:
+        seen = np.frombuffer(map_pool(pool.path, pool.num_bytes), dtype=np.uint8)
+        pool.memory(1)[:] = 7
+        assert np.flatnonzero(seen).tolist() == list(range(64, 128))
+        assert not seen.flags.writeable
+
+
+def test_the_segment_cannot_change_its_size() -> None:
+    with Pool(place_bytes=64, num_places=2) as pool:
+        fd = os.open(pool.path, os.O_RDWR)
+        try:
+            for size_bytes in (0, 4096):
+                with pytest.raises(PermissionError):
+                    os.ftruncate(fd, size_bytes)
+        finally:
+            os.close(fd)
+
+
+def test_the_segment_has_no_name_and_is_gone_when_closed() -> None:
+    before = set(os.listdir("/dev/shm"))
+    pool = Pool(place_bytes=4096, num_places=2)
+    assert set(os.listdir("/dev/shm")) == before
+    pool.close()
+    with pytest.raises(RemoteProtocolError, match="cannot be opened"):
+        map_pool(pool.path, pool.num_bytes)
+
+
+def test_without_memfd_a_private_file_takes_its_place_and_is_removed(tmp_path: Path) -> None:
+    with Pool(place_bytes=64, num_places=2, directory=tmp_path) as pool:
+        assert Path(pool.path).stat().st_mode & 0o777 == 0o600
+        pool.memory(1)[:] = 9
+        assert map_pool(pool.path, pool.num_bytes)[64:128] == b"\x09" * 64
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_segment_smaller_than_said_is_refused() -> None:
+    with (
+        Pool(place_bytes=64, num_places=2) as pool,
+        pytest.raises(RemoteProtocolError, match="has 128 bytes, not 129"),
+    ):
+        map_pool(pool.path, 129)
+
+
+def test_inputs_and_labels_of_a_place_do_not_overlap_and_lie_where_they_are_said_to_be() -> None:
+    layout = BatchLayout(ArraySpec("float32", (3,)), ArraySpec("int64", ()), max_samples=5)
+    with Pool(place_bytes=layout.place_bytes, num_places=2) as pool:
+        inputs, labels = layout.arrays(pool.memory(1), 5)
+        inputs[...] = np.arange(15).reshape(5, 3)
+        labels[...] = np.arange(100, 105)
+        whole = map_pool(pool.path, pool.num_bytes)
+        for place, array in zip(layout.tensor_places(pool.offset_bytes(1), 5), (inputs, labels), strict=True):
+            seen = np.frombuffer(whole, place.dtype, count=array.size, offset=place.offset_bytes).reshape(place.shape)
+            assert np.array_equal(seen, array)
+            assert place.offset_bytes % 64 == 0

@@ -1,0 +1,233 @@
+"""Data sets: what a sample is, what is held out, and what a wrong choice says."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.config import Config
+from shoal.data.catalog import open_source
+from shoal.data.images import resize_nearest
+from shoal.data.source import split
+from shoal.data.text import ByteText, text_dataset
+from shoal.errors import ConfigError
+
+DIGITS = {"dataset_name": "digits", "task_type": "cv", "img_size": 20, "num_channels": 3}
+RESNET = {"family": "resnet18"}
+
+
+def config(data: dict[str, Any], model: dict[str, Any] | None = None) -> Config:
+    return Config.model_validate({"data": data, "model": model or {}, "model_pipeline": {"stages": 1}})
+
+
+def text_of_pydoc() -> bytes:
+    from pydoc_data.topics import topics
+
+    return "".join(topics[name] for name in sorted(topics)).encode()
+
+
+def test_a_text_sample_is_a_window_and_its_labels_are_the_window_one_byte_on() -> None:
+    dataset = open_source(config({"seq_len": 32}))
+    text = text_of_pydoc()
+    inputs, labels = dataset.train.read(np.array([7, 0]))
+    assert inputs.dtype == labels.dtype == np.int64
+    assert inputs[0].tolist() == list(text[7 * 32 : 8 * 32])
+    assert labels[0].tolist() == list(text[7 * 32 + 1 : 8 * 32 + 1])
+    assert inputs[1].tolist() == list(text[:32])
+    assert dataset.num_classes == 256
+
+
+def test_the_end_of_a_text_is_held_out_and_shares_no_byte_with_the_rest() -> None:
+    text = bytes(range(201))
+    dataset = text_dataset("numbers", text, seq_len=10, holdout_fraction=0.25)
+    seen = [set(), set()]
+    for part, source in enumerate((dataset.train, dataset.holdout)):
+        inputs, labels = source.read(np.arange(source.num_samples))
+        seen[part] = {*inputs.ravel().tolist(), *labels.ravel().tolist()}
+        assert np.array_equal(inputs.ravel() + 1, labels.ravel())
+    assert not seen[0] & seen[1]
+    assert dataset.holdout.num_samples == 5
+    assert max(seen[1]) == 200
+    assert dataset.train.num_samples == 14
+
+
+@pytest.mark.parametrize("seq_len", [1, 7, 64])
+def test_the_last_window_of_a_text_still_has_all_its_labels(seq_len: int) -> None:
+    source = ByteText(np.arange(65, dtype=np.uint8), seq_len)
+    _, labels = source.sample(source.num_samples - 1)
+    assert labels.shape == (seq_len,)
+    assert labels[-1] == source.num_samples * seq_len
+
+
+def test_a_text_shorter_than_three_windows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.seq_len = 100"):
+        text_dataset("short", bytes(300), 100, 0.05)
+
+
+def test_digits_are_scaled_images_with_their_classes() -> None:
+    dataset = open_source(config(DIGITS, RESNET))
+    assert dataset.train.num_samples + dataset.holdout.num_samples == 1797
+    assert dataset.holdout.num_samples == 90
+    inputs, labels = dataset.train.read(np.arange(dataset.train.num_samples))
+    assert inputs.shape == (1707, 3, 20, 20)
+    assert inputs.dtype == np.float32
+    assert np.array_equal(inputs[:, 0], inputs[:, 2])
+    assert sorted(set(labels.tolist())) == list(range(10))
+    # 8x8 pixels become 16x16 in the middle of 20x20: the border is background, the darkest value.
+    assert (inputs[:, :, 0] == inputs.min()).all()
+    core = inputs[:, 0, 2:18, 2:18]
+    assert abs(core.mean()) < 0.01
+    assert abs(core.std() - 1) < 0.01
+
+
+def test_held_out_digits_are_not_among_those_trained_on() -> None:
+    dataset = open_source(config(DIGITS, RESNET))
+    both = [
+        {image.tobytes() for image in source.read(np.arange(source.num_samples))[0]}
+        for source in (dataset.train, dataset.holdout)
+    ]
+    assert len(both[0] | both[1]) >= 1795
+    assert len(both[0] & both[1]) <= 2
+
+
+def test_a_split_is_the_same_every_time_and_takes_from_everywhere() -> None:
+    source = ByteText(np.arange(101, dtype=np.uint8), 1)
+    parts = [split(source, 0.2) for _ in range(2)]
+    first, second = ([part.read(np.arange(part.num_samples))[0].ravel().tolist() for part in pair] for pair in parts)
+    assert first == second
+    assert sorted(first[0] + first[1]) == list(range(100))
+    assert len(first[1]) == 20
+    assert first[1][-1] - first[1][0] > 60
+
+
+@pytest.mark.parametrize(("size", "expected"), [(4, "2p"), (2, "p"), (1, "c"), (3, "e")])
+def test_small_images_grow_by_whole_pixels_and_large_ones_lose_some(size: int, expected: str) -> None:
+    image = np.array([[[1, 2], [3, 4]]], dtype=np.uint8)
+    results = {
+        "2p": [[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]],
+        "p": [[1, 2], [3, 4]],
+        "c": [[1]],
+        "e": [[1, 2, 0], [3, 4, 0], [0, 0, 0]],
+    }
+    assert resize_nearest(image, size)[0].tolist() == results[expected]
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        ({**DIGITS}, {"family": "resnet18", "num_classes": 4}, r"model\.num_classes = 4 .* at least 10"),
+        ({}, {"vocab_size": 100}, r"model\.vocab_size = 100 .* at least 256"),
+        ({"dataset_name": "digits", "task_type": "llm"}, {}, r"data\.task_type = cv, not llm"),
+        ({"dataset_name": "pydoc-topics", "task_type": "cv"}, RESNET, r"data\.task_type = llm, not cv"),
+        ({"seq_len": 400_000}, {}, r"data\.seq_len = 400000"),
+    ],
+)
+def test_a_data_set_that_does_not_fit_says_what_to_change(
+    data: dict[str, Any], model: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_source(config(data, model))
+
+
+class FakeHub:
+    """Stands in for the package `datasets`."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self.asked: tuple[Any, ...] = ()
+
+    def load_dataset(self, name: str, subset: str | None, *, split: str, token: str | None) -> Any:
+        self.asked = (name, subset, split, token)
+        if isinstance(self.table, Exception):
+            raise self.table
+        return self.table
+
+
+class FakeTable(dict[str, list[Any]]):
+    """Columns; rows by a list of indices, as `datasets.Dataset` gives them."""
+
+    features: Any = None
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.keys())
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values())))
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, list):
+            return {name: [column[index] for index in key] for name, column in self.items()}
+        return super().__getitem__(key)
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, table: Any) -> FakeHub:
+    hub = FakeHub(table)
+    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    return hub
+
+
+def test_text_of_the_hub_is_joined_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = use_hub(monkeypatch, FakeTable(text=["déjà", "vu " * 20]))
+    data = {"dataset_name": "wikitext", "dataset_config": "small", "seq_len": 4, "hf_token": "secret"}
+    dataset = open_source(config(data))
+    assert hub.asked == ("wikitext", "small", "train", "secret")
+    assert bytes(dataset.train.sample(0)[0].astype(np.uint8)) == "déjà".encode()[:4]
+    assert bytes(dataset.train.sample(1)[0].astype(np.uint8)) == "déjà".encode()[4:] + b"\nv"
+
+
+class FakeImage:
+    """Stands in for a `PIL.Image.Image` of one colour; converted and resized it is an array."""
+
+    def __init__(self, value: int, mode: str = "P", size: tuple[int, int] = (4, 4)) -> None:
+        self.value, self.mode, self.size = value, mode, size
+
+    def convert(self, mode: str) -> FakeImage:
+        return FakeImage(self.value, mode, self.size)
+
+    def resize(self, size: tuple[int, int]) -> FakeImage:
+        return FakeImage(self.value, self.mode, size)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        shape = self.size if self.mode == "L" else (*self.size, {"RGB": 3, "P": 1}[self.mode])
+        return np.full(shape, self.value, dtype=dtype)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_the_hub_are_resized_and_scaled(monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
+    table = FakeTable(img=[FakeImage(255), *(FakeImage(0) for _ in range(9))], label=list(range(10)))
+    table.features = {"label": type("ClassLabel", (), {"num_classes": 10})}
+    use_hub(monkeypatch, table)
+    monkeypatch.setitem(sys.modules, "PIL", object())  # type: ignore[arg-type]
+    data = {"dataset_name": "cifar10", "task_type": "cv", "img_size": 6, "num_channels": channels}
+    dataset = open_source(config(data, RESNET))
+    assert dataset.num_classes == 10
+    everything = [source.read(np.arange(source.num_samples)) for source in (dataset.train, dataset.holdout)]
+    values = {int(label): pixels for inputs, labels in everything for pixels, label in zip(inputs, labels, strict=True)}
+    assert sorted(values) == list(range(10))
+    assert values[0].shape == (channels, 6, 6)
+    assert (values[0] == 1.0).all()
+    assert (values[1] == -1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (ConnectionError("no route to host"), r"nosuch .*needs a network.*no route.*pydoc-topics.*digits"),
+        (ValueError("Unknown split"), r"dataset_split train.*Unknown split"),
+        (FakeTable(words=["a"]), r'needs a column "text".*words'),
+    ],
+)
+def test_a_hub_data_set_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch, table: Any, message: str) -> None:
+    use_hub(monkeypatch, table)
+    with pytest.raises(ConfigError, match=message):
+        open_source(config({"dataset_name": "nosuch"}))
+
+
+def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"not built in.*pip install 'shoal\[hf\]'"):
+        open_source(config({"dataset_name": "wikitext"}))

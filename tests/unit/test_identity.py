@@ -1,0 +1,97 @@
+"""Identities: peer ids, key files, signatures, namespaces."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import IdentityError, SignatureError
+from shoal.identity import Identity, namespace, peer_id_of, public_key_of, verify
+from shoal.ids import PeerId
+
+SEED = bytes(range(32))
+
+
+def test_keys_are_encoded_as_in_the_test_vectors_of_libp2p() -> None:
+    # https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md, "Test vectors", Ed25519.
+    seed = bytes.fromhex("7e0830617c4a7de83925dfb2694556b12936c477a0e1feb2e148ec9da60fee7d")
+    public = bytes.fromhex("1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")
+    identity = Identity(seed)
+    assert identity.public_bytes == public
+    assert identity.p2p_key_bytes == bytes.fromhex("08011240") + seed + public
+    assert identity.peer_id.startswith("12D3KooW")
+    assert len(identity.peer_id) == 52
+
+
+@given(key=st.binary(min_size=32, max_size=32))
+def test_a_peer_id_contains_its_public_key(key: bytes) -> None:
+    assert public_key_of(peer_id_of(key)) == key
+
+
+@pytest.mark.parametrize("text", ["", "alice", "12D3KooW", "0OIl" * 13, "Qm" + "a" * 44, "1" * 10_000, "ü" * 52])
+def test_what_is_no_ed25519_peer_id_is_refused(text: str) -> None:
+    with pytest.raises(IdentityError):
+        public_key_of(PeerId(text))
+
+
+def test_a_signature_holds_for_its_signer_and_bytes_only() -> None:
+    alice, bob = Identity.generate(), Identity.generate()
+    signature = alice.sign(b"record")
+    verify(alice.peer_id, b"record", signature)
+    for peer, data, sig in [
+        (bob.peer_id, b"record", signature),
+        (alice.peer_id, b"recorD", signature),
+        (alice.peer_id, b"record", signature[:-1] + bytes([signature[-1] ^ 1])),
+        (alice.peer_id, b"record", b""),
+        (PeerId("nobody"), b"record", signature),
+    ]:
+        with pytest.raises(SignatureError):
+            verify(peer, data, sig)
+
+
+def test_a_key_file_is_made_once_for_the_owner_only_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "server.key"
+    made = Identity.load_or_create(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    assert Identity.load_or_create(path).peer_id == made.peer_id
+    assert Identity.generate().peer_id != made.peer_id
+    with pytest.raises(FileExistsError):
+        Identity.generate().to_p2p_key_file(path)
+    assert Identity.load_or_create(path).private_bytes == made.private_bytes
+
+
+def test_a_key_file_that_others_may_read_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    Identity.load_or_create(path)
+    path.chmod(0o640)
+    with pytest.raises(IdentityError, match="chmod 600"):
+        Identity.load_or_create(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x08\x01\x12\x40" + bytes(63), b"\x08\x01\x12\x40" + bytes(64)])
+def test_a_broken_key_file_is_left_alone_and_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(IdentityError, match=str(path)):
+        Identity.load_or_create(path)
+    assert path.read_bytes() == content
+
+
+def test_a_key_never_shows_in_a_representation() -> None:
+    assert repr(Identity(SEED)) == f"Identity({Identity(SEED).peer_id})"
+    with pytest.raises(IdentityError):
+        Identity(b"short")
+
+
+def test_a_namespace_depends_on_key_and_prefix_and_reveals_neither() -> None:
+    names = {namespace(SEED, "resnet"), namespace(SEED, "resnet2"), namespace(SEED[:31], "resnet"), namespace(b"", "")}
+    assert len(names) == 4
+    assert namespace(b"k", "ab") != namespace(b"ka", "b")
+    assert all(len(name) == 64 for name in names)
+    assert namespace(SEED, "resnet") != hashlib.sha3_256(b"resnet").hexdigest()

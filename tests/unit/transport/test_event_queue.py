@@ -1,0 +1,86 @@
+"""The queue of an endpoint's events."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from shoal.errors import LocalProtocolError
+from shoal.ids import PeerId
+from shoal.transport.base import PeerUp
+from shoal.transport.event_queue import EventQueue
+
+pytestmark = pytest.mark.anyio
+
+
+def up(number: int) -> PeerUp:
+    return PeerUp(PeerId(str(number)))
+
+
+async def test_events_come_out_in_order_and_each_tells_when_it_is_taken() -> None:
+    queue, taken = EventQueue(), list[int]()
+    queue.put(up(0), lambda: taken.append(0))
+    queue.put(up(1), lambda: taken.append(1))
+    assert taken == []
+    assert await anext(queue) == up(0)
+    assert taken == [0]
+    assert await anext(queue) == up(1)
+
+
+async def test_a_waiting_consumer_is_woken_and_ends_with_the_queue() -> None:
+    queue, got = EventQueue(), list[PeerUp]()
+
+    async def consume() -> None:
+        async for event in queue:
+            assert isinstance(event, PeerUp)
+            got.append(event)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consume)
+        await anyio.wait_all_tasks_blocked()
+        queue.put(up(0))
+        await anyio.wait_all_tasks_blocked()
+        assert got == [up(0)]
+        queue.put(up(1))
+        queue.close()
+    assert got == [up(0)]
+    queue.put(up(2))
+    assert len(queue) == 0
+
+
+async def test_a_second_waiting_consumer_is_a_mistake() -> None:
+    queue = EventQueue()
+
+    async def consume() -> None:
+        with pytest.raises(StopAsyncIteration):
+            await anext(queue)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consume)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(LocalProtocolError, match="one consumer"):
+            await anext(queue)
+        queue.close()
+
+
+async def test_a_cancelled_consumer_loses_no_event() -> None:
+    queue = EventQueue()
+    with anyio.move_on_after(0):
+        await anext(queue)
+    queue.put(up(0))
+    assert await anext(queue) == up(0)
+
+
+async def test_a_full_queue_gives_other_tasks_a_turn() -> None:
+    queue, turns = EventQueue(), list[int]()
+    for number in range(200):
+        queue.put(up(number))
+
+    async def other() -> None:
+        turns.append(len(queue))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(other)
+        for _ in range(200):
+            await anext(queue)
+    assert turns[0] > 0
