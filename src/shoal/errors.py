@@ -19,6 +19,7 @@
     |   +-- RecordRejected           a record whose signature, schema or sequence does not hold
     +-- NoPipeline*                  names the stages without a replica
     +-- RoundAborted*
+    |   +-- RoundClosed*             replicas take no more steps of the round
     +-- StateMismatch                two replicas that should hold the same bytes do not
     +-- InvariantViolation           a bug; never caught below the process
 
@@ -107,6 +108,10 @@ class NoPipeline(Transient, ShoalError):
 
 class RoundAborted(Transient, ShoalError):
     """An outer round, or one epoch of it, was given up; nothing was applied."""
+
+
+class RoundClosed(RoundAborted):
+    """Replicas refuse steps because their round is closed; the step that was to be trained is applied nowhere."""
 
 
 class StateMismatch(ShoalError):

@@ -1,8 +1,8 @@
 """Identifiers that every layer shares: one type for one thing, no behaviour beyond order and text.
 
-A *step* is named by the trainer that drives it, the incarnation (restart count) of that trainer, and its number; a *step
-key* adds the attempt, because a step that was aborted is tried again under a new attempt and late messages of the old
-one must be told apart. A *ballot* orders coordinators: the highest one leads.
+A *step* is named by the trainer that drives it, the incarnation (restart count) of that trainer, and its number; a
+*step key* adds the attempt, because a step that was aborted is tried again under a new attempt and late messages of the
+old one must be told apart. A *ballot* orders coordinators: the highest one leads.
 """
 
 from __future__ import annotations

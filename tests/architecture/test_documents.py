@@ -1,4 +1,4 @@
-"""What documents and examples promise exists: the reference of the configuration, commands, start-up cost of --help."""
+"""What documents promise exists: the reference of the configuration, commands, paths, messages, cost of --help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import resource
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -16,6 +18,7 @@ from shoal.cli import main
 from shoal.config import Config, load_config
 from shoal.config.dump import reference_yaml
 from shoal.config.keys import keys
+from shoal.wire.messages import Message
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -57,7 +60,7 @@ def test_readme_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {"make run", "make test"} <= set(commands)
     for command in commands:
-        words = shlex.split(command)
+        words = [word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word)]
         if words[0] == "make":
             assert words[1] in targets, command
             continue
@@ -66,11 +69,76 @@ def test_readme_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
             words = {"run_local.py": ["shoal", "run-local"]}[words[1]] + words[2:]
         if Path(words[0]).name != "shoal":
             continue
-        shown = ["--help"] if "--help" in words else ["--print-config"] if words[1] == "run-local" else []
-        arguments = [str(ROOT / word) if word.startswith("configs/") else word for word in words[1:]]
+        is_shown = {"--help", "--print-config"} & set(words)
+        shown = ["--print-config"] if words[1] == "run-local" and not is_shown else []
+        arguments = [str(ROOT / word) if word.startswith(("configs/", "examples/")) else word for word in words[1:]]
         if words[1] == "trainer":
             arguments, shown = [*arguments, "--help"], []
         assert main([*arguments, *shown]) == 0, f"{command}: {capsys.readouterr().err}"
+
+
+# ---- what the documents name ---------------------------------------------------------------------------------------
+
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/protocol.md", "examples/own_model/README.md")
+SOURCE = ROOT / "src" / "shoal"
+
+
+def _prose(document: str) -> str:
+    return re.sub(r"^```.*?^```", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def _paths_in(document: str) -> list[str]:
+    """Return what stands in backticks and looks like a file or a folder of this project."""
+    words = re.findall(r"`([^`\n]+)`", _prose(document))
+    generated = ("logs/", "rounds/", "steps/", "/dev/")
+    return [
+        word
+        for word in words
+        if re.fullmatch(r"[\w./-]+(\.(py|md|yaml|toml|txt)|/)", word) and "/" in word and not word.startswith(generated)
+    ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_paths_that_documents_name_exist(document: str) -> None:
+    near = ((ROOT / document).parent, ROOT, SOURCE)
+    paths = _paths_in(document)
+    assert paths or document == "examples/own_model/README.md"
+    for path in paths:
+        assert any((place / path).exists() for place in near), f"{document} names {path}"
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", _prose(document)):
+        assert "://" in target or ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
+
+
+def _code_map() -> dict[str, list[str]]:
+    """Return the modules that ARCHITECTURE.md lists for each package or top-level module of shoal."""
+    section = (ROOT / "ARCHITECTURE.md").read_text().partition("## Code map")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", section, re.MULTILINE)
+    return {name: re.findall(r"`(\w+)`", modules) for name, modules in rows}
+
+
+def test_the_code_map_lists_every_package_and_only_modules_that_exist() -> None:
+    listed = _code_map()
+    there = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    there |= {path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__")}
+    assert listed.keys() == there
+    for package, modules in listed.items():
+        for module in modules:
+            inside = SOURCE / package / module
+            assert inside.with_suffix(".py").is_file() or inside.is_dir(), f"{package}/{module}"
+
+
+def test_the_code_map_has_the_layers_in_their_order() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    level = {name: index for index, layer in enumerate(layers) for name in re.findall(r"\w+", layer)}
+    levels = [level[name] for name in _code_map()]
+    assert levels == sorted(levels)
+
+
+def test_the_page_on_protocols_names_every_message() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    for message in get_args(Message):
+        assert f"`{message.__name__}`" in text, message.__name__
 
 
 HELP = """

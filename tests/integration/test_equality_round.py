@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import anyio
 import pytest
 import torch
+from tests.reference.diloco import Batch, PlainDiloco, flat
 
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.member import RoundMember
@@ -32,7 +33,6 @@ from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import SampleRange
-from tests.reference.diloco import Batch, PlainDiloco, flat
 
 pytestmark = pytest.mark.anyio
 

@@ -1,7 +1,7 @@
-"""DiLoCo in one process, as plainly as it can be written: R workers, one after the other, and the outer step between them.
+"""DiLoCo in one process, as plainly as it can be written: R workers, one after the other, and the outer step.
 
-It knows nothing of rings, rounds or replicas; what it shares with the swarm is the model, the seeds of single operations,
-and one agreement: the order in which contributions are added. With n members, a vector is cut into n contiguous chunks,
+It knows nothing of rings, rounds or replicas; what it shares with the swarm is the model, the seeds of operations, and
+one agreement: the order in which contributions are added. With n members, a vector is cut into n contiguous chunks,
 the first ones larger by one element where n does not divide; chunk j is summed as ((c[j+1] + c[j+2]) + ...) + c[j].
 """
 

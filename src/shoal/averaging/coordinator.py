@@ -47,7 +47,7 @@ class RoundOutcome:
         record: D_round.
         signed: The same, encoded and signed.
         logs: The final members' step logs, by peer, with their stage; empty if an earlier coordinator gathered them.
-        sent_bytes: What the final members sent in the round, by traffic.
+        sent_bytes: What the holders sent in the round, by traffic.
         holders: The replicas that hold the record now, with their stages.
     """
 
@@ -165,7 +165,7 @@ class RoundCoordinator:
         decided = self._decided
         if decided is None or decided.record.round != round:
             raise RoundAborted(f"round {round} was decided by another coordinator: record {ready.tip.round} stands")
-        return RoundOutcome(decided.record, decided.signed, decided.logs, decided.sent_bytes, ready.holders)
+        return RoundOutcome(decided.record, decided.signed, decided.logs, ready.sent_bytes, ready.holders)
 
     @property
     def stuck(self) -> tuple[int, ...]:

@@ -220,8 +220,7 @@ class RoundMember:
             return
         if round != self._machine.round:
             return
-        sent = {kind: count - self._sent_before.get(kind, 0) for kind, count in self._sent_bytes().items()}
-        self._do(self._machine.steps_closed(StepsClosed(closed.num_samples, closed.in_doubt, closed.log, sent)))
+        self._do(self._machine.steps_closed(StepsClosed(closed.num_samples, closed.in_doubt, closed.log)))
 
     def _sent_bytes(self) -> dict[str, int]:
         return {traffic.value: count for traffic, count in self._endpoint.sent_bytes.items()}
@@ -250,17 +249,16 @@ class RoundMember:
 
     async def _reduce(self, view: Propose, peers: Sequence[PeerId], weight: int) -> StageHashes:
         tag = RingTag(view.round, view.ballot, view.epoch)
-        with self._inbox.open(tag) as parts:
-            if view.epoch > 0:
-                await self._device.run(self._state.check)
-            total = sum(view.weights)
-            if total == 0:
-                return await self._device.run(self._state.stage, None)
-            share = await self._device.run(self._state.contribution, weight, total)
-            vectors = _vectors(share)
-            ring = Ring(self._endpoint, tag, self._stage, peers, vectors, self._device.run, self._segment_bytes)
-            await ring.run(parts)
-            return await self._device.run(self._state.stage, share)
+        parts = self._inbox.open(tag)
+        if view.epoch > 0:
+            await self._device.run(self._state.check)
+        total = sum(view.weights)
+        if total == 0:
+            return await self._device.run(self._state.stage, None)
+        share = await self._device.run(self._state.contribution, weight, total)
+        ring = Ring(self._endpoint, tag, self._stage, peers, _vectors(share), self._device.run, self._segment_bytes)
+        await ring.run(parts)
+        return await self._device.run(self._state.stage, share)
 
     async def _swap(self, record: Record, hashes: StageHashes) -> None:
         self._ring_scope.cancel()
@@ -270,9 +268,10 @@ class RoundMember:
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))
             return
-        self._sent_before = self._sent_bytes()
+        before, self._sent_before = self._sent_before, self._sent_bytes()
+        sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._steps.start_round(record.round + 1)
-        self._do(self._machine.swapped(hashes))
+        self._do(self._machine.swapped(hashes, sent))
         logger.info("round.swapped", extra={"round": record.round, "parameters": hashes.parameters})
         self._tell(RoundSwapped(record, hashes))
 

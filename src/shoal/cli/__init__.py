@@ -19,6 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted.
     """
-    from shoal.cli.app import run
+    try:
+        from shoal.cli.app import run
+    except KeyboardInterrupt:
+        return 130  # `shoal.cli.exits` is not there yet
 
     return run(argv)

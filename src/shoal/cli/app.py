@@ -71,12 +71,15 @@ def run_local(
     """
     if num_servers is not None:
         flags = (*flags, "--num-servers", num_servers)
-    config = _load(config_path or _sandbox_path(), flags)
     if print_config:
-        return _print_config(config)
-    from shoal.cli.local import run_local as serve
+        return _print_config(_load(config_path or _sandbox_path(), flags))
+    from shoal.cli.early import early_start
 
-    return serve(config, num_servers=config.servers.num_servers, baseline=baseline)
+    with early_start() as early:
+        config = _load(config_path or _sandbox_path(), flags)
+        from shoal.cli.local import run_local as serve
+
+        return serve(config, early, baseline=baseline)
 
 
 @app.command

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from shoal.client.spec import ClientSpec
 from shoal.config import Config, config_to_json
 from shoal.config.start import RoleStart
 from shoal.data_server.spec import DataServerSpec
-from shoal.errors import ShoalError
+from shoal.errors import ConnectionLost, ShoalError
 from shoal.identity import Identity
 from shoal.monitor.spec import MonitorSpec
 from shoal.runtime.role_handle import RoleEvent, RoleHandle
@@ -30,19 +31,6 @@ from shoal.trainer.spec import BaselineSpec, TrainerSpec
 from shoal.wire.messages.base import Hop
 
 logger = logging.getLogger(__name__)
-
-PRELOAD = (
-    "torch",
-    # torch imports it, and sympy with it, at the first backward that is given a gradient: 0.2 s and 54 MB a process.
-    "torch.fx.experimental.symbolic_shapes",
-    "hivemind.dht",
-    "shoal.client.service",
-    "shoal.data_server.service",
-    "shoal.monitor.service",
-    "shoal.server.service",
-    "shoal.trainer.service",
-)
-"""What the fork server imports once for all roles."""
 
 _Start = TypeVar("_Start", bound=RoleStart)
 
@@ -107,7 +95,7 @@ class SwarmHost:
         """Tell every role that joins the DHT where its first peers are."""
         self._initial_peers = addresses
         for handle in self._waiting_for_peers:
-            handle.send(initial_peers=addresses)
+            self._tell_peers(handle)
         self._waiting_for_peers.clear()
 
     async def answer(self, client: RoleHandle, request: RoleEvent) -> RoleHandle | None:
@@ -122,12 +110,12 @@ class SwarmHost:
                 case "start_trainer":
                     started = await self._start_trainer(int(fields["slot"]), int(fields["incarnation"]))
                 case name:
-                    client.reply(request, error=f"this launcher knows no request {name!r}")
+                    _reply(client, request, error=f"this launcher knows no request {name!r}")
                     return None
         except ShoalError as error:
-            client.reply(request, error=str(error))
+            _reply(client, request, error=str(error))
             return None
-        client.reply(request)
+        _reply(client, request)
         return started
 
     async def _start_trainer(self, slot: int, incarnation: int) -> RoleHandle:
@@ -158,8 +146,13 @@ class SwarmHost:
         if self._initial_peers is None:
             self._waiting_for_peers.append(handle)
         else:
-            handle.send(initial_peers=self._initial_peers)
+            self._tell_peers(handle)
         return handle
+
+    def _tell_peers(self, handle: RoleHandle) -> None:
+        # A role that has ended meanwhile joins nothing; whoever follows it notices.
+        with suppress(ConnectionLost):
+            handle.send(initial_peers=self._initial_peers)
 
     def _spec(self, kind: type[_Start], role: str, index: int, **fields: Any) -> _Start:
         return kind(
@@ -179,3 +172,9 @@ class SwarmHost:
 
     def _socket(self, role: str, index: int) -> Path:
         return self.run_dir.socket_path(f"{role}_{index}")
+
+
+def _reply(client: RoleHandle, request: RoleEvent, **fields: object) -> None:
+    # A client that has ended meanwhile waits for no answer; whoever follows it notices.
+    with suppress(ConnectionLost):
+        client.reply(request, **fields)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -58,7 +58,7 @@ _RESULTS: tuple[tuple[str, str], ...] = (
     ("missing samples", "missing"),
     ("eval loss, first", "eval_loss_first"),
     ("eval loss, last", "eval_loss_last"),
-    ("loss, baseline", "loss_baseline"),
+    ("eval loss, baseline", "eval_loss_baseline"),
     ("samples/s", "samples_per_s"),
     ("seconds to first step", "seconds_to_first_step"),
     ("seconds in all", "seconds_total"),
@@ -104,7 +104,7 @@ class LiveView:
         self._console.print(f"run {self._run_id}, logs in {self._log_dir}", highlight=False, soft_wrap=True)
         if self._console.is_terminal:
             self._live = Live(
-                get_renderable=self._table,
+                get_renderable=self._screen,
                 console=self._console,
                 refresh_per_second=_REFRESH_PER_S,
                 transient=True,
@@ -133,9 +133,11 @@ class LiveView:
         """Show one line that stays."""
         self._say(text)
 
-    def stopping(self) -> None:
-        """Say that the run is over and its processes are ending."""
+    def stopping(self, *, interrupted: bool) -> None:
+        """Say that the processes of the run are ending, and after a Ctrl-C that it was heard."""
         self._phase = "stopping"
+        if interrupted:
+            self._say("stopping; press Ctrl-C again to end at once")
 
     def finish(self, summary: Mapping[str, Any] | None, failure: str | None, path: Path | None, log_dir: Path) -> None:
         """Show how the run ended.
@@ -158,15 +160,26 @@ class LiveView:
         # Text from outside must not be read as rich's markup, nor be cut at the width of a pipe.
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _table(self) -> Table:
+    def _screen(self) -> Group:
+        """The numbers as a table and the phase under it; as wrapped text where the terminal is too narrow for that."""
         table = Table(box=None, pad_edge=False)
         for title, _ in self._cells():
             table.add_column(title, justify="right", no_wrap=True)
         table.add_row(*(value for _, value in self._cells()))
-        return table
+        fits = self._console.measure(table).maximum <= self._console.width
+        return Group(table if fits else Text(self._numbers()), Text(self._state(), style="dim"))
 
     def _line(self) -> str:
+        return "  ".join(filter(None, (self._numbers(), self._state())))
+
+    def _numbers(self) -> str:
         return "  ".join(f"{title} {value}" for title, value in self._cells() if value != "-")
+
+    def _state(self) -> str:
+        missing = int(self._status.get("missing_stages", 0))
+        if missing and self._phase != "stopping":
+            return f"{self._phase}: {missing} stage{'s'[: missing != 1]} without a server"
+        return self._phase
 
     def _cells(self) -> list[tuple[str, str]]:
         """Return title and text of each column."""
@@ -180,9 +193,7 @@ class LiveView:
             value = self._status.get(name)
             if value is not None or title != "baseline":
                 cells.append((title, "-" if value is None else write(value)))
-        missing = int(self._status.get("missing_stages", 0))
-        phase = f"{missing} stage{'s'[: missing != 1]} without a server" if missing else self._phase
-        return [*cells, ("", phase)]
+        return cells
 
 
 def _results(summary: Mapping[str, Any]) -> Table:

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,21 @@ from anyio.abc import TaskGroup
 
 from shoal import log
 from shoal.cli.devices import device_of_server
-from shoal.cli.host import PRELOAD, SwarmHost
+from shoal.cli.early import EarlyStart
+from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
+from shoal.cli.host import SwarmHost
 from shoal.cli.live import LiveView
 from shoal.cli.run_files import make_log_dir, new_run_id, remove_empty_outputs, write_summary
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.errors import ShoalError
+from shoal.ids import RunId
 from shoal.runtime.process_info import process_age_s, tree_usage
 from shoal.runtime.role_handle import RoleHandle
-from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
-EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 GRACE_S = 3.0
 """Time for all roles together to leave; a Ctrl-C has to be over within five seconds."""
 USAGE_INTERVAL_S = 5.0
@@ -42,21 +43,27 @@ ESSENTIAL = ("client", "data_server")
 STOP_ORDER = (("client",), ("trainer", "baseline"), ("data_server",), ("server",), ("monitor",))
 
 
-def run_local(config: Config, *, num_servers: int | None = None, baseline: bool = False) -> int:
+def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> int:
     """Run a swarm on this machine until training is done, and return the exit code.
 
     Args:
         config: The resolved configuration.
-        num_servers: Servers over all stages, instead of the configuration's number.
+        early: What runs already; the caller ends it.
         baseline: Also train the plain loop beside the swarm.
 
     Raises:
-        ConfigError: the log directory cannot be written, or the device does not exist.
+        ConfigError: the device does not exist, or the log directory cannot be written.
     """
-    if num_servers is not None:
-        servers = config.servers.model_copy(update={"num_servers": num_servers})
-        config = Config.model_validate({**dict(config), "servers": servers})
-    return anyio.run(_LocalRun(config, baseline, SystemClock()).run, backend_options={"use_uvloop": True})
+    devices = [device_of_server(config.device, index) for index in range(config.num_servers)]
+    clock = SystemClock()
+    run_id = new_run_id(config, clock)
+    log_dir = make_log_dir(config, run_id)
+    log.configure("launcher", log_dir, terminal=False)
+
+    async def run() -> int:
+        return await _LocalRun(config, run_id, log_dir, devices, baseline, clock).run(early)
+
+    return anyio.run(run, backend_options={"use_uvloop": True})
 
 
 @dataclass
@@ -77,85 +84,104 @@ class _LocalRun:
     """One run; `run` is called once."""
 
     config: Config
+    run_id: RunId
+    log_dir: Path
+    devices: Sequence[str]
     baseline: bool
     clock: Clock
-    exit_code: int = EXIT_FAILED
+    exit_code: int = FAILED
     failure: str | None = None
     summary: Mapping[str, Any] | None = None
     usage: _Usage = field(default_factory=_Usage)
+    _status: Mapping[str, float] = field(default_factory=dict[str, float])
     _ended: anyio.Event = field(default_factory=anyio.Event)
-    _client_followed: anyio.Event = field(default_factory=anyio.Event)
+    _hurry: anyio.Event = field(default_factory=anyio.Event)
+    _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _client_followed: anyio.Event | None = None
     _baseline_done: anyio.Event = field(default_factory=anyio.Event)
 
-    async def run(self) -> int:
-        run_id = new_run_id(self.config, self.clock)
-        log_dir = make_log_dir(self.config, run_id)
-        log.configure("launcher", log_dir, terminal=False)
-        with RunDir() as run_dir, LiveView(self.config, run_id, log_dir) as view:
-            try:
-                async with Supervisor(run_dir=run_dir.path, preload=PRELOAD, clock=self.clock) as supervisor:
-                    host = SwarmHost(
-                        config=self.config,
-                        run_id=run_id,
-                        log_dir=log_dir,
-                        swarm_key=secrets.token_bytes(32),
-                        run_dir=run_dir,
-                        supervisor=supervisor,
-                    )
-                    await self._supervise(supervisor, host, view)
-            except ShoalError as error:
-                self._fail(str(error))
-        remove_empty_outputs(log_dir)
-        path = self._write_summary(log_dir)
-        view.finish(self.summary, self.failure, path, log_dir)
+    async def run(self, early: EarlyStart) -> int:
+        # Signals are heard until nothing of the run is left: the first one ends it, a second one at once.
+        view = LiveView(self.config, self.run_id, self.log_dir)
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch_signals, signals)
+                with view:
+                    try:
+                        async with Supervisor(fork_server=early.fork_server, clock=self.clock) as supervisor:
+                            await self._supervise(supervisor, early, view)
+                    except ShoalError as error:
+                        self._fail(str(error))
+                tasks.cancel_scope.cancel()
+        path = self._write_summary()
+        view.finish(self.summary, self.failure, path, self.log_dir)
         return self.exit_code
 
-    async def _supervise(self, supervisor: Supervisor, host: SwarmHost, view: LiveView) -> None:
+    async def _supervise(self, supervisor: Supervisor, early: EarlyStart, view: LiveView) -> None:
+        host = SwarmHost(
+            config=self.config,
+            run_id=self.run_id,
+            log_dir=self.log_dir,
+            swarm_key=secrets.token_bytes(32),
+            run_dir=early.run_dir,
+            supervisor=supervisor,
+        )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch_signals, supervisor)
             tasks.start_soon(self._watch_usage)
             tasks.start_soon(self._start_roles, tasks, host, view)
             await self._ended.wait()
+            self._starting.cancel()
+            view.stopping(interrupted=self.exit_code == INTERRUPTED)
             self.usage.sample()
-            view.stopping()
-            # Signals are still heard: a second one makes this immediate. An interrupted client says what was reached.
+            tasks.start_soon(self._stop_at_once, supervisor)
             await supervisor.stop(GRACE_S, STOP_ORDER)
-            with anyio.move_on_after(GRACE_S):
-                await self._client_followed.wait()
+            if self._client_followed is not None:
+                # What it said last may still be on its way: an interrupted client says what was reached.
+                with anyio.move_on_after(GRACE_S):
+                    await self._client_followed.wait()
             tasks.cancel_scope.cancel()
 
     async def _start_roles(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
-        num_servers = self.config.num_servers
-        monitor = await host.start_monitor()
-        tasks.start_soon(self._follow_monitor, monitor, host, view)
-        client = await host.start_client(num_servers)
+        with self._starting:
+            try:
+                await self._start_each(tasks, host, view)
+            except ShoalError as error:
+                self._fail(str(error))
+
+    async def _start_each(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
+        await host.supervisor.preloaded()
+        logger.info("fork_server.ready", extra={"after_s": round(process_age_s(os.getpid()), 2)})
+        tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
+        client = await host.start_client(len(self.devices))
+        self._client_followed = anyio.Event()
         tasks.start_soon(self._follow_client, tasks, client, host, view)
-        for index in range(num_servers):
-            server = await host.start_server(
-                index, expected_servers=num_servers, device=device_of_server(self.config.device, index)
-            )
+        for index, device in enumerate(self.devices):
+            server = await host.start_server(index, expected_servers=len(self.devices), device=device)
             tasks.start_soon(self._follow, server, view)
         if self.baseline:
-            tasks.start_soon(self._follow_baseline, await host.start_baseline())
+            tasks.start_soon(self._follow_baseline, await host.start_baseline(), view)
         else:
             self._baseline_done.set()
 
     async def _follow_monitor(self, monitor: RoleHandle, host: SwarmHost, view: LiveView) -> None:
+        ready = False
         async for event in monitor.events:
             match event.name:
                 case "ready":
+                    ready = True
+                    logger.info("swarm.open", extra={"initial_peers": event.fields["maddrs"]})
                     host.initial_peers_known(tuple(event.fields["maddrs"]))
                 case "status":
-                    view.update(event.fields["status"])
+                    self._status = event.fields["status"]
+                    view.update(self._status)
                 case "notice":
                     view.notice(event.fields["text"])
                 case _:
                     pass
-        await self._follow(monitor, view)
+        # Without its first peer nobody joins the swarm; a swarm that stands does without it.
+        await (self._follow(monitor, view) if ready else self._ended_early(monitor))
 
-    async def _follow_client(
-        self, tasks: TaskGroup, client: RoleHandle, host: SwarmHost, view: LiveView
-    ) -> None:
+    async def _follow_client(self, tasks: TaskGroup, client: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         async for event in client.events:
             match event.name:
                 case "request":
@@ -166,65 +192,79 @@ class _LocalRun:
                     self.summary = event.fields["summary"]
                 case _:
                     pass
-        self._client_followed.set()
+        if self._client_followed is not None:
+            self._client_followed.set()
         status = await client.wait()
         if self.summary is not None and status.ok and not self._ended.is_set():
             await self._baseline_done.wait()
-            self.exit_code = EXIT_DONE
-            self._ended.set()
+            if not self._ended.is_set():
+                self.exit_code = DONE
+                self._ended.set()
         await self._ended_early(client)
 
-    async def _follow_baseline(self, baseline: RoleHandle) -> None:
-        status = await baseline.wait()
-        if not status.ok:
-            logger.warning("baseline.failed", extra={"status": str(status)})
+    async def _follow_baseline(self, baseline: RoleHandle, view: LiveView) -> None:
+        await self._follow(baseline, view)
         self._baseline_done.set()
 
     async def _follow(self, role: RoleHandle, view: LiveView) -> None:
         """A role has ended before the run: without some there is no run, without others it goes on."""
-        name = f"{role.spec.role} {role.spec.index}"
-        if role.spec.role in ESSENTIAL:
-            await self._ended_early(role)
-            return
         status = await role.wait()
-        if not self._ended.is_set():
+        # What one role cannot do with this configuration, its successors could not do either.
+        if role.spec.role in ESSENTIAL or status.code == USER_ERROR:
+            await self._ended_early(role)
+        elif not self._ended.is_set() and not status.ok:
+            name = f"{role.spec.role} {role.spec.index}"
             logger.warning("role.lost", extra={"role": name, "status": str(status)})
-            view.notice(f"{name} has ended ({status}); the swarm goes on without it")
+            view.notice(f"{name} has ended ({role.last_error or status}); the swarm goes on without it")
 
     async def _ended_early(self, role: RoleHandle) -> None:
         status = await role.wait()
         if self._ended.is_set():
             return
-        self._fail(f"{role.spec.role} {role.spec.index} ended early: {role.last_error or status}")
+        code = USER_ERROR if status.code == USER_ERROR else FAILED
+        self._fail(f"{role.spec.role} {role.spec.index} ended early: {role.last_error or status}", code)
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, exit_code: int = FAILED) -> None:
         if self.failure is None:
             logger.error("run.failed", extra={"reason": message})
-            self.failure = message
+            self.failure, self.exit_code = message, exit_code
         self._ended.set()
 
-    async def _watch_signals(self, supervisor: Supervisor) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for number in signals:
-                if self._ended.is_set():
-                    await supervisor.stop(0.0)
-                    return
-                logger.info("run.interrupted", extra={"signal": number})
-                self.exit_code = EXIT_INTERRUPTED
+    async def _watch_signals(self, signals: AsyncIterator[signal.Signals]) -> None:
+        async for number in signals:
+            logger.info("run.interrupted", extra={"signal": number.name})
+            if self._ended.is_set():
+                self._hurry.set()
+            else:
+                self.exit_code = INTERRUPTED
                 self._ended.set()
+
+    async def _stop_at_once(self, supervisor: Supervisor) -> None:
+        await self._hurry.wait()
+        await supervisor.stop(0.0)
 
     async def _watch_usage(self) -> None:
         while True:
             self.usage.sample()
             await self.clock.sleep_s(USAGE_INTERVAL_S)
 
-    def _write_summary(self, log_dir: Path) -> Path | None:
+    def _write_summary(self) -> Path | None:
+        remove_empty_outputs(self.log_dir)
         if self.summary is None:
             return None
-        own = {
+        own: dict[str, Any] = {
             "processes": self.usage.processes,
             "peak_pss_bytes": self.usage.pss_bytes,
             "seconds_total": round(process_age_s(os.getpid()), 3),
         }
+        if self.baseline:
+            own |= {
+                "loss_baseline": self._status.get("loss/baseline"),
+                "eval_loss_baseline": self._status.get("loss/baseline_eval"),
+            }
         self.summary = {**self.summary, **own}
-        return write_summary(log_dir, self.summary)
+        try:
+            return write_summary(self.log_dir, self.summary)
+        except OSError as error:
+            self._fail(f"cannot write {error.filename or self.log_dir} ({error.strerror})")
+            return None

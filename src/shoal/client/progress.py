@@ -19,6 +19,7 @@ class Progress:
         round: the round in progress, 1-based.
         steps: committed steps of all trainers.
         samples: samples in committed steps.
+        loss_first: of the first step that was not skipped.
         eval_losses: mean held-out loss (nats) by the record it was measured on.
     """
 
@@ -34,7 +35,7 @@ class Progress:
     sent_bytes: dict[str, int] = field(default_factory=dict[str, int])
     pipelines_max: int = 0
     trainers_max: int = 0
-    _eval_sums: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    _eval_shares: dict[int, dict[int, EvalReport]] = field(default_factory=dict[int, dict[int, EvalReport]])
     _recent: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
     _round_losses: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
@@ -46,8 +47,9 @@ class Progress:
         self.last_step_at_s = now_s
         if self.first_step_at_s is None:
             self.first_step_at_s = now_s
-            self.loss_first = report.loss
         if not report.skipped:
+            if self.loss_first is None:
+                self.loss_first = report.loss
             self.loss_last = report.loss
             self._round_losses.append((report.loss, report.num_samples))
         self._recent.append((now_s, report.num_samples))
@@ -55,13 +57,16 @@ class Progress:
             self._recent.popleft()
 
     def evaluated(self, report: EvalReport, num_holdout: int) -> float | None:
-        """Add one trainer's share; return the mean loss once the whole held-out set has been evaluated."""
-        loss_sum, num_samples = self._eval_sums.get(report.held, (0.0, 0))
-        loss_sum, num_samples = loss_sum + report.loss_sum, num_samples + report.num_samples
-        self._eval_sums[report.held] = (loss_sum, num_samples)
+        """Add one trainer's share; return the mean loss once the whole held-out set has been evaluated.
+
+        Shares are added in the order of the slots, so that the mean does not depend on who was first.
+        """
+        shares = self._eval_shares.setdefault(report.held, {})
+        shares[report.slot] = report
+        num_samples = sum(share.num_samples for share in shares.values())
         if num_samples < num_holdout or not num_samples:
             return None
-        self.eval_losses[report.held] = loss_sum / num_samples
+        self.eval_losses[report.held] = sum(shares[slot].loss_sum for slot in sorted(shares)) / num_samples
         return self.eval_losses[report.held]
 
     def done(self, report: TrainerDone) -> None:

@@ -54,6 +54,7 @@ class Reports:
         self._clock = clock
         self._swarm_numbers = swarm_numbers
         self._on_stuck = on_stuck
+        self._round = 0
         self._done: set[int] = set()
         self._changed = anyio.Event()
         endpoint.introduce(monitor)
@@ -82,9 +83,16 @@ class Reports:
         """A lost trainer does no more steps in this round: whoever waits for it looks again."""
         self._notify()
 
-    def begin_round(self, round: int) -> None:
-        """Forget who was done in the round before."""
-        self.progress.round = round
+    def begin_round(self, round: int, *, trains: bool) -> None:
+        """Forget who was done in the round before.
+
+        Args:
+            round: the one that begins.
+            trains: False for the last evaluation, which is no round of its own.
+        """
+        self._round = round
+        if trains:
+            self.progress.round = round
         self._done = set()
 
     async def all_done(self, slots: frozenset[int]) -> None:
@@ -123,7 +131,7 @@ class Reports:
 
     def _trainer_done(self, report: TrainerDone) -> None:
         self.progress.done(report)
-        if report.round == self.progress.round:
+        if report.round == self._round:
             self._done.add(report.slot)
         self._notify()
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import write_round
@@ -21,7 +22,7 @@ from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
-from shoal.errors import NoPipeline
+from shoal.errors import ControlError, NoPipeline
 from shoal.ids import PeerId
 from shoal.swarm.round_deadline import deadline_s
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 _DEVIATIONS = 8.0
 _SLOWER_IS_NORMAL = 1.5
 """A boundary deadline is never closer than this factor above the median: very even rounds have almost no deviation."""
+_MAX_IDLE_ROUNDS = 2
+"""So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
 
 
 class RoundLoop:
@@ -83,6 +86,7 @@ class RoundLoop:
         self._pipelines: tuple[Pipeline, ...] = ()
         self._holders: Mapping[PeerId, int] = {}
         self._durations_s: list[float] = []
+        self._idle_rounds = 0
 
     @property
     def num_pipelines(self) -> int:
@@ -99,7 +103,8 @@ class RoundLoop:
         Raises:
             NoPipeline: a stage has no replica, and none came in time.
             RoundAborted: another client coordinates the run now.
-            ControlError: a trainer could not be started.
+            ControlError: no trainer could be started, or none of them trains.
+            OSError: records or step logs cannot be written.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_view)
@@ -125,7 +130,7 @@ class RoundLoop:
             round, slots, lowest, None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
         )
         outcome = await self._finished(round)
-        self._recorded(outcome)
+        await self._recorded(outcome)
         self._durations_s.append(self._clock.now_s() - begun_s)
 
     async def _train(self, round: int, inner_steps: int) -> None:
@@ -138,14 +143,29 @@ class RoundLoop:
         progress.pipelines_max = max(progress.pipelines_max, len(self._pipelines))
         progress.trainers_max = max(progress.trainers_max, len(self._trainers.present))
         self.num_replicas = max(self.num_replicas, len(self._holders))
-        self._reports.begin_round(round)
-        # Slots of pipelines that are gone may leave holes; batches are dealt out by rank, so that none is skipped.
-        self._endpoint.post(self._data_server, PlanRound(round, len(self._pipelines), inner_steps))
+        self._reports.begin_round(round, trains=inner_steps > 0)
+        if inner_steps:
+            self._endpoint.post(self._data_server, PlanRound(round, len(self._pipelines), inner_steps))
         for pipeline, evaluation in zip(self._pipelines, self._shares(round - 1), strict=True):
             self._start(round, pipeline, inner_steps, evaluation)
         slots = frozenset(pipeline.slot for pipeline in self._pipelines)
         with anyio.move_on_after(self._boundary_deadline_s()):
-            await self._reports.all_done(slots)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._require_all_stages)
+                await self._reports.all_done(slots)
+                tasks.cancel_scope.cancel()
+
+    async def _require_all_stages(self) -> None:
+        """Fail when a stage has been without a replica for too long: its trainers would wait for ever."""
+        num_stages, timeout_s = self._config.num_stages, self._config.diloco.averaging_timeout_s
+        while True:
+            while not self._usable().missing_stages(num_stages):
+                await self._membership.changed()
+            with anyio.move_on_after(timeout_s) as scope, self._membership.eager():
+                while self._usable().missing_stages(num_stages):
+                    await self._membership.changed()
+            if scope.cancelled_caught:
+                raise NoPipeline(_no_replica(self._usable().missing_stages(num_stages)))
 
     def _start(self, round: int, pipeline: Pipeline, inner_steps: int, evaluation: Evaluation | None) -> None:
         hop = self._trainers.present.get(pipeline.slot)
@@ -183,9 +203,16 @@ class RoundLoop:
                 raise NoPipeline(_no_replica(stages))
             logger.warning("round.slow", extra={"round": round, "waited_s": self._config.diloco.averaging_timeout_s})
 
-    def _recorded(self, outcome: RoundOutcome) -> None:
+    async def _recorded(self, outcome: RoundOutcome) -> None:
+        """Write the record down and act on it.
+
+        Raises:
+            ControlError: too many rounds in a row have trained nothing.
+            OSError: it cannot be written.
+        """
         record = outcome.record
-        write_round(self._log_dir, record, outcome.signed, outcome.logs)
+        # It is forced to the disk, which may take long; the event loop has connections to keep.
+        await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed, outcome.logs)
         self._endpoint.post(
             self._data_server, RecordSamples(record.round, tuple(sorted((*record.samples, *record.skipped))))
         )
@@ -198,6 +225,9 @@ class RoundLoop:
         logger.info("round.recorded", extra={"round": record.round, "loss": loss, "hashes": self.hashes})
         if loss is not None:
             self._reports.post({"loss/round": loss, "samples": float(self._reports.progress.samples)})
+        self._idle_rounds = 0 if record.samples or record.skipped else self._idle_rounds + 1
+        if self._idle_rounds > _MAX_IDLE_ROUNDS:
+            raise ControlError(f"{self._idle_rounds} rounds have passed without a step: see the trainers' logs")
 
     # -- the view
 
@@ -240,7 +270,12 @@ class RoundLoop:
         raise NoPipeline(_no_replica(self._usable().missing_stages(self._config.num_stages)))
 
     def _form(self) -> tuple[Pipeline, ...]:
-        return form_pipelines(self._usable(), self._config.num_stages, self._pipelines)
+        """Form the pipelines of a round; slots count without holes, since batches are dealt out by slot.
+
+        A pipeline whose slot changes gets another trainer, which loses nothing: optimizers live with the replicas.
+        """
+        formed = form_pipelines(self._usable(), self._config.num_stages, self._pipelines)
+        return tuple(Pipeline(slot, pipeline.path) for slot, pipeline in enumerate(formed))
 
     def _replicas_for(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
         return replicas_for(slot, self._usable(), self._pipelines, self._config.num_stages)

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any, Protocol
 
 import anyio
 
 from shoal.errors import ControlError
 from shoal.ids import PeerId
-from shoal.runtime.control_pipe import RoleControl
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import TrainerHello
 
 logger = logging.getLogger(__name__)
+
+
+class Launcher(Protocol):
+    """Who starts processes for the client; `runtime.control_pipe.RoleControl` asks the one of this host."""
+
+    async def request(self, name: str, **fields: object) -> Mapping[str, Any]:
+        """Ask for something; the reply has a field `error` if it was not done.
+
+        Raises:
+            ConnectionLost: the launcher is gone.
+        """
+        ...
 
 
 class TrainerPool:
@@ -23,12 +35,20 @@ class TrainerPool:
     A slot's trainer counts as present from its hello on until its connection ends.
     """
 
-    def __init__(self, *, endpoint: Endpoint, control: RoleControl, start_timeout_s: float) -> None:
+    def __init__(self, *, endpoint: Endpoint, launcher: Launcher, start_timeout_s: float) -> None:
+        """Start with no trainer.
+
+        Args:
+            endpoint: of the client.
+            launcher: starts trainers.
+            start_timeout_s: how long a started trainer may take to say hello.
+        """
         self._endpoint = endpoint
-        self._control = control
+        self._launcher = launcher
         self._start_timeout_s = start_timeout_s
         self._hops: dict[int, Hop] = {}
         self._incarnations: dict[int, int] = {}
+        self._arrived: dict[int, int] = {}
         self._changed = anyio.Event()
 
     @property
@@ -50,11 +70,14 @@ class TrainerPool:
         hello = event.message
         if not isinstance(hello, TrainerHello):
             return False
-        if hello.incarnation != self._incarnations.get(hello.slot):
-            logger.warning("trainer.stale", extra={"slot": hello.slot, "incarnation": hello.incarnation})
+        if hello.incarnation != self._incarnations.get(hello.slot) or hello.hop.peer != event.peer:
+            logger.warning(
+                "trainer.stale", extra={"peer": event.peer, "slot": hello.slot, "incarnation": hello.incarnation}
+            )
             return True
         self._endpoint.introduce(hello.hop)
         self._hops[hello.slot] = hello.hop
+        self._arrived[hello.slot] = hello.incarnation
         logger.info("trainer.ready", extra={"slot": hello.slot, "incarnation": hello.incarnation})
         self._changed.set()
         return True
@@ -67,24 +90,33 @@ class TrainerPool:
             logger.warning("trainer.lost", extra={"slot": slot})
 
     async def ensure(self, num_slots: int) -> None:
-        """Start the trainers that slots 0..num_slots-1 lack, and wait until all have said hello.
+        """Start the trainers that slots 0..num_slots-1 lack, and wait until they have said hello.
+
+        One that does not say hello in time is left behind, as long as there is another; the next call starts it anew.
 
         Raises:
-            ControlError: the launcher could not start one, or it did not say hello in time.
+            ControlError: the launcher could not start one, or none of them said hello in time.
         """
         missing = [slot for slot in range(num_slots) if slot not in self._hops]
         for slot in missing:
             incarnation = self._incarnations.get(slot, 0) + 1
             self._incarnations[slot] = incarnation
-            reply = await self._control.request("start_trainer", slot=slot, incarnation=incarnation)
+            reply = await self._launcher.request("start_trainer", slot=slot, incarnation=incarnation)
             if "error" in reply:
                 raise ControlError(f"trainer {slot} could not be started: {reply['error']}")
         with anyio.move_on_after(self._start_timeout_s):
-            while any(slot not in self._hops for slot in missing):
+            # One that is lost after its hello is not waited for: the round begins without it.
+            while self._silent(missing):
                 self._changed = anyio.Event()
                 await self._changed.wait()
             return
-        silent = [slot for slot in missing if slot not in self._hops]
-        raise ControlError(
-            f"trainers {silent} were started but did not report within {self._start_timeout_s:.0f} s; see their logs"
-        )
+        silent = self._silent(missing)
+        if not self._hops:
+            raise ControlError(
+                f"trainers {silent} were started but did not report within {self._start_timeout_s:.0f} s; "
+                "see their logs"
+            )
+        logger.warning("trainer.silent", extra={"slots": silent, "waited_s": self._start_timeout_s})
+
+    def _silent(self, slots: list[int]) -> list[int]:
+        return [slot for slot in slots if self._arrived.get(slot) != self._incarnations[slot]]

@@ -6,20 +6,16 @@ highest tag are kept: when a peer already works at a higher one, every lower vie
 
 from __future__ import annotations
 
-import logging
-import math
+from collections import deque
 from typing import NamedTuple
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId
 from shoal.transport.base import Received
 from shoal.wire.messages.round import RingPart
 from shoal.wire.tensors import WireTensor
-
-logger = logging.getLogger(__name__)
 
 
 class RingTag(NamedTuple):
@@ -38,6 +34,29 @@ class Part(NamedTuple):
     tensor: WireTensor
 
 
+class Parts:
+    """The parts of one ring, in the order in which they came. The ring takes each once, so their number is bounded."""
+
+    def __init__(self) -> None:
+        self._parts: deque[Part] = deque()
+        self._arrived = anyio.Event()
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def put(self, part: Part) -> None:
+        """Append a part; never waits."""
+        self._parts.append(part)
+        self._arrived.set()
+
+    async def take(self) -> Part:
+        """Return the next part, when there is one."""
+        while not self._parts:
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+        return self._parts.popleft()
+
+
 class RingInbox:
     """All parts that arrive at one replica.
 
@@ -51,7 +70,7 @@ class RingInbox:
         self._stage = stage
         self._limit_bytes = limit_bytes
         self._open: RingTag | None = None
-        self._send: MemoryObjectSendStream[Part] | None = None
+        self._parts: Parts | None = None
         self._waiting_tag: RingTag | None = None
         self._waiting: list[Part] = []
         self._waiting_bytes = 0
@@ -73,32 +92,27 @@ class RingInbox:
             )
         tag = RingTag(message.round, message.ballot, message.epoch)
         part = Part(event.peer, message, event.tensors[0])
-        if tag == self._open and self._send is not None:
-            self._send.send_nowait(part)
+        if tag == self._open and self._parts is not None:
+            self._parts.put(part)
         elif self._is_superseded(tag):
             self.num_dropped += 1
         else:
             self._keep(tag, part)
         return True
 
-    def open(self, tag: RingTag) -> MemoryObjectReceiveStream[Part]:
+    def open(self, tag: RingTag) -> Parts:
         """Start the ring of `tag` and end the one before it: returns its parts, first those that were waiting."""
-        self.close()
-        # Unbounded here: the ring takes each part once and refuses what its plan does not have.
-        send, receive = anyio.create_memory_object_stream[Part](math.inf)
-        self._open, self._send = tag, send
+        self._open, self._parts = tag, Parts()
         if self._waiting_tag is not None and self._waiting_tag <= tag:
             if self._waiting_tag == tag:
                 for part in self._waiting:
-                    send.send_nowait(part)
+                    self._parts.put(part)
             self._forget()
-        return receive
+        return self._parts
 
     def close(self) -> None:
         """End the open ring; what still arrives for it is dropped."""
-        if self._send is not None:
-            self._send.close()
-            self._send = None
+        self._parts = None
 
     def _is_superseded(self, tag: RingTag) -> bool:
         ended = self._open is not None and tag <= self._open

@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from anyio.streams.memory import MemoryObjectReceiveStream
 from torch import Tensor
 
 from shoal.codec.raw import from_wire, to_wire
-from shoal.collective.inbox import Part, RingTag
+from shoal.collective.inbox import Part, Parts, RingTag
 from shoal.collective.plan import SEGMENT_BYTES, RingPlan
 from shoal.errors import LocalProtocolError, RemoteProtocolError
 from shoal.ids import PeerId
@@ -100,7 +99,7 @@ class Ring:
         self._compute = compute
         self._taken: set[tuple[int, bool, int, int]] = set()
 
-    async def run(self, parts: MemoryObjectReceiveStream[Part]) -> None:
+    async def run(self, parts: Parts) -> None:
         """Reduce the vectors with the other members; on return they hold the result, the same bits on all members.
 
         Ends only with the result or by cancellation: whoever watches the members cancels it when one is lost.
@@ -116,7 +115,7 @@ class Ring:
             for segment in range(plan.num_segments(chunk)):
                 await self._send(number, False, chunk, segment)
         while remaining:
-            remaining -= await self._take(await parts.receive())
+            remaining -= await self._take(await parts.take())
 
     async def _take(self, part: Part) -> int:
         """Add or store one part and pass it on; returns 1, or 0 for a part that was taken before."""

@@ -36,12 +36,17 @@ def _plain(value: object) -> Any:
     return None if isinstance(value, SecretStr) else str(value)
 
 
+def public_values(config: Config) -> dict[str, Any]:
+    """Return the configuration as nested JSON values without secrets (null): for logs, trackers and comparisons."""
+    return cast(dict[str, Any], _plain(config))
+
+
 def dump_config(config: Config) -> str:
     """Return the resolved configuration as YAML with canonical names; loading it gives an equal one.
 
     Secrets are left out (null), so that the text can be printed and kept with the logs.
     """
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=_WIDTH)
+    return yaml.safe_dump(public_values(config), sort_keys=False, allow_unicode=True, width=_WIDTH)
 
 
 def config_to_json(config: Config) -> bytes:

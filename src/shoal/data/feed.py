@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import mmap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import anyio
@@ -187,7 +187,7 @@ class Feed:
         request = next(self._requests)
         return self._open_read(await self._ask(request, ReadHoldout(request, start, stop)))
 
-    async def holdout(self, start: int, stop: int) -> AsyncIterator[LeasedBatch]:
+    async def holdout(self, start: int, stop: int) -> AsyncGenerator[LeasedBatch]:
         """Yield held-out samples [start, stop) in batches that fit; each is given back when the next one is asked for.
 
         Raises:

@@ -7,7 +7,6 @@ Metrics from all roles -> Status -> status events for the terminal view, at most
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ import msgspec
 
 from shoal import log
 from shoal.clock import Clock, SystemClock
-from shoal.config import Config, config_to_json
+from shoal.config import Config, public_values
 from shoal.control.dht import DhtNode
 from shoal.control.records import MonitorRecord
 from shoal.control.registry import Registry
@@ -164,7 +163,7 @@ def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> Wand
     settings = WandbSettings(
         name=start.run_id,
         directory=Path(start.log_dir),
-        config=json.loads(config_to_json(config)),
+        config=public_values(config),
         project=config.wandb_project,
         entity=config.wandb_entity,
         run_id=config.wandb_run_id,

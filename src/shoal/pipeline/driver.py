@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import anyio
 
 from shoal.clock import Clock
-from shoal.errors import LocalProtocolError, NoPipeline, RoundAborted
+from shoal.errors import LocalProtocolError, NoPipeline, RoundClosed
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.eval_driver import EvalDriver
 from shoal.pipeline.microbatch import Microbatch
@@ -46,13 +46,7 @@ from shoal.wire.messages.step import (
     Refused,
 )
 
-__all__ = ["Microbatch", "RoundClosed", "StepDriver", "StepResult"]
-
 logger = logging.getLogger(__name__)
-
-
-class RoundClosed(RoundAborted):
-    """Replicas refuse steps because their round is closed; the step that was to be trained is applied nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

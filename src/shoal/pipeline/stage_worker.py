@@ -97,6 +97,7 @@ class StageWorker:
         self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
         self._payloads: dict[StepKey, dict[tuple[type, int], WireTensor]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
+        self._committed_before = 0
         self._round_starts = False
         self._was_evaluation = False
         self._changed = anyio.Event()
@@ -116,6 +117,11 @@ class StageWorker:
     def num_samples(self) -> int:
         """Samples of the steps in `log` that were not skipped."""
         return sum(entry.num_samples for entry in self._machine.log if not entry.skipped)
+
+    @property
+    def num_committed(self) -> int:
+        """Steps committed since the replica was made, in all rounds."""
+        return self._committed_before + self._machine.version
 
     @property
     def in_doubt(self) -> tuple[StepKey, ...]:
@@ -156,6 +162,7 @@ class StageWorker:
 
     def start_round(self, round: int) -> None:
         """The module holds D_{round-1}: steps of `round` may be opened; log and version start again."""
+        self._committed_before += self._machine.version
         self._round_starts = True
         self._do(self._machine.start_round(round))
 

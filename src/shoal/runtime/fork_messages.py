@@ -17,10 +17,9 @@ _MAX_BODY_BYTES = 64 << 20
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """First request: what to import before the first fork, and the directory to remove when the supervisor dies."""
+    """First request: what to import before the first fork."""
 
     preload: list[str]
-    run_dir: str
 
 
 class ForkRole(msgspec.Struct, frozen=True, tag=True):

@@ -76,15 +76,15 @@ class ForkedRole:
 class ForkServer:
     """The loop between the supervisor's requests and the ends of children."""
 
-    def __init__(self, requests_fd: int, lifeline_fd: int) -> None:
-        """Take over the two descriptors that the supervisor passed in."""
+    def __init__(self, requests_fd: int, lifeline_fd: int, run_dir: str) -> None:
+        """Take over the two descriptors that the supervisor passed in, and the directory that ends with it, if any."""
         self._requests = socket.socket(fileno=requests_fd)
         self._lifeline_fd = lifeline_fd
         self._frames = fork_messages.FrameBuffer()
         self._unserved: deque[Request] = deque()
         self._control_fds: deque[int] = deque()
         self._number_by_pid: dict[int, int] = {}
-        self._run_dir = ""
+        self._run_dir = run_dir
         self._child_ended_fd, self._wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> ForkedRole | None:
@@ -128,7 +128,6 @@ class ForkServer:
         configure = self._unserved.popleft()
         if not isinstance(configure, Configure):
             raise InvariantViolation(f"the first request is {type(configure).__name__}, not Configure")
-        self._run_dir = configure.run_dir
         for name in configure.preload:
             try:
                 importlib.import_module(name)
@@ -229,10 +228,10 @@ class ForkServer:
 
 
 def main() -> None:
-    """Serve; in a forked child, run its role. The arguments are the descriptors of the socket and of the lifeline."""
+    """Serve; in a forked child, run its role. The arguments: descriptors of socket and lifeline, the run directory."""
     os.environ.update(_ONE_THREAD)
     requests_fd, lifeline_fd = (int(argument) for argument in sys.argv[1:3])
-    role = ForkServer(requests_fd, lifeline_fd).serve()
+    role = ForkServer(requests_fd, lifeline_fd, sys.argv[3]).serve()
     if role is None:
         return
     code = role.run()

@@ -47,8 +47,10 @@ class ForkServerProcess:
         name, value = self._tag.split("=")
         # Roles find their modules where this process finds its own; -P keeps the working directory out otherwise.
         environment = {**os.environ, name: value, "PYTHONPATH": os.pathsep.join(sys.path)}
+        # As an argument, because it has to be known however early this process is killed.
+        arguments = [str(theirs.fileno()), str(lifeline_read_fd), str(run_dir or "")]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shoal.runtime.fork_server", str(theirs.fileno()), str(lifeline_read_fd)],
+            [sys.executable, "-P", "-m", "shoal.runtime.fork_server", *arguments],
             stdin=subprocess.DEVNULL,
             env=environment,
             pass_fds=(theirs.fileno(), lifeline_read_fd),
@@ -60,7 +62,7 @@ class ForkServerProcess:
         self.pid = self._process.pid
         self._members = {self.pid}
         self._requests.setblocking(False)
-        self._requests.sendall(fork_messages.encode(Configure(list(preload), str(run_dir or ""))))
+        self._requests.sendall(fork_messages.encode(Configure(list(preload))))
 
     async def send(self, request: Request, fd: int | None = None) -> None:
         """Send one request, with a descriptor if it takes one; one task at a time.

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from shoal.averaging.member import RoundSwapped
-from shoal.control.records import StageRecord
-from shoal.control.registry import Registry
+from shoal.control.records import Record, StageRecord
 from shoal.server.replica import Replica
+
+
+class Advertises(Protocol):
+    """Where records are announced; `control.registry.Registry` is one."""
+
+    def advertise(self, record: Record) -> None:
+        """Announce a record in place of the one of the same kind."""
+        ...
 
 
 class Announcer:
     """Announces one replica."""
 
-    def __init__(self, registry: Registry, record: StageRecord, replica: Replica) -> None:
+    def __init__(self, registry: Advertises, record: StageRecord, replica: Replica) -> None:
         """Announce the replica at once; `run` follows its rounds.
 
         Args:
@@ -28,13 +37,14 @@ class Announcer:
 
     async def run(self) -> None:
         """Announce each new record that the replica holds, until cancelled."""
-        steps = 0
-        async for event in self._replica.events:
-            if not isinstance(event, RoundSwapped):
-                continue
-            worker = self._replica.worker
-            steps += len(worker.log)
-            self._record = msgspec.structs.replace(
-                self._record, held_round=event.record.round, step=steps, load=float(worker.num_open)
-            )
-            self._registry.advertise(self._record)
+        async with self._replica.events as events:
+            async for event in events:
+                if isinstance(event, RoundSwapped):
+                    self._announce(event.record.round)
+
+    def _announce(self, held_round: int) -> None:
+        worker = self._replica.worker
+        self._record = msgspec.structs.replace(
+            self._record, held_round=held_round, step=worker.num_committed, load=float(worker.num_open)
+        )
+        self._registry.advertise(self._record)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import anyio
 import torch
-from anyio.streams.memory import MemoryObjectReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.replica_state import ReplicaState
@@ -42,15 +42,18 @@ class Replica:
 
     Attributes:
         stage: Which one.
+        compute: Its module and optimizer, for its device thread.
         worker: Its steps.
         member: Its rounds.
         events: What happens to it in rounds.
     """
 
     stage: int
+    compute: StageCompute
     worker: StageWorker
     member: RoundMember
     events: MemoryObjectReceiveStream[RoundEvent]
+    _sender: MemoryObjectSendStream[RoundEvent]
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
@@ -59,7 +62,7 @@ class Replica:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        async with anyio.create_task_group() as tasks:
+        async with self._sender, anyio.create_task_group() as tasks:
             tasks.start_soon(self.worker.run)
             tasks.start_soon(self.member.run)
 
@@ -110,7 +113,7 @@ async def build_replica(
         events=sender,
     )
     worker.start_round(1)
-    return Replica(stage, worker, member, receiver)
+    return Replica(stage, compute, worker, member, receiver, sender)
 
 
 def _build_state(config: Config, stage: int, device_name: str) -> tuple[StageCompute, ReplicaState]:

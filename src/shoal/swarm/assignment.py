@@ -3,7 +3,7 @@
 Servers that start together must not race into one gap. So nobody grabs a stage: each announces itself as a candidate,
 waits until it sees the others, and computes the assignment of *all* of them, oldest first, each to the stage that has
 the least capacity at that point. Who has announced its stage a moment earlier is counted as if it were still a
-candidate (as long as it does not serve), so that it does not matter in which order the announcements are seen.
+candidate (as long as it has trained nothing), so that it does not matter in which order the announcements are seen.
 
 Views can still differ (a server seen late). `repairs` says who moves then: the youngest server that does not serve yet,
 from a stage that has at least two replicas more than the poorest one.
@@ -26,11 +26,11 @@ def assign(view: SwarmView, num_stages: int, stage_bytes: Sequence[int] = ()) ->
         stage_bytes: memory that each stage needs; a server that says it has less does not take it. Empty: any fits.
 
     Returns:
-        A stage for each candidate and for each replica that is neither pinned nor serving. A candidate that no stage
-        fits is left out.
+        A stage for each candidate and for each replica that is not pinned and has trained nothing yet. A candidate
+        that no stage fits is left out.
     """
-    settled = [r for r in view.replicas if r.pinned or r.serving]
-    movable = [r for r in view.replicas if not (r.pinned or r.serving)]
+    settled = [r for r in view.replicas if r.pinned or _has_trained(r)]
+    movable = [r for r in view.replicas if not (r.pinned or _has_trained(r))]
     assigned = _fill(settled, [*view.candidates, *movable], num_stages, stage_bytes)
     if all(assigned.get(replica.peer) == replica.stage for replica in movable):
         return assigned
@@ -63,6 +63,11 @@ def repairs(view: SwarmView, num_stages: int, stage_bytes: Sequence[int] = ()) -
         counts[poorest] += 1
         moves[youngest.peer] = StageIndex(poorest)
     return moves
+
+
+def _has_trained(replica: Replica) -> bool:
+    # Not `serving` alone: the first servers of a start serve before the last have chosen, who would then count anew.
+    return replica.serving and (replica.step > 0 or replica.held_round > 0 or replica.capacity > 0)
 
 
 def _fill(

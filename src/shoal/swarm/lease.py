@@ -13,7 +13,7 @@ In a deterministic run, trainer `slot` gets batch `base + step * num_slots + slo
 round, where `base` counts what earlier rounds were given; batches that became free take the first numbers of the next
 round, in their order in the data. Otherwise whoever asks first gets the first batch.
 
-Source: DESIGN.md section 6 ("Samples").
+Source: docs/protocol.md, "The feed".
 """
 
 from __future__ import annotations

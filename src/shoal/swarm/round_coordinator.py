@@ -235,7 +235,7 @@ class RoundCoordinatorMachine:
         signed = self.tip.signed
         if signed is None or message.round > self.tip.round or peer not in self._replicas.states:
             return []
-        self._replicas.swapped(peer, message.record_hash)
+        self._replicas.swapped(peer, message)
         if message.record_hash != self.tip.hash:
             return self._tell()  # it had been told of the tip while it swapped to the record before
         outcome = outcome_of(self._unseal(signed), message.stage)
@@ -252,7 +252,7 @@ class RoundCoordinatorMachine:
             effects += self._choose(now_s)
         if self.phase is Phase.IDLE and not self._ready and not self._replicas.told:
             self._ready = True
-            effects.append(Ready(self.tip, self._replicas.holders(self.tip)))
+            effects.append(Ready(self.tip, self._replicas.holders(self.tip), self._replicas.sent_bytes))
         if self.phase is Phase.IDLE and self._ready and self._request is not None:
             self.phase = Phase.JOINING
             self._joins.restart()
@@ -272,10 +272,10 @@ class RoundCoordinatorMachine:
     def _joined(self, peer: PeerId, join: Join) -> Effects:
         if self.phase is not Phase.JOINING or peer not in self._replicas.holders(self.tip):
             return []
-        contradicted = self._joins.note(peer, join)
-        if contradicted is None:
-            return []
-        return self._replicas.mark_out(peer, f"it holds step {contradicted}, which was settled as aborted")
+        effects: Effects = []
+        for other, key in self._joins.note(peer, join).items():
+            effects += self._replicas.mark_out(other, f"it holds step {key}, which was settled as aborted")
+        return effects
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:
         """Settle the steps in doubt, once all have joined; then propose the views."""
@@ -390,8 +390,4 @@ class RoundCoordinatorMachine:
             return []
         record = self._unseal(tip.signed)
         self._recorded = merge((*self._recorded, *record.samples, *record.skipped))
-        sent: Counter[str] = Counter()
-        for join in joins.values():
-            sent.update(join.sent_bytes)
-        logs = {peer: (join.stage, join.log) for peer, join in joins.items()}
-        return [Decided(record, tip.signed, logs, sent)]
+        return [Decided(record, tip.signed, {peer: (join.stage, join.log) for peer, join in joins.items()})]

@@ -51,21 +51,26 @@ class Decided:
         record: D_round.
         signed: The same, as it travels.
         logs: Step logs of the final members; empty when an earlier coordinator had gathered them.
-        sent_bytes: What the members sent in the round, by traffic.
     """
 
     record: Record
     signed: SignedRecord
     logs: Logs
-    sent_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Every reachable replica that could has swapped to the tip: round `tip.round + 1` may be trained on `holders`."""
+    """Every reachable replica that could has swapped to the tip: the next round may be trained.
+
+    Attributes:
+        tip: The record that stands.
+        holders: The replicas that hold it, with their stages.
+        sent_bytes: What those sent in the tip's round who have swapped under this coordinator, by traffic.
+    """
 
     tip: Tip
     holders: Mapping[PeerId, int]
+    sent_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,22 @@ class RoundJoins:
         """Forget the joins, not the fates: replicas have acted on them."""
         self.joins.clear()
 
-    def note(self, peer: PeerId, join: Join) -> StepKey | None:
-        """Take a join, unless it holds a step that was settled as aborted: returns that step."""
-        for entry in join.log:
-            fate = self._fates.get(entry.key)
-            if fate is not None and not fate.commit:
-                return entry.key
+    def note(self, peer: PeerId, join: Join) -> dict[PeerId, StepKey]:
+        """Take a join, with what an earlier coordinator had aborted there.
+
+        Returns:
+            The replicas that hold a step which was settled as aborted, and that step: their joins are not kept.
+        """
         self.joins[peer] = join
-        return None
+        for key in join.aborted:
+            self._fates.setdefault(key, Fate(key, False, 0.0, 0.0, False))
+        aborted = {key for key, fate in self._fates.items() if not fate.commit}
+        contradicting = {
+            other: entry.key for other, held in self.joins.items() for entry in held.log if entry.key in aborted
+        }
+        for other in contradicting:
+            del self.joins[other]
+        return contradicting
 
     def settle(self) -> list[tuple[PeerId, Fate]]:
         """Decide all doubts: who is to be told of which fate. Empty if there are none."""

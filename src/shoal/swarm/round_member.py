@@ -64,7 +64,6 @@ class StepsClosed:
     num_samples: int
     in_doubt: tuple[StepKey, ...]
     log: tuple[StepEntry, ...]
-    sent_bytes: Mapping[str, int]
 
 
 class RoundMemberMachine:
@@ -83,12 +82,14 @@ class RoundMemberMachine:
         self.tip = tip
         self._unseal = unseal
         self.promised: Ballot = NO_BALLOT
+        self._sent_bytes: dict[str, int] = {}
         self._reset()
 
     def _reset(self) -> None:
         self.closing = False
         self.joined: StepsClosed | None = None
         self.in_doubt: set[StepKey] = set()
+        self.aborted: tuple[StepKey, ...] = ()
         self.view: Propose | None = None
         self.staged: dict[tuple[Ballot, int], StageHashes] = {}
         self.pinned: StageHashes | None = None
@@ -167,12 +168,18 @@ class RoundMemberMachine:
         lost = MemberLost(view.ballot, view.round, view.epoch, self.stage, self.hop.peer)
         return [out, Send(self._coordinator, lost)]
 
-    def swapped(self, hashes: StageHashes) -> Effects:
-        """The state is now that of the record that was being swapped."""
+    def swapped(self, hashes: StageHashes, sent_bytes: Mapping[str, int]) -> Effects:
+        """The state is now that of the record that was being swapped.
+
+        Args:
+            hashes: Of the replica's new bytes.
+            sent_bytes: What the replica has sent since the swap before, by traffic.
+        """
         signed = self.swapping
         if signed is None:
             return []
         self.tip = Tip(self.round, record_hash(signed), signed)
+        self._sent_bytes = dict(sent_bytes)
         self._reset()
         return [self._swapped_report(hashes)]
 
@@ -195,6 +202,8 @@ class RoundMemberMachine:
         if message.round != self.round or message.key not in self.in_doubt:
             return []
         self.in_doubt.discard(message.key)
+        if not message.commit:
+            self.aborted = (*self.aborted, message.key)
         self.joined = None
         return [ResolveStep(message)]
 
@@ -277,7 +286,7 @@ class RoundMemberMachine:
             num_samples=joined.num_samples,
             in_doubt=joined.in_doubt,
             log=joined.log,
-            sent_bytes=dict(joined.sent_bytes),
+            aborted=self.aborted,
         )
         return Send(self._coordinator, message)
 
@@ -285,4 +294,5 @@ class RoundMemberMachine:
         return Send(self._coordinator, Staged(view.ballot, view.round, view.epoch, self.stage, hashes))
 
     def _swapped_report(self, hashes: StageHashes) -> Send:
-        return Send(self._coordinator, Swapped(self.tip.round, self.stage, self.tip.hash, hashes))
+        message = Swapped(self.tip.round, self.stage, self.tip.hash, hashes, self._sent_bytes)
+        return Send(self._coordinator, message)

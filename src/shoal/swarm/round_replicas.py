@@ -6,6 +6,7 @@ known --RoundState--> holder of the tip ------------------------> takes part
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from shoal.ids import PeerId
@@ -13,7 +14,7 @@ from shoal.swarm.records import Tip
 from shoal.swarm.round_choice import tip_of
 from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import RoundState
+from shoal.wire.messages.round import RoundState, Swapped
 
 
 class RoundReplicas:
@@ -35,6 +36,7 @@ class RoundReplicas:
         self._reachable: set[PeerId] = set()
         self._out: set[PeerId] = set()
         self._reported: set[PeerId] = set()
+        self._sent_bytes: dict[PeerId, dict[str, int]] = {}
 
     def name(self, peer: PeerId, hop: Hop) -> bool:
         """Take note of a replica; returns whether it or its address is new."""
@@ -75,11 +77,20 @@ class RoundReplicas:
         self._tips[peer] = tip.hash
         return tip
 
-    def swapped(self, peer: PeerId, digest: str) -> None:
+    def swapped(self, peer: PeerId, message: Swapped) -> None:
         """A replica has swapped to a record."""
         self.told.discard(peer)
         self._reported.discard(peer)
-        self._tips[peer] = digest
+        self._tips[peer] = message.record_hash
+        self._sent_bytes[peer] = message.sent_bytes
+
+    @property
+    def sent_bytes(self) -> Mapping[str, int]:
+        """What those that have swapped to the tip have sent in its round, by traffic."""
+        total: Counter[str] = Counter()
+        for sent in self._sent_bytes.values():
+            total.update(sent)
+        return total
 
     def mark_out(self, peer: PeerId, reason: str) -> list[CoordinatorEffect]:
         """Leave a replica out of the round; reported once until it takes part again."""
@@ -93,6 +104,7 @@ class RoundReplicas:
     def readmit(self) -> None:
         """There is a new tip: whoever was out is offered it, and learns by it that it has fallen behind."""
         self._out.clear()
+        self._sent_bytes.clear()
 
     def holders(self, tip: Tip) -> dict[PeerId, int]:
         """The replicas that hold `tip` and take part, with their stages."""

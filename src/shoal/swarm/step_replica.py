@@ -1,4 +1,4 @@
-"""The replica's side of the training step (DESIGN section 6) as a machine without I/O.
+"""The replica's side of the training step (docs/protocol.md, "The training step") as a machine without I/O.
 
 Messages, losses and finished operations go in; messages to send come out, and `ready` tells what the device could do.
 The rules that keep a step atomic whoever dies:

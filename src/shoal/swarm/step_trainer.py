@@ -1,4 +1,4 @@
-"""The trainer's side of the training step (DESIGN section 6) as a machine without I/O: one step at a time.
+"""The trainer's side of the training step (docs/protocol.md, "The training step") without I/O.
 
     start -> OPENING -> RUNNING -> COMMITTING -> ended
        ^        |          |           | every replica says "aborted"

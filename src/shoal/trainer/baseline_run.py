@@ -47,7 +47,7 @@ class BaselineReport:
 
 async def run_baseline(
     config: Config, feed: Feed, device: DeviceThread, clock: Clock, report: Callable[[BaselineReport], None]
-) -> None:
+) -> PlainLoop:
     """Train `outer_steps * inner_steps` steps; evaluate before the first and after every `inner_steps`.
 
     Args:
@@ -56,6 +56,9 @@ async def run_baseline(
         device: where the loop computes.
         clock: for the rate.
         report: called after every step and evaluation.
+
+    Returns:
+        The loop with the trained model.
 
     Raises:
         ConfigError: the model does not fit the configuration.
@@ -82,6 +85,7 @@ async def run_baseline(
         feed.give_back(batch)
         report_now(step + 1, None)
     report_now(config.diloco.total_steps, await _evaluate(loop, feed, device, sizes.num_holdout))
+    return loop
 
 
 async def _evaluate(loop: PlainLoop, feed: Feed, device: DeviceThread, num_holdout: int) -> float:

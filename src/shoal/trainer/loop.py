@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import logging
+from contextlib import aclosing
 
 import anyio
 
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.data.feed import Feed, LeasedBatch
-from shoal.errors import NoPipeline, RoundAborted
+from shoal.errors import NoPipeline, RemoteProtocolError, RoundAborted, RoundClosed
 from shoal.ids import PeerId, StepKey
 from shoal.optim.schedule import LrSchedule
-from shoal.pipeline.driver import Microbatch, RoundClosed, StepDriver, StepResult
+from shoal.pipeline.driver import StepDriver, StepResult
+from shoal.pipeline.microbatch import Microbatch
 from shoal.trainer.evaluation import eval_parts
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
@@ -59,24 +61,36 @@ class TrainerLoop:
         self._replicas: tuple[tuple[Hop, ...], ...] = ()
         self._next: StartRound | None = None
         self._changed = anyio.Event()
+        self._lost: set[PeerId] = set()
         self._evaluations = 0
         self._reported_bytes: dict[str, int] = {}
         endpoint.introduce(client)
 
     def receive(self, event: Received) -> bool:
-        """Take the client's orders."""
-        match event.message:
-            case StartRound():
-                self._next = event.message
-                self._set_replicas(event.message.replicas)
-            case UpdateReplicas():
-                self._set_replicas(event.message.replicas)
-            case _:
-                return False
+        """Take the client's orders; see `transport.dispatch.Handler`.
+
+        Raises:
+            RemoteProtocolError: they are not from the client, or not for this trainer.
+        """
+        message = event.message
+        if not isinstance(message, StartRound | UpdateReplicas):
+            return False
+        if event.peer != self._client:
+            raise RemoteProtocolError(f"{type(message).__name__} from {event.peer}, which is not this trainer's client")
+        num_stages = self._config.num_stages
+        if len(message.replicas) != num_stages:
+            raise RemoteProtocolError(f"replicas of {len(message.replicas)} stages, the model has {num_stages}")
+        if isinstance(message, StartRound):
+            if message.slot != self._slot or len(message.path) != num_stages:
+                raise RemoteProtocolError(f"a round of slot {message.slot} over {len(message.path)} stages is not ours")
+            self._next = message
+            self._lost.clear()
+        self._set_replicas(message.replicas)
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """The steps react by themselves; a lost client dials again or starts another trainer."""
+        """Evaluations avoid it from now on. Steps react by themselves; a lost client dials again."""
+        self._lost.add(peer)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -166,19 +180,41 @@ class TrainerLoop:
             return
         loss_sum, num_samples = 0.0, 0
         try:
-            async for batch in self._feed.holdout(evaluation.start, evaluation.stop):
-                self._evaluations += 1
-                part_sum, part_samples = await self._driver.evaluate(
-                    evaluation=self._evaluations,
-                    held=evaluation.held,
-                    microbatches=[Microbatch(*part) for part in eval_parts(batch)],
-                    path=start.path,
-                )
-                loss_sum, num_samples = loss_sum + part_sum, num_samples + part_samples
+            async with aclosing(self._feed.holdout(evaluation.start, evaluation.stop)) as batches:
+                async for batch in batches:
+                    part_sum, part_samples = await self._evaluate_batch(start, evaluation.held, batch)
+                    loss_sum, num_samples = loss_sum + part_sum, num_samples + part_samples
         except RoundAborted as error:
             logger.warning("evaluation.failed", extra={"held": evaluation.held, "reason": str(error)})
             return
         self._endpoint.post(self._client, EvalReport(self._slot, evaluation.held, loss_sum, num_samples))
+
+    async def _evaluate_batch(self, start: StartRound, held: int, batch: LeasedBatch) -> tuple[float, int]:
+        """Evaluate over the home path, or over others where a replica is lost: all hold the same parameters.
+
+        Raises:
+            RoundAborted: no path gave an answer.
+        """
+        microbatches = [Microbatch(*part) for part in eval_parts(batch)]
+        path = self._evaluation_path(start)
+        while True:
+            self._evaluations += 1
+            try:
+                return await self._driver.evaluate(
+                    evaluation=self._evaluations, held=held, microbatches=microbatches, path=path
+                )
+            except RoundAborted as error:
+                tried, path = path, self._evaluation_path(start)
+                if path == tried:
+                    raise
+                logger.info("evaluation.repeated", extra={"held": held, "reason": str(error)})
+
+    def _evaluation_path(self, start: StartRound) -> tuple[Hop, ...]:
+        """Return the home path, with the best other replica in place of each one that was lost in this round."""
+        return tuple(
+            next((hop for hop in (home, *others) if hop.peer not in self._lost), home)
+            for home, others in zip(start.path, self._replicas, strict=True)
+        )
 
     def _take_sent_bytes(self) -> dict[str, int]:
         total = {str(traffic): count for traffic, count in self._endpoint.sent_bytes.items()}

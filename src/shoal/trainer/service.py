@@ -9,14 +9,11 @@ import msgspec
 
 from shoal import log
 from shoal.clock import SystemClock
-from shoal.data.feed import Feed
 from shoal.identity import Identity
 from shoal.ids import RunId
-from shoal.pipeline.driver import StepDriver
 from shoal.runtime.control_pipe import RoleControl
-from shoal.trainer.loop import TrainerLoop
 from shoal.trainer.spec import TrainerSpec
-from shoal.transport.dispatch import dispatch
+from shoal.trainer.trainer import Trainer
 from shoal.transport.unix import open_unix_endpoint
 
 
@@ -25,46 +22,30 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `TrainerSpec` in msgpack.
-        control: told `ready()` once it has said hello to its client.
+        control: told `ready()` once it works; its client hears from it when it has found the data server.
 
     Raises:
         ConnectionLost: the data server is gone.
     """
     spec = msgspec.msgpack.decode(payload, type=TrainerSpec)
     log.configure(spec.log_path.stem, Path(spec.log_dir))
-    config = spec.config()
-    clock = SystemClock()
     async with open_unix_endpoint(
         peer_id=Identity(spec.identity_key).peer_id,
         run_id=RunId(spec.run_id),
         role=spec.role,
         path=Path(spec.socket_path),
     ) as endpoint:
-        feed = Feed(
-            endpoint=endpoint, data_server=spec.data_server, trainer=spec.slot, incarnation=spec.incarnation
-        )
-        driver = StepDriver(
+        trainer = Trainer(
+            config=spec.config(),
             endpoint=endpoint,
-            trainer=spec.slot,
-            incarnation=spec.incarnation,
-            window=config.model_pipeline.microbatches_in_flight,
-            max_grad_norm=config.diloco.max_grad_norm,
-            clock=clock,
-            step_timeout_s=config.model_pipeline.forward_timeout_s + config.model_pipeline.backward_timeout_s,
-        )
-        loop = TrainerLoop(
-            endpoint=endpoint,
-            feed=feed,
-            driver=driver,
-            config=config,
-            client=spec.client,
             slot=spec.slot,
             incarnation=spec.incarnation,
-            clock=clock,
+            client=spec.client,
+            data_server=spec.data_server,
+            clock=SystemClock(),
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(dispatch, endpoint, (driver, feed, loop))
-            tasks.start_soon(loop.run)
+            tasks.start_soon(trainer.run)
             control.ready()
             await control.stopping.wait()
             tasks.cancel_scope.cancel()

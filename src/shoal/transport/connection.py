@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 import anyio
 
-from shoal.errors import HandshakeError, RemoteProtocolError
+from shoal.errors import HandshakeError, InvariantViolation, RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.transport.limits import TransportLimits
 from shoal.wire.frame import Frame, FrameDecoder
@@ -105,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
     def socket(self) -> socket.socket:
         """The connected socket, for its options."""
         if self._transport is None:
-            raise RuntimeError("not connected")
+            raise InvariantViolation("a connection was asked for its socket before it had one")
         return self._transport.get_extra_info("socket")
 
     def say(self, said: Hello | Refusal) -> None:
@@ -166,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
         """Name the memory for the next bytes."""
         decoder = self._frames or self._handshake
         if decoder is None:
-            raise RuntimeError("a connection reads either a handshake or frames")
+            raise InvariantViolation("a connection reads either a handshake or frames")
         return decoder.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:

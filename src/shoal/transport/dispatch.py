@@ -57,7 +57,7 @@ async def dispatch(
                     continue
                 if not taken:
                     logger.warning(
-                        "protocol.unexpected", extra={"peer": event.peer, "message": type(event.message).__name__}
+                        "protocol.unexpected", extra={"peer": event.peer, "kind": type(event.message).__name__}
                     )
             case PeerLost(peer, reason):
                 logger.info("peer.lost", extra={"peer": peer, "reason": reason})

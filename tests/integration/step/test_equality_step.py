@@ -141,12 +141,12 @@ def assert_same_state(expected: StageModule, actual: StageModule) -> None:
         assert torch.equal(want, got), name
 
 
-async def test_evaluation_after_steps_is_that_of_the_held_parameters(make_swarm: MakeSwarm) -> None:
+async def test_evaluation_is_that_of_the_parameters_that_the_round_started_from(make_swarm: MakeSwarm) -> None:
     family = resnet()
     holdout = image_batches((4, 3, 2))[5]
     plain = PlainLoop([build_stage(family, s, 2, seed=SEED) for s in range(2)], InnerOptimConfig(), 0.5, SEED, 0)
     expected = plain.evaluate(holdout)
-    async with make_swarm(family, 2, seed=SEED) as swarm:
+    async with make_swarm(family, 2, seed=SEED, max_grad_norm=0.5) as swarm:
         for [replica] in swarm.replicas:
             flat = replica.compute.parameters_flat()
             replica.compute.held_parameters = lambda flat=flat: flat
@@ -154,7 +154,7 @@ async def test_evaluation_after_steps_is_that_of_the_held_parameters(make_swarm:
 
         async def evaluate(number: int) -> tuple[float, int]:
             return await swarm.drivers[0].evaluate(
-                evaluation=number, held=0, microbatches=microbatches, path=swarm.path()
+                evaluation=number, held=number // 10, microbatches=microbatches, path=swarm.path()
             )
 
         assert await evaluate(0) == expected
@@ -163,3 +163,8 @@ async def test_evaluation_after_steps_is_that_of_the_held_parameters(make_swarm:
         for [replica] in swarm.replicas:
             replica.compute.held_parameters = replica.compute.parameters_flat
         assert await evaluate(2) != expected
+        plain.step(image_batches((3, 2))[0], 0, 1e-2)
+        for [replica] in swarm.replicas:
+            replica.compute.held_parameters = None
+            replica.worker.start_round(2)
+        assert await evaluate(10) == plain.evaluate(holdout)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
-from shoal.errors import NoPipeline
+from shoal.errors import NoPipeline, RoundClosed
 from shoal.ids import PeerId
 from shoal.model.resnet import ResNetFamily, ResNetShape
 from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
-from shoal.pipeline.driver import Microbatch, RoundClosed
+from shoal.pipeline.microbatch import Microbatch
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.trainer.baseline import PlainLoop
 from shoal.wire.messages import Message
@@ -54,7 +54,7 @@ def plain(num_stages: int, trainer: int = 0) -> PlainLoop:
 
 
 def snapshot(compute: StageCompute) -> list[Tensor]:
-    state = compute.optimizer.state_dict()["state"]
+    state = compute.optimizer.state_dict()
     moments = [value.clone() for values in state.values() for value in values.values()]
     return [*(t.detach().clone() for t in [*compute.module.parameters(), *compute.module.buffers()]), *moments]
 
@@ -261,6 +261,9 @@ async def test_tensors_that_do_not_fit_are_refused_and_nothing_crashes(make_swar
         with pytest.raises(NoPipeline, match="stage 1"):
             await swarm.train([(x, y.float())], 0, 1e-2)
         assert (await swarm.train(batch(0), 1, 1e-2)).committed
+        # The network itself would take an image of any size.
+        with pytest.raises(NoPipeline, match="stage 0"):
+            await swarm.train([(x[..., :3, :3].contiguous(), y)], 2, 1e-2)
         # A label that is no class only fails in the loss.
         with pytest.raises(NoPipeline, match="stage 1"):
             await swarm.train([(x, y + 100)], 2, 1e-2)

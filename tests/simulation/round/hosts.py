@@ -107,7 +107,7 @@ class ReplicaHost:
                     pass
 
     def _steps_closed(self) -> list[MemberEffect]:
-        return self.machine.steps_closed(StepsClosed(len(self.log), tuple(self.doubts), tuple(self.log), {}))
+        return self.machine.steps_closed(StepsClosed(len(self.log), tuple(self.doubts), tuple(self.log)))
 
     def _tag(self, view: Propose) -> tuple[object, ...]:
         return (view.round, view.ballot, view.epoch)
@@ -133,7 +133,7 @@ class ReplicaHost:
             return self.machine.state_broken("the staged bytes are gone")
         self.theta = self.staged[hashes]
         self._clear()
-        return self.machine.swapped(hashes)
+        return self.machine.swapped(hashes, {})
 
 
 class ClientHost:

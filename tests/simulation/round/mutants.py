@@ -1,4 +1,4 @@
-"""The machines with one rule left out each. If the simulation does not break one of these, it would not notice its loss."""
+"""The machines with one rule left out each: the simulation must break every one of them."""
 
 from __future__ import annotations
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-
-from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_member import RoundMemberMachine
 from tests.simulation.round.mutants import COORDINATORS, MEMBERS
 from tests.simulation.round.world import Broken, World
 
-SEEDS_PER_BLOCK = 30
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_member import RoundMemberMachine
+
+SEEDS_PER_BLOCK = 25
 
 
 @pytest.mark.parametrize("block", range(10))

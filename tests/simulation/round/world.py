@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.simulation.round.hosts import ClientHost, ReplicaHost, digest, hashes_of, holds
+from tests.simulation.round.network import Network
+
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import Logs, Tip, outcome_of, record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
@@ -12,8 +15,6 @@ from shoal.swarm.round_settings import RoundSettings
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Decide, Hold, Record, SignedRecord, StageHashes
 from shoal.wire.messages.step import StepEntry
-from tests.simulation.round.hosts import ClientHost, ReplicaHost, digest, hashes_of, holds
-from tests.simulation.round.network import Network
 
 GENESIS = "genesis"
 LAST_FAULT_S = 30.0

@@ -1,7 +1,7 @@
 """The processes of the simulated swarm: production's machines around symbolic tensors.
 
-A tensor is the chain of (replica, life, version) that its forward went through; a gradient is the chain of the loss. A step
-whose gradients all carry one chain, and that is the path's, has seen one version everywhere and mixed nothing.
+A tensor is the chain of (replica, life, version) that its forward went through; a gradient is the chain of the loss. A
+step whose gradients all carry one chain, and that is the path's, has seen one version everywhere and mixed nothing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger
-from shoal.swarm.open_step import OpenStep
 from shoal.swarm.step_operations import Operation, OperationKind, Ready, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import Phase, StepTrainer, TrainerEffect
@@ -55,11 +54,6 @@ class AbortsAPreparedStepAlone(StepReplica):
         return super().peer_lost(peer)
 
 
-class CommitsAfterItsJoin(StepReplica):
-    def join(self) -> None:
-        pass
-
-
 class ForgetsWhatItHasCommitted(StepReplica):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -69,12 +63,6 @@ class ForgetsWhatItHasCommitted(StepReplica):
                 return None
 
         self._ledger = Forgetful()
-
-
-class ForgetsAbortedAttempts(StepReplica):
-    def _remove(self, step: OpenStep) -> None:
-        super()._remove(step)
-        self._ledger._newest.pop(step.request.key.trainer, None)
 
 
 class IgnoresFences(StepReplica):
@@ -89,27 +77,12 @@ class OpensStepsOfAnotherRound(StepReplica):
         return None if reason in ("closed", "behind") and self.round else reason
 
 
-class KeepsStepsOverARecord(StepReplica):
-    def start_round(self, round: int) -> list[Send]:
-        kept, self.open = self.open, {}
-        sends = super().start_round(round)
-        self.open = kept
-        return sends
-
-
 class ReplaysAfterItsFirstCommit(StepTrainer):
     def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
         if self._phase == Phase.COMMITTING and self._plan is not None and peer in self._path:
             self._avoidance.lose(peer, now_s + 0.5)
             return self._again(self._plan, now_s)
         return super().peer_lost(peer, now_s)
-
-
-class ReplaysWhenSomebodyDidNotAnswer(StepTrainer):
-    def _conclude(self, plan: object, now_s: float) -> list[TrainerEffect]:
-        if len(self._answers.keys() | self._lost) >= len(self._path) and not any(self._answers.values()):
-            return self._open(plan, now_s)  # type: ignore[arg-type]
-        return super()._conclude(plan, now_s)  # type: ignore[arg-type]
 
 
 class UsesOneAttemptForAll(StepTrainer):
@@ -125,11 +98,8 @@ REPLICAS: list[type[StepReplica]] = [
     PromisesNothing,
     AbortsWithoutWaitingForTheSilent,
     AbortsAPreparedStepAlone,
-    CommitsAfterItsJoin,
     ForgetsWhatItHasCommitted,
-    ForgetsAbortedAttempts,
     IgnoresFences,
     OpensStepsOfAnotherRound,
-    KeepsStepsOverARecord,
 ]
-TRAINERS: list[type[StepTrainer]] = [ReplaysAfterItsFirstCommit, ReplaysWhenSomebodyDidNotAnswer, UsesOneAttemptForAll]
+TRAINERS: list[type[StepTrainer]] = [ReplaysAfterItsFirstCommit, UsesOneAttemptForAll]

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.simulation.step.hosts import (
+    MICROBATCHES,
+    STEPS_PER_ROUND,
+    Envelope,
+    Hello,
+    Join,
+    ReplicaHost,
+    TrainerHost,
+    Work,
+)
+from tests.simulation.step.network import Network
+
 from shoal.ids import StepKey
 from shoal.swarm.step_operations import Decision
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import StepTrainer
 from shoal.wire.messages.step import Commit, Fence, Fenced, StepMessage
-from tests.simulation.step.hosts import MICROBATCHES, STEPS_PER_ROUND, Envelope, Hello, Join, ReplicaHost, TrainerHost
-from tests.simulation.step.hosts import Work as Work
-from tests.simulation.step.network import Network
 
 NUM_SAMPLES = 20
 FAULTS_END_S = 12.0
@@ -121,7 +130,9 @@ class Coordinator:
             if peer[0] == "R":
                 network.send("K", peer, Envelope(Fence(dict(self.world.incarnations))))
         trainers = [network.hosts.get(peer) for peer in self.world.trainer_peers()]
-        done = all(isinstance(t, TrainerHost) and t.steps >= STEPS_PER_ROUND and t.round == self.round for t in trainers)
+        done = all(
+            isinstance(t, TrainerHost) and t.steps >= STEPS_PER_ROUND and t.round == self.round for t in trainers
+        )
         if self._closed_s is None:
             if done or network.now_s - self._opened_s > 5:
                 self._closed_s, self._joins, self._resolved = network.now_s, {}, {}
@@ -137,6 +148,9 @@ class Coordinator:
         complete = {peer[1] for peer in joins} == {str(stage) for stage in range(self.world.num_stages)}
         if complete and (late or all(peer in self._joins for peer in live)):
             self._settle_or_decide(joins)
+
+    def _is_done(self, trainer: object) -> bool:
+        return isinstance(trainer, TrainerHost) and trainer.steps >= STEPS_PER_ROUND and trainer.round == self.round
 
     def _settle_or_decide(self, joins: dict[str, Join]) -> None:
         doubts = {key for join in joins.values() for key in join.in_doubt}
@@ -217,16 +231,15 @@ class World:
             self._pause(replica, duration_s)
         elif kind < 0.7:
             self._pause(trainer, duration_s)
-            if duration_s > 2.0:
+            if duration_s > 2.0 and self.rng.random() < 0.7:
                 # Frozen beyond the deadline: declared dead, replaced, and it wakes up later.
-                if self.rng.random() < 0.7:
-                    self.network.after(2.1, lambda: self._replace_trainer(trainer))
+                self.network.after(2.1, lambda: self._replace_trainer(trainer))
         else:
             other = self.rng.choice([p for p in sorted(self.network.hosts) if p not in (replica, "K")] or [trainer])
             self.network.cut(replica, other, duration_s)
 
     def sabotage(self, trainer: TrainerHost, to: str, message: StepMessage) -> None:
-        """Before a Commit is sent: crashes the trainer and lets a replica freeze or be cut off, or cuts the receiver off."""
+        """Before a Commit: crashes the trainer and lets a replica freeze or be cut off, or cuts the receiver off."""
         if not isinstance(message, Commit) or self._commits_left == 0 or trainer.peer not in self.network.hosts:
             return
         self._commits_left -= 1
@@ -273,7 +286,9 @@ class World:
         path = tuple(hop.peer for hop in replica.machine.open[key].request.path)
         chain = chains.pop()
         assert tuple(peer for peer, _, _ in chain) == path, f"{key} holds a gradient of another path"
-        assert (replica.peer, replica.life) in [(peer, life) for peer, life, _ in chain], f"{key} is of an earlier round"
+        assert (replica.peer, replica.life) in [(peer, life) for peer, life, _ in chain], (
+            f"{key} is of an earlier round"
+        )
         assert key not in replica.applied, f"{key} applied twice"
 
     def check_record(self, joins: dict[str, Join]) -> None:

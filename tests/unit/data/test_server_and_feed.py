@@ -1,160 +1,23 @@
-"""The data server and its trainers over an in-process network: who gets which samples, and whose memory is whose."""
+"""The data server and its trainers over an in-process network: who gets which samples, and when."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import anyio
-import numpy as np
 import pytest
-from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
+from tests.unit.data.host import host, key, labels_of, settle, train_passes
 
-from shoal.data.feed import Feed, LeasedBatch
-from shoal.data.server import DataService
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
-from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
-from shoal.ids import PeerId, StepKey
-from shoal.transport.base import Received
-from shoal.transport.dispatch import dispatch
-from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
-from shoal.wire.messages import Message
+from shoal.data.feed import LeasedBatch
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.feed import (
-    Acknowledge,
-    BatchReady,
-    Lease,
-    NoBatch,
     PlanRound,
     RecordSamples,
     ReleaseTrainer,
-    TensorPlace,
 )
 
 pytestmark = pytest.mark.anyio
-
-CLIENT = PeerId("client")
-SERVER = PeerId("data")
-
-
-class Numbers(Source):
-    """Sample i is (i, i, i) with label `first` + i."""
-
-    inputs = ArraySpec("float32", (3,))
-    labels = ArraySpec("int64", ())
-
-    def __init__(self, num_samples: int, first: int = 0) -> None:
-        self._num_samples, self._first = num_samples, first
-
-    @property
-    def num_samples(self) -> int:
-        return self._num_samples
-
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        inputs[...] = indices[:, None]
-        labels[...] = indices + self._first
-
-
-@dataclass
-class Host:
-    """A data server, its client, and trainers."""
-
-    network: MemoryNetwork
-    group: TaskGroup
-    service: DataService
-    endpoint: MemoryEndpoint
-    client: MemoryEndpoint
-    endpoints: dict[int, MemoryEndpoint] = field(default_factory=dict[int, MemoryEndpoint])
-    _next_peer: int = 0
-
-    def tell(self, message: Message) -> None:
-        self.client.post(SERVER, message)
-
-    def trainer(self, slot: int, incarnation: int = 1) -> Feed:
-        self._next_peer += 1
-        endpoint = self.network.endpoint(PeerId(f"trainer-{slot}-{self._next_peer}"))
-        feed = Feed(endpoint=endpoint, data_server=self.endpoint.hop, trainer=slot, incarnation=incarnation)
-        self.group.start_soon(dispatch, endpoint, (feed,))
-        self.endpoints[slot] = endpoint
-        return feed
-
-
-@asynccontextmanager
-async def host(
-    num_samples: int = 10, batch: int = 4, *, seed: int = 0, deterministic: bool = True, num_places: int = 16
-) -> AsyncIterator[Host]:
-    network = MemoryNetwork()
-    endpoint, client = network.endpoint(SERVER), network.endpoint(CLIENT)
-    client.introduce(endpoint.hop)
-    service = DataService(
-        endpoint=endpoint,
-        dataset=DataSet("numbers", Numbers(num_samples), Numbers(150, first=1000), num_classes=2000),
-        samples_per_step=batch,
-        seed=seed,
-        deterministic=deterministic,
-        num_workers=1,
-        client=CLIENT,
-        num_places=num_places,
-    )
-    try:
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as group:
-                group.start_soon(service.run)
-                group.start_soon(dispatch, endpoint, (service,))
-                yield Host(network, group, service, endpoint, client)
-                group.cancel_scope.cancel()
-    finally:
-        service.close()
-
-
-def labels_of(batch: LeasedBatch) -> list[int]:
-    assert np.array_equal(batch.inputs[:, 0], batch.labels.astype(np.float32) % 1000)
-    return batch.labels.tolist()
-
-
-def key(slot: int, number: int, incarnation: int = 1) -> StepKey:
-    return StepKey(slot, incarnation, number, 0)
-
-
-async def settle(holds: Callable[[], bool]) -> None:
-    """Let the other tasks work until `holds` is true."""
-    with anyio.fail_after(5):
-        while not holds():
-            await anyio.wait_all_tasks_blocked()
-            await checkpoint()
-
-
-async def train_round(feed: Feed, slot: int, round_number: int, steps: int) -> list[tuple[int, ...]]:
-    batches: list[tuple[int, ...]] = []
-    for step in range(steps):
-        batch = await feed.lease(round_number, step)
-        assert batch is not None
-        name = key(slot, (round_number - 1) * steps + step)
-        feed.note(name, batch, ())
-        batches.append(tuple(labels_of(batch)))
-        feed.acknowledge(name, batch, committed=True)
-    return batches
-
-
-async def train_passes(at: Host, num_slots: int, rounds: int, inner_steps: int) -> dict[int, list[tuple[int, ...]]]:
-    """Train `rounds` rounds on `num_slots` trainers; return the labels of each trainer's batches."""
-    feeds = [at.trainer(slot) for slot in range(num_slots)]
-    got: dict[int, list[tuple[int, ...]]] = {slot: [] for slot in range(num_slots)}
-
-    async def work(slot: int, round_number: int) -> None:
-        got[slot] += await train_round(feeds[slot], slot, round_number, inner_steps)
-
-    for round_number in range(1, rounds + 1):
-        at.tell(PlanRound(round_number, num_slots, inner_steps))
-        async with anyio.create_task_group() as group:
-            for slot in range(num_slots):
-                group.start_soon(work, slot, round_number)
-        samples = tuple(item for held in at.service.table.leased.values() for item in held.samples)
-        at.tell(RecordSamples(round_number, samples))
-    return got
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -334,104 +197,3 @@ async def test_a_batch_whose_asker_was_cancelled_goes_to_the_next_one() -> None:
         await feed.hello()
         await settle(lambda: at.service.table.leased == {})
         assert await feed.lease(1, 0) is not None
-
-
-async def test_held_out_samples_come_in_order_and_each_place_is_given_back() -> None:
-    async with host(num_places=2) as at:
-        feed = at.trainer(0)
-        info = await feed.hello()
-        assert (info.num_train, info.num_holdout, info.max_read_samples) == (10, 150, 64)
-        got: list[int] = []
-        async for batch in feed.holdout(10, 150):
-            assert batch.samples == ()
-            got += labels_of(batch)
-        assert got == list(range(1010, 1150))
-        await feed.hello()
-        await settle(lambda: at.service.pool.num_free == 0)  # both places hold batches prepared ahead
-
-
-@pytest.mark.parametrize(("start", "stop"), [(0, 65), (-1, 1), (3, 3), (149, 151)])
-async def test_a_read_outside_the_data_or_larger_than_a_place_is_refused(start: int, stop: int) -> None:
-    async with host() as at:
-        with pytest.raises(RemoteError, match="cannot be read"):
-            await at.trainer(0).read_holdout(start, stop)
-
-
-async def test_only_the_client_may_plan() -> None:
-    async with host() as at:
-        feed = at.trainer(0)
-        await feed.hello()
-        for message in (PlanRound(1, 1, 1), RecordSamples(1, ()), ReleaseTrainer(0, 1, ())):
-            with pytest.raises(RemoteProtocolError, match="not the client"):
-                at.service.receive(Received(at.endpoints[0].peer_id, message))
-        assert at.service.table.planned_round == 0
-
-
-async def test_a_trainer_that_waits_learns_that_the_data_server_is_gone() -> None:
-    async with host() as at:
-        feed = at.trainer(0)
-        await feed.hello()
-        errors: list[ConnectionLost] = []
-
-        async def ask() -> None:
-            with pytest.raises(ConnectionLost) as caught:
-                await feed.lease(1, 0)
-            errors.append(caught.value)
-
-        at.group.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
-        at.network.kill(SERVER)
-        await settle(lambda: bool(errors))
-
-
-async def test_the_view_of_a_batch_is_shared_read_only_memory() -> None:
-    async with host() as at:
-        at.tell(PlanRound(1, 1, 1))
-        batch = await at.trainer(0).lease(1, 0)
-        assert batch is not None
-        with pytest.raises(ValueError, match="read-only"):
-            batch.inputs[0, 0] = 1.0
-        at.service.pool.memory(0)[:4] = 0
-        at.service.pool.memory(1)[:4] = 0
-        assert batch.inputs[0, 0] == 0.0
-        assert sum(part.num_samples for part in batch.cut(3)) == 4
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        TensorPlace("float32", (2, 3), 1 << 40),
-        TensorPlace("float32", (3, 3), 0),
-        TensorPlace("float128", (2, 3), 0),
-        TensorPlace("float32", (2, -3), 0),
-        TensorPlace("float32", (2, 3), -64),
-    ],
-)
-async def test_an_offer_that_cannot_be_true_is_refused(place: TensorPlace) -> None:
-    async with host() as at:
-        pool = at.service.pool
-        at.service.receive = lambda event: True  # type: ignore[method-assign]
-        feed = at.trainer(0)
-        failed: list[str] = []
-
-        async def ask() -> None:
-            with pytest.raises(RemoteProtocolError) as caught:
-                await feed.lease(1, 0)
-            failed.append(str(caught.value))
-
-        at.group.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
-        good = TensorPlace("int64", (2,), 0)
-        at.endpoint.post(at.endpoints[0].peer_id, BatchReady(0, pool.path, pool.num_bytes, 0, place, good, (), 2))
-        await settle(lambda: bool(failed))
-        assert "data server offers" in failed[0]
-
-
-async def test_answers_from_anybody_else_are_refused() -> None:
-    async with host() as at:
-        feed = at.trainer(0)
-        with pytest.raises(RemoteProtocolError, match="not the data server"):
-            feed.receive(Received(CLIENT, NoBatch(0, "")))
-        assert not feed.receive(Received(SERVER, Lease(0, 0, 1, 1, 0)))
-        assert not at.service.receive(Received(CLIENT, NoBatch(0, "")))
-        assert at.service.receive(Received(CLIENT, Acknowledge(key(0, 0), 99, committed=True)))

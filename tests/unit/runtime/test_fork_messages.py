@@ -14,7 +14,7 @@ from shoal.runtime import fork_messages
 from shoal.runtime.fork_messages import Configure, Exited, ForkRole, FrameBuffer, SignalRole
 
 _REQUESTS = [
-    Configure(["json"], "/tmp/x"),
+    Configure(["json"]),
     ForkRole(1, "server", 2, "a.b:c", b"\x00secret", {"OMP_NUM_THREADS": "2"}, 5, ""),
     SignalRole(1, 15),
 ]
@@ -41,4 +41,4 @@ def test_a_reply_is_not_taken_for_a_request() -> None:
 def test_a_payload_beyond_the_limit_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_messages, "_MAX_BODY_BYTES", 100)
     with pytest.raises(LocalProtocolError, match="at most 100"):
-        fork_messages.encode(Configure(["x" * 100], ""))
+        fork_messages.encode(Configure(["x" * 100]))

@@ -70,6 +70,14 @@ def test_it_does_not_matter_whose_announcement_has_been_seen_already(seed: int) 
     assert counts[-1] - counts[0] <= 1
 
 
+def test_servers_that_serve_before_the_last_has_chosen_do_not_change_its_choice() -> None:
+    a, b, c, d = (_candidate(name, i) for i, name in enumerate("abcd"))
+    # c chooses while all wait; b only when a and d, who have chosen stages 0 and 1, serve already.
+    assert assign(_view(a, b, c, d), 2)[c.peer] == 0
+    serving = (_placed(a, 0, serving=True), _placed(d, 1, serving=True))
+    assert assign(_view(*serving, b, c), 2)[b.peer] == 1
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_repairs_even_out_what_servers_with_different_views_chose(seed: int) -> None:
     rng = random.Random(seed)

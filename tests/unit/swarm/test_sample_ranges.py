@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def test_a_union_holds_each_position_once_in_the_fewest_ranges(items: tuple[Samp
     merged = merge(items)
     assert positions(merged) == positions(items)
     assert count(merged) == len(positions(items))
-    for first, second in zip(merged, merged[1:], strict=False):
+    for first, second in itertools.pairwise(merged):
         assert first.pass_number < second.pass_number or first.stop < second.start
 
 

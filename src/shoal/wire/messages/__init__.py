@@ -1,9 +1,8 @@
 """Every message of the data plane, by protocol.
 
-`base` holds what all share, `step` the training step (DESIGN: prepare and commit), `round` the outer round, `feed` the
-data server's leases, `control` what the client says to its trainers and they to it. `Message` is a tagged union: a frame
-carries exactly one of these types, and bytes that fit none are refused by the decoder.
-"""
+`base` holds what all share, `step` the training step (prepare and commit), `round` the outer round, `feed` the data
+server's leases, `control` what the client says to its trainers and they to it. `Message` is a tagged union: a frame
+carries exactly one of these types, and bytes that fit none are refused by the decoder. """
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ class Evaluation(Struct, frozen=True):
 
 
 class StartRound(Struct, frozen=True, tag="start_round"):
-    """Work of one trainer in one round: evaluate first (if asked to), then `inner_steps` steps from number `first_step` on
-    over `path`. `replicas[s]` are all usable replicas of stage s, best first, to replace one that is lost."""
+    """Work of one trainer in one round: evaluate first (if asked to), then `inner_steps` steps from number `first_step`
+    on over `path`. `replicas[s]` are all usable replicas of stage s, best first, to replace one that is lost."""
 
     round: int
     slot: int

@@ -1,17 +1,17 @@
-"""The outer round between the coordinator (a client) and the replicas (DESIGN section 7).
+"""The outer round between the coordinator (a client) and the replicas (docs/protocol.md, "The outer round").
 
-    coordinator                          member
-      | -- AskRound -------------------->  |   a new ballot: who holds what; asking is a promise
-      | <- RoundState / StaleBallot        |
-      | -- Close ----------------------->  |   at the boundary, repeated until answered
-      | <- Join                            |
-      | -- Resolve --------------------->  |   steps in doubt
-      | -- Propose (view) -------------->  |   members exchange RingPart with each other
-      | <- Staged / MemberLost             |
-      | -- Hold ------------------------>  |
-      | <- Held                            |
-      | -- Decide (record) ------------->  |   only now does anyone swap
-      | <- Swapped                         |
+coordinator                          member
+  | -- AskRound -------------------->  |   a new ballot: who holds what; asking is a promise
+  | <- RoundState / StaleBallot        |
+  | -- Close ----------------------->  |   at the boundary, repeated until answered
+  | <- Join                            |
+  | -- Resolve --------------------->  |   steps in doubt
+  | -- Propose (view) -------------->  |   members exchange RingPart with each other
+  | <- Staged / MemberLost             |
+  | -- Hold ------------------------>  |
+  | <- Held                            |
+  | -- Decide (record) ------------->  |   only now does anyone swap
+  | <- Swapped                         |
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class StageOutcome(Struct, frozen=True):
 
 
 class Record(Struct, frozen=True):
-    """D_r: one record for the whole run. `previous` is the SHA-256 (hex) of the encoded D_{r-1}; `samples` are the ranges
-    trained in this round, `skipped` those of steps that were not finite; `incarnations` fence restarted trainers."""
+    """D_r: one record for the whole run. `previous` is the SHA-256 (hex) of the encoded D_{r-1}; `samples` are the
+    ranges trained in this round, `skipped` those of steps that were not finite; `incarnations` fence restarted
+    trainers."""
 
     run_id: str
     round: int
@@ -69,8 +70,8 @@ class AskRound(Struct, frozen=True, tag="ask_round"):
 
 
 class RoundState(Struct, frozen=True, tag="round_state"):
-    """What a replica holds: its stage, its record (none before D_1), and a record it has answered Held for. `refused` is why
-    it could not do what the coordinator has just asked, empty in an answer to AskRound."""
+    """What a replica holds: its stage, its record (none before D_1), and a record it has answered Held for. `refused`
+    is why it could not do what the coordinator has just asked, empty in an answer to AskRound."""
 
     ballot: Ballot
     stage: int
@@ -95,7 +96,8 @@ class Close(Struct, frozen=True, tag="close"):
 
 
 class Join(Struct, frozen=True, tag="join"):
-    """The replica has nothing open but `in_doubt`. `sent_bytes` counts what it sent in this round, by traffic."""
+    """The replica has nothing open but `in_doubt`. `aborted` are the steps that a Resolve of this round has aborted
+    here."""
 
     ballot: Ballot
     round: int
@@ -103,11 +105,12 @@ class Join(Struct, frozen=True, tag="join"):
     num_samples: int
     in_doubt: tuple[StepKey, ...]
     log: tuple[StepEntry, ...]
-    sent_bytes: dict[str, int]
+    aborted: tuple[StepKey, ...]
 
 
 class Resolve(Struct, frozen=True, tag="resolve"):
-    """The fate of a step in doubt, settled from all joins; with `commit` come the numbers of the log entry that holds it."""
+    """The fate of a step in doubt, settled from all joins; with `commit` come the numbers of the log entry that holds
+    it."""
 
     ballot: Ballot
     round: int
@@ -130,8 +133,8 @@ class Propose(Struct, frozen=True, tag="propose"):
 
 
 class RingPart(Struct, frozen=True, tag="ring_part"):
-    """A segment of a chunk on its way around the ring. `gather` is False in the reduce-scatter. One tensor. `buffer` tells
-    parameters (0) from floating buffers (1) and integer buffers (2)."""
+    """A segment of a chunk on its way around the ring. `gather` is False in the reduce-scatter. One tensor. `buffer`
+    tells parameters (0) from floating buffers (1) and integer buffers (2)."""
 
     ballot: Ballot
     round: int
@@ -186,12 +189,13 @@ class Decide(Struct, frozen=True, tag="decide"):
 
 
 class Swapped(Struct, frozen=True, tag="swapped"):
-    """The replica now holds D_round."""
+    """The replica now holds D_round. `sent_bytes` counts what it sent since it held the record before, by traffic."""
 
     round: int
     stage: int
     record_hash: str
     hashes: StageHashes
+    sent_bytes: dict[str, int]
 
 
 RoundMessage = (

@@ -23,8 +23,8 @@ from shoal.wire.messages.base import Hop, SampleRange, Struct
 
 
 class StepEntry(Struct, frozen=True):
-    """One committed step in a replica's log, in apply order. `version`: commits this replica had applied in the round when
-    the step's forwards ran. `skipped`: committed with scale 0 because a gradient was not finite."""
+    """One committed step in a replica's log, in apply order. `version`: commits this replica had applied in the round
+    when the step's forwards ran. `skipped`: committed with scale 0 because a gradient was not finite."""
 
     key: StepKey
     path: tuple[PeerId, ...]
@@ -94,8 +94,8 @@ class MicrobatchDone(Struct, frozen=True, tag="mb_done"):
 
 
 class Prepared(Struct, frozen=True, tag="prepared"):
-    """All microbatches of the step are done here. `squared_norm` sums over this stage's gradients in float64; `loss` is the
-    mean over the step's samples and comes from the last stage only."""
+    """All microbatches of the step are done here. `squared_norm` sums over this stage's gradients in float64; `loss` is
+    the mean over the step's samples and comes from the last stage only."""
 
     key: StepKey
     stage: int

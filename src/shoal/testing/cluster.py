@@ -1,0 +1,327 @@
+"""A whole swarm in one process: real servers, trainers, data server and client over an in-process network.
+
+Only what makes a process is replaced: sockets by a `MemoryNetwork`, the DHT by a `LocalRegistry`, the launcher by
+tasks. Everything that trains is what production runs.
+
+    async with Cluster(config, log_dir=tmp_path, replicas=[0, 0, 1, 1]) as cluster:
+        cluster.when(Forward, action=lambda: cluster.kill_server(1), receiver=cluster.servers[1].peer, number=3)
+        result = await cluster.run()
+    assert result.audit.missing == 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+from torch import Tensor
+
+from shoal.client.client import Client
+from shoal.clock import Clock, SystemClock
+from shoal.config.schema import Config
+from shoal.control.records import StageRecord
+from shoal.data.catalog import open_source
+from shoal.data.feed import Feed
+from shoal.data.server import DataService
+from shoal.data.source import DataSet
+from shoal.errors import ConfigError
+from shoal.identity import Identity
+from shoal.ids import PeerId, RunId
+from shoal.runtime.device_thread import DeviceThread
+from shoal.server.announcer import Announcer
+from shoal.server.replica import Replica, build_replica, device_initialiser
+from shoal.testing.faults import Faults
+from shoal.testing.process import Process
+from shoal.testing.registry import LocalRegistry
+from shoal.testing.results import ClusterResult, collect
+from shoal.trainer.trainer import Trainer
+from shoal.transport.base import Received
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import Metrics
+
+RUN_ID = RunId("cluster")
+DATA_SERVER, MONITOR = PeerId("data_server"), PeerId("monitor")
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server of a cluster.
+
+    Attributes:
+        stage: that it serves.
+        replica: its worker, its rounds, its model.
+        process: kills it.
+    """
+
+    stage: int
+    replica: Replica
+    process: Process
+
+    @property
+    def peer(self) -> PeerId:
+        """Who it is."""
+        return self.process.peer
+
+    def parameters(self) -> Tensor:
+        """Return a copy of its parameters (N); only while it computes nothing."""
+        return self.replica.compute.parameters_flat()
+
+
+class Monitor:
+    """Keeps the numbers that the client sends. A `transport.dispatch.Handler`.
+
+    Attributes:
+        values: all of them, in order.
+    """
+
+    def __init__(self) -> None:
+        """Start without numbers."""
+        self.values: list[Mapping[str, float]] = []
+
+    def receive(self, event: Received) -> bool:
+        """Take numbers."""
+        if isinstance(event.message, Metrics):
+            self.values.append(event.message.values)
+            return True
+        return False
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """Nothing depends on anybody."""
+
+
+class Cluster:
+    """A swarm in one process; an async context, used once.
+
+    torch's random generator belongs to the process, so all replicas compute on one thread: operations of different
+    replicas never overlap, and their seeds hold.
+
+    Attributes:
+        network: cut and heal connections there.
+        servers: in the order of `replicas`.
+        client: once `run` has begun, or the context was entered.
+        monitor: what the client has reported.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        log_dir: Path,
+        replicas: Sequence[int] | None = None,
+        join_order: Sequence[int] | None = None,
+        dataset: DataSet | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare; entering the context builds everything.
+
+        Args:
+            config: of the run; `device` must be "cpu" or "auto".
+            log_dir: where records and step logs are written; an empty directory.
+            replicas: the stage of each server; by default `config.num_servers` servers, dealt out to the stages.
+            join_order: indices of the servers in the order in which they join; by default as they are numbered.
+            dataset: instead of the one that the configuration names.
+            clock: for everything that needs one.
+
+        Raises:
+            ConfigError: there is no such stage, or the order is none of these servers.
+        """
+        stages = [i % config.num_stages for i in range(config.num_servers)] if replicas is None else list(replicas)
+        order = list(range(len(stages))) if join_order is None else list(join_order)
+        if not all(0 <= stage < config.num_stages for stage in stages) or sorted(order) != list(range(len(stages))):
+            raise ConfigError(f"replicas {stages} in order {order} do not fit {config.num_stages} stages")
+        self.network = MemoryNetwork()
+        self.servers: list[Server] = []
+        self.monitor = Monitor()
+        self._config = config
+        self._log_dir = log_dir
+        self._stages = stages
+        self._order = order
+        self._dataset = dataset
+        self._clock = clock or SystemClock()
+        self._faults = Faults()
+        self._registry = LocalRegistry(self._clock)
+        self._identity = Identity.generate()
+        self._trainers: dict[int, Process] = {}
+        self._num_train = 0
+        self._begun_s = self._clock.now_s()
+        self._stack = AsyncExitStack()
+        self.network.before_delivery = self._faults.deliver
+
+    # -- faults
+
+    def when(self, *kinds: type, action: Callable[[], None], **which: Any) -> None:
+        """Do something when a certain message is about to be delivered; see `testing.faults.Faults.when`."""
+        self._faults.when(*kinds, action=action, **which)
+
+    def kill_server(self, index: int) -> None:
+        """End a server as SIGKILL would."""
+        self.servers[index].process.kill()
+
+    def kill_trainer(self, slot: int) -> None:
+        """End a slot's trainer as SIGKILL would; the client starts another one for the next round."""
+        self._trainers[slot].kill()
+
+    @staticmethod
+    def trainer_peer(slot: int) -> PeerId:
+        """Return who a slot's trainer is, in all of its incarnations."""
+        return PeerId(f"trainer{slot}")
+
+    @property
+    def client_peer(self) -> PeerId:
+        """Who the client is."""
+        return self._identity.peer_id
+
+    # -- the run
+
+    async def run(self) -> ClusterResult:
+        """Run the client from the first round to the last.
+
+        Raises:
+            ShoalError: the run failed; alone or in an exception group.
+        """
+        await self.client.run()
+        return await self.result()
+
+    async def result(self, exit_reason: str = "done") -> ClusterResult:
+        """Return what the run has come to so far; for runs that fail."""
+        return await collect(self.client, self._log_dir, self._num_train, exit_reason)
+
+    @asynccontextmanager
+    async def reader(self, name: str = "reader") -> AsyncGenerator[Feed]:
+        """Connect somebody who only reads, such as a plain loop to compare with, to the data server."""
+        process = Process(self.network, PeerId(name))
+        feed = Feed(endpoint=process.endpoint, data_server=self._data_server, trainer=-1, incarnation=1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.run, lambda: dispatch(process.endpoint, (feed,)))
+            yield feed
+            process.kill()
+
+    async def __aenter__(self) -> Cluster:
+        try:
+            await self._build()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._stack.__aexit__(*error)
+
+    async def _build(self) -> None:
+        config = self._config
+        self.device = await self._stack.enter_async_context(
+            DeviceThread(device_initialiser("cpu", config.servers.threads))
+        )
+        tasks = await self._stack.enter_async_context(_cancelled_at_exit())
+        self._tasks = tasks
+        await self._start_data_server()
+        monitor = Process(self.network, MONITOR)
+        tasks.start_soon(monitor.run, lambda: dispatch(monitor.endpoint, (self.monitor,)))
+        for index, stage in enumerate(self._stages):
+            await self._start_server(index, stage)
+        self._client_process = Process(self.network, self._identity.peer_id)
+        self.client = Client(
+            config=config,
+            run_id=RUN_ID,
+            log_dir=self._log_dir,
+            identity=self._identity,
+            endpoint=self._client_process.endpoint,
+            membership=self._registry.watch(),
+            launcher=self,
+            data_server=self._data_server,
+            monitor=monitor.endpoint.hop,
+            clock=self._clock,
+            age_s=lambda: self._clock.now_s() - self._begun_s,
+            expected_servers=len(self.servers),
+        )
+
+    async def _start_data_server(self) -> None:
+        config = self._config
+        dataset = self._dataset or await anyio.to_thread.run_sync(open_source, config)
+        self._num_train = dataset.train.num_samples
+        process = Process(self.network, DATA_SERVER)
+        self._data_server = process.endpoint.hop
+        service = DataService(
+            endpoint=process.endpoint,
+            dataset=dataset,
+            samples_per_step=config.diloco.samples_per_step,
+            seed=config.run.seed,
+            deterministic=config.run.deterministic,
+            num_workers=config.data.num_workers,
+            client=self._identity.peer_id,
+        )
+
+        async def serve() -> None:
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(service.run)
+                    tasks.start_soon(dispatch, process.endpoint, (service,))
+            finally:
+                service.close()
+
+        self._tasks.start_soon(process.run, serve)
+
+    async def _start_server(self, index: int, stage: int) -> None:
+        process = Process(self.network, PeerId(f"server{index}"))
+        replica = await build_replica(
+            config=self._config,
+            run_id=RUN_ID,
+            stage=stage,
+            device=self.device,
+            device_name="cpu",
+            endpoint=process.endpoint,
+        )
+        record = StageRecord(
+            addresses=process.endpoint.addresses,
+            join_unix_s=float(self._order.index(index)),
+            stage=stage,
+            pinned=True,
+        )
+        announcer = Announcer(self._registry.of(process.peer), record, replica)
+
+        async def serve() -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(replica.run)
+                tasks.start_soon(dispatch, process.endpoint, replica.handlers)
+                tasks.start_soon(announcer.run)
+
+        self.servers.append(Server(stage, replica, process))
+        self._tasks.start_soon(process.run, serve)
+
+    # -- the launcher, as the client knows it
+
+    async def request(self, name: str, **fields: object) -> Mapping[str, Any]:
+        """Start a trainer, as the launcher of a host does when its client asks for it."""
+        slot, incarnation = fields.get("slot"), fields.get("incarnation")
+        if name != "start_trainer" or not isinstance(slot, int) or not isinstance(incarnation, int):
+            return {"error": f"a cluster knows no request {name!r} with {fields}"}
+        process = Process(self.network, self.trainer_peer(slot))
+        client: Hop = self._client_process.endpoint.hop
+        trainer = Trainer(
+            config=self._config,
+            endpoint=process.endpoint,
+            slot=slot,
+            incarnation=incarnation,
+            client=client,
+            data_server=self._data_server,
+            clock=self._clock,
+        )
+        self._trainers[slot] = process
+        self._tasks.start_soon(process.run, trainer.run)
+        return {}
+
+
+@asynccontextmanager
+async def _cancelled_at_exit() -> AsyncGenerator[TaskGroup]:
+    """Run background tasks until the context is left."""
+    async with anyio.create_task_group() as tasks:
+        yield tasks
+        tasks.cancel_scope.cancel()

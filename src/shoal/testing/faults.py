@@ -1,0 +1,68 @@
+"""Something that happens when a certain message is about to be delivered: a fault at (peer, step)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shoal.ids import PeerId
+from shoal.wire.messages import Message
+
+
+@dataclass
+class _Trigger:
+    kinds: tuple[type, ...]
+    action: Callable[[], None]
+    sender: PeerId | None
+    receiver: PeerId | None
+    number: int | None
+    fields: Mapping[str, object]
+    left: int
+
+    def matches(self, sender: PeerId, receiver: PeerId, message: Message) -> bool:
+        wanted = (self.sender, self.receiver, self.number)
+        actual = (sender, receiver, getattr(getattr(message, "key", None), "number", None))
+        return (
+            isinstance(message, self.kinds)
+            and all(want is None or want == is_ for want, is_ in zip(wanted, actual, strict=True))
+            and all(getattr(message, name, None) == value for name, value in self.fields.items())
+        )
+
+
+class Faults:
+    """Watches all deliveries of a network; use `deliver` as its `before_delivery`."""
+
+    def __init__(self) -> None:
+        """Start without any fault."""
+        self._triggers: list[_Trigger] = []
+
+    def when(
+        self,
+        *kinds: type,
+        action: Callable[[], None],
+        sender: PeerId | None = None,
+        receiver: PeerId | None = None,
+        number: int | None = None,
+        after: int = 0,
+        **fields: object,
+    ) -> None:
+        """Do something once, right before a message is delivered, which is lost if its sender or receiver is killed.
+
+        Args:
+            kinds: types of messages (`shoal.wire.messages`).
+            action: what to do, without waiting.
+            sender: only messages of this peer.
+            receiver: only messages to this peer.
+            number: only messages of this step (counted from 0 over the whole run).
+            after: how many such messages to let pass before.
+            fields: only messages with these values, such as `round=2`.
+        """
+        self._triggers.append(_Trigger(kinds, action, sender, receiver, number, fields, after))
+
+    def deliver(self, sender: PeerId, receiver: PeerId, message: Message) -> None:
+        """Look at a message; called by the network."""
+        for trigger in [each for each in self._triggers if each.matches(sender, receiver, message)]:
+            trigger.left -= 1
+            if trigger.left < 0:
+                self._triggers.remove(trigger)
+                trigger.action()

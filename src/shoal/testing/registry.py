@@ -1,0 +1,61 @@
+"""A registry without a DHT: what one peer announces, all who watch see at once."""
+
+from __future__ import annotations
+
+import math
+
+from shoal.clock import Clock
+from shoal.control.membership import Membership, sequence_at
+from shoal.control.records import Opened, Record, topic_of
+from shoal.errors import InvariantViolation
+from shoal.ids import PeerId
+
+
+class LocalRegistry:
+    """The records of all peers of a cluster. They do not expire: lost connections take peers out of a view."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start without records."""
+        self._clock = clock
+        self._sequence = 0
+        self._records: dict[tuple[PeerId, str], Opened] = {}
+        self._watchers: list[Membership] = []
+
+    def watch(self) -> Membership:
+        """Return a view of its own, kept up to date from now on."""
+        membership = Membership(self._clock)
+        membership.update(self._records.values())
+        self._watchers.append(membership)
+        return membership
+
+    def of(self, peer: PeerId) -> PeerRecords:
+        """Return where a peer announces itself."""
+        return PeerRecords(self, peer)
+
+    def announce(self, peer: PeerId, record: Record) -> None:
+        """Put a record in place of the peer's last one of the same kind.
+
+        Raises:
+            InvariantViolation: a `GoneRecord`.
+        """
+        topic = topic_of(record)
+        if topic is None:
+            raise InvariantViolation("peers of a cluster leave by closing their connections")
+        self._sequence = max(self._sequence + 1, sequence_at(self._clock.unix_s()))
+        opened = Opened(topic, peer, self._sequence, math.inf, record)
+        self._records[peer, topic] = opened
+        for membership in self._watchers:
+            membership.update([opened])
+
+
+class PeerRecords:
+    """One peer's end of a `LocalRegistry`."""
+
+    def __init__(self, registry: LocalRegistry, peer: PeerId) -> None:
+        """Used by `LocalRegistry.of`."""
+        self._registry = registry
+        self._peer = peer
+
+    def advertise(self, record: Record) -> None:
+        """Announce a record in place of the last one of the same kind."""
+        self._registry.announce(self._peer, record)

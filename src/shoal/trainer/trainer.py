@@ -1,0 +1,76 @@
+"""The parts of a trainer, put together: what the role's process runs, and a cluster in one process as well.
+
+    endpoint -> StepDriver (replicas), Feed (data server), TrainerLoop (client)
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.config.schema import Config
+from shoal.data.feed import Feed
+from shoal.pipeline.driver import StepDriver
+from shoal.trainer.loop import TrainerLoop
+from shoal.transport.base import Endpoint
+from shoal.transport.dispatch import dispatch
+from shoal.wire.messages.base import Hop
+
+
+class Trainer:
+    """One slot's trainer."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        endpoint: Endpoint,
+        slot: int,
+        incarnation: int,
+        client: Hop,
+        data_server: Hop,
+        clock: Clock,
+    ) -> None:
+        """Connect the parts.
+
+        Args:
+            config: of the run.
+            endpoint: its events are taken by `run`.
+            slot: the pipeline that is its home; also its number in step ids.
+            incarnation: counts the starts of this slot's trainer in the run, from 1.
+            client: who started it.
+            data_server: of this host.
+            clock: for deadlines.
+        """
+        self._endpoint = endpoint
+        pipeline = config.model_pipeline
+        self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=slot, incarnation=incarnation)
+        self._driver = StepDriver(
+            endpoint=endpoint,
+            trainer=slot,
+            incarnation=incarnation,
+            window=pipeline.microbatches_in_flight,
+            max_grad_norm=config.diloco.max_grad_norm,
+            clock=clock,
+            step_timeout_s=pipeline.forward_timeout_s + pipeline.backward_timeout_s,
+        )
+        self._loop = TrainerLoop(
+            endpoint=endpoint,
+            feed=self._feed,
+            driver=self._driver,
+            config=config,
+            client=client,
+            slot=slot,
+            incarnation=incarnation,
+            clock=clock,
+        )
+
+    async def run(self) -> None:
+        """Say hello to the client and train until cancelled.
+
+        Raises:
+            ConnectionLost: the data server is gone.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(dispatch, self._endpoint, (self._driver, self._feed, self._loop))
+            tasks.start_soon(self._loop.run)

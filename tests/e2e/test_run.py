@@ -1,0 +1,148 @@
+"""A whole run from its command line to its summary: what it says, and whether its files prove it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.e2e.launched import SMALL, Launched, completed, launched
+
+from shoal.averaging.audit import audit
+from shoal.averaging.journal import read_records
+from shoal.averaging.signing import unsealer
+from shoal.swarm.records import genesis_hash, record_hash
+
+pytestmark = pytest.mark.timeout(180)
+
+_COUNTS = (
+    "stages",
+    "replicas",
+    "pipelines_max",
+    "trainers",
+    "inner_steps",
+    "outer_rounds",
+    "samples",
+    "duplicates",
+    "missing",
+    "processes",
+)
+_NUMBERS = (
+    "loss_first",
+    "loss_last",
+    "eval_loss_first",
+    "eval_loss_last",
+    "samples_per_s",
+    "seconds_to_first_step",
+    "seconds_total",
+    "peak_pss_bytes",
+)
+
+
+def test_the_summary_has_every_field_with_its_type(short_run: Launched) -> None:
+    summary = short_run.summary()
+    assert {name: type(summary[name]) for name in ("run_id", "config", "exit")} == dict.fromkeys(
+        ("run_id", "config", "exit"), str
+    )
+    assert {name: type(summary[name]) for name in _COUNTS} == dict.fromkeys(_COUNTS, int)
+    for name in _NUMBERS:
+        assert isinstance(summary[name], int | float)
+        assert summary[name] > 0
+    sent = summary["bytes_sent"]
+    assert set(sent) == {"activations", "gradients", "pseudo_gradients", "state", "control"}
+    assert all(sent[kind] > 0 for kind in ("activations", "gradients", "pseudo_gradients", "control")), sent
+    assert summary["failovers"] == []
+    assert summary["steps_lost"] == {"0": 0, "1": 0}
+
+
+def test_a_short_run_trains_on_a_whole_swarm(short_run: Launched) -> None:
+    summary = short_run.summary()
+    expected = {
+        "config": "sandbox",
+        "stages": 2,
+        "replicas": 4,
+        "pipelines_max": 2,
+        "trainers": 2,
+        "inner_steps": 4,
+        "outer_rounds": 2,
+        "samples": 2 * 2 * 4 * 4,
+        "duplicates": 0,
+        "missing": 0,
+        "exit": "done",
+    }
+    assert {name: summary[name] for name in expected} == expected
+    assert summary["eval_loss_first"] > 5.3
+    assert summary["eval_loss_last"] < summary["eval_loss_first"]
+    assert summary["processes"] <= 25
+    assert summary["peak_pss_bytes"] < 1.5e9
+
+
+def test_all_replicas_of_a_stage_report_the_hash_of_the_summary(short_run: Launched) -> None:
+    reported: dict[str, list[str]] = {"0": [], "1": []}
+    for server in range(4):
+        (ready,) = short_run.events(f"server_{server}", "server.ready")
+        swapped = short_run.events(f"server_{server}", "round.swapped")
+        assert [event["round"] for event in swapped] == [1, 2]
+        assert swapped[0]["parameters"] != swapped[1]["parameters"]
+        reported[str(ready["stage"])].append(swapped[-1]["parameters"])
+    assert reported == {stage: [digest] * 2 for stage, digest in short_run.summary()["hashes"].items()}
+
+
+def test_counts_can_be_recomputed_from_the_files_of_a_run(short_run: Launched) -> None:
+    assert short_run.log_dir is not None
+    (opened,) = short_run.events("data_server_0", "dataset.opened")
+    found, summary = audit(short_run.log_dir, opened["num_train"]), short_run.summary()
+    assert (found.rounds, found.steps) == (2, 2 * 2 * 4)
+    assert (found.samples, found.duplicates, found.missing) == (summary["samples"], 0, 0)
+    # All of the first round's steps twice would be noticed.
+    first, second = sorted((short_run.log_dir / "steps").iterdir())
+    kept = second.read_bytes()
+    try:
+        second.write_bytes(kept + first.read_bytes())
+        assert audit(short_run.log_dir, opened["num_train"]).duplicates == 2 * 4 * 4
+    finally:
+        second.write_bytes(kept)
+
+
+def test_round_records_form_a_signed_chain_from_the_configuration_on(short_run: Launched) -> None:
+    assert short_run.log_dir is not None
+    summary = short_run.summary()
+    genesis = json.loads((short_run.log_dir / "rounds" / "round_0000.json").read_text())
+    assert genesis["seed"] == 7
+    assert set(genesis["versions"]) >= {"shoal", "torch"}
+    previous = genesis_hash(summary["run_id"], genesis["seed"], genesis["configuration"])
+    check = unsealer(summary["run_id"])
+    records = list(read_records(short_run.log_dir))
+    assert [record.round for record, _ in records] == [1, 2]
+    for record, signed in records:
+        assert check(signed) == record
+        assert record.previous == previous
+        previous = record_hash(signed)
+    hashes = {str(stage.stage): stage.hashes.parameters for stage in records[-1][0].stages}
+    assert hashes == summary["hashes"]
+
+
+def test_two_runs_at_once_do_not_disturb_each_other_and_equal_seeds_end_equally(
+    short_run: Launched, tmp_path: Path
+) -> None:
+    runtime_dir = Path(tempfile.mkdtemp(prefix="sh", dir="/tmp"))  # shared, as all runs of one user do
+    with (
+        launched(tmp_path / "same", *SMALL, "--run.seed=7", runtime_dir=runtime_dir) as same,
+        launched(tmp_path / "other", *SMALL, "--run.seed=8", runtime_dir=runtime_dir) as other,
+    ):
+        assert other.ends(90.0) == 0, other.output
+        assert same.ends(90.0) == 0, same.output
+        same.leaves_nothing()
+        other.leaves_nothing()
+    assert same.summary()["hashes"] == short_run.summary()["hashes"]
+    assert set(other.summary()["hashes"].values()).isdisjoint(short_run.summary()["hashes"].values())
+    assert (other.summary()["duplicates"], other.summary()["missing"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_the_sandbox_as_it_is_gives_equal_hashes_twice(tmp_path: Path) -> None:
+    flags = ("--no-wandb", "--diloco.outer-steps=3", "--diloco.inner-steps=10")
+    first, second = (completed(tmp_path / name, *flags).summary() for name in ("first", "second"))
+    assert first["hashes"] == second["hashes"]
+    assert first["eval_losses"] == second["eval_losses"]

@@ -1,0 +1,150 @@
+"""Ctrl-C and kill -9 of the launcher at several moments: all is gone within five seconds, and a new start works."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.e2e.launched import ALL_GONE_S, ENDLESS, SMALL, START_S, Launched, launched, until
+
+from shoal.runtime.process_info import descendants, read_stat
+
+pytestmark = pytest.mark.timeout(180)
+
+Moment = Callable[[Launched], object]
+
+
+def reading(run: Launched) -> None:
+    """The configuration is being read; the fork server exists already."""
+    until(lambda: descendants(run.process.pid), START_S, "fork server")
+
+
+def preloading(run: Launched) -> None:
+    """The run has its log directory, and the fork server imports."""
+    until(lambda: run.output.startswith("run sandbox-"), START_S, "the first line of output")
+    assert not run.events("launcher", "fork_server.ready")
+
+
+def starting(run: Launched) -> None:
+    """The first roles are there, the others are being forked."""
+    run.saw("launcher", "role.started", role="server:0")
+
+
+def joining(run: Launched) -> None:
+    """All roles are there and join the DHT."""
+    run.saw("launcher", "swarm.open")
+
+
+def training(run: Launched) -> None:
+    """A round has been decided."""
+    run.saw("client_0", "round.recorded")
+
+
+def ending(run: Launched) -> None:
+    """Training is done and the roles are leaving."""
+    run.saw("launcher", "role.exited", role="client:0")
+
+
+def _interrupted(run: Launched, moment: Moment, codes: tuple[int, ...] = (130,)) -> None:
+    moment(run)
+    run.interrupt()
+    assert run.ends(ALL_GONE_S) in codes, run.output
+    run.leaves_nothing(1.0)
+    assert "Traceback" not in run.output
+    assert run.log_dir is None or not list(run.log_dir.glob("*.out")), "a role has printed something"
+
+
+@pytest.mark.parametrize("moment", [preloading, starting, pytest.param(joining, marks=pytest.mark.slow)])
+def test_ctrl_c_ends_a_run_that_starts(moment: Moment, tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        _interrupted(run, moment)
+        assert "stopping; press Ctrl-C again" in run.output
+
+
+def test_a_run_that_is_killed_leaves_nothing_and_the_next_one_starts_at_once(tmp_path: Path) -> None:
+    with launched(tmp_path / "first", *ENDLESS) as first:
+        training(first)
+        # All kinds of processes are there: the launcher, the fork server, roles and their DHT daemons.
+        assert len(first.processes()) >= 2 + 8 + 6
+        first.kill()
+        with launched(tmp_path / "second", *ENDLESS, runtime_dir=first.runtime_dir) as second:
+            first.ends(ALL_GONE_S)
+            until(lambda: not first.processes(), ALL_GONE_S, "the first run's processes are gone")
+            _interrupted(second, training)
+            summary = second.summary()
+            assert summary["exit"] == "interrupted"
+            assert summary["outer_rounds"] >= 1
+            assert (summary["duplicates"], summary["missing"]) == (0, 0)
+            first.leaves_nothing(1.0)
+
+
+def test_ctrl_c_while_the_configuration_is_read_is_silent(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        _interrupted(run, reading)
+        assert run.output == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [reading, preloading, starting])
+def test_a_kill_at_the_start_leaves_nothing(moment: Moment, tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        moment(run)
+        run.kill()
+        run.ends(ALL_GONE_S)
+        run.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_the_end_changes_nothing_that_was_reached(tmp_path: Path) -> None:
+    with launched(tmp_path, *SMALL) as run:
+        _interrupted(run, ending, codes=(0,))
+        assert run.summary()["exit"] == "done"
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_a_role_that_hangs(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        training(run)
+        frozen = run.pid_of("trainer:0")
+        os.kill(frozen, signal.SIGSTOP)
+        run.interrupt()
+        until(lambda: "stopping" in run.output, 2.0, "the first Ctrl-C is confirmed")
+        run.interrupt()
+        assert run.ends(1.5) == 130, run.output
+        run.leaves_nothing(1.0)
+
+
+@pytest.mark.slow
+def test_one_ctrl_c_ends_a_run_with_a_role_that_hangs_within_five_seconds(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        training(run)
+        os.kill(run.pid_of("server:1"), signal.SIGSTOP)
+        _interrupted(run, lambda _: None)
+
+
+@pytest.mark.slow
+def test_a_run_whose_fork_server_is_killed_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        training(run)
+        stat = read_stat(run.pid_of("trainer:0"))
+        assert stat is not None
+        run.processes()
+        os.kill(stat.parent_pid, signal.SIGKILL)
+        assert run.ends(ALL_GONE_S) == 1
+        assert "fork server" in run.output
+        assert "Traceback" not in run.output
+        run.leaves_nothing(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_alone_ends_the_run(number: signal.Signals, tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        joining(run)
+        run.processes()
+        run.process.send_signal(number)
+        assert run.ends(ALL_GONE_S) == 130
+        run.leaves_nothing(1.0)

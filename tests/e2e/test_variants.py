@@ -1,0 +1,85 @@
+"""Other configurations than the sandbox: images, more stages, a spare server, and the plain loop."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.e2e.launched import ROOT, SMALL, completed, launched
+
+from shoal.averaging.journal import read_records
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+_TINY_IMAGES = (
+    "--no-wandb",
+    "--diloco.inner-steps=2",
+    "--diloco.outer-steps=1",
+    "--diloco.batch-size-per-step=4",
+    "--data.holdout-fraction=0.01",
+)
+
+
+@pytest.mark.parametrize(("config", "stages"), [("resnet18_split.yaml", 2), ("resnet18.yaml", 1)])
+def test_a_resnet_trains_on_images_of_digits(config: str, stages: int, tmp_path: Path) -> None:
+    run = completed(tmp_path, f"--config-path=configs/{config}", *_TINY_IMAGES, within_s=150.0)
+    summary = run.summary()
+    assert (summary["stages"], summary["outer_rounds"], summary["exit"]) == (stages, 1, "done")
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+    assert len(summary["hashes"]) == stages
+    # Ten classes: an untrained model is near ln 10.
+    assert 1.5 < summary["eval_loss_first"] < 3.5
+
+
+def test_three_stages(tmp_path: Path) -> None:
+    run = completed(tmp_path, *SMALL, "--model.num-layers=3", "--model-pipeline.stages=3")
+    summary = run.summary()
+    assert (summary["stages"], summary["replicas"], summary["pipelines_max"]) == (3, 6, 2)
+    assert set(summary["hashes"]) == {"0", "1", "2"}
+    assert summary["processes"] <= 25
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+
+
+def test_a_spare_server_stays_current_without_weight(tmp_path: Path) -> None:
+    run = completed(tmp_path, *SMALL, "--num-servers=5")
+    summary = run.summary()
+    assert (summary["replicas"], summary["pipelines_max"], summary["trainers"]) == (5, 2, 2)
+    assert run.log_dir is not None
+    stage_of = {index: run.events(f"server_{index}", "server.ready")[0]["stage"] for index in range(5)}
+    crowded = 0 if list(stage_of.values()).count(0) == 3 else 1
+    hashes = [
+        run.events(f"server_{index}", "round.swapped")[-1]["parameters"]
+        for index, stage in stage_of.items()
+        if stage == crowded
+    ]
+    assert hashes == [summary["hashes"][str(crowded)]] * 3
+    for record, _ in read_records(run.log_dir):
+        weights = {stage.stage: sorted(stage.weights) for stage in record.stages}
+        assert weights[crowded] == [0, 16, 16]
+        assert weights[1 - crowded] == [16, 16]
+
+
+def test_the_baseline_beside_a_swarm_reports_its_losses(tmp_path: Path) -> None:
+    with launched(tmp_path, *SMALL, "--diloco.inner-steps=10", "--diloco.outer-steps=4", "--baseline") as run:
+        assert run.ends(90.0) == 0, run.output
+        run.leaves_nothing()
+    summary = run.summary()
+    assert 0 < summary["loss_baseline"] < summary["loss_first"]
+    assert 0 < summary["eval_loss_baseline"] < summary["eval_loss_first"]
+    assert re.search(r"eval loss, baseline +\d\.\d{3}", run.output)
+    assert "baseline 0" not in run.output, "it has not failed"
+
+
+def test_the_plain_loop_alone_prints_its_losses(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shoal", "trainer", "--run-locally", "--trainer-id", "-1"]
+    flags = ["--config-path", "configs/sandbox.yaml", *SMALL, "--log-dir", str(tmp_path)]
+    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[1] for line in lines] == ["0/8", "4/8", "8/8"]
+    losses = [float(re.search(r"eval loss (\d\.\d+)", line)[1]) for line in lines]  # type: ignore[index]
+    assert losses[0] > losses[-1]
+    assert "loss/baseline" in lines[-1]

@@ -1,0 +1,206 @@
+"""Servers and trainers that die at a chosen message: no sample is lost or doubled, survivors agree, the run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+
+import anyio
+import pytest
+
+from shoal.errors import NoPipeline
+from shoal.testing import Cluster, ClusterResult
+from shoal.wire.messages.control import StartRound, StepReport
+from shoal.wire.messages.feed import Acknowledge, BatchReady, Lease, NoteAttempt
+from shoal.wire.messages.round import Close, Decide, Join, Propose, RingPart
+from shoal.wire.messages.step import (
+    Backward,
+    Commit,
+    Committed,
+    EvalForward,
+    Forward,
+    MicrobatchDone,
+    Open,
+    Opened,
+    Prepared,
+)
+
+from .conftest import MakeCluster, make_config
+
+pytestmark = pytest.mark.anyio
+
+CONFIG = make_config(diloco={"inner_steps": 4, "outer_steps": 4})
+# Server i serves stage i % 2, so servers 2 and 3 are the home of slot 1 and have the steps of trainer 1.
+VICTIM_STAGE_0, VICTIM_STAGE_1 = 2, 3
+
+
+async def run(cluster: Cluster) -> ClusterResult:
+    with anyio.fail_after(60):
+        return await cluster.run()
+
+
+def check_agreement(cluster: Cluster, result: ClusterResult) -> None:
+    """Every sample once, every live server holds the last record's bytes, and every record was evaluated."""
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    assert len(result.records) == 4
+    for server in cluster.servers:
+        if server.process.running:
+            held = hashlib.sha256(server.parameters().numpy().tobytes()).hexdigest()
+            assert held == result.hashes[server.stage]
+            assert server.replica.member.held_round == 4
+    assert list(result.progress.eval_losses) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "is_sender"),
+    [
+        (Open, VICTIM_STAGE_1, False),
+        (Opened, VICTIM_STAGE_0, True),
+        (Forward, VICTIM_STAGE_1, False),
+        (Backward, VICTIM_STAGE_0, False),
+        (Prepared, VICTIM_STAGE_0, True),
+        (Commit, VICTIM_STAGE_1, False),
+        (Committed, VICTIM_STAGE_0, True),
+    ],
+)
+async def test_a_server_dies_in_a_step_and_another_replica_takes_over(
+    make_cluster: MakeCluster, kind: type, index: int, is_sender: bool
+) -> None:
+    async with make_cluster(CONFIG) as cluster:
+        peer = cluster.servers[index].peer
+        ends = {"sender": peer} if is_sender else {"receiver": peer}
+        cluster.when(kind, action=lambda: cluster.kill_server(index), number=6, **ends)
+        result = await run(cluster)
+        check_agreement(cluster, result)
+    stage = index % 2
+    # Steps 4 and 5 of trainer 1, committed by the victim since the record of round 1, are its loss; with them goes the
+    # one in which it died, if the other stage has committed it.
+    died_after_commit = kind in (Commit, Committed)
+    assert result.audit.steps_lost == {stage: 2 + died_after_commit, 1 - stage: 0}
+    assert result.records[1].stages[stage].steps_lost == 2 + died_after_commit
+    attempts = {line.entry.key.attempt for line in result.steps[2] if line.entry.key[:3] == (1, 1, 6)}
+    assert attempts == {0 if died_after_commit else 1}
+    assert len(result.steps[2]) == 16 - 2 - died_after_commit
+    # Only one pipeline is left from round 3 on.
+    trainers = [{line.entry.key.trainer for line in result.steps[round]} for round in (1, 2, 3, 4)]
+    assert trainers == [{0, 1}, {0, 1}, {0}, {0}]
+    [failover] = result.summary["failovers"]
+    assert failover["kind"] == "server"
+    assert failover["recovered_after_s"] < 5
+
+
+@pytest.mark.parametrize("kind", [Close, Join, Propose, RingPart, Decide])
+async def test_a_server_dies_in_the_averaging_and_the_others_finish_it(make_cluster: MakeCluster, kind: type) -> None:
+    async with make_cluster(CONFIG) as cluster:
+        ends = {"sender" if kind is Join else "receiver": cluster.servers[VICTIM_STAGE_0].peer}
+        # A decided record is named in Decide; the others name the round themselves.
+        which = {"after": 1} if kind is Decide else {"round": 2}
+        cluster.when(kind, action=lambda: cluster.kill_server(VICTIM_STAGE_0), **ends, **which)
+        result = await run(cluster)
+        check_agreement(cluster, result)
+    # Before the record its share of round 2 is lost; afterwards the others have it.
+    assert result.audit.steps_lost == {0: 0 if kind is Decide else 4, 1: 0}
+
+
+async def test_a_spare_takes_the_place_of_a_dead_server(make_cluster: MakeCluster) -> None:
+    async with make_cluster(CONFIG, replicas=[0, 1, 0, 1, 0]) as cluster:
+        victim = cluster.servers[VICTIM_STAGE_0]
+        cluster.when(Forward, action=lambda: cluster.kill_server(VICTIM_STAGE_0), receiver=victim.peer, number=6)
+        result = await run(cluster)
+        check_agreement(cluster, result)
+        spare = cluster.servers[4]
+    # It takes over in the step, and keeps the pipeline.
+    assert [dict(zip(r.stages[0].members, r.stages[0].weights, strict=True))[spare.peer] for r in result.records] == [
+        0,
+        8,
+        16,
+        16,
+    ]
+    assert {line.entry.key.trainer for line in result.steps[4]} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_sender", "after"),
+    [
+        (StartRound, False, 1),
+        (Lease, True, 5),
+        (BatchReady, False, 6),
+        (NoteAttempt, True, 0),
+        (Open, True, 1),
+        (MicrobatchDone, False, 0),
+        (Prepared, False, 1),
+        (Commit, True, 0),
+        (Commit, True, 1),
+        (Committed, False, 1),
+        (Acknowledge, True, 0),
+        (StepReport, True, 0),
+    ],
+)
+async def test_a_trainer_dies_and_a_new_incarnation_goes_on_in_the_next_round(
+    make_cluster: MakeCluster, kind: type, is_sender: bool, after: int
+) -> None:
+    async with make_cluster(CONFIG, num_train=40) as cluster:
+        peer = cluster.trainer_peer(1)
+        ends = {"sender": peer} if is_sender else {"receiver": peer}
+        which = {"number": 5} if kind not in (StartRound, Lease, BatchReady) else {}
+        cluster.when(kind, action=lambda: cluster.kill_trainer(1), after=after, **ends, **which)
+        result = await run(cluster)
+        check_agreement(cluster, result)
+    assert result.audit.steps_lost == {0: 0, 1: 0}
+    incarnations = [
+        sorted({line.entry.key[:2] for line in result.steps[round] if line.entry.key.trainer == 1})
+        for round in (1, 2, 3, 4)
+    ]
+    in_round_2 = [] if kind is StartRound else [(1, 1)]
+    assert incarnations == [[(1, 1)], in_round_2, [(1, 2)], [(1, 2)]]
+    assert result.records[1].incarnations == {0: 1, 1: 2}
+    # What it had committed in round 2 counts, whoever was told.
+    steps = len({line.entry.key for line in result.steps[2]})
+    committed = {StartRound: 0, Commit: 1 + after, Committed: 2, Acknowledge: 2, StepReport: 2}.get(kind, 1)
+    assert steps == 4 + committed
+    [failover] = result.summary["failovers"]
+    assert failover["kind"] == "trainer"
+    assert failover["recovered_after_s"] is not None
+
+
+@pytest.mark.parametrize("index", [VICTIM_STAGE_0, VICTIM_STAGE_1])
+async def test_a_record_is_evaluated_over_shared_replicas_when_a_server_dies_in_the_evaluation(
+    make_cluster: MakeCluster, index: int
+) -> None:
+    async with make_cluster(CONFIG) as cluster:
+        undisturbed = await run(cluster)
+    async with make_cluster(CONFIG) as cluster:
+        peer = cluster.servers[index].peer
+        cluster.when(EvalForward, action=lambda: cluster.kill_server(index), receiver=peer, held=2)
+        result = await run(cluster)
+        check_agreement(cluster, result)
+    # The other trainer has trained on the shared replica meanwhile, but D_2 is what is evaluated.
+    for held in (0, 1, 2):
+        assert result.progress.eval_losses[held] == undisturbed.progress.eval_losses[held]
+    assert result.progress.eval_losses[3] != undisturbed.progress.eval_losses[3]
+
+
+async def test_three_pipelines_go_on_as_two_without_a_gap_in_the_samples(make_cluster: MakeCluster) -> None:
+    config = CONFIG.model_copy(update={"servers": CONFIG.servers.model_copy(update={"replicas": 3})})
+    async with make_cluster(config, num_train=31) as cluster:
+        middle = cluster.servers[VICTIM_STAGE_0]
+        cluster.when(Forward, action=lambda: cluster.kill_server(VICTIM_STAGE_0), receiver=middle.peer, number=5)
+        result = await run(cluster)
+        check_agreement(cluster, result)
+    trainers = [{line.entry.key.trainer for line in result.steps[round]} for round in (1, 2, 3, 4)]
+    assert trainers == [{0, 1, 2}, {0, 1, 2}, {0, 1}, {0, 1}]
+    assert result.audit.steps == 4 * (3 + 3 + 2 + 2)
+
+
+async def test_a_stage_that_nobody_serves_any_more_ends_the_run_by_name(make_cluster: MakeCluster) -> None:
+    config = make_config(diloco={"averaging_timeout_s": 0.2}, servers={"replicas": 1})
+    async with make_cluster(config) as cluster:
+        cluster.when(Forward, action=lambda: cluster.kill_server(1), receiver=cluster.servers[1].peer, number=5)
+        with anyio.fail_after(20), pytest.RaisesGroup(NoPipeline, flatten_subgroups=True) as caught:
+            await cluster.run()
+        result = await cluster.result("failed")
+    error = caught.value
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert "stage 1" in str(error)
+    assert len(result.records) == 1
+    assert result.summary["exit"] == "failed"

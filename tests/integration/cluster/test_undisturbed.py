@@ -1,0 +1,171 @@
+"""A run in which nothing fails: every sample once, the same hashes every time, and what a plain loop trains."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+
+import anyio
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.clock import SystemClock
+from shoal.swarm.sample_ranges import count, merge
+from shoal.testing import ClusterResult
+from shoal.trainer.baseline_run import BaselineReport, run_baseline
+from shoal.wire.messages.round import Close
+
+from .conftest import MakeCluster, make_config
+
+pytestmark = pytest.mark.anyio
+
+
+def times_trained(result: ClusterResult) -> Mapping[tuple[int, int], int]:
+    """How many steps contain each (pass, position), from the step logs of all replicas."""
+    steps = {line.entry.key: line.entry for lines in result.steps.values() for line in lines}
+    return Counter(
+        (part.pass_number, position)
+        for entry in steps.values()
+        for part in entry.samples
+        for position in range(part.start, part.stop)
+    )
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("trainers", [1, 2, 3])
+async def test_each_sample_is_trained_exactly_once_in_each_pass(
+    make_cluster: MakeCluster, trainers: int, deterministic: bool
+) -> None:
+    # Batches of 4 do not divide a pass of 23: its last one has 3. 24 or 30 steps are four or five passes of 6.
+    inner_steps = {1: 10, 2: 5, 3: 3}[trainers]
+    config = make_config(
+        run={"deterministic": deterministic},
+        diloco={"inner_steps": inner_steps, "outer_steps": 3},
+        servers={"replicas": trainers},
+    )
+    async with make_cluster(config, num_train=23) as cluster:
+        with anyio.fail_after(60):
+            result = await cluster.run()
+    num_steps = inner_steps * trainers * 3
+    passes, rest = divmod(num_steps, 6)
+    expected = {(each, position) for each in range(passes) for position in range(23)}
+    expected |= {(passes, position) for position in range(min(23, 4 * rest))}
+    assert times_trained(result) == dict.fromkeys(expected, 1)
+    assert (result.audit.steps, result.audit.duplicates, result.audit.missing) == (num_steps, 0, 0)
+    assert result.audit.samples == len(expected) == result.summary["samples"]
+    recorded = merge(part for record in result.records for part in record.samples)
+    assert count(recorded) == len(expected)
+    assert {line.entry.key.trainer for lines in result.steps.values() for line in lines} == set(range(trainers))
+    # Every replica of a stage has weights, and they are the samples of its own steps.
+    for record in result.records:
+        for stage in record.stages:
+            assert sum(stage.weights) == count(record.samples)
+            assert stage.steps_lost == 0
+
+
+async def test_hashes_depend_neither_on_the_run_nor_on_the_order_in_which_servers_join(
+    make_cluster: MakeCluster,
+) -> None:
+    config = make_config()
+    results: list[ClusterResult] = []
+    for replicas, order in (([0, 1, 0, 1], [0, 1, 2, 3]), ([0, 1, 0, 1], [3, 2, 1, 0]), ([1, 1, 0, 0], [1, 3, 0, 2])):
+        async with make_cluster(config, replicas=replicas, join_order=order) as cluster:
+            with anyio.fail_after(60):
+                results.append(await cluster.run())
+            # What the record says is what every replica holds.
+            for server in cluster.servers:
+                held = hashlib.sha256(server.parameters().numpy().tobytes()).hexdigest()
+                assert held == results[-1].hashes[server.stage]
+    first = results[0]
+    assert len(set(first.hashes.values())) == 2
+    for result in results[1:]:
+        assert result.hashes == first.hashes
+        assert result.progress.eval_losses == first.progress.eval_losses
+        for record, expected in zip(result.records, first.records, strict=True):
+            assert [stage.hashes for stage in record.stages] == [stage.hashes for stage in expected.stages]
+    assert first.summary["exit"] == "done"
+
+
+async def test_another_seed_gives_other_hashes(make_cluster: MakeCluster) -> None:
+    hashes: list[Mapping[int, str]] = []
+    for seed in (3, 4):
+        config = make_config(run={"seed": seed}, diloco={"inner_steps": 2, "outer_steps": 1})
+        async with make_cluster(config) as cluster:
+            with anyio.fail_after(60):
+                hashes.append((await cluster.run()).hashes)
+    assert hashes[0][0] != hashes[1][0]
+
+
+GPT = make_config(
+    model_pipeline={"stages": 2, "microbatches": 3},
+    diloco={"inner_steps": 8, "outer_steps": 1, "gradient_accumulation_steps": 2, "max_grad_norm": 0.3},
+    servers={"replicas": 1},
+)
+RESNET = make_config(
+    data={"dataset_name": "digits", "task_type": "cv", "img_size": 8, "num_channels": 1, "holdout_fraction": 0.01},
+    model={"family": "resnet18", "num_classes": 10},
+    model_pipeline={"stages": 2, "microbatches": 2},
+    diloco={"inner_steps": 2, "outer_steps": 1, "batch_size_per_step": 4},
+    servers={"replicas": 1},
+)
+
+
+@pytest.mark.parametrize("family", ["gpt", "resnet18"])
+async def test_one_pipeline_is_bit_equal_to_the_plain_loop_until_the_first_averaging(
+    make_cluster: MakeCluster, family: str
+) -> None:
+    config, options = (GPT, {}) if family == "gpt" else (RESNET, {"dataset": None})
+    async with make_cluster(config, **options) as cluster:
+        trained: list[tuple[Tensor, list[Tensor]]] = []
+
+        def look() -> None:
+            for server in cluster.servers:
+                buffers = [buffer.clone() for buffer in server.replica.compute.module.buffers()]
+                trained.append((server.parameters(), buffers))
+
+        cluster.when(Close, action=look, round=1)
+        with anyio.fail_after(60):
+            result = await cluster.run()
+            reports: list[BaselineReport] = []
+            async with cluster.reader() as feed:
+                plain = await run_baseline(config, feed, cluster.device, SystemClock(), reports.append)
+    assert len(trained) == config.num_stages
+    for stage, (parameters, buffers) in zip(plain.stages, trained, strict=True):
+        expected = torch.cat([parameter.detach().reshape(-1) for parameter in stage.parameters()])
+        assert torch.equal(parameters, expected)
+        for buffer, wanted in zip(buffers, stage.buffers(), strict=True):
+            assert torch.equal(buffer, wanted)
+    assert reports[0].eval_loss == result.progress.eval_losses[0], "D_0 is the same model, evaluated the same way"
+    assert result.progress.loss_last == reports[-1].loss
+    assert result.progress.samples == reports[-1].samples
+
+
+async def test_every_record_is_evaluated_from_round_0_on(make_cluster: MakeCluster) -> None:
+    async with make_cluster(make_config()) as cluster:
+        with anyio.fail_after(60):
+            result = await cluster.run()
+        losses = [values["loss/eval"] for values in cluster.monitor.values if "loss/eval" in values]
+    assert list(result.progress.eval_losses) == [0, 1, 2, 3]
+    assert losses == list(result.progress.eval_losses.values())
+    assert losses[0] > losses[-1]
+    assert result.summary["eval_loss_first"] == losses[0]
+    assert result.summary["eval_loss_last"] == losses[-1]
+
+
+async def test_a_spare_server_stays_current_with_weight_0(make_cluster: MakeCluster) -> None:
+    # The spare is the last of its stage to join, although it is numbered first.
+    async with make_cluster(make_config(), replicas=[0, 0, 0, 1, 1], join_order=[1, 2, 3, 4, 0]) as cluster:
+        with anyio.fail_after(60):
+            result = await cluster.run()
+        spare, *homes = cluster.servers[:3]
+        assert all(torch.equal(spare.parameters(), home.parameters()) for home in homes)
+        assert spare.replica.worker.num_committed == 0
+        assert homes[0].replica.worker.num_committed == 12
+    for record in result.records:
+        members = dict(zip(record.stages[0].members, record.stages[0].weights, strict=True))
+        assert members == {spare.peer: 0, homes[0].peer: 16, homes[1].peer: 16}
+        assert record.stages[0].members[-1] == spare.peer
+    assert result.summary["replicas"] == 5
+    assert result.summary["pipelines_max"] == 2

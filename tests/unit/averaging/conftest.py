@@ -1,0 +1,218 @@
+"""A run without a model: replicas whose parameters are set by hand, real members and a real coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+import torch
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream
+from torch import Tensor
+
+from shoal.averaging.coordinator import RoundCoordinator
+from shoal.averaging.member import RoundMember
+from shoal.averaging.replica_state import ReplicaState
+from shoal.clock import SystemClock
+from shoal.identity import Identity
+from shoal.ids import PeerId, StepKey
+from shoal.optim.outer import OuterSgd
+from shoal.swarm.round_settings import RoundSettings
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages import SampleRange
+from shoal.wire.messages.step import StepEntry
+
+
+class FakeStage:
+    """Three flat vectors where a module would be."""
+
+    def __init__(self, num_elements: int) -> None:
+        self.held_parameters: Callable[[], Tensor] | None = None
+        self.parameters = torch.arange(num_elements, dtype=torch.float32)
+        self.floats = torch.zeros(3)
+        self.integers = torch.zeros(2, dtype=torch.int64)
+
+    def parameters_flat(self) -> Tensor:
+        return self.parameters.clone()
+
+    def load_parameters(self, flat_N: Tensor) -> None:
+        self.parameters.copy_(flat_N)
+
+    def float_buffers_flat(self) -> Tensor:
+        return self.floats.clone()
+
+    def load_float_buffers(self, flat: Tensor) -> None:
+        self.floats.copy_(flat)
+
+    def integer_buffers_flat(self) -> Tensor:
+        return self.integers.clone()
+
+    def load_integer_buffers(self, flat: Tensor) -> None:
+        self.integers.copy_(flat)
+
+
+@dataclass
+class FakeSteps:
+    """A log where a stage worker would be."""
+
+    round: int = 1
+    log: tuple[StepEntry, ...] = ()
+    in_doubt: tuple[StepKey, ...] = ()
+    fates: dict[StepKey, tuple[bool, float, float, bool]] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(entry.num_samples for entry in self.log)
+
+    def start_round(self, round: int) -> None:
+        self.round, self.log, self.in_doubt = round, (), ()
+
+    async def close(self, round: int) -> FakeSteps:
+        await anyio.lowlevel.checkpoint()
+        return FakeSteps(round, self.log, self.in_doubt)
+
+    def resolve(self, key: StepKey, commit: bool, scale: float, lr: float, skipped: bool) -> None:
+        self.fates[key] = (commit, scale, lr, skipped)
+        self.in_doubt = tuple(other for other in self.in_doubt if other != key)
+        if commit:
+            self.log = (*self.log, entry_of(key, ()))
+
+
+class InlineDevice:
+    """Computes where it is called."""
+
+    async def run(self, function: Callable[..., object], *arguments: object) -> object:
+        await anyio.lowlevel.checkpoint()
+        return function(*arguments)
+
+
+class FaultyState(ReplicaState):
+    """Memory that flips a bit while staging, `faults` times."""
+
+    faults = 0
+
+    def stage(self, average: object) -> object:
+        if self.faults:
+            self.faults -= 1
+            average.parameters_N[0] += 1
+        return super().stage(average)
+
+
+def entry_of(key: StepKey, path: Sequence[PeerId], num_samples: int = 4) -> StepEntry:
+    start = key.number * 10
+    samples = (SampleRange(key.trainer, start, start + num_samples),)
+    return StepEntry(key, tuple(path), 0, samples, num_samples, 0.5, 0.25, False)
+
+
+@dataclass
+class Replica:
+    peer: PeerId
+    stage: FakeStage
+    steps: FakeSteps
+    state: FaultyState
+    member: RoundMember
+    events: MemoryObjectReceiveStream[object]
+
+
+@dataclass
+class Run:
+    """`replicas[stage][slot]`."""
+
+    network: MemoryNetwork
+    tasks: TaskGroup
+    identity: Identity
+    num_stages: int
+    streams: list[object]
+    replicas: list[list[Replica]] = field(default_factory=list)
+    incarnation: int = 0
+
+    @property
+    def hops(self) -> Mapping[PeerId, object]:
+        found = (self.network.find(PeerId("?"), f"memory:{r.peer}") for stage in self.replicas for r in stage)
+        return {endpoint.peer_id: endpoint.hop for endpoint in found if endpoint is not None}
+
+    @property
+    def slots(self) -> dict[PeerId, int]:
+        return {r.peer: slot for stage in self.replicas for slot, r in enumerate(stage)}
+
+    def commit(self, slot: int, number: int, stages: Sequence[int] | None = None) -> StepKey:
+        """Commit a step of slot's trainer on its pipeline (or on some stages): parameters move by slot + 1."""
+        key = StepKey(slot, 1, number, 0)
+        path = [stage[slot].peer for stage in self.replicas]
+        for stage in range(self.num_stages) if stages is None else stages:
+            replica = self.replicas[stage][slot]
+            replica.steps.log = (*replica.steps.log, entry_of(key, path))
+            replica.stage.parameters -= slot + 1
+            replica.stage.floats += slot + 1
+            replica.stage.integers += slot + 1
+        return key
+
+    def start_client(self, identity: Identity | None = None) -> RoundCoordinator:
+        """Start the client, or start it again."""
+        self.incarnation += 1
+        identity = identity or self.identity
+        endpoint = self.network.endpoint(identity.peer_id)
+        coordinator = RoundCoordinator(
+            endpoint=endpoint,
+            identity=identity,
+            incarnation=self.incarnation,
+            settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=0.2),
+            clock=SystemClock(),
+        )
+        self.tasks.start_soon(dispatch, endpoint, [coordinator])
+        self.tasks.start_soon(coordinator.run)
+        coordinator.replicas(self.hops)
+        return coordinator
+
+    def add_replica(self, stage: int) -> Replica:
+        peer = PeerId(f"R{stage}.{len(self.replicas[stage])}")
+        endpoint: MemoryEndpoint = self.network.endpoint(peer)
+        fake, steps = FakeStage(10), FakeSteps()
+        state = FaultyState(fake, OuterSgd(lr=0.5, momentum=0.9, nesterov=True))
+        send, receive = anyio.create_memory_object_stream[object](100)
+        self.streams += [send, receive]
+        member = RoundMember(
+            endpoint=endpoint,
+            run_id="run",
+            genesis="D0",
+            stage=stage,
+            steps=steps,
+            state=state,
+            device=InlineDevice(),
+            events=send,
+            segment_bytes=8,
+        )
+        self.tasks.start_soon(dispatch, endpoint, [member])
+        self.tasks.start_soon(member.run)
+        replica = Replica(peer, fake, steps, state, member, receive)
+        self.replicas[stage].append(replica)
+        return replica
+
+
+MakeRun = Callable[..., AbstractAsyncContextManager[Run]]
+
+
+@pytest.fixture
+def make_run() -> MakeRun:
+    @asynccontextmanager
+    async def make(num_stages: int, num_slots: int) -> AsyncIterator[Run]:
+        streams: list[object] = []
+        try:
+            async with anyio.create_task_group() as tasks:
+                run = Run(MemoryNetwork(), tasks, Identity.generate(), num_stages, streams)
+                run.replicas = [[] for _ in range(num_stages)]
+                for stage in range(num_stages):
+                    for _ in range(num_slots):
+                        run.add_replica(stage)
+                with anyio.fail_after(20):
+                    yield run
+                tasks.cancel_scope.cancel()
+        finally:
+            for stream in streams:
+                stream.close()
+
+    return make

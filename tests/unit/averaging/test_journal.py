@@ -1,0 +1,201 @@
+"""The files of a run's rounds, and what can be recomputed from them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from shoal.averaging.audit import audit
+from shoal.averaging.journal import (
+    read_records,
+    read_steps,
+    recorded_samples,
+    write_genesis,
+    write_round,
+)
+from shoal.errors import RecordRejected
+from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.records import record_hash, seal
+from shoal.wire.messages import SampleRange
+from shoal.wire.messages.round import Record, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.step import StepEntry
+
+CLIENT = PeerId("C")
+
+
+def make_record(round: int, samples: Sequence[SampleRange] = ()) -> tuple[Record, SignedRecord]:
+    outcome = StageOutcome(0, 1, (PeerId("R0"), PeerId("R1")), (3, 0), StageHashes("p", "m", "b"), 2)
+    record = Record("run", round, Ballot(1, CLIENT, 1), "0", (outcome,), tuple(samples), (), {0: 2})
+    return record, seal(record, CLIENT, lambda body: b"sig" + body[:2])
+
+
+def entry(
+    number: int,
+    start: int,
+    stop: int,
+    *,
+    pass_number: int = 0,
+    path: str = "ab",
+    skipped: bool = False,
+    attempt: int = 0,
+) -> StepEntry:
+    peers = tuple(PeerId(letter) for letter in path)
+    samples = (SampleRange(pass_number, start, stop),)
+    return StepEntry(StepKey(0, 1, number, attempt), peers, 0, samples, stop - start, 1.0, 0.1, skipped)
+
+
+Steps = Mapping[str, tuple[int, tuple[StepEntry, ...]]]
+
+
+def write(directory: Path, round: int, logs: Steps, samples: Sequence[SampleRange] = ()) -> None:
+    write_round(directory, *make_record(round, samples), {PeerId(peer): log for peer, log in logs.items()})
+
+
+def both(*entries: StepEntry) -> Steps:
+    """Logs of two stages that both hold all entries."""
+    return {"a": (0, entries), "b": (1, entries)}
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    record, signed = make_record(1, [SampleRange(0, 0, 4)])
+    write_round(tmp_path, record, signed, {})
+    assert list(read_records(tmp_path)) == [(record, signed)]
+    content = json.loads((tmp_path / "rounds/round_0001.json").read_text())
+    assert content["hash"] == record_hash(signed)
+    assert content["record"]["stages"][0]["members"] == {"R0": 3, "R1": 0}
+    assert content["record"]["samples"] == [[0, 0, 4]]
+    assert content["record"]["ballot"] == {"number": 1, "peer": "C", "incarnation": 1}
+
+
+def test_steps_are_one_line_each_with_peer_and_stage(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 4, 8)))
+    lines = read_steps(tmp_path, 1)
+    assert [(line.peer, line.stage, line.entry.key.number) for line in lines] == [
+        ("a", 0, 0),
+        ("a", 0, 1),
+        ("b", 1, 0),
+        ("b", 1, 1),
+    ]
+    assert lines[0].entry == entry(0, 0, 4)
+    assert len((tmp_path / "steps/round_0001.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_finished_round_without_logs_keeps_those_written_before(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4)))
+    write(tmp_path, 1, {})
+    assert len(read_steps(tmp_path, 1)) == 2
+    write(tmp_path, 2, {})
+    assert read_steps(tmp_path, 2) == []
+
+
+def test_the_genesis_is_no_record_and_says_what_it_follows_from(tmp_path: Path) -> None:
+    write_genesis(tmp_path, seed=7, configuration={"a": {"b": 1}}, num_threads=2, versions={"torch": "2"})
+    content = json.loads((tmp_path / "rounds/round_0000.json").read_text())
+    assert content == {"seed": 7, "configuration": {"a": {"b": 1}}, "num_threads": 2, "versions": {"torch": "2"}}
+    write(tmp_path, 1, {}, [SampleRange(0, 0, 4)])
+    write(tmp_path, 2, {}, [SampleRange(0, 4, 6)])
+    assert [record.round for record, _ in read_records(tmp_path)] == [1, 2]
+    assert recorded_samples(tmp_path) == (SampleRange(0, 0, 6),)
+
+
+def test_nothing_unfinished_is_left_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1, {}, [SampleRange(0, 0, 4)])
+    before = (tmp_path / "rounds/round_0001.json").read_bytes()
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path, 1, {}, [])
+    assert (tmp_path / "rounds/round_0001.json").read_bytes() == before
+    assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["round_0001.json"]
+
+
+def test_a_short_write_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def truncate(descriptor: int) -> None:
+        if os.path.isfile(f"/proc/self/fd/{descriptor}"):
+            os.ftruncate(descriptor, 3)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", truncate)
+    with pytest.raises(OSError, match="is the disk full"):
+        write(tmp_path, 1, both(entry(0, 0, 4)))
+    assert not (tmp_path / "steps/round_0001.jsonl").exists()
+
+
+@pytest.mark.parametrize("text", ["{", '{"body": "AA=="}', '{"body": "wA==", "signer": "C", "signature": "00"}'])
+def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rounds").mkdir()
+    (tmp_path / "rounds/round_0001.json").write_text(text)
+    with pytest.raises(RecordRejected, match=r"round_0001\.json"):
+        list(read_records(tmp_path))
+
+
+def test_a_damaged_step_log_is_named(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4)))
+    path = tmp_path / "steps/round_0001.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(RecordRejected, match=r"round_0001\.jsonl"):
+        read_steps(tmp_path, 1)
+
+
+def test_an_audit_of_a_run_without_faults(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 4, 8)))
+    write(tmp_path, 2, both(entry(2, 8, 10), entry(3, 0, 4, pass_number=1)))
+    found = audit(tmp_path, 10)
+    assert (found.rounds, found.steps, found.samples, found.skipped) == (2, 4, 14, 0)
+    assert (found.duplicates, found.missing, found.steps_lost) == (0, 0, {0: 0, 1: 0})
+
+
+def test_an_audit_counts_samples_in_two_steps(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 2, 6)))
+    assert audit(tmp_path, 10).duplicates == 2
+
+
+def test_an_audit_counts_two_attempts_of_one_step_twice(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4), entry(0, 0, 4, attempt=1)))
+    assert audit(tmp_path, 10).duplicates == 4
+
+
+def test_an_audit_counts_a_step_that_is_in_two_rounds_twice(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4)))
+    write(tmp_path, 2, both(entry(0, 0, 4)))
+    assert audit(tmp_path, 10).duplicates == 4
+
+
+def test_an_audit_counts_gaps_below_the_frontier_and_the_rest_of_ended_passes(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 2), entry(1, 4, 6)))
+    assert audit(tmp_path, 10).missing == 2
+    write(tmp_path, 2, both(entry(2, 3, 4, pass_number=1)))
+    assert audit(tmp_path, 10).missing == 2 + 4 + 3
+
+
+def test_an_audit_counts_a_pass_that_was_left_out(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 10), entry(1, 0, 1, pass_number=2)))
+    assert audit(tmp_path, 10).missing == 10
+
+
+def test_an_audit_keeps_skipped_steps_apart(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 4, 8, skipped=True)))
+    found = audit(tmp_path, 10)
+    assert (found.samples, found.skipped, found.missing, found.duplicates) == (4, 4, 0, 0)
+
+
+def test_an_audit_counts_what_a_stage_has_lost(tmp_path: Path) -> None:
+    kept, lost = entry(0, 0, 4), entry(1, 4, 8)
+    write(tmp_path, 1, {"a": (0, (kept, lost)), "b": (1, (kept,))})
+    found = audit(tmp_path, 10)
+    assert found.steps_lost == {0: 0, 1: 1}
+    assert (found.samples, found.duplicates) == (8, 0)
+
+
+def test_an_audit_of_nothing_is_empty(tmp_path: Path) -> None:
+    found = audit(tmp_path, 10)
+    assert (found.rounds, found.samples, found.missing, found.steps_lost) == (0, 0, 0, {})

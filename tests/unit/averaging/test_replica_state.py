@@ -1,0 +1,141 @@
+"""Outer state of a replica: contributions, staging, swapping."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shoal.averaging.replica_state import Contribution, ReplicaState
+from shoal.errors import StateMismatch
+from shoal.optim.flat import tensor_sha256
+from shoal.optim.outer import OuterSgd
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.held_parameters = None
+        self.parameters = torch.tensor([1.0, 2.0, 3.0])
+        self.floats = torch.tensor([0.5])
+        self.integers = torch.tensor([4])
+
+    def parameters_flat(self) -> torch.Tensor:
+        return self.parameters.clone()
+
+    def load_parameters(self, flat_N: torch.Tensor) -> None:
+        self.parameters.copy_(flat_N)
+
+    def float_buffers_flat(self) -> torch.Tensor:
+        return self.floats.clone()
+
+    def load_float_buffers(self, flat: torch.Tensor) -> None:
+        self.floats.copy_(flat)
+
+    def integer_buffers_flat(self) -> torch.Tensor:
+        return self.integers.clone()
+
+    def load_integer_buffers(self, flat: torch.Tensor) -> None:
+        self.integers.copy_(flat)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.fixture
+def state(stage: Stage) -> ReplicaState:
+    return ReplicaState(stage, OuterSgd(lr=1.0, momentum=0.5))
+
+
+def average(gradient: float, buffers: float = 9.0, count: int = 7) -> Contribution:
+    return Contribution(torch.full((3,), gradient), torch.tensor([buffers]), torch.tensor([count]))
+
+
+def test_a_contribution_is_the_weighted_share_and_changes_nothing(stage: Stage, state: ReplicaState) -> None:
+    stage.parameters -= 4.0
+    share = state.contribution(1, 4)
+    assert share.parameters_N.tolist() == [1.0, 1.0, 1.0]
+    assert share.floats_F.tolist() == [0.125]
+    assert share.integers_I.tolist() == [4]
+    share.parameters_N.add_(100)
+    assert state.contribution(1, 4).parameters_N.tolist() == [1.0, 1.0, 1.0]
+    assert stage.parameters.tolist() == [-3.0, -2.0, -1.0]
+
+
+def test_without_weight_a_contribution_is_zeros(stage: Stage, state: ReplicaState) -> None:
+    stage.parameters[0] = float("nan")
+    share = state.contribution(0, 4)
+    assert share.parameters_N.tolist() == [0.0, 0.0, 0.0]
+    assert share.floats_F.tolist() == [0.0]
+    assert share.integers_I.tolist() == [4]
+
+
+def test_staging_changes_nothing_until_the_swap(stage: Stage, state: ReplicaState) -> None:
+    before = state.hashes
+    hashes = state.stage(average(1.0))
+    assert state.hashes == before
+    assert stage.parameters.tolist() == [1.0, 2.0, 3.0]
+    state.swap(hashes)
+    assert state.hashes == hashes
+    assert stage.parameters.tolist() == [0.0, 1.0, 2.0]
+    assert stage.floats.tolist() == [9.0]
+    assert stage.integers.tolist() == [7]
+    assert hashes.parameters == tensor_sha256(torch.tensor([0.0, 1.0, 2.0]))
+    assert hashes.momentum == tensor_sha256(torch.ones(3))
+
+
+def test_momentum_is_carried_into_the_next_round(stage: Stage, state: ReplicaState) -> None:
+    state.swap(state.stage(average(1.0)))
+    state.swap(state.stage(average(0.0)))
+    assert stage.parameters.tolist() == [-0.5, 0.5, 1.5]
+
+
+def test_without_any_training_the_state_stays(stage: Stage, state: ReplicaState) -> None:
+    stage.floats += 1
+    before = state.hashes
+    assert state.stage(None) == before
+    state.swap(before)
+    assert stage.floats.tolist() == [0.5]
+
+
+def test_only_staged_bytes_can_be_swapped(stage: Stage, state: ReplicaState) -> None:
+    first = state.stage(average(1.0))
+    state.stage(average(2.0))
+    with pytest.raises(StateMismatch):
+        state.swap(first)
+    assert stage.parameters.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_pinned_bytes_outlive_what_is_staged_after_them(stage: Stage, state: ReplicaState) -> None:
+    first = state.stage(average(1.0))
+    state.pin(first)
+    state.stage(average(2.0))
+    state.stage(average(3.0))
+    state.swap(first)
+    assert stage.parameters.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_each_part_of_the_state_has_a_hash_of_its_own(state: ReplicaState) -> None:
+    base = state.stage(average(1.0))
+    assert state.stage(average(1.0, buffers=8.0)).buffers != base.buffers
+    assert state.stage(average(1.0, count=8)).buffers != base.buffers
+    assert state.stage(average(1.0, count=8)).parameters == base.parameters
+    assert state.stage(average(2.0)).momentum != base.momentum
+
+
+def test_held_parameters_are_those_of_the_record_while_training_goes_on(stage: Stage, state: ReplicaState) -> None:
+    state.swap(state.stage(average(1.0)))
+    stage.parameters += 5
+    assert stage.held_parameters is not None
+    assert stage.held_parameters().tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_state_that_has_changed_by_itself_is_noticed(state: ReplicaState) -> None:
+    state.check()
+    state.held_parameters()[1] += 1
+    with pytest.raises(StateMismatch, match="hashes to"):
+        state.check()
+
+
+def test_a_contribution_has_the_size_that_is_announced(state: ReplicaState) -> None:
+    assert state.ring_bytes == 3 * 4 + 4 + 8

@@ -1,0 +1,239 @@
+"""Members and coordinator together: what a round ends with, whoever fails in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+import torch
+
+from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
+from shoal.averaging.member import RoundSwapped
+from shoal.errors import RoundAborted
+from shoal.identity import Identity, verify
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.records import record_hash
+from shoal.swarm.round_effects import ReplicaOut
+from shoal.wire.messages import Message, SampleRange
+from shoal.wire.messages.round import Decide, Hold, RingPart
+
+pytestmark = pytest.mark.anyio
+MakeRun = Callable[..., object]
+
+
+async def finish(run: object, coordinator: RoundCoordinator, round: int) -> RoundOutcome:
+    coordinator.close_round(round, run.slots)
+    return await coordinator.finish_round(round)
+
+
+def on_message(run: object, kind: type[Message], sender: str, action: Callable[[PeerId, PeerId], None]) -> None:
+    """Do something at the first delivery of a kind of message by a sender."""
+    done: list[bool] = []
+
+    def hook(source: PeerId, target: PeerId, message: Message) -> None:
+        if not done and isinstance(message, kind) and source == sender:
+            done.append(True)
+            action(source, target)
+
+    run.network.before_delivery = hook
+
+
+async def test_all_replicas_of_a_stage_end_with_the_record_s_bytes(make_run: MakeRun) -> None:
+    async with make_run(2, 3) as run:
+        coordinator = run.start_client()
+        leading = await coordinator.lead()
+        assert (leading.held_round, leading.record) == (0, None)
+        assert leading.holders == {r.peer: s for s, stage in enumerate(run.replicas) for r in stage}
+        for slot in range(3):
+            run.commit(slot, 0)
+        first = await finish(run, coordinator, 1)
+        for number, stage in enumerate(run.replicas):
+            named = first.record.stages[number]
+            assert named.members == tuple(r.peer for r in stage)
+            assert named.weights == (4, 4, 4)
+            for replica in stage:
+                assert replica.member.hashes == named.hashes
+                assert replica.steps.round == 2
+                assert isinstance(replica.events.receive_nowait(), RoundSwapped)
+                # The mean pseudo-gradient is 2; with Nesterov momentum from rest the step is lr * (1 + mu) * 2.
+                assert torch.allclose(replica.stage.parameters, torch.arange(10.0) - 0.5 * 1.9 * 2)
+                assert torch.allclose(replica.stage.floats, torch.full((3,), 2.0))
+                assert replica.stage.integers.tolist() == [3, 3]
+        assert first.record.samples == tuple(SampleRange(slot, 0, 4) for slot in range(3))
+        assert {peer: (stage, len(log)) for peer, (stage, log) in first.logs.items()} == {
+            r.peer: (s, 1) for s, stage in enumerate(run.replicas) for r in stage
+        }
+        verify(first.signed.signer, first.signed.body, first.signed.signature)
+        run.commit(0, 1)
+        second = await finish(run, coordinator, 2)
+        assert second.record.previous == record_hash(first.signed)
+        assert second.record.stages[0].weights == (4, 0, 0)
+        assert second.sent_bytes["pseudo_gradients"] > 0
+
+
+async def test_a_round_without_training_leaves_the_state_alone(make_run: MakeRun) -> None:
+    async with make_run(1, 2) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        before = run.replicas[0][0].member.hashes
+        outcome = await finish(run, coordinator, 1)
+        assert outcome.record.stages[0].hashes == before
+        assert outcome.record.samples == ()
+        assert run.replicas[0][1].member.held_round == 1
+
+
+async def test_a_spare_stays_current(make_run: MakeRun) -> None:
+    async with make_run(1, 2) as run:
+        spare = run.replicas[0][1]
+        coordinator = run.start_client()
+        await coordinator.lead()
+        run.commit(0, 0)
+        coordinator.close_round(1, {run.replicas[0][0].peer: 0})
+        outcome = await coordinator.finish_round(1)
+        assert outcome.record.stages[0].weights == (4, 0)
+        assert spare.member.hashes == run.replicas[0][0].member.hashes
+
+
+async def test_a_member_that_dies_in_the_ring_is_left_out(make_run: MakeRun) -> None:
+    async with make_run(2, 3) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        for slot in range(3):
+            run.commit(slot, 0)
+        victim = run.replicas[0][1].peer
+        on_message(run, RingPart, victim, lambda source, _target: run.network.kill(source))
+        outcome = await finish(run, coordinator, 1)
+        first, second = outcome.record.stages
+        assert victim not in first.members
+        assert first.epoch == 1
+        assert (first.steps_lost, second.steps_lost) == (1, 0)
+        assert (len(first.members), len(second.members)) == (2, 3)
+        # The step is in the record, because its other stage holds it.
+        assert outcome.record.samples == tuple(SampleRange(slot, 0, 4) for slot in range(3))
+        assert run.replicas[0][0].member.hashes == run.replicas[0][2].member.hashes == first.hashes
+
+
+async def test_a_member_that_cannot_reach_another_reports_it(make_run: MakeRun) -> None:
+    async with make_run(1, 3) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        run.commit(0, 0)
+        first, second, third = (r.peer for r in run.replicas[0])
+        run.network.cut(first, second)
+        outcome = await finish(run, coordinator, 1)
+        assert len(outcome.record.stages[0].members) == 2
+        assert third in outcome.record.stages[0].members
+
+
+async def test_bits_that_flip_once_cost_a_repetition(make_run: MakeRun) -> None:
+    async with make_run(1, 3) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        run.commit(0, 0)
+        run.replicas[0][1].state.faults = 1
+        outcome = await finish(run, coordinator, 1)
+        assert outcome.record.stages[0].epoch == 1
+        assert len(outcome.record.stages[0].members) == 3
+
+
+async def test_a_member_whose_bits_differ_twice_is_out(make_run: MakeRun) -> None:
+    async with make_run(1, 3) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        run.commit(0, 0)
+        faulty = run.replicas[0][0]
+        faulty.state.faults = 2
+        outcome = await finish(run, coordinator, 1)
+        assert faulty.peer not in outcome.record.stages[0].members
+        assert faulty.peer not in outcome.holders
+        assert faulty.member.held_round == 0
+        assert isinstance(faulty.events.receive_nowait(), ReplicaOut)
+        run.commit(1, 1)
+        assert faulty.peer not in (await finish(run, coordinator, 2)).record.stages[0].members
+
+
+async def test_a_member_with_broken_memory_leaves_by_itself(make_run: MakeRun) -> None:
+    async with make_run(1, 2) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        run.commit(0, 0)
+        broken = run.replicas[0][0]
+        broken.state.held_parameters()[0] += 1
+        outcome = await finish(run, coordinator, 1)
+        assert outcome.record.stages[0].members == (run.replicas[0][1].peer,)
+        out = broken.events.receive_nowait()
+        assert isinstance(out, ReplicaOut)
+        assert "hashes" in out.reason
+
+
+@pytest.mark.parametrize("message", [Hold, Decide])
+async def test_a_restarted_client_finishes_the_round(make_run: MakeRun, message: type[Message]) -> None:
+    async with make_run(2, 2) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        run.commit(0, 0)
+        run.commit(1, 0)
+        client = run.identity.peer_id
+        died = anyio.Event()
+        count: list[PeerId] = []
+
+        def hook(source: PeerId, target: PeerId, sent: Message) -> None:
+            if isinstance(sent, message) and source == client and not died.is_set():
+                count.append(target)
+                if len(count) == 3:
+                    run.network.kill(client)
+                    died.set()
+
+        run.network.before_delivery = hook
+        coordinator.close_round(1, run.slots)
+        await died.wait()
+        again = run.start_client()
+        leading = await again.lead()
+        if leading.held_round == 0:
+            assert message is Hold
+            await finish(run, again, 1)
+        hashes = {stage: {r.member.hashes for r in run.replicas[stage]} for stage in range(2)}
+        assert all(len(different) == 1 for different in hashes.values())
+        assert {r.member.held_round for stage in run.replicas for r in stage} == {1}
+        run.commit(0, 1)
+        outcome = await finish(run, again, 2)
+        assert outcome.record.ballot.incarnation == 2
+
+
+async def test_a_step_in_doubt_is_settled_from_all_joins(make_run: MakeRun) -> None:
+    async with make_run(2, 1) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        held = run.commit(0, 0, stages=[0])
+        nowhere = StepKey(0, 1, 1, 0)
+        doubtful = run.replicas[1][0].steps
+        doubtful.in_doubt = (held, nowhere)
+        outcome = await finish(run, coordinator, 1)
+        assert doubtful.fates == {held: (True, 0.5, 0.25, False), nowhere: (False, 0.0, 0.0, False)}
+        assert [stage.steps_lost for stage in outcome.record.stages] == [0, 0]
+        assert outcome.record.samples == (SampleRange(0, 0, 4),)
+
+
+async def test_a_client_learns_that_another_one_has_taken_over(make_run: MakeRun) -> None:
+    async with make_run(1, 1) as run:
+        first = run.start_client()
+        await first.lead()
+        second = run.start_client(Identity.generate())
+        await second.lead()
+        first.close_round(1, run.slots)
+        with pytest.raises(RoundAborted, match=str(second._endpoint.peer_id)):
+            await first.finish_round(1)
+        assert (await finish(run, second, 1)).record.round == 1
+
+
+async def test_the_client_waits_for_a_stage_without_replica(make_run: MakeRun) -> None:
+    async with make_run(2, 1) as run:
+        run.network.kill(run.replicas[1].pop().peer)
+        coordinator = run.start_client()
+        run.tasks.start_soon(coordinator.lead)
+        while coordinator.stuck != (1,):
+            await anyio.lowlevel.checkpoint()
+        run.add_replica(1)
+        coordinator.replicas(run.hops)
+        assert (await coordinator.lead()).held_round == 0

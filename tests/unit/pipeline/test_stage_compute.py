@@ -1,0 +1,190 @@
+"""A stage's computation: what commits do, and that everything else leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.config.training import InnerOptimConfig
+from shoal.errors import LocalProtocolError
+from shoal.ids import StepKey
+from shoal.model.resnet import ResNetFamily, ResNetShape
+from shoal.model.stage import build_stage
+from shoal.optim.inner import build_inner_optimizer
+from shoal.pipeline.stage_compute import StageCompute
+
+KEY, OTHER = StepKey(0, 1, 0, 0), StepKey(1, 1, 0, 0)
+
+
+class TinyNet(ResNetFamily):
+    depths = (1, 0, 0, 0)
+    bottleneck = False
+
+
+def compute(stage: int) -> StageCompute:
+    shape = ResNetShape((1, 0, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=4, num_classes=4)
+    module = build_stage(TinyNet(shape), stage, 2, seed=5)
+    optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
+    return StageCompute(module, optimizer, run_seed=5, stage=stage)
+
+
+def image(seed: int, n: int = 3) -> Tensor:
+    return torch.randn(n, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def state(stage: StageCompute) -> list[Tensor]:
+    moments = [v for values in stage.optimizer.state_dict().values() for v in values.values()]
+    return [t.detach().clone() for t in [*stage.module.parameters(), *stage.module.buffers(), *moments]]
+
+
+def is_same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def run(stage: StageCompute, key: StepKey, seed: int = 0) -> None:
+    """Two microbatches of the first stage, with all forwards before the backwards."""
+    for microbatch in range(2):
+        output = stage.forward(key, microbatch, image(seed + microbatch))
+        assert not output.requires_grad
+    for microbatch in range(2):
+        stage.backward(key, microbatch, torch.ones(3, 64, 4, 4) / (1 + microbatch + seed))
+
+
+def test_until_its_commit_a_step_changes_nothing_and_a_drop_leaves_no_trace() -> None:
+    stage = compute(0)
+    run(stage, OTHER)
+    stage.commit(OTHER, 0.5, 0.01, False)
+    before = state(stage)
+    run(stage, KEY)
+    stage.totals(KEY)
+    assert is_same(before, state(stage))
+    stage.drop(KEY)
+    assert is_same(before, state(stage))
+    assert all(p.grad is None for p in stage.module.parameters())
+    run(stage, KEY)
+    stage.commit(KEY, 1.0, 0.01, False)
+    undisturbed = compute(0)
+    run(undisturbed, OTHER)
+    undisturbed.commit(OTHER, 0.5, 0.01, False)
+    run(undisturbed, KEY)
+    undisturbed.commit(KEY, 1.0, 0.01, False)
+    assert is_same(state(stage), state(undisturbed))
+    assert stage.version == 2
+
+
+def test_interleaved_steps_do_not_mix() -> None:
+    mixed, alone = compute(0), compute(0)
+    mixed.forward(KEY, 0, image(0))
+    mixed.forward(OTHER, 0, image(8))
+    mixed.forward(KEY, 1, image(1))
+    mixed.backward(OTHER, 0, torch.ones(3, 64, 4, 4))
+    for microbatch in range(2):
+        mixed.backward(KEY, microbatch, torch.ones(3, 64, 4, 4) / (1 + microbatch))
+    run(alone, KEY)
+    assert mixed.totals(KEY) == alone.totals(KEY)
+    mixed.commit(KEY, 1.0, 0.01, False)
+    alone.commit(KEY, 1.0, 0.01, False)
+    assert is_same(state(mixed), state(alone))
+
+
+def test_buffers_of_a_step_that_was_overtaken_are_added_as_a_difference() -> None:
+    stage, first, second = compute(0), compute(0), compute(0)
+    start = [b.clone() for b in stage.module.buffers()]
+    run(stage, KEY)
+    run(stage, OTHER, seed=20)
+    stage.commit(KEY, 1.0, 0.0, False)
+    stage.commit(OTHER, 1.0, 0.0, False)
+    for alone, key, seed in ((first, KEY, 0), (second, OTHER, 20)):
+        run(alone, key, seed)
+        alone.commit(key, 1.0, 0.0, False)
+    for s, a, b, both in zip(
+        start, first.module.buffers(), second.module.buffers(), stage.module.buffers(), strict=True
+    ):
+        assert torch.equal(both, a + (b - s))
+        assert not torch.equal(both, a)
+
+
+def test_a_skipped_step_changes_nothing_but_the_version() -> None:
+    stage = compute(0)
+    before = state(stage)
+    run(stage, KEY)
+    stage.commit(KEY, 0.0, 0.1, True)
+    assert is_same(before, state(stage))
+    assert stage.version == 1
+
+
+def test_the_last_stage_weighs_microbatches_by_samples_and_sums_the_loss() -> None:
+    whole, cut = compute(1), compute(1)
+    hidden = torch.randn(4, 64, 4, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 2, 3])
+    for stage in (whole, cut):
+        for module in stage.module.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.eval()  # otherwise the cut itself changes the statistics
+    one = whole.loss(KEY, 0, hidden, labels, 1.0)
+    two = [
+        cut.loss(KEY, m, hidden[s], labels[s], w) for m, (s, w) in enumerate([(slice(0, 3), 0.75), (slice(3, 4), 0.25)])
+    ]
+    torch.testing.assert_close(one, torch.cat(two))
+    assert cut.totals(KEY).loss == pytest.approx(whole.totals(KEY).loss)
+    assert cut.totals(KEY).squared_norm == pytest.approx(whole.totals(KEY).squared_norm, rel=1e-5)
+
+
+def test_gradients_that_are_not_finite_are_reported() -> None:
+    stage = compute(1)
+    hidden = torch.full((2, 64, 4, 4), float("nan"))
+    stage.loss(KEY, 0, hidden, torch.tensor([0, 1]), 1.0)
+    assert not stage.totals(KEY).finite
+
+
+def test_a_step_that_was_not_run_to_its_end_cannot_be_committed() -> None:
+    stage = compute(0)
+    stage.forward(KEY, 0, image(0))
+    with pytest.raises(LocalProtocolError):
+        stage.commit(KEY, 1.0, 0.1, False)
+    with pytest.raises(LocalProtocolError):
+        stage.commit(OTHER, 1.0, 0.1, False)
+
+
+def test_evaluation_uses_the_round_s_parameters_and_buffers_and_changes_nothing() -> None:
+    stage = compute(0)
+    stage.start_round()
+    held = stage.parameters_flat()
+    expected = stage.evaluate(image(0))
+    run(stage, KEY)
+    stage.commit(KEY, 1.0, 0.1, False)
+    with pytest.raises(LocalProtocolError):
+        stage.evaluate(image(0))
+    stage.held_parameters = lambda: held
+    before = state(stage)
+    assert torch.equal(stage.evaluate(image(0)), expected)
+    assert is_same(before, state(stage))
+    assert stage.module.training
+    stage.start_round()
+    assert not torch.equal(stage.evaluate(image(0)), expected)
+
+
+def test_evaluation_between_a_forward_and_its_backward_does_not_disturb_them() -> None:
+    disturbed, alone = compute(0), compute(0)
+    for stage in (disturbed, alone):
+        held = stage.parameters_flat()
+        stage.held_parameters = lambda held=held: held
+        run(stage, OTHER)
+        stage.commit(OTHER, 1.0, 0.1, False)
+        stage.forward(KEY, 0, image(4))
+    disturbed.evaluate(image(9))
+    for stage in (disturbed, alone):
+        stage.backward(KEY, 0, torch.ones(3, 64, 4, 4))
+    assert disturbed.totals(KEY) == alone.totals(KEY)
+
+
+def test_flat_state_goes_out_and_in() -> None:
+    source, target = compute(0), compute(0)
+    run(source, KEY)
+    source.commit(KEY, 1.0, 0.1, False)
+    target.load_parameters(source.parameters_flat())
+    target.load_float_buffers(source.float_buffers_flat())
+    target.load_integer_buffers(source.integer_buffers_flat())
+    count = len(list(source.module.parameters())) + len(list(source.module.buffers()))
+    assert is_same(state(source)[:count], state(target))

@@ -1,0 +1,61 @@
+"""One replica's machine of stage 1 of 3 (or another), driven by hand."""
+
+from __future__ import annotations
+
+from shoal.ids import PeerId, StepKey
+from shoal.pipeline.schedule import choose
+from shoal.swarm.step_operations import OperationKind, Send, StepTotals
+from shoal.swarm.step_replica import StepReplica
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.step import (
+    Backward,
+    Forward,
+    Open,
+    StepMessage,
+)
+
+T, U, A, B, C = PeerId("T"), PeerId("U"), PeerId("A"), PeerId("B"), PeerId("C")
+PATH = tuple(Hop(peer, ()) for peer in (A, B, C))
+KEY, OTHER = StepKey(0, 1, 0, 0), StepKey(1, 1, 0, 0)
+TOTALS = StepTotals(2.0, True, None)
+NUM = 2
+
+
+def replica(stage: int = 1, max_open_steps: int = 2) -> StepReplica:
+    machine = StepReplica((A, B, C)[stage], stage=stage, num_stages=3, max_open_steps=max_open_steps)
+    machine.start_round(1)
+    return machine
+
+
+def request(key: StepKey = KEY, round: int = 1, path: tuple[Hop, ...] = PATH) -> Open:
+    return Open(key, round, path, (2,) * NUM, (SampleRange(0, 0, 4),))
+
+
+def run(machine: StepReplica) -> list[Send]:
+    """Runs operations until none is ready."""
+    sends: list[Send] = []
+    while (operation := choose(machine.ready())) is not None:
+        machine.started(operation)
+        is_last = operation.microbatch == NUM - 1 and operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
+        sends += machine.finished(operation, TOTALS if is_last else None)
+    return sends
+
+
+def begun(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T) -> None:
+    machine.handle(trainer, request(key))
+    machine.handle(A, Forward(key, 0))
+    run(machine)
+
+
+def prepared(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T) -> list[Send]:
+    machine.handle(trainer, request(key))
+    for microbatch in range(NUM):
+        machine.handle(A, Forward(key, microbatch))
+    run(machine)
+    for microbatch in range(NUM):
+        machine.handle(C, Backward(key, microbatch))
+    return run(machine)
+
+
+def replies(sends: list[Send], to: PeerId) -> list[StepMessage]:
+    return [send.message for send in sends if send.to == to]

@@ -1,0 +1,104 @@
+"""What a round record says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.records import (
+    FinalView,
+    Tip,
+    build_record,
+    genesis_hash,
+    outcome_of,
+    record_hash,
+    seal,
+    unseal,
+    weight,
+)
+from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.round import Join, Record, StageHashes
+from shoal.wire.messages.step import StepEntry
+
+BALLOT = Ballot(3, PeerId("C"), 1)
+HASHES = StageHashes("p", "m", "b")
+
+
+def entry(number: int, path: Sequence[str], *, skipped: bool = False) -> StepEntry:
+    samples = (SampleRange(0, number * 4, number * 4 + 4),)
+    return StepEntry(StepKey(0, 1, number, 0), tuple(PeerId(p) for p in path), 0, samples, 4, 1.0, 0.1, skipped)
+
+
+def join(stage: int, *log: StepEntry) -> Join:
+    return Join(BALLOT, 5, stage, 0, (), log, ())
+
+
+def view(stage: int, *members: str) -> FinalView:
+    return FinalView(stage, 2, tuple(PeerId(m) for m in members), (4,) * len(members), HASHES)
+
+
+def build(views: Sequence[FinalView], joins: dict[str, Join], recorded: Sequence[SampleRange] = ()) -> Record:
+    return build_record(
+        run_id="run",
+        previous=Tip(4, "hash of D_4", None),
+        ballot=BALLOT,
+        views=views,
+        joins={PeerId(peer): join for peer, join in joins.items()},
+        recorded=tuple(recorded),
+        incarnations={0: 1},
+    )
+
+
+def test_a_record_follows_the_one_before() -> None:
+    record = build([view(0, "a")], {"a": join(0)})
+    assert (record.round, record.previous, record.ballot, record.incarnations) == (5, "hash of D_4", BALLOT, {0: 1})
+
+
+def test_a_step_that_any_final_member_holds_is_recorded_and_lost_where_none_does() -> None:
+    first, second = entry(0, "ab"), entry(1, "xb")
+    record = build([view(0, "a"), view(1, "b")], {"a": join(0, first), "b": join(1, first, second)})
+    assert record.samples == (SampleRange(0, 0, 8),)
+    assert [stage.steps_lost for stage in record.stages] == [1, 0]
+
+
+def test_the_steps_of_members_that_are_not_final_do_not_count() -> None:
+    record = build([view(0, "a")], {"a": join(0), "x": join(0, entry(0, "x"))})
+    assert record.samples == ()
+
+
+def test_skipped_steps_are_recorded_apart_and_weigh_nothing() -> None:
+    skipped = entry(1, "a", skipped=True)
+    record = build([view(0, "a")], {"a": join(0, entry(0, "a"), skipped)})
+    assert (record.samples, record.skipped) == ((SampleRange(0, 0, 4),), (SampleRange(0, 4, 8),))
+    assert weight([entry(0, "a"), skipped]) == 4
+
+
+def test_samples_of_earlier_records_are_not_recorded_again() -> None:
+    record = build([view(0, "a")], {"a": join(0, entry(0, "a"))}, [SampleRange(0, 1, 3)])
+    assert record.samples == (SampleRange(0, 0, 1), SampleRange(0, 3, 4))
+
+
+def test_stages_are_named_in_order() -> None:
+    record = build([view(1, "b"), view(0, "a")], {"a": join(0), "b": join(1)})
+    assert [stage.stage for stage in record.stages] == [0, 1]
+    outcome = outcome_of(record, 1)
+    assert outcome is not None
+    assert outcome.members == (PeerId("b"),)
+    assert outcome_of(record, 2) is None
+
+
+def test_a_sealed_record_comes_back_and_its_hash_is_that_of_its_bytes() -> None:
+    record = build([view(0, "a")], {"a": join(0)})
+    checked: list[tuple[PeerId, bytes, bytes]] = []
+    signed = seal(record, PeerId("C"), lambda body: b"signature of " + body[:1])
+    assert unseal(signed, "run", lambda *found: checked.append(found)) == record
+    assert checked == [(PeerId("C"), signed.body, signed.signature)]
+    assert record_hash(signed) != record_hash(seal(build([view(0, "z")], {"z": join(0)}), PeerId("C"), bytes))
+
+
+def test_the_genesis_depends_on_seed_and_configuration_not_on_the_order_of_keys() -> None:
+    base = genesis_hash("run", 1, {"a": 1, "b": {"c": 2, "d": 3}})
+    assert base == genesis_hash("run", 1, {"b": {"d": 3, "c": 2}, "a": 1})
+    assert (
+        len({base, genesis_hash("run", 2, {"a": 1}), genesis_hash("run", 1, {"a": 2}), genesis_hash("r", 1, {})}) == 4
+    )

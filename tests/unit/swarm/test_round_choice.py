@@ -1,0 +1,76 @@
+"""What stands when a client takes over."""
+
+from __future__ import annotations
+
+from shoal.ids import Ballot, PeerId
+from shoal.swarm.records import record_hash, seal, unseal
+from shoal.swarm.round_choice import Choice, choose
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import Record, RoundState, SignedRecord, StageHashes, StageOutcome
+
+GENESIS = "D0"
+
+
+def signed(round: int, previous: str, *, ballot: int = 1, epoch: int = 0) -> SignedRecord:
+    outcome = StageOutcome(0, epoch, (PeerId("a"),), (1,), StageHashes("p", "m", "b"), 0)
+    record = Record("run", round, Ballot(ballot, PeerId("C"), 1), previous, (outcome,), (), (), {})
+    return seal(record, PeerId("C"), lambda _body: b"")
+
+
+D1 = signed(1, GENESIS)
+D2 = signed(2, record_hash(D1))
+
+
+def state(stage: int, record: SignedRecord | None, round: int, pending: SignedRecord | None = None) -> RoundState:
+    return RoundState(Ballot(9, PeerId("C"), 1), stage, round, record, pending, Hop(PeerId("x"), ()), "")
+
+
+def choice(*states: RoundState, drop_pending: bool = False) -> Choice:
+    named = {PeerId(f"R{index}"): each for index, each in enumerate(states)}
+    return choose(named, 2, GENESIS, lambda record: unseal(record, "run", lambda *_: None), drop_pending)
+
+
+def test_at_the_start_the_genesis_stands() -> None:
+    found = choice(state(0, None, 0), state(1, None, 0))
+    assert (found.tip.round, found.tip.hash, found.missing) == (0, GENESIS, ())
+
+
+def test_a_record_that_one_replica_has_swapped_stands() -> None:
+    found = choice(state(0, D1, 1), state(1, None, 0, D1))
+    assert (found.tip.hash, found.missing) == (record_hash(D1), ())
+
+
+def test_a_swapped_record_stands_even_if_a_stage_has_no_holder_yet() -> None:
+    found = choice(state(0, D1, 1), state(1, None, 0), drop_pending=True)
+    assert (found.tip.hash, found.missing) == (record_hash(D1), (1,))
+
+
+def test_a_record_that_is_held_everywhere_is_finished() -> None:
+    found = choice(state(0, D1, 1, D2), state(1, D1, 1, D2))
+    assert (found.tip.round, found.tip.hash, found.missing) == (2, record_hash(D2), ())
+
+
+def test_of_held_records_that_of_the_highest_ballot_then_epoch_is_finished() -> None:
+    low, high = signed(1, GENESIS, ballot=1, epoch=5), signed(1, GENESIS, ballot=2)
+    later = signed(1, GENESIS, ballot=2, epoch=1)
+    assert choice(state(0, None, 0, low), state(1, None, 0, high)).tip.hash == record_hash(high)
+    assert choice(state(0, None, 0, high), state(1, None, 0, later)).tip.hash == record_hash(later)
+
+
+def test_a_held_record_whose_bytes_are_gone_is_waited_for_and_then_dropped() -> None:
+    states = (state(0, None, 0, D1), state(1, None, 0))
+    waiting = choice(*states)
+    assert (waiting.tip.hash, waiting.missing) == (record_hash(D1), (1,))
+    dropped = choice(*states, drop_pending=True)
+    assert (dropped.tip.hash, dropped.missing) == (GENESIS, ())
+
+
+def test_a_held_record_on_an_older_chain_is_no_candidate() -> None:
+    found = choice(state(0, D1, 1), state(1, D1, 1), state(1, None, 0, signed(1, GENESIS, ballot=7)))
+    assert found.tip.hash == record_hash(D1)
+
+
+def test_of_two_records_of_a_round_the_one_with_all_stages_stands() -> None:
+    other = signed(1, GENESIS, ballot=8)
+    found = choice(state(0, D1, 1), state(0, other, 1), state(1, other, 1))
+    assert found.tip.hash == record_hash(other)

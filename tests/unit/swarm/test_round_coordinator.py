@@ -1,0 +1,210 @@
+"""The coordinator's part in the round where the simulation does not look: ballots, losses and times one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.ids import Ballot, PeerId
+from shoal.swarm.records import record_hash, seal, unseal
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Ready, ReplicaOut, Send, Stuck
+from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import (
+    AskRound,
+    Close,
+    Decide,
+    Held,
+    Hold,
+    Join,
+    MemberLost,
+    Propose,
+    Record,
+    RoundMessage,
+    RoundState,
+    SignedRecord,
+    Staged,
+    StageHashes,
+    StaleBallot,
+    Swapped,
+)
+
+ME, A, B = PeerId("C"), PeerId("a"), PeerId("b")
+BYTES = StageHashes("p", "m", "b")
+
+
+def unsealed(signed: SignedRecord) -> Record:
+    return unseal(signed, "run", lambda *_: None)
+
+
+@pytest.fixture
+def machine() -> RoundCoordinatorMachine:
+    settings = RoundSettings("run", 1, "D0", retry_s=1.0, drop_after_s=5.0, stage_timeout_s=20.0)
+    return RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+
+
+def sent(effects: list[CoordinatorEffect], kind: type[RoundMessage]) -> dict[PeerId, RoundMessage]:
+    return {e.peer: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)}
+
+
+def state(machine: RoundCoordinatorMachine, record: SignedRecord | None = None, round: int = 0) -> RoundState:
+    return RoundState(machine.ballot, 0, round, record, None, Hop(A, ()), "")
+
+
+def lead(machine: RoundCoordinatorMachine, *peers: PeerId) -> list[CoordinatorEffect]:
+    machine.replicas({peer: Hop(peer, ()) for peer in peers}, 0.0)
+    effects = machine.lead(0.0)
+    assert sent(effects, AskRound).keys() == set(peers)
+    for peer in peers:
+        effects = machine.receive(peer, state(machine), 0.0)
+    return effects
+
+
+def close(machine: RoundCoordinatorMachine, *peers: PeerId, join_by_s: float | None = None) -> list[CoordinatorEffect]:
+    effects = machine.close(CloseRequest(1, {}, {}, join_by_s), 1.0)
+    for peer in peers:
+        effects = machine.receive(peer, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
+    return effects
+
+
+def stage(machine: RoundCoordinatorMachine, *peers: PeerId, epoch: int = 0) -> list[CoordinatorEffect]:
+    effects: list[CoordinatorEffect] = []
+    for peer in peers:
+        effects = machine.receive(peer, Staged(machine.ballot, 1, epoch, 0, BYTES), 2.0)
+    return effects
+
+
+def hold(machine: RoundCoordinatorMachine, effects: list[CoordinatorEffect]) -> list[CoordinatorEffect]:
+    result: list[CoordinatorEffect] = []
+    for peer, message in sent(effects, Hold).items():
+        result = machine.receive(peer, Held(machine.ballot, 1, record_hash(message.record)), 3.0)
+    return result
+
+
+def test_a_whole_round(machine: RoundCoordinatorMachine) -> None:
+    [ready] = lead(machine, A, B)
+    assert ready == Ready(machine.tip, {A: 0, B: 0}, {})
+    assert sent(machine.close(CloseRequest(1, {}, {}), 1.0), Close).keys() == {A, B}
+    assert sent(close(machine, A, B), Propose).keys() == {A, B}
+    holding = stage(machine, A, B)
+    assert machine.phase is Phase.HOLDING
+    effects = hold(machine, holding)
+    [decided] = [effect for effect in effects if isinstance(effect, Decided)]
+    assert sent(effects, Decide).keys() == {A, B}
+    digest = record_hash(decided.signed)
+    assert machine.receive(A, Swapped(1, 0, digest, BYTES, {"state": 2}), 4.0) == []
+    [ready] = machine.receive(B, Swapped(1, 0, digest, BYTES, {"state": 3}), 4.0)
+    assert ready == Ready(machine.tip, {A: 0, B: 0}, {"state": 5})
+    assert machine.wake_at_s is None
+
+
+def test_the_record_is_not_decided_before_all_have_answered_held(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A, B)
+    close(machine, A, B)
+    message = sent(stage(machine, A, B), Hold)[A]
+    digest = record_hash(message.record)
+    assert machine.receive(A, Held(machine.ballot, 1, digest), 3.0) == []
+    assert machine.receive(B, Held(machine.ballot, 1, "another"), 3.0) == []
+    assert machine.tip.round == 0
+    assert machine.receive(B, Held(machine.ballot, 1, digest), 3.0)
+    assert machine.tip.round == 1
+
+
+def test_a_member_lost_after_hold_means_a_new_epoch_and_another_record(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A, B)
+    close(machine, A, B)
+    first = sent(stage(machine, A, B), Hold)[A].record
+    effects = machine.lost(B, 3.0)
+    [proposed] = sent(effects, Propose).values()
+    assert (proposed.epoch, [hop.peer for hop in proposed.members]) == (1, [A])
+    assert machine.receive(A, Held(machine.ballot, 1, record_hash(first)), 3.0) == []
+    second = sent(stage(machine, A, epoch=1), Hold)[A].record
+    assert record_hash(second) != record_hash(first)
+
+
+def test_while_taking_over_a_higher_ballot_is_overtaken(machine: RoundCoordinatorMachine) -> None:
+    machine.replicas({A: Hop(A, ())}, 0.0)
+    machine.lead(0.0)
+    effects = machine.receive(A, StaleBallot(Ballot(7, PeerId("other"), 3)), 0.0)
+    assert machine.ballot == Ballot(8, ME, 1)
+    assert sent(effects, AskRound) == {A: AskRound(machine.ballot)}
+
+
+def test_a_leader_yields_to_another_client_but_not_to_its_past_self(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A)
+    machine.receive(A, StaleBallot(Ballot(4, ME, 0)), 1.0)
+    assert (machine.ballot.number, machine.phase) == (5, Phase.ASKING)
+    machine.receive(A, state(machine), 1.0)
+    higher = Ballot(9, PeerId("other"), 1)
+    assert machine.receive(A, StaleBallot(higher), 1.0) == [Deposed(higher)]
+    assert machine.receive(A, state(machine), 1.0) == []
+    assert machine.wake_at_s is None
+
+
+def test_a_refusal_of_a_ballot_given_up_long_ago_is_ignored(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A)
+    assert machine.receive(A, StaleBallot(Ballot(0, PeerId("other"), 1)), 1.0) == []
+    assert machine.phase is Phase.IDLE
+
+
+def test_a_newer_record_is_heard_by_a_new_ballot(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A)
+    newer = seal(Record("run", 3, Ballot(1, ME, 0), "D2", (), (), (), {}), ME, lambda _: b"")
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 1.0)
+    effects = machine.receive(B, state(machine, newer, 3), 1.0)
+    assert machine.ballot.number == 2
+    assert sent(effects, AskRound).keys() == {A, B}
+
+
+def test_unanswered_questions_are_repeated(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 1.0)
+    assert machine.wake_at_s is not None
+    assert sent(machine.tick(2.0), AskRound).keys() == {B}
+    machine.receive(B, state(machine), 2.0)
+    machine.close(CloseRequest(1, {}, {}), 3.0)
+    machine.receive(A, Join(machine.ballot, 1, 0, 0, (), (), ()), 3.0)
+    assert sent(machine.tick(4.0), Close).keys() == {B}
+
+
+def test_late_replicas_are_waited_for_only_until_the_deadline(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A, B)
+    close(machine, A, join_by_s=10.0)
+    assert not sent(machine.tick(9.0), Propose)
+    assert sent(machine.tick(10.0), Propose).keys() == {A}
+
+
+def test_a_view_that_does_not_end_is_proposed_anew(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A, B)
+    close(machine, A, B)
+    stage(machine, A)
+    assert not sent(machine.tick(20.0), Propose)
+    [proposed, _] = sent(machine.tick(30.0), Propose).values()
+    assert proposed.epoch == 1
+
+
+def test_a_member_that_reports_itself_is_out(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A, B)
+    close(machine, A, B)
+    effects = machine.receive(B, MemberLost(machine.ballot, 1, 0, 0, B), 2.0)
+    assert ReplicaOut(B, "its own state is not the record's") in effects
+    assert sent(effects, Propose).keys() == {A}
+
+
+def test_a_stage_without_anybody_is_reported_and_the_replicas_are_asked_again(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A)
+    close(machine, A)
+    machine.lost(A, 2.0)
+    assert machine.phase is Phase.ASKING
+    machine.tick(3.0)
+    effects = machine.receive(A, state(machine), 3.0)
+    assert sent(effects, Close).keys() == {A}
+    joined = machine.receive(A, Join(machine.ballot, 1, 0, 0, (), (), ()), 3.0)
+    # Epochs count on, or what was staged for the first view could be taken for the second.
+    assert sent(joined, Propose)[A].epoch == 1
+
+
+def test_missing_stages_are_named() -> None:
+    settings = RoundSettings("run", 3, "D0")
+    machine = RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+    assert lead(machine, A) == [Stuck((1, 2))]

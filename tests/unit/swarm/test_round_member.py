@@ -1,0 +1,245 @@
+"""A replica's part in the round, message by message."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.records import Tip, record_hash, seal, unseal
+from shoal.swarm.round_effects import CloseSteps, Introduce, Pin, ReplicaOut, ResolveStep, RunRing, Send, Swap
+from shoal.swarm.round_member import RoundMemberMachine, StepsClosed
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import (
+    AskRound,
+    Close,
+    Decide,
+    Held,
+    Hold,
+    Join,
+    MemberLost,
+    Propose,
+    Record,
+    Resolve,
+    RoundState,
+    SignedRecord,
+    Staged,
+    StageHashes,
+    StageOutcome,
+    StaleBallot,
+    Swapped,
+)
+
+C, D = PeerId("C"), PeerId("D")
+ME, OTHER = Hop(PeerId("R"), ("memory:R",)), Hop(PeerId("S"), ("memory:S",))
+LOW, HIGH = Ballot(1, C, 1), Ballot(2, D, 1)
+BYTES = StageHashes("p", "m", "b")
+KEY = StepKey(0, 1, 2, 0)
+
+
+@pytest.fixture
+def member() -> RoundMemberMachine:
+    return RoundMemberMachine(ME, 0, Tip(0, "D0", None), lambda signed: unseal(signed, "run", lambda *_: None))
+
+
+def propose(epoch: int = 0, ballot: Ballot = LOW, round: int = 1) -> Propose:
+    return Propose(ballot, round, epoch, 0, (OTHER, ME), (1, 2))
+
+
+def record(ballot: Ballot = LOW, *, previous: str = "D0", hashes: StageHashes = BYTES, round: int = 1) -> SignedRecord:
+    outcome = StageOutcome(0, 0, (OTHER.peer, ME.peer), (1, 2), hashes, 0)
+    return seal(Record("run", round, ballot, previous, (outcome,), (), (), {}), ballot.peer, lambda _: b"")
+
+
+def join(member: RoundMemberMachine, *doubts: StepKey) -> None:
+    member.receive(C, Close(LOW, 1))
+    member.steps_closed(StepsClosed(3, doubts, ()))
+
+
+def stage(member: RoundMemberMachine) -> None:
+    join(member)
+    member.receive(C, propose())
+    member.ring_done(propose(), BYTES)
+
+
+def refusal(effects: list[object]) -> str:
+    [*_, last] = effects
+    assert isinstance(last, Send)
+    assert isinstance(last.message, RoundState)
+    return last.message.refused
+
+
+def test_answering_a_ballot_is_a_promise(member: RoundMemberMachine) -> None:
+    [answer] = member.receive(D, AskRound(HIGH))
+    assert answer == Send(D, RoundState(HIGH, 0, 0, None, None, ME, ""))
+    assert member.receive(C, AskRound(LOW)) == [Send(C, StaleBallot(HIGH))]
+    assert member.receive(C, Close(LOW, 1)) == [Send(C, StaleBallot(HIGH))]
+    assert not member.closing
+
+
+def test_a_ballot_belongs_to_its_peer(member: RoundMemberMachine) -> None:
+    with pytest.raises(RemoteProtocolError, match="ballot"):
+        member.receive(D, AskRound(LOW))
+
+
+def test_close_is_answered_by_a_join_and_again_when_repeated(member: RoundMemberMachine) -> None:
+    assert member.receive(C, Close(LOW, 1)) == [CloseSteps(1)]
+    assert member.receive(C, Close(LOW, 1)) == []
+    expected = Send(C, Join(LOW, 1, 0, 3, (), (), ()))
+    assert member.steps_closed(StepsClosed(3, (), ())) == [expected]
+    assert member.receive(C, Close(LOW, 1)) == [expected]
+
+
+def test_a_new_coordinator_gets_the_same_join(member: RoundMemberMachine) -> None:
+    join(member)
+    [answer] = member.receive(D, Close(HIGH, 1))
+    assert answer == Send(D, Join(HIGH, 1, 0, 3, (), (), ()))
+
+
+def test_a_round_that_lies_ahead_cannot_be_closed(member: RoundMemberMachine) -> None:
+    assert "round 2" in refusal(member.receive(C, Close(LOW, 2)))
+
+
+def test_each_doubt_is_resolved_once_and_then_joined_again(member: RoundMemberMachine) -> None:
+    join(member, KEY)
+    fate = Resolve(LOW, 1, KEY, True, 1.0, 0.1, False)
+    assert member.receive(C, fate) == [ResolveStep(fate)]
+    assert member.receive(C, fate) == []
+    assert member.receive(C, Close(LOW, 1)) == []
+    assert member.steps_closed(StepsClosed(4, (), ())) == [Send(C, Join(LOW, 1, 0, 4, (), (), ()))]
+
+
+def test_a_join_names_what_was_aborted_for_the_next_coordinator(member: RoundMemberMachine) -> None:
+    join(member, KEY)
+    member.receive(C, Resolve(LOW, 1, KEY, False, 0.0, 0.0, False))
+    assert member.steps_closed(StepsClosed(3, (), ())) == [Send(C, Join(LOW, 1, 0, 3, (), (), (KEY,)))]
+
+
+def test_a_view_is_averaged_and_reported(member: RoundMemberMachine) -> None:
+    join(member)
+    assert member.receive(C, propose()) == [Introduce(OTHER), RunRing(propose())]
+    assert member.ring_done(propose(), BYTES) == [Send(C, Staged(LOW, 1, 0, 0, BYTES))]
+    assert member.receive(C, propose()) == [Send(C, Staged(LOW, 1, 0, 0, BYTES))]
+
+
+def test_an_older_view_is_ignored(member: RoundMemberMachine) -> None:
+    join(member)
+    member.receive(C, propose(1))
+    assert member.receive(C, propose(0)) == []
+    assert member.ring_done(propose(0), BYTES) == []
+
+
+def test_a_view_before_the_join_is_refused(member: RoundMemberMachine) -> None:
+    assert "not joined" in refusal(member.receive(C, propose()))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        Propose(LOW, 1, 0, 1, (OTHER, ME), (1, 2)),
+        Propose(LOW, 1, 0, 0, (OTHER,), (1,)),
+        Propose(LOW, 1, 0, 0, (ME, ME), (1, 2)),
+        Propose(LOW, 1, 0, 0, (OTHER, OTHER, ME), (1, 1, 1)),
+        Propose(LOW, 1, 0, 0, (OTHER, ME), (1,)),
+        Propose(LOW, 1, 0, 0, (OTHER, ME), (1, -2)),
+    ],
+)
+def test_a_view_that_contradicts_itself_is_a_mistake(member: RoundMemberMachine, view: Propose) -> None:
+    join(member)
+    with pytest.raises(RemoteProtocolError):
+        member.receive(C, view)
+
+
+def test_a_lost_member_is_reported_while_the_ring_needs_it(member: RoundMemberMachine) -> None:
+    join(member)
+    assert member.lost(OTHER.peer) == []
+    member.receive(C, propose())
+    assert member.lost(PeerId("X")) == []
+    assert member.lost(OTHER.peer) == [Send(C, MemberLost(LOW, 1, 0, 0, OTHER.peer))]
+    member.ring_done(propose(), BYTES)
+    assert member.lost(OTHER.peer) == []
+
+
+def test_held_is_answered_by_who_has_the_bytes_and_they_are_pinned(member: RoundMemberMachine) -> None:
+    stage(member)
+    effects = member.receive(C, Hold(LOW, record()))
+    assert effects == [Pin(BYTES), Send(C, Held(LOW, 1, record_hash(record())))]
+    [answer] = member.receive(D, AskRound(HIGH))
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, RoundState)
+    assert answer.message.pending == record()
+
+
+@pytest.mark.parametrize("wrong", [record(previous="D0'"), record(hashes=StageHashes("q", "m", "b"))])
+def test_a_record_that_does_not_fit_is_not_held(member: RoundMemberMachine, wrong: SignedRecord) -> None:
+    stage(member)
+    assert "not staged" in refusal(member.receive(C, Hold(LOW, wrong)))
+    assert member.pending is None
+
+
+def test_a_record_of_an_earlier_view_is_not_held_any_more(member: RoundMemberMachine) -> None:
+    stage(member)
+    member.receive(C, propose(1))
+    assert member.receive(C, Hold(LOW, record())) == []
+
+
+def test_the_record_is_swapped_only_when_decided(member: RoundMemberMachine) -> None:
+    stage(member)
+    member.receive(C, Hold(LOW, record()))
+    assert member.tip.round == 0
+    [swap] = member.receive(C, Decide(LOW, record()))
+    assert isinstance(swap, Swap)
+    assert swap.hashes == BYTES
+    assert member.receive(C, Decide(LOW, record())) == []
+    report = Send(C, Swapped(1, 0, record_hash(record()), BYTES, {"state": 3}))
+    assert member.swapped(BYTES, {"state": 3}) == [report]
+    assert (member.tip.round, member.round, member.joined) == (1, 2, None)
+    assert member.receive(C, Decide(LOW, record())) == [report]
+
+
+def test_bytes_that_are_not_the_record_s_are_not_swapped(member: RoundMemberMachine) -> None:
+    stage(member)
+    effects = member.receive(C, Decide(LOW, record(hashes=StageHashes("q", "m", "b"))))
+    assert isinstance(effects[0], ReplicaOut)
+    assert "not staged" in refusal(effects)
+    assert member.swapping is None
+
+
+def test_a_held_record_can_be_swapped_after_another_view_was_staged(member: RoundMemberMachine) -> None:
+    stage(member)
+    member.receive(C, Hold(LOW, record()))
+    member.receive(D, propose(0, HIGH))
+    member.ring_done(propose(0, HIGH), StageHashes("q", "m", "b"))
+    [swap] = member.receive(D, Decide(HIGH, record()))
+    assert isinstance(swap, Swap)
+
+
+def test_unpinned_bytes_are_forgotten_with_the_next_view(member: RoundMemberMachine) -> None:
+    stage(member)
+    member.receive(C, propose(1))
+    member.ring_done(propose(1), StageHashes("q", "m", "b"))
+    assert isinstance(member.receive(C, Decide(LOW, record()))[0], ReplicaOut)
+
+
+def test_late_orders_of_an_ended_round_have_no_effect(member: RoundMemberMachine) -> None:
+    stage(member)
+    member.receive(C, Decide(LOW, record()))
+    assert member.receive(C, Close(LOW, 2)) == []
+    member.swapped(BYTES, {})
+    for late in (Close(LOW, 1), propose(), Hold(LOW, record())):
+        assert member.receive(C, late) == []
+
+
+def test_a_broken_state_leaves_the_ring(member: RoundMemberMachine) -> None:
+    join(member)
+    member.receive(C, propose())
+    out, lost = member.state_broken("why")
+    assert out == ReplicaOut(ME.peer, "why")
+    assert lost == Send(C, MemberLost(LOW, 1, 0, 0, ME.peer))
+
+
+def test_a_swap_that_fails_is_refused(member: RoundMemberMachine) -> None:
+    stage(member)
+    member.receive(C, Decide(LOW, record()))
+    assert refusal(member.state_broken("why")) == "why"
+    assert member.swapping is None

@@ -1,0 +1,60 @@
+"""Choosing a path: home where it can be, the best others where it must be."""
+
+from __future__ import annotations
+
+from shoal.ids import PeerId
+from shoal.swarm.step_path import Avoidance, choose_path
+
+CANDIDATES = [[PeerId(f"{stage}{i}") for i in range(3)] for stage in "AB"]
+
+
+def path(avoidance: Avoidance, now_s: float = 0.0) -> tuple[str, ...] | None:
+    return choose_path(CANDIDATES, avoidance, now_s)
+
+
+def test_the_first_of_each_stage_is_taken() -> None:
+    assert path(Avoidance()) == ("A0", "B0")
+
+
+def test_a_peer_is_avoided_until_its_time_is_over() -> None:
+    avoidance = Avoidance()
+    avoidance.avoid(PeerId("A0"), 1.0)
+    avoidance.lose(PeerId("B0"), 2.0)
+    assert path(avoidance) == ("A1", "B1")
+    assert avoidance.next_end_s(0.0) == 1.0
+    assert path(avoidance, 1.0) == ("A0", "B1")
+    assert path(avoidance, 2.0) == ("A0", "B0")
+    assert avoidance.next_end_s(2.0) == float("inf")
+
+
+def test_losses_can_be_forgotten_at_once() -> None:
+    avoidance = Avoidance()
+    avoidance.lose(PeerId("A0"), 9.0)
+    avoidance.forget_losses()
+    assert path(avoidance) == ("A0", "B0")
+
+
+def test_a_broken_pair_is_avoided_in_both_directions_and_each_of_it_is_not() -> None:
+    avoidance = Avoidance()
+    avoidance.avoid_pair(PeerId("B0"), PeerId("A0"), 1.0)
+    chosen = path(avoidance)
+    assert chosen in (("A1", "B0"), ("A0", "B1"))
+    avoidance.avoid_pair(PeerId("A1"), PeerId("B0"), 1.0)
+    assert path(avoidance) == ("A0", "B1")
+
+
+def test_a_suspect_is_used_where_there_is_no_other() -> None:
+    avoidance = Avoidance()
+    avoidance.suspect(PeerId("A0"), 1.0)
+    assert path(avoidance) == ("A1", "B0")
+    avoidance.avoid(PeerId("A1"), 1.0)
+    avoidance.lose(PeerId("A2"), 1.0)
+    assert path(avoidance) == ("A0", "B0")
+
+
+def test_without_a_usable_peer_for_a_stage_there_is_no_path() -> None:
+    avoidance = Avoidance()
+    for peer in CANDIDATES[1]:
+        avoidance.lose(peer, 1.0)
+    assert path(avoidance) is None
+    assert choose_path([CANDIDATES[0], []], Avoidance(), 0.0) is None

@@ -1,0 +1,243 @@
+"""The replica's machine, rule by rule: one replica of stage 1 of 3, driven by hand."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.swarm.step_by_hand import (
+    KEY,
+    NUM,
+    OTHER,
+    PATH,
+    A,
+    B,
+    C,
+    T,
+    U,
+    begun,
+    prepared,
+    replica,
+    request,
+    run,
+)
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import PeerId, StepKey
+from shoal.pipeline.schedule import choose
+from shoal.swarm.step_operations import Operation, OperationKind, Send
+from shoal.wire.messages.step import (
+    Abort,
+    Aborted,
+    AskOutcome,
+    Backward,
+    Broken,
+    Busy,
+    Commit,
+    Committed,
+    Forward,
+    Labels,
+    MicrobatchDone,
+    Open,
+    Opened,
+    Outcome,
+    Prepared,
+    Refused,
+    TellOutcome,
+)
+
+
+def test_tensors_go_to_the_neighbours_and_the_report_to_the_trainer() -> None:
+    machine = replica()
+    assert machine.handle(T, request()) == [Send(T, Opened(KEY))]
+    machine.handle(A, Forward(KEY, 0))
+    assert run(machine) == [Send(C, Forward(KEY, 0))]
+    machine.handle(A, Forward(KEY, 1))
+    machine.handle(C, Backward(KEY, 0))
+    assert run(machine) == [Send(A, Backward(KEY, 0)), Send(C, Forward(KEY, 1))]  # backward first
+    machine.handle(C, Backward(KEY, 1))
+    assert run(machine) == [Send(A, Backward(KEY, 1)), Send(T, Prepared(KEY, 1, 0, 2.0, True, None))]
+    machine.handle(T, Commit(KEY, 0.5, 0.1, False))
+    assert run(machine) == [Send(T, Committed(KEY))]
+    [entry] = machine.log
+    assert (entry.key, entry.path, entry.version, entry.num_samples) == (KEY, (A, B, C), 0, 4)
+    assert (entry.scale, entry.lr, entry.skipped) == (0.5, 0.1, False)
+
+
+def test_the_first_stage_reports_microbatches_and_the_last_needs_input_and_labels() -> None:
+    first, last = replica(0), replica(2)
+    first.handle(T, request())
+    first.handle(T, Forward(KEY, 0))
+    assert run(first) == [Send(B, Forward(KEY, 0))]
+    first.handle(B, Backward(KEY, 0))
+    assert run(first) == [Send(T, MicrobatchDone(KEY, 0))]
+    last.handle(T, request())
+    last.handle(B, Forward(KEY, 0))
+    assert run(last) == []
+    last.handle(T, Labels(KEY, 0))
+    assert choose(last.ready()) == Operation(OperationKind.LOSS, KEY, 0)
+    assert run(last) == [Send(B, Backward(KEY, 0))]
+
+
+def test_microbatches_run_in_order_however_they_arrive() -> None:
+    machine = replica()
+    machine.handle(T, request())
+    machine.handle(A, Forward(KEY, 1))
+    assert run(machine) == []
+    machine.handle(A, Forward(KEY, 0))
+    assert [send.message for send in run(machine)] == [Forward(KEY, 0), Forward(KEY, 1)]
+    machine.handle(C, Backward(KEY, 1))
+    assert run(machine) == []
+
+
+def test_a_repeated_backward_is_answered_again_and_not_added_again() -> None:
+    machine = replica()
+    begun(machine)
+    machine.handle(C, Backward(KEY, 0))
+    run(machine)
+    assert not machine.wants(C, Backward(KEY, 0))
+    assert machine.handle(C, Backward(KEY, 0)) == [Send(A, Backward(KEY, 0))]
+    assert machine.ready() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (request(round=2), "behind"),
+        (request(round=0), "closed"),
+        (request(path=(PATH[0], PATH[2], PATH[1])), "malformed"),
+        (request(path=PATH[:2]), "malformed"),
+        (Open(KEY, 1, PATH, (), ()), "malformed"),
+        (Open(KEY, 1, PATH, (2, 0), ()), "malformed"),
+    ],
+)
+def test_an_open_that_does_not_fit_is_refused(changed: Open, reason: str) -> None:
+    assert replica().handle(T, changed) == [Send(T, Refused(KEY, reason))]
+
+
+def test_an_attempt_that_was_aborted_is_never_opened_again() -> None:
+    machine = replica()
+    machine.handle(T, request())
+    machine.handle(T, Abort(KEY))
+    assert machine.handle(T, request()) == [Send(T, Refused(KEY, "stale"))]
+    assert machine.handle(T, request(KEY._replace(attempt=1))) == [Send(T, Opened(KEY._replace(attempt=1)))]
+
+
+def test_an_attempt_that_another_replica_was_told_is_aborted_is_never_opened() -> None:
+    machine = replica()
+    assert machine.handle(A, AskOutcome(KEY)) == [Send(A, TellOutcome(KEY, Outcome.ABORTED))]
+    assert machine.handle(T, request()) == [Send(T, Refused(KEY, "stale"))]
+
+
+def test_a_repeated_open_is_answered_again_and_too_many_are_busy() -> None:
+    machine = replica(max_open_steps=1)
+    assert machine.handle(T, request()) == machine.handle(T, request())
+    assert machine.handle(U, request(OTHER)) == [Send(U, Busy(OTHER))]
+    machine.handle(T, Abort(KEY))
+    assert machine.handle(U, request(OTHER)) == [Send(U, Opened(OTHER))]
+
+
+def test_a_commit_waits_for_a_step_that_has_begun_but_not_for_one_that_has_not() -> None:
+    machine = replica(max_open_steps=3)
+    begun(machine, OTHER, U)
+    machine.handle(PeerId("V"), request(StepKey(2, 1, 0, 0)))
+    prepared(machine)
+    machine.handle(T, Commit(KEY, 1.0, 0.1, False))
+    assert run(machine) == []
+    machine.handle(A, Forward(OTHER, 1))
+    assert run(machine) == [Send(C, Forward(OTHER, 1))]  # the waiting commit holds no microbatch up
+    for microbatch in range(NUM):
+        machine.handle(C, Backward(OTHER, microbatch))
+    assert Send(T, Committed(KEY)) in run(machine)
+    machine.handle(U, Commit(OTHER, 1.0, 0.1, False))
+    run(machine)
+    assert [entry.version for entry in machine.log] == [0, 0]
+
+
+def test_a_commit_is_answered_as_often_as_it_is_sent_also_in_the_next_round() -> None:
+    machine = replica()
+    prepared(machine)
+    commit = Commit(KEY, 1.0, 0.1, False)
+    machine.handle(T, commit)
+    run(machine)
+    assert machine.handle(T, commit) == [Send(T, Committed(KEY))]
+    machine.start_round(2)
+    assert machine.handle(T, commit) == [Send(T, Committed(KEY))]
+    assert machine.log == []
+    machine.start_round(3)
+    assert machine.handle(T, commit) == [Send(T, Aborted(KEY))]
+
+
+def test_a_decision_is_final() -> None:
+    machine = replica(max_open_steps=2)
+    begun(machine, OTHER, U)
+    prepared(machine)
+    machine.handle(T, Commit(KEY, 1.0, 0.1, False))
+    machine.handle(T, Abort(KEY))
+    machine.peer_lost(T)
+    assert machine.handle(A, AskOutcome(KEY)) == [Send(A, TellOutcome(KEY, Outcome.COMMITTED, 1.0, 0.1, False))]
+    machine.handle(U, Abort(OTHER))
+    run(machine)
+    assert [entry.key for entry in machine.log] == [KEY]
+
+
+@pytest.mark.parametrize("commit", [Commit(KEY, float("nan"), 0.1, False), Commit(KEY, 1.0, -1.0, False)])
+def test_a_commit_with_impossible_numbers_breaks_the_protocol(commit: Commit) -> None:
+    machine = replica()
+    prepared(machine)
+    with pytest.raises(RemoteProtocolError):
+        machine.handle(T, commit)
+
+
+def test_messages_of_the_wrong_peer_or_before_their_time_break_the_protocol() -> None:
+    machine = replica()
+    begun(machine)
+    for sender, message in (
+        (C, Forward(KEY, 1)),
+        (A, Backward(KEY, 0)),
+        (T, Labels(KEY, 0)),
+        (A, Forward(KEY, NUM)),
+        (T, Commit(KEY, 1.0, 0.1, False)),
+        (T, Opened(KEY)),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            machine.handle(sender, message)
+    prepared_machine = replica()
+    prepared(prepared_machine)
+    with pytest.raises(RemoteProtocolError):
+        prepared_machine.handle(A, Commit(KEY, 1.0, 0.1, False))
+
+
+def test_a_tensor_of_an_unknown_attempt_is_refused_and_one_of_an_aborted_attempt_is_not() -> None:
+    machine = replica()
+    assert machine.handle(A, Forward(KEY, 0)) == [Send(A, Refused(KEY, "unknown"))]
+    machine.handle(T, request())
+    machine.handle(T, Abort(KEY))
+    assert machine.handle(A, Forward(KEY, 0)) == []
+
+
+def test_a_refusal_or_loss_of_a_neighbour_is_reported_until_the_step_is_prepared() -> None:
+    machine = replica()
+    begun(machine)
+    assert machine.handle(C, Refused(KEY, "unknown")) == [Send(T, Broken(KEY, C))]
+    assert machine.peer_lost(A) == [Send(T, Broken(KEY, A))]
+    machine = replica()
+    prepared(machine)
+    assert machine.peer_lost(A) == machine.peer_lost(C) == []
+
+
+def test_a_step_that_the_device_fails_on_is_refused() -> None:
+    machine = replica()
+    begun(machine)
+    assert machine.refuse(KEY, "out of memory") == [Send(T, Refused(KEY, "out of memory"))]
+    assert machine.refuse(KEY, "again") == []
+
+
+def test_results_of_an_attempt_that_was_aborted_meanwhile_are_thrown_away() -> None:
+    machine = replica()
+    machine.handle(T, request())
+    machine.handle(A, Forward(KEY, 0))
+    operation = choose(machine.ready())
+    assert operation is not None
+    machine.started(operation)
+    machine.handle(T, Abort(KEY))
+    assert machine.finished(operation, None) == []
+    assert choose(machine.ready()) == Operation(OperationKind.DROP, KEY)

@@ -1,0 +1,239 @@
+"""The trainer's machine, rule by rule: two stages with two replicas each, driven by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.step_operations import Send
+from shoal.swarm.step_trainer import Feed, Finished, NoPath, Note, RoundOver, StepPlan, StepTrainer, TrainerEffect
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.step import (
+    Abort,
+    Aborted,
+    Broken,
+    Busy,
+    Commit,
+    Committed,
+    MicrobatchDone,
+    Open,
+    Opened,
+    Prepared,
+    Refused,
+    StepMessage,
+)
+
+A, A2, B, B2 = (PeerId(name) for name in ("A", "A2", "B", "B2"))
+KEY = StepKey(3, 2, 7, 0)
+AGAIN = StepKey(3, 2, 7, 1)
+
+
+def hops(*peers: PeerId) -> tuple[Hop, ...]:
+    return tuple(Hop(peer, ()) for peer in peers)
+
+
+def plan(number: int = 7, replicas: tuple[tuple[Hop, ...], ...] = (hops(A, A2), hops(B, B2))) -> StepPlan:
+    return StepPlan(1, number, (2, 2, 1), (), 0.1, hops(A, B), replicas)
+
+
+def trainer(max_grad_norm: float | None = 1.0) -> StepTrainer:
+    return StepTrainer(trainer=3, incarnation=2, window=2, max_grad_norm=max_grad_norm, step_timeout_s=10.0)
+
+
+def running(machine: StepTrainer, the_plan: StepPlan | None = None) -> list[TrainerEffect]:
+    machine.start(the_plan or plan(), 0.0)
+    machine.handle(A, Opened(KEY), 0.0)
+    return machine.handle(B, Opened(KEY), 0.0)
+
+
+def prepared(stage: int, squared_norm: float = 0.02, finite: bool = True, key: StepKey = KEY) -> Prepared:
+    return Prepared(key, stage, 0, squared_norm, finite, 1.5 if stage == 1 else None)
+
+
+def committing(machine: StepTrainer) -> list[TrainerEffect]:
+    running(machine)
+    machine.handle(A, prepared(0), 0.0)
+    return machine.handle(B, prepared(1), 0.0)
+
+
+def sent(effects: list[TrainerEffect]) -> list[tuple[PeerId, type[StepMessage]]]:
+    return [(effect.to, type(effect.message)) for effect in effects if isinstance(effect, Send)]
+
+
+def test_the_lease_is_noted_before_anything_is_opened() -> None:
+    effects = trainer().start(plan(), 0.0)
+    assert effects[0] == Note(KEY, hops(A, B))
+    assert sent(effects) == [(A, Open), (B, Open)]
+
+
+def test_inputs_follow_when_all_have_opened_and_never_more_than_the_window() -> None:
+    machine = trainer()
+    machine.start(plan(), 0.0)
+    assert machine.handle(A, Opened(KEY), 0.0) == []
+    assert machine.handle(B, Opened(KEY), 0.0) == [Feed(KEY, (A, B), 0), Feed(KEY, (A, B), 1)]
+    assert machine.handle(A, MicrobatchDone(KEY, 2), 0.0) == []
+    assert machine.handle(B, MicrobatchDone(KEY, 0), 0.0) == []
+    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == [Feed(KEY, (A, B), 2)]
+    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == []
+
+
+def test_gradients_are_clipped_over_all_stages() -> None:
+    machine = trainer()
+    running(machine)
+    machine.handle(A, prepared(0, 9.0), 0.0)
+    effects = machine.handle(B, prepared(1, 16.0), 0.0)
+    commit = Commit(KEY, 1.0 / (5.0 + 1e-6), 0.1, False)
+    assert effects == [Send(A, commit), Send(B, commit)]
+    assert machine.handle(A, Committed(KEY), 0.0) == []
+    machine.handle(B, Committed(KEY), 0.0)
+    assert machine.ended == Finished(KEY, (A, B), 1.5, 5.0, False, True, 1)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 100.0])
+def test_small_gradients_are_left_as_they_are(max_grad_norm: float | None) -> None:
+    machine = trainer(max_grad_norm)
+    running(machine)
+    machine.handle(A, prepared(0, 9.0), 0.0)
+    assert machine.handle(B, prepared(1, 16.0), 0.0)[0] == Send(A, Commit(KEY, 1.0, 0.1, False))
+
+
+@pytest.mark.parametrize(("squared_norm", "finite"), [(1.0, False), (math.nan, True), (math.inf, True)])
+def test_a_step_that_is_not_finite_is_skipped_everywhere(squared_norm: float, finite: bool) -> None:
+    machine = trainer()
+    running(machine)
+    machine.handle(A, prepared(0, squared_norm, finite), 0.0)
+    assert machine.handle(B, prepared(1), 0.0)[0] == Send(A, Commit(KEY, 0.0, 0.1, True))
+
+
+def test_messages_of_another_attempt_or_of_strangers_mean_nothing() -> None:
+    machine = trainer()
+    running(machine)
+    for sender, message in ((A, Refused(AGAIN, "stale")), (B2, Busy(KEY)), (A, prepared(1)), (B2, prepared(1))):
+        assert machine.handle(sender, message, 0.0) == []
+    machine.handle(A, prepared(0), 0.0)
+    assert machine.ended is None
+
+
+@pytest.mark.parametrize(
+    "setback", [Busy(KEY), Refused(KEY, "behind"), Refused(KEY, "out of memory"), Aborted(KEY), Broken(KEY, A)]
+)
+def test_a_setback_aborts_the_attempt_everywhere_and_begins_another(setback: StepMessage) -> None:
+    machine = trainer()
+    running(machine)
+    effects = machine.handle(B, setback, 0.0)
+    assert sent(effects)[:2] == [(A, Abort), (B, Abort)]
+    [note] = [effect for effect in effects if isinstance(effect, Note)]
+    assert note.key == AGAIN
+    expected = {Broken: {hops(A2, B), hops(A, B2)}, Aborted: {hops(A, B)}}.get(type(setback), {hops(A, B2)})
+    assert note.path in expected
+
+
+def test_a_lost_replica_is_replaced_and_used_again_later() -> None:
+    machine = trainer()
+    running(machine)
+    assert Note(AGAIN, hops(A2, B)) in machine.peer_lost(A, 0.0)
+    machine.cancel()
+    assert Note(StepKey(3, 2, 8, 0), hops(A, B)) in machine.start(plan(8), 100.0)
+
+
+def test_a_closed_round_ends_the_step_everywhere() -> None:
+    machine = trainer()
+    running(machine)
+    assert sent(machine.handle(B, Refused(KEY, "closed"), 0.0)) == [(A, Abort), (B, Abort)]
+    assert machine.ended == RoundOver(B)
+
+
+def test_a_busy_replica_without_substitute_is_tried_again_later() -> None:
+    machine = trainer()
+    running(machine, plan(replicas=(hops(A), hops(B))))
+    assert sent(machine.handle(B, Busy(KEY), 0.0)) == [(A, Abort), (B, Abort)]
+    assert 0.0 < machine.wake_at_s < 1.0
+    assert machine.tick(machine.wake_at_s - 0.001) == []
+    assert sent(machine.tick(machine.wake_at_s)) == [(A, Open), (B, Open)]
+
+
+def test_a_stage_whose_replicas_stay_lost_ends_the_step() -> None:
+    machine = trainer()
+    running(machine, plan(replicas=(hops(A), hops(B))))
+    now_s = 0.0
+    machine.peer_lost(B, now_s)
+    while machine.ended is None:
+        now_s = machine.wake_at_s
+        machine.tick(now_s)
+        machine.peer_lost(B, now_s)
+        assert now_s < 10.0
+    assert machine.ended == NoPath((1,))
+    assert Note(StepKey(3, 2, 7, 9), hops(A, B)) not in machine.start(plan(), now_s)
+    assert machine.handle(A, Opened(KEY), now_s) == []  # attempts count on: the first one stays dead
+
+
+def test_after_too_long_the_silent_are_replaced() -> None:
+    machine = trainer()
+    running(machine)
+    machine.handle(A, prepared(0), 5.0)
+    assert machine.tick(14.9) == []
+    assert Note(AGAIN, hops(A, B2)) in machine.tick(15.0)
+
+
+def test_from_the_first_commit_on_the_step_stands() -> None:
+    machine = trainer()
+    committing(machine)
+    assert machine.peer_lost(A, 0.0) == []
+    assert machine.cancel() == []
+    machine = trainer()
+    committing(machine)
+    machine.peer_lost(A, 0.0)
+    machine.handle(B, Committed(KEY), 0.0)
+    assert isinstance(machine.ended, Finished)
+    assert machine.ended.committed
+
+
+def test_a_commit_that_all_have_aborted_is_replayed() -> None:
+    machine = trainer()
+    committing(machine)
+    machine.handle(A, Aborted(KEY), 0.0)
+    assert Note(AGAIN, hops(A, B)) in machine.handle(B, Aborted(KEY), 0.0)
+
+
+@pytest.mark.parametrize("other_answers", [True, False])
+def test_a_commit_that_nobody_confirms_and_somebody_cannot_deny_is_left_to_the_record(other_answers: bool) -> None:
+    machine = trainer()
+    committing(machine)
+    machine.peer_lost(A, 0.0)
+    effects = machine.handle(B, Aborted(KEY), 0.0) if other_answers else machine.peer_lost(B, 0.0)
+    assert effects == []
+    assert isinstance(machine.ended, Finished)
+    assert not machine.ended.committed
+
+
+def test_commit_is_repeated_to_the_silent_until_one_has_applied_it() -> None:
+    machine = trainer()
+    committing(machine)
+    assert sent(machine.tick(10.0)) == [(A, Commit), (B, Commit)]
+    machine.handle(A, Aborted(KEY), 11.0)
+    assert sent(machine.tick(20.0)) == [(B, Commit)]
+    machine.handle(B, Committed(KEY), 21.0)
+    assert isinstance(machine.ended, Finished)
+
+
+def test_a_cancelled_step_is_aborted() -> None:
+    machine = trainer()
+    running(machine)
+    assert sent(machine.cancel()) == [(A, Abort), (B, Abort)]
+    assert machine.handle(A, prepared(0), 0.0) == []
+
+
+def test_a_step_that_is_refused_again_and_again_ends() -> None:
+    machine = trainer()
+    machine.start(plan(), 0.0)
+    now_s = 0.0
+    for attempt in range(100):
+        if machine.ended is not None:
+            break
+        now_s = max(now_s, machine.wake_at_s) if machine.wake_at_s < 9 + now_s else now_s
+        machine.tick(now_s)
+        for peer in (B, B2):
+            machine.handle(peer, Refused(KEY._replace(attempt=attempt), "float32[2] expected"), now_s)
+    assert machine.ended == NoPath((1,))
