@@ -40,6 +40,7 @@ _SLOWER_IS_NORMAL = 1.5
 """A boundary deadline is never closer than this factor above the median: very even rounds have almost no deviation."""
 _MAX_IDLE_ROUNDS = 2
 """So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
+_MAX_EVALUATIONS = 3
 
 
 class RoundLoop:
@@ -115,8 +116,16 @@ class RoundLoop:
             while round <= self._config.diloco.outer_steps:
                 await self._round(round)
                 round += 1
-            await self._train(round, inner_steps=0)
+            await self._evaluate_last(round)
             tasks.cancel_scope.cancel()
+
+    async def _evaluate_last(self, round: int) -> None:
+        """Evaluate the last record; again, with new trainers, if some were lost with their shares."""
+        for _ in range(_MAX_EVALUATIONS):
+            await self._train(round, inner_steps=0)
+            if not self._reports.num_holdout or round - 1 in self._reports.progress.eval_losses:
+                return
+            logger.warning("evaluation.incomplete", extra={"held": round - 1})
 
     async def _round(self, round: int) -> None:
         begun_s = self._clock.now_s()

@@ -43,7 +43,7 @@ from shoal.testing.results import ClusterResult, collect
 from shoal.trainer.trainer import Trainer
 from shoal.transport.base import Received
 from shoal.transport.dispatch import dispatch
-from shoal.transport.memory import MemoryNetwork
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Metrics
 
@@ -173,6 +173,10 @@ class Cluster:
     def trainer_peer(slot: int) -> PeerId:
         """Return who a slot's trainer is, in all of its incarnations."""
         return PeerId(f"trainer{slot}")
+
+    def trainer_endpoint(self, slot: int) -> MemoryEndpoint:
+        """Return where a slot's trainer posts from, to have it say something else."""
+        return self._trainers[slot].endpoint
 
     @property
     def client_peer(self) -> PeerId:

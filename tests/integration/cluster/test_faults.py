@@ -8,8 +8,9 @@ import anyio
 import pytest
 
 from shoal.errors import NoPipeline
+from shoal.ids import StepKey
 from shoal.testing import Cluster, ClusterResult
-from shoal.wire.messages.control import StartRound, StepReport
+from shoal.wire.messages.control import EvalReport, StartRound, StepReport, TrainerDone
 from shoal.wire.messages.feed import Acknowledge, BatchReady, Lease, NoteAttempt
 from shoal.wire.messages.round import Close, Decide, Join, Propose, RingPart
 from shoal.wire.messages.step import (
@@ -38,8 +39,8 @@ async def run(cluster: Cluster) -> ClusterResult:
         return await cluster.run()
 
 
-def check_agreement(cluster: Cluster, result: ClusterResult) -> None:
-    """Every sample once, every live server holds the last record's bytes, and every record was evaluated."""
+def check_agreement(cluster: Cluster, result: ClusterResult, not_evaluated: int | None = None) -> None:
+    """Every sample once, every live server holds the last record's bytes, and the records were evaluated."""
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
     assert len(result.records) == 4
     for server in cluster.servers:
@@ -47,7 +48,7 @@ def check_agreement(cluster: Cluster, result: ClusterResult) -> None:
             held = hashlib.sha256(server.parameters().numpy().tobytes()).hexdigest()
             assert held == result.hashes[server.stage]
             assert server.replica.member.held_round == 4
-    assert list(result.progress.eval_losses) == [0, 1, 2, 3, 4]
+    assert list(result.progress.eval_losses) == [held for held in range(5) if held != not_evaluated]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ async def test_a_spare_takes_the_place_of_a_dead_server(make_cluster: MakeCluste
     [
         (StartRound, False, 1),
         (Lease, True, 5),
-        (BatchReady, False, 6),
+        (BatchReady, False, 7),
         (NoteAttempt, True, 0),
         (Open, True, 1),
         (MicrobatchDone, False, 0),
@@ -144,7 +145,8 @@ async def test_a_trainer_dies_and_a_new_incarnation_goes_on_in_the_next_round(
         which = {"number": 5} if kind not in (StartRound, Lease, BatchReady) else {}
         cluster.when(kind, action=lambda: cluster.kill_trainer(1), after=after, **ends, **which)
         result = await run(cluster)
-        check_agreement(cluster, result)
+        # A share of the evaluation goes with the trainer that has begun it.
+        check_agreement(cluster, result, not_evaluated=1 if kind is StartRound else None)
     assert result.audit.steps_lost == {0: 0, 1: 0}
     incarnations = [
         sorted({line.entry.key[:2] for line in result.steps[round] if line.entry.key.trainer == 1})
@@ -204,3 +206,34 @@ async def test_a_stage_that_nobody_serves_any_more_ends_the_run_by_name(make_clu
     assert "stage 1" in str(error)
     assert len(result.records) == 1
     assert result.summary["exit"] == "failed"
+
+
+async def test_the_last_evaluation_is_repeated_when_a_trainer_dies_in_it(make_cluster: MakeCluster) -> None:
+    async with make_cluster(CONFIG) as cluster:
+        undisturbed = await run(cluster)
+    async with make_cluster(CONFIG) as cluster:
+        cluster.when(EvalForward, action=lambda: cluster.kill_trainer(1), sender=cluster.trainer_peer(1), held=4)
+        result = await run(cluster)
+        check_agreement(cluster, result)
+    assert result.hashes == undisturbed.hashes
+    assert result.progress.eval_losses == undisturbed.progress.eval_losses
+
+
+async def test_reports_for_another_slot_are_not_counted(make_cluster: MakeCluster) -> None:
+    async with make_cluster(CONFIG) as cluster:
+        undisturbed = await run(cluster)
+    async with make_cluster(CONFIG) as cluster:
+
+        def lie() -> None:
+            key = StepKey(0, 1, 0, 0)
+            liar = cluster.trainer_endpoint(1)
+            liar.post(cluster.client_peer, StepReport(0, 2, key, 1000, 0.0, 0.0, 0.0, False, 0.0))
+            liar.post(cluster.client_peer, EvalReport(0, 1, -1000.0, 6))
+            liar.post(cluster.client_peer, TrainerDone(0, 2, 4, 16, {}))
+
+        cluster.when(Open, action=lie, sender=cluster.trainer_peer(1), number=4)
+        result = await run(cluster)
+        check_agreement(cluster, result)
+    assert result.hashes == undisturbed.hashes
+    assert result.progress.eval_losses == undisturbed.progress.eval_losses
+    assert result.progress.samples == undisturbed.progress.samples

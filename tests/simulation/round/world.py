@@ -132,15 +132,14 @@ class World:
         host.see({h.peer: h.machine.hop for h in self.hosts()})
 
     def _tell_clients(self) -> None:
-        hops = {h.peer: h.machine.hop for h in self.hosts()}
         for client in self.clients:
             if client in self.network.hosts:
-                self.network.on_host(client, 0.05, lambda c=client: self._see(c, hops))
+                self.network.on_host(client, 0.05, lambda c=client: self._see(c))
 
-    def _see(self, client: PeerId, hops: dict[PeerId, object]) -> None:
+    def _see(self, client: PeerId) -> None:
         host = self.network.hosts.get(client)
         if isinstance(host, ClientHost):
-            host.see(hops)
+            host.see({h.peer: h.machine.hop for h in self.hosts()})
 
     def _elect(self) -> None:
         """Whoever believes that nobody leads takes a ballot; sometimes wrongly."""

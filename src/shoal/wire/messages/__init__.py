@@ -2,7 +2,8 @@
 
 `base` holds what all share, `step` the training step (prepare and commit), `round` the outer round, `feed` the data
 server's leases, `control` what the client says to its trainers and they to it. `Message` is a tagged union: a frame
-carries exactly one of these types, and bytes that fit none are refused by the decoder. """
+carries exactly one of these types, and bytes that fit none are refused by the decoder.
+"""
 
 from __future__ import annotations
 

@@ -109,8 +109,7 @@ class Join(Struct, frozen=True, tag="join"):
 
 
 class Resolve(Struct, frozen=True, tag="resolve"):
-    """The fate of a step in doubt, settled from all joins; with `commit` come the numbers of the log entry that holds
-    it."""
+    """The fate of a step in doubt, settled from all joins; with `commit`, by the numbers of the entry that holds it."""
 
     ballot: Ballot
     round: int
