@@ -1,10 +1,11 @@
-"""Bad input to the real script: one clear message that says what to do, exit code 2, no traceback.
+"""Bad input to the real script: one clear message that says what to do, exit code 2, no traceback, nothing left.
 
-The wordings of all cases are tested in `tests/unit`; here a few go the whole way through a process.
+The wordings of all cases are tested in `tests/unit`; here the common ones go the whole way through a process.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,21 +18,45 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--config-path", "{file}"], "did you mean diloco.inner_steps?"),
+        (["--config-path", "{tmp}/unknown_key.yaml"], "did you mean diloco.inner_steps?"),
+        (["--diloco.iner-steps", "5"], "did you mean --diloco.inner-steps?"),
         (["--diloco.inner-steps", "many"], "must be a whole number"),
+        (["--config-path", "{tmp}/wrong_type.yaml"], "must be a whole number"),
+        (["--config-path", "{tmp}/no_mapping.yaml"], "no_mapping.yaml"),
         (["--config-path", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),
+        (["--device", "cuda:77"], "use --device auto or --device cpu"),
+        (["--device", "tpu"], "use auto, cpu, cuda or cuda:<index>"),
         (["--model-pipeline.stages", "99"], "can be cut into at most"),
+        (["--model-pipeline.stages", "0"], "must be at least 1"),
         (["--num-servers", "-1"], "must be at least 1"),
+        (["--num-servers", "1"], "use --num-servers 2 or more"),
+        (["--log-dir", "{tmp}/file/logs"], "choose another with --log-dir"),
     ],
-    ids=["unknown key", "wrong type", "missing file", "wrong stage count", "negative number of servers"],
 )
 def test_bad_input_ends_with_exit_code_2_and_one_message(arguments: list[str], part: str, tmp_path: Path) -> None:
-    file = tmp_path / "own.yaml"
-    file.write_text("diloco:\n  inner_stps: 5\n")
-    command = [sys.executable, "run_local.py", *(argument.format(file=file) for argument in arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    (tmp_path / "unknown_key.yaml").write_text("diloco:\n  inner_stps: 5\n")
+    (tmp_path / "wrong_type.yaml").write_text("diloco:\n  inner_steps: often\n")
+    (tmp_path / "no_mapping.yaml").write_text("- diloco\n")
+    (tmp_path / "file").touch()
+    logs, runtime = tmp_path / "logs", tmp_path / "run"
+    runtime.mkdir()
+    arguments = ["--log-dir", str(logs), *(argument.format(tmp=tmp_path) for argument in arguments)]
+    done = subprocess.run(
+        [sys.executable, "run_local.py", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(runtime)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2
     assert part in done.stderr
     assert done.stderr.startswith("shoal: error: ")
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+    # Nothing was begun: no log directory, and of the runtime directory only the lock that all runs share.
+    assert not logs.exists()
+    assert [path.name for path in runtime.rglob("*") if path.is_dir()] in ([], [f"shoal-{os.getuid()}"])
+

@@ -99,14 +99,17 @@ class SwarmHost:
         self._waiting_for_peers.clear()
 
     async def answer(self, client: RoleHandle, request: RoleEvent) -> RoleHandle | None:
-        """Do what the client asks for: start its data server, or a trainer. Returns what was started."""
+        """Do what the client asks for: start its data server, or a trainer. Returns what was started.
+
+        A request for the data server is answered by `answer_when_ready`: it may have to download first.
+        """
         fields = request.fields
         started: RoleHandle | None = None
         try:
             match fields.get("request"):
                 case "start_data_server":
                     spec = self._spec(DataServerSpec, "data_server", 0, client=self.hop("client").peer)
-                    started = await self._start("shoal.data_server.service:main", spec)
+                    return await self._start("shoal.data_server.service:main", spec)
                 case "start_trainer":
                     started = await self._start_trainer(int(fields["slot"]), int(fields["incarnation"]))
                 case name:
@@ -117,6 +120,15 @@ class SwarmHost:
             return None
         _reply(client, request)
         return started
+
+    async def answer_when_ready(self, client: RoleHandle, request: RoleEvent, started: RoleHandle) -> None:
+        """Answer a request for a role that can be used only when it is ready; returns then, or when it has failed."""
+        try:
+            await started.ready()
+        except ShoalError as error:
+            _reply(client, request, error=str(error))
+        else:
+            _reply(client, request)
 
     async def _start_trainer(self, slot: int, incarnation: int) -> RoleHandle:
         spec = self._spec(

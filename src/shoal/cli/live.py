@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,6 +21,7 @@ from shoal.config import Config
 
 PLAIN_INTERVAL_S = 5.0
 _REFRESH_PER_S = 4.0
+_GAP = 2
 
 _Number = Callable[[float], str]
 
@@ -65,6 +66,7 @@ _RESULTS: tuple[tuple[str, str], ...] = (
     ("processes at most", "processes"),
     ("memory at most (PSS)", "peak_pss_bytes"),
     ("steps lost", "steps_lost"),
+    ("processes lost", "failovers"),
 )
 
 
@@ -148,7 +150,8 @@ class LiveView:
             path: of `summary.json`, if it was written.
             log_dir: where to look when something failed.
         """
-        if summary is not None:
+        # A run that failed before its first step has no results.
+        if summary is not None and (failure is None or summary.get("samples")):
             self._console.print(_results(summary))
         if path is not None:
             self._say(f"summary: {path}")
@@ -162,11 +165,11 @@ class LiveView:
 
     def _screen(self) -> Group:
         """The numbers as a table and the phase under it; as wrapped text where the terminal is too narrow for that."""
-        table = Table(box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
         for title, _ in self._cells():
             table.add_column(title, justify="right", no_wrap=True)
         table.add_row(*(value for _, value in self._cells()))
-        fits = self._console.measure(table).maximum <= self._console.width
+        fits = sum(max(map(len, cell)) + _GAP for cell in self._cells()) - _GAP <= self._console.width
         return Group(table if fits else Text(self._numbers()), Text(self._state(), style="dim"))
 
     def _line(self) -> str:
@@ -201,10 +204,22 @@ def _results(summary: Mapping[str, Any]) -> Table:
     table.add_column()
     table.add_column(justify="right")
     for title, key in _RESULTS:
-        value = summary.get(key)
-        if value is not None and value != {}:
+        value = _shown(summary.get(key))
+        if value is not None:
             table.add_row(title, _written(key, value))
     return table
+
+
+def _shown(value: object) -> object:
+    """Of what went wrong, by stage or one by one, only the number, and only if something did."""
+    match value:
+        case dict():
+            counts = cast("dict[str, int]", value)
+            return sum(counts.values()) or None
+        case list():
+            return len(cast("list[object]", value)) or None
+        case _:
+            return value
 
 
 def _written(key: str, value: object) -> str:

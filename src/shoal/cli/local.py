@@ -30,7 +30,7 @@ from shoal.config import Config
 from shoal.errors import ShoalError
 from shoal.ids import RunId
 from shoal.runtime.process_info import process_age_s, tree_usage
-from shoal.runtime.role_handle import RoleHandle
+from shoal.runtime.role_handle import RoleEvent, RoleHandle
 from shoal.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class _LocalRun:
     _hurry: anyio.Event = field(default_factory=anyio.Event)
     _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _client_followed: anyio.Event | None = None
+    _data_ready: anyio.Event = field(default_factory=anyio.Event)
     _baseline_done: anyio.Event = field(default_factory=anyio.Event)
 
     async def run(self, early: EarlyStart) -> int:
@@ -159,6 +160,7 @@ class _LocalRun:
             server = await host.start_server(index, expected_servers=len(self.devices), device=device)
             tasks.start_soon(self._follow, server, view)
         if self.baseline:
+            await self._data_ready.wait()
             tasks.start_soon(self._follow_baseline, await host.start_baseline(), view)
         else:
             self._baseline_done.set()
@@ -188,6 +190,8 @@ class _LocalRun:
                     started = await host.answer(client, event)
                     if started is not None:
                         tasks.start_soon(self._follow, started, view)
+                    if started is not None and started.spec.role == "data_server":
+                        tasks.start_soon(self._follow_data_server, client, event, started, host)
                 case "summary":
                     self.summary = event.fields["summary"]
                 case _:
@@ -201,6 +205,12 @@ class _LocalRun:
                 self.exit_code = DONE
                 self._ended.set()
         await self._ended_early(client)
+
+    async def _follow_data_server(
+        self, client: RoleHandle, request: RoleEvent, data_server: RoleHandle, host: SwarmHost
+    ) -> None:
+        await host.answer_when_ready(client, request, data_server)
+        self._data_ready.set()
 
     async def _follow_baseline(self, baseline: RoleHandle, view: LiveView) -> None:
         await self._follow(baseline, view)

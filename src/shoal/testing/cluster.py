@@ -36,6 +36,7 @@ from shoal.ids import PeerId, RunId
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
 from shoal.server.replica import Replica, build_replica, device_initialiser
+from shoal.swarm.view import SwarmView
 from shoal.testing.faults import Faults
 from shoal.testing.process import Process
 from shoal.testing.registry import LocalRegistry
@@ -106,8 +107,9 @@ class Cluster:
     Attributes:
         network: cut and heal connections there.
         servers: in the order of `replicas`.
-        client: once `run` has begun, or the context was entered.
+        client: forms pipelines, coordinates rounds, counts.
         monitor: what the client has reported.
+        device: the thread that computes.
     """
 
     def __init__(
@@ -173,6 +175,11 @@ class Cluster:
     def trainer_peer(slot: int) -> PeerId:
         """Return who a slot's trainer is, in all of its incarnations."""
         return PeerId(f"trainer{slot}")
+
+    @property
+    def view(self) -> SwarmView:
+        """What the servers announce about themselves, killed ones included."""
+        return self._registry.watch().view
 
     def trainer_endpoint(self, slot: int) -> MemoryEndpoint:
         """Return where a slot's trainer posts from, to have it say something else."""

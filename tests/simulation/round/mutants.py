@@ -38,14 +38,6 @@ class NoEpochs(RoundCoordinatorMachine):
         return super()._staged(peer, msgspec.structs.replace(message, epoch=view.epoch if view else 0))
 
 
-class HastyTakeover(RoundCoordinatorMachine):
-    """Chooses once it has heard one replica of each stage."""
-
-    def _choose(self, now_s: float) -> CoordinatorEffects:
-        self._replicas._reachable &= self._replicas.states.keys()
-        return super()._choose(now_s)
-
-
 class AbortsDoubts(RoundCoordinatorMachine):
     """Aborts every step in doubt, whoever holds it."""
 
@@ -81,5 +73,5 @@ class NoPromise(RoundMemberMachine):
         return super().receive(peer, message)
 
 
-COORDINATORS = (NoHold, NoTakeoverOfHeldRecords, NoEpochs, HastyTakeover, AbortsDoubts, AsksOnce)
+COORDINATORS = (NoHold, NoTakeoverOfHeldRecords, NoEpochs, AbortsDoubts, AsksOnce)
 MEMBERS = (NoHashCheck, NoPromise)

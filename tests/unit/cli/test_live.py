@@ -34,10 +34,10 @@ class _Clock(SystemClock):
 
 
 class _Screen:
-    def __init__(self, *, terminal: bool) -> None:
+    def __init__(self, *, terminal: bool, width: int = 160) -> None:
         self.clock = _Clock()
         self._file = io.StringIO()
-        console = Console(file=self._file, force_terminal=terminal, width=160, color_system=None)
+        console = Console(file=self._file, force_terminal=terminal, width=width, color_system=None)
         self.view = LiveView(load_config(), "test-run", Path("/logs/test-run"), console=console, clock=self.clock)
 
     @property
@@ -56,7 +56,7 @@ def test_where_there_is_no_terminal_plain_lines_come_every_few_seconds() -> None
     rounds = load_config().diloco.outer_steps
     assert lines[1:] == [
         f"time 0:{second:02d}  round 2/{rounds}  step 40  loss 3.142  eval loss 3.500  samples/s 1,234.6  pipelines 2  "
-        "peers 6   training"
+        "peers 6  training"
         for second in (0, 5)
     ]
     assert "\x1b" not in screen.text
@@ -68,6 +68,33 @@ def test_on_a_terminal_the_numbers_stand_in_a_table() -> None:
         view.update(STATUS | {"loss/baseline": 2.5})
     for expected in ("eval loss", "3.142", "1,234.6", "baseline", "2.500", "training"):
         assert expected in screen.text
+
+
+def test_the_table_with_a_baseline_fits_into_80_columns() -> None:
+    screen = _Screen(terminal=True, width=80)
+    with screen.view as view:
+        view.update(STATUS | {"round": 10.0, "step": 1440.0, "loss/baseline": 2.5})
+    for expected in ("time", "round", "eval loss", "baseline", "samples/s", "pipelines", "peers", "1,440", "2.500"):
+        assert expected in screen.text
+    assert "…" not in screen.text
+
+
+def test_on_a_terminal_too_narrow_for_the_table_nothing_is_cut() -> None:
+    screen = _Screen(terminal=True, width=50)
+    with screen.view as view:
+        view.update(STATUS)
+    assert "…" not in screen.text
+    assert "eval loss 3.500 samples/s 1,234.6 pipelines 2 peers 6 training" in " ".join(screen.text.split())
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_only_ctrl_c_is_confirmed_and_a_swarm_that_ends_lacks_no_servers(interrupted: bool) -> None:
+    screen = _Screen(terminal=False)
+    with screen.view as view:
+        view.stopping(interrupted=interrupted)
+        view.update({"missing_stages": 1.0})
+    assert ("stopping; press Ctrl-C again to end at once" in screen.text) == interrupted
+    assert screen.text.endswith("stopping\n")
 
 
 @pytest.mark.parametrize(("missing", "text"), [(1.0, "1 stage without a server"), (2.0, "2 stages without a server")])
@@ -95,6 +122,27 @@ def test_the_end_shows_results_and_where_the_summary_is() -> None:
         ["eval", "loss,", "last", "2.100"],
         ["memory", "at", "most", "(PSS)", "3", "MiB"],
         ["summary:", "/logs/test-run/summary.json"],
+    ]
+
+
+def test_losses_are_shown_as_numbers_and_only_if_there_were_any() -> None:
+    screen = _Screen(terminal=False)
+    summary = {"samples": 1, "steps_lost": {"0": 0, "1": 0}, "failovers": []}
+    screen.view.finish(summary, None, None, Path("/logs/test-run"))
+    assert screen.text.split() == ["samples", "1"]
+    screen = _Screen(terminal=False)
+    summary = {"samples": 1, "steps_lost": {"0": 0, "1": 3}, "failovers": [{"kind": "server"}]}
+    screen.view.finish(summary, None, None, Path("/logs/test-run"))
+    assert screen.text.split() == ["samples", "1", "steps", "lost", "3", "processes", "lost", "1"]
+
+
+def test_a_run_that_failed_before_its_first_step_shows_no_results() -> None:
+    screen = _Screen(terminal=False)
+    screen.view.finish({"samples": 0}, "no", Path("/logs/test-run/summary.json"), Path("/logs/test-run"))
+    assert screen.text.splitlines() == [
+        "summary: /logs/test-run/summary.json",
+        "failed: no",
+        "the logs of all roles are in /logs/test-run",
     ]
 
 

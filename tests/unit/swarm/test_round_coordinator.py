@@ -122,6 +122,14 @@ def test_a_member_lost_after_hold_means_a_new_epoch_and_another_record(machine: 
     assert record_hash(second) != record_hash(first)
 
 
+def test_nothing_is_chosen_before_every_reachable_replica_has_answered(machine: RoundCoordinatorMachine) -> None:
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    assert machine.receive(A, state(machine), 0.0) == []
+    assert machine.phase is Phase.ASKING
+    assert isinstance(machine.lost(B, 0.0)[-1], Ready)
+
+
 def test_while_taking_over_a_higher_ballot_is_overtaken(machine: RoundCoordinatorMachine) -> None:
     machine.replicas({A: Hop(A, ())}, 0.0)
     machine.lead(0.0)

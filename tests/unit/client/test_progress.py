@@ -1,0 +1,88 @@
+"""Running totals from the trainers' reports."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from shoal.client.progress import RATE_WINDOW_S, Progress
+from shoal.ids import StepKey
+from shoal.wire.messages.control import EvalReport, StepReport, TrainerDone
+
+
+def step(loss: float, num_samples: int = 4, *, skipped: bool = False) -> StepReport:
+    return StepReport(0, 1, StepKey(0, 1, 0, 0), num_samples, loss, 1.0, 0.1, skipped, 0.5)
+
+
+def test_the_first_and_last_loss_are_those_of_steps_that_were_not_skipped() -> None:
+    progress = Progress()
+    progress.step(step(math.nan, skipped=True), 1.0)
+    assert progress.loss_first is None
+    progress.step(step(5.0), 2.0)
+    progress.step(step(4.0), 3.0)
+    progress.step(step(math.inf, skipped=True), 4.0)
+    assert (progress.loss_first, progress.loss_last) == (5.0, 4.0)
+    assert (progress.steps, progress.skipped_steps, progress.samples) == (4, 2, 16)
+
+
+def test_the_loss_of_a_round_is_weighted_by_samples_and_starts_again() -> None:
+    progress = Progress()
+    progress.step(step(2.0, 1), 1.0)
+    progress.step(step(6.0, 3), 1.0)
+    progress.step(step(math.nan, 8, skipped=True), 1.0)
+    assert progress.take_round_loss() == pytest.approx(5.0)
+    assert progress.take_round_loss() is None
+
+
+def test_the_evaluation_is_complete_when_all_shares_are_there() -> None:
+    progress = Progress()
+    assert progress.evaluated(EvalReport(1, 0, 0.3, 3), 10) is None
+    assert not progress.eval_losses
+    assert progress.evaluated(EvalReport(0, 0, 0.1, 7), 10) == (0.1 + 0.3) / 10
+    assert progress.evaluated(EvalReport(0, 1, 20.0, 10), 10) == 2.0
+    assert progress.eval_losses == {0: (0.1 + 0.3) / 10, 1: 2.0}
+
+
+def test_a_share_that_is_reported_twice_counts_once() -> None:
+    progress = Progress()
+    progress.evaluated(EvalReport(0, 2, 10.0, 5), 10)
+    assert progress.evaluated(EvalReport(0, 2, 10.0, 5), 10) is None
+    assert progress.evaluated(EvalReport(1, 2, 30.0, 5), 10) == 4.0
+
+
+def test_the_sum_of_the_shares_does_not_depend_on_who_reports_first() -> None:
+    shares = [EvalReport(slot, 0, loss_sum, 1) for slot, loss_sum in enumerate((1e16, 1.0, -1e16))]
+    losses = set()
+    for order in (shares, shares[::-1], [shares[1], shares[0], shares[2]]):
+        progress = Progress()
+        losses.add([progress.evaluated(share, 3) for share in order][-1])
+    assert len(losses) == 1
+
+
+def test_the_recent_rate_forgets_what_is_long_past() -> None:
+    progress = Progress()
+    assert progress.recent_samples_per_s() == 0.0
+    progress.step(step(1.0, 1000), 0.0)
+    assert progress.recent_samples_per_s() == 0.0
+    for second in (20.0, 21.0, 22.0):
+        progress.step(step(1.0, 10), second)
+    assert RATE_WINDOW_S < 20
+    assert progress.recent_samples_per_s() == pytest.approx(10.0)
+
+
+def test_the_mean_rate_is_over_the_time_from_the_first_step_to_the_last() -> None:
+    progress = Progress()
+    progress.step(step(1.0), 100.0)
+    assert progress.mean_samples_per_s() == 0.0
+    progress.step(step(1.0), 102.0)
+    progress.step(step(1.0), 104.0)
+    # Two intervals of two seconds, four samples each.
+    assert progress.mean_samples_per_s() == pytest.approx(2.0)
+
+
+def test_bytes_are_added_by_traffic() -> None:
+    progress = Progress()
+    progress.done(TrainerDone(0, 1, 4, 16, {"activations": 5, "control": 1}))
+    progress.add_sent({"control": 2})
+    assert progress.sent_bytes == {"activations": 5, "control": 3}

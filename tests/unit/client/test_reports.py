@@ -1,0 +1,175 @@
+"""Whose reports count, who is waited for, and what the monitor hears."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+
+from shoal.client.reports import Reports
+from shoal.client.trainers import TrainerPool
+from shoal.clock import SystemClock
+from shoal.ids import PeerId, StepKey
+from shoal.transport.base import Received
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages import Message
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import (
+    EvalReport,
+    Metrics,
+    StepReport,
+    TrainerDone,
+    TrainerHello,
+    TrainerStuck,
+    UpdateReplicas,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+class Launcher:
+    pool: TrainerPool
+
+    async def request(self, name: str, **fields: int) -> dict[str, str]:
+        slot = fields["slot"]
+        peer = PeerId(f"T{slot}")
+        self.pool.receive(Received(peer, TrainerHello(slot, fields["incarnation"], Hop(peer, ("memory:T",)))))
+        return {}
+
+
+@dataclass
+class Desk:
+    reports: Reports
+    pool: TrainerPool
+    monitor: MemoryEndpoint
+    stuck: list[TrainerStuck] = field(default_factory=list)
+
+    def hear(self, slot: int, message: Message) -> bool:
+        return self.reports.receive(Received(PeerId(f"T{slot}"), message))
+
+    def lose(self, slot: int) -> None:
+        """As a dispatcher does: the pool first."""
+        self.pool.peer_lost(PeerId(f"T{slot}"))
+        self.reports.peer_lost(PeerId(f"T{slot}"))
+
+    async def metrics(self) -> list[dict[str, float]]:
+        self.monitor.post(self.monitor.peer_id, Metrics("end", self.monitor.peer_id, 0, {}))
+        found: list[dict[str, float]] = []
+        async for event in self.monitor.events():
+            if isinstance(event, Received) and isinstance(event.message, Metrics):
+                if event.message.role == "end":
+                    break
+                found.append(event.message.values)
+        return found
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    network = MemoryNetwork()
+    endpoint, monitor = network.endpoint(PeerId("client")), network.endpoint(PeerId("monitor"))
+    launcher = Launcher()
+    pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=5)
+    stuck: list[TrainerStuck] = []
+    reports = Reports(
+        endpoint=endpoint,
+        monitor=monitor.hop,
+        trainers=pool,
+        clock=SystemClock(),
+        swarm_numbers=lambda: {"pipelines": 2.0},
+        on_stuck=stuck.append,
+    )
+    reports.num_holdout = 10
+    await pool.ensure(2)
+    reports.begin_round(1, trains=True)
+    return Desk(reports, pool, monitor, stuck)
+
+
+def step(slot: int) -> StepReport:
+    return StepReport(slot, 1, StepKey(slot, 1, 0, 0), 4, 5.0, 1.0, 0.1, False, 0.5)
+
+
+def done(slot: int, round: int = 1) -> TrainerDone:
+    return TrainerDone(slot, round, 1, 4, {"control": 1})
+
+
+async def test_reports_of_the_slots_own_trainer_count(desk: Desk) -> None:
+    assert desk.hear(1, step(1))
+    assert desk.hear(0, EvalReport(0, 3, 30.0, 10))
+    assert (desk.reports.progress.steps, desk.reports.progress.samples) == (1, 4)
+    assert desk.reports.progress.eval_losses == {3: 3.0}
+
+
+@pytest.mark.parametrize(
+    "message", [step(0), EvalReport(0, 1, 0.0, 10), done(0), TrainerStuck(0, 1, (1,))], ids=lambda m: type(m).__name__
+)
+async def test_reports_for_another_slot_are_taken_and_ignored(desk: Desk, message: Message) -> None:
+    for slot in (1, 7):
+        assert desk.hear(slot, message)
+    assert desk.reports.progress.steps == 0
+    assert not desk.reports.progress.eval_losses
+    assert not desk.reports.progress.sent_bytes
+    assert not desk.stuck
+
+
+async def test_what_is_no_report_is_left_to_others(desk: Desk) -> None:
+    assert not desk.hear(0, UpdateReplicas(()))
+
+
+async def test_a_stuck_trainer_is_passed_on(desk: Desk) -> None:
+    desk.hear(0, TrainerStuck(0, 1, (1,)))
+    assert desk.stuck == [TrainerStuck(0, 1, (1,))]
+
+
+async def waits(desk: Desk, slots: frozenset[int]) -> bool:
+    finished = False
+
+    async def wait() -> None:
+        nonlocal finished
+        await desk.reports.all_done(slots)
+        finished = True
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    return not finished
+
+
+async def test_all_trainers_of_the_round_are_waited_for(desk: Desk) -> None:
+    both = frozenset({0, 1})
+    desk.hear(0, done(0))
+    assert await waits(desk, both)
+    assert not await waits(desk, frozenset({0}))
+    desk.hear(1, done(1, round=0))
+    assert await waits(desk, both), "that was the round before"
+    desk.hear(1, done(1))
+    assert not await waits(desk, both)
+    desk.reports.begin_round(2, trains=True)
+    assert await waits(desk, both)
+
+
+async def test_a_lost_trainer_is_not_waited_for(desk: Desk) -> None:
+    desk.hear(0, done(0))
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.reports.all_done, frozenset({0, 1}))
+            await anyio.wait_all_tasks_blocked()
+            desk.lose(1)
+
+
+async def test_the_last_evaluation_is_no_round(desk: Desk) -> None:
+    desk.reports.begin_round(2, trains=False)
+    assert desk.reports.progress.round == 1
+    desk.hear(0, done(0, round=2))
+    assert not await waits(desk, frozenset({0}))
+
+
+async def test_the_monitor_hears_of_steps_and_of_complete_evaluations(desk: Desk) -> None:
+    desk.hear(0, step(0))
+    desk.hear(0, EvalReport(0, 0, 4.0, 4))
+    desk.hear(1, EvalReport(1, 0, 26.0, 6))
+    of_step, of_evaluation = await desk.metrics()
+    assert of_step["loss/train"] == 5.0
+    assert of_step["pipelines"] == 2.0
+    assert of_evaluation == {"loss/eval": 3.0, "samples": 4.0}

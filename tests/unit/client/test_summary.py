@@ -1,0 +1,54 @@
+"""What `summary.json` holds."""
+
+from __future__ import annotations
+
+import json
+
+from shoal.averaging.audit import Audit
+from shoal.client.progress import Progress
+from shoal.client.summary import build_summary
+from shoal.config import Config
+from shoal.wire.messages.base import Traffic
+
+
+def summary(progress: Progress, **fields: object) -> dict[str, object]:
+    audit = Audit(rounds=2, steps=9, samples=30, skipped=2, duplicates=1, missing=3, steps_lost={0: 0, 1: 4})
+    values: dict[str, object] = {
+        "config": Config.model_validate({"model_pipeline": {"stages": 2}, "experiment_prefix": "fish"}),
+        "run_id": "fish-1",
+        "progress": progress,
+        "audit": audit,
+        "replicas": 4,
+        "outer_rounds": 2,
+        "hashes": {1: "bb", 0: "aa"},
+        "seconds_to_first_step": 1.5,
+        "failovers": [],
+        "exit_reason": "done",
+    }
+    return build_summary(**{**values, **fields})
+
+
+def test_samples_are_those_of_the_audit_and_not_of_the_reports() -> None:
+    found = summary(Progress(samples=99, steps=12))
+    assert (found["samples"], found["duplicates"], found["missing"]) == (30, 1, 3)
+    assert found["steps_lost"] == {"0": 0, "1": 4}
+
+
+def test_the_first_and_last_evaluation_are_those_of_the_lowest_and_highest_record() -> None:
+    found = summary(Progress(eval_losses={2: 3.0, 0: 5.0, 1: 4.0}))
+    assert (found["eval_loss_first"], found["eval_loss_last"]) == (5.0, 3.0)
+    assert found["eval_losses"] == {"0": 5.0, "1": 4.0, "2": 3.0}
+
+
+def test_every_kind_of_traffic_is_named() -> None:
+    found = summary(Progress(sent_bytes={"activations": 7}))
+    assert found["bytes_sent"] == {str(traffic): 7 * (traffic == Traffic.ACTIVATIONS) for traffic in Traffic}
+
+
+def test_a_run_that_did_nothing_has_a_summary_too() -> None:
+    found = summary(Progress(), hashes={}, seconds_to_first_step=None, exit_reason="interrupted")
+    assert found["exit"] == "interrupted"
+    assert found["loss_first"] is None
+    assert found["eval_loss_last"] is None
+    assert found["samples_per_s"] == 0.0
+    json.dumps(found)

@@ -1,0 +1,132 @@
+"""Which trainers are started, and when one counts as there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+import pytest
+
+from shoal.client.trainers import TrainerPool
+from shoal.errors import ControlError
+from shoal.ids import PeerId
+from shoal.transport.base import Received
+from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import TrainerHello, TrainerStuck
+
+pytestmark = pytest.mark.anyio
+
+
+def hello(slot: int, incarnation: int, *, hop: str | None = None) -> Received:
+    name = f"T{slot}"
+    return Received(PeerId(name), TrainerHello(slot, incarnation, Hop(PeerId(hop or name), (f"memory:{name}",))))
+
+
+class Launcher:
+    """Starts trainers by calling `on_start(slot, incarnation)`."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[int, int]] = []
+        self.on_start: Callable[[int, int], None] = lambda _slot, _incarnation: None
+        self.error: str | None = None
+
+    async def request(self, name: str, **fields: Any) -> Mapping[str, Any]:
+        assert name == "start_trainer"
+        self.started.append((fields["slot"], fields["incarnation"]))
+        self.on_start(fields["slot"], fields["incarnation"])
+        return {} if self.error is None else {"error": self.error}
+
+
+def make_pool(launcher: Launcher, start_timeout_s: float = 5.0) -> TrainerPool:
+    endpoint = MemoryNetwork().endpoint(PeerId("client"))
+    return TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=start_timeout_s)
+
+
+def say_hello(pool: TrainerPool) -> Callable[[int, int], None]:
+    return lambda slot, incarnation: (pool.receive(hello(slot, incarnation)), None)[1]
+
+
+async def test_only_slots_without_a_trainer_get_one() -> None:
+    launcher = Launcher()
+    pool = make_pool(launcher)
+    launcher.on_start = say_hello(pool)
+    await pool.ensure(2)
+    await pool.ensure(3)
+    assert launcher.started == [(0, 1), (1, 1), (2, 1)]
+    assert sorted(pool.present) == [0, 1, 2]
+    assert pool.slot_of(PeerId("T1")) == 1
+    assert pool.slot_of(PeerId("T7")) is None
+
+
+async def test_a_lost_trainer_is_followed_by_the_next_incarnation() -> None:
+    launcher = Launcher()
+    pool = make_pool(launcher)
+    launcher.on_start = say_hello(pool)
+    await pool.ensure(2)
+    pool.peer_lost(PeerId("T0"))
+    pool.peer_lost(PeerId("somebody"))
+    assert list(pool.present) == [1]
+    await pool.ensure(2)
+    assert launcher.started[2:] == [(0, 2)]
+    assert pool.incarnations == {0: 2, 1: 1}
+
+
+async def test_a_trainer_that_is_lost_right_after_its_hello_is_not_waited_for() -> None:
+    launcher = Launcher()
+    pool = make_pool(launcher)
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+
+            async def come_and_go() -> None:
+                await anyio.wait_all_tasks_blocked()
+                pool.receive(hello(0, 1))
+                pool.peer_lost(PeerId("T0"))
+
+            tasks.start_soon(come_and_go)
+            await pool.ensure(1)
+    assert not pool.present
+
+
+@pytest.mark.parametrize("stale", [hello(0, 0), hello(0, 2), hello(1, 1), hello(0, 1, hop="somebody")])
+async def test_a_hello_that_was_not_asked_for_is_ignored(stale: Received) -> None:
+    launcher = Launcher()
+    pool = make_pool(launcher)
+
+    def answer(slot: int, incarnation: int) -> None:
+        assert pool.receive(stale)
+        assert not pool.present
+        pool.receive(hello(slot, incarnation))
+
+    launcher.on_start = answer
+    await pool.ensure(1)
+    assert list(pool.present) == [0]
+
+
+async def test_other_messages_are_not_taken() -> None:
+    assert not make_pool(Launcher()).receive(Received(PeerId("T0"), TrainerStuck(0, 1, ())))
+
+
+async def test_a_trainer_that_cannot_be_started_is_an_error_with_the_reason() -> None:
+    launcher = Launcher()
+    launcher.error = "no memory"
+    with pytest.raises(ControlError, match=r"trainer 0 .* no memory"):
+        await make_pool(launcher).ensure(2)
+
+
+async def test_silence_of_all_trainers_is_an_error_that_names_them() -> None:
+    with pytest.raises(ControlError, match=r"trainers \[0, 1\]"):
+        await make_pool(Launcher(), start_timeout_s=0.01).ensure(2)
+
+
+async def test_the_run_goes_on_without_a_silent_trainer_and_tries_again_later() -> None:
+    launcher = Launcher()
+    pool = make_pool(launcher, start_timeout_s=0.01)
+    launcher.on_start = lambda slot, incarnation: slot == 0 and pool.receive(hello(slot, incarnation))
+    await pool.ensure(2)
+    assert list(pool.present) == [0]
+    launcher.on_start = say_hello(pool)
+    await pool.ensure(2)
+    assert sorted(pool.present) == [0, 1]
+    assert launcher.started[2:] == [(1, 2)]

@@ -1,0 +1,83 @@
+"""What a lost connection changes at once, and which steps end a failover."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from shoal.client.trainers import TrainerPool
+from shoal.client.watch import Watch
+from shoal.clock import SystemClock
+from shoal.control.membership import Membership
+from shoal.control.records import StageRecord
+from shoal.ids import PeerId, StepKey
+from shoal.testing.registry import LocalRegistry
+from shoal.transport.base import Received
+from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import StepReport, TrainerHello
+
+pytestmark = pytest.mark.anyio
+
+SERVER, TRAINER = PeerId("server"), PeerId("T0")
+
+
+class Launcher:
+    pool: TrainerPool
+
+    async def request(self, name: str, **fields: int) -> dict[str, str]:
+        hello = TrainerHello(fields["slot"], fields["incarnation"], Hop(TRAINER, ("memory:T0",)))
+        self.pool.receive(Received(TRAINER, hello))
+        return {}
+
+
+async def make_watch() -> tuple[Watch, Membership, list[float]]:
+    registry = LocalRegistry(SystemClock())
+    registry.of(SERVER).advertise(StageRecord(("memory:server",), 0.0, stage=0))
+    membership = registry.watch()
+    launcher = Launcher()
+    endpoint = MemoryNetwork().endpoint(PeerId("client"))
+    pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=5)
+    await pool.ensure(1)
+    now_s = [0.0]
+    watch = Watch(
+        membership=membership, trainers=pool, slots_of_replica=lambda _: frozenset({0}), age_s=lambda: now_s[0]
+    )
+    return watch, membership, now_s
+
+
+def step(slot: int = 0) -> StepReport:
+    return StepReport(slot, 1, StepKey(slot, 1, 0, 0), 4, 5.0, 1.0, 0.1, False, 0.5)
+
+
+async def test_a_lost_server_leaves_the_view_and_its_failover_ends_with_the_next_step() -> None:
+    watch, membership, now_s = await make_watch()
+    assert membership.view.replica(SERVER) is not None
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(membership.changed)
+            await anyio.wait_all_tasks_blocked()
+            watch.peer_lost(SERVER)
+    assert membership.view.replica(SERVER) is None
+    now_s[0] = 1.5
+    assert not watch.receive(Received(TRAINER, step()))
+    watch.peer_lost(SERVER)
+    assert watch.failovers.as_json() == [{"kind": "server", "at_s": 0.0, "recovered_after_s": 1.5}]
+
+
+async def test_a_lost_trainer_is_a_failover_and_any_other_peer_is_none() -> None:
+    watch, _, _ = await make_watch()
+    watch.peer_lost(PeerId("monitor"))
+    watch.peer_lost(TRAINER)
+    assert [each["kind"] for each in watch.failovers.as_json()] == ["trainer"]
+
+
+async def test_the_first_step_is_timed_once_and_only_by_a_trainer_of_the_run() -> None:
+    watch, _, now_s = await make_watch()
+    for peer, report, at_s in ((PeerId("x"), step(), 1.0), (TRAINER, step(1), 2.0), (TRAINER, step(), 3.0)):
+        now_s[0] = at_s
+        watch.receive(Received(peer, report))
+    assert watch.seconds_to_first_step == 3.0
+    now_s[0] = 4.0
+    watch.receive(Received(TRAINER, step()))
+    assert watch.seconds_to_first_step == 3.0

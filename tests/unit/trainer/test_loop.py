@@ -1,0 +1,348 @@
+"""One trainer's decisions, with a feed and a driver that do what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from anyio.abc import TaskGroup
+
+from shoal.clock import SystemClock
+from shoal.config import Config
+from shoal.data.feed import LeasedBatch
+from shoal.errors import NoPipeline, RemoteProtocolError, RoundAborted, RoundClosed
+from shoal.ids import PeerId, StepKey
+from shoal.pipeline.driver import StepResult
+from shoal.trainer.loop import TrainerLoop
+from shoal.transport.base import Received
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages import Message
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.control import (
+    EvalReport,
+    Evaluation,
+    Metrics,
+    StartRound,
+    StepReport,
+    TrainerDone,
+    TrainerHello,
+    TrainerStuck,
+    UpdateReplicas,
+)
+
+pytestmark = pytest.mark.anyio
+
+CLIENT = PeerId("client")
+SLOT = 1
+CONFIG = Config.model_validate(
+    {"model_pipeline": {"stages": 2, "microbatches": 2}, "diloco": {"inner_steps": 3, "batch_size_per_step": 4}}
+)
+
+
+def hop(name: str) -> Hop:
+    return Hop(PeerId(name), (f"memory:{name}",))
+
+
+HOME = (hop("a0"), hop("b0"))
+REPLICAS = ((hop("a0"), hop("a1")), (hop("b0"), hop("b1")))
+RESULT = StepResult(StepKey(SLOT, 1, 0, 0), 2.0, 1.0, False, 4, 1, (PeerId("a0"), PeerId("b0")), True)
+
+
+@dataclass
+class Feed:
+    """Gives batches as long as there are some; keeps what became of them."""
+
+    num_batches: int = 100
+    ended: list[str] = field(default_factory=list)
+    leased: list[tuple[int, int]] = field(default_factory=list)
+
+    async def hello(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def lease(self, round: int, step: int) -> LeasedBatch | None:
+        await anyio.lowlevel.checkpoint()
+        if len(self.leased) == self.num_batches:
+            return None
+        self.leased.append((round, step))
+        return self._batch(len(self.leased))
+
+    async def holdout(self, start: int, stop: int) -> AsyncGenerator[LeasedBatch]:
+        for ticket in range(start, stop, 2):
+            try:
+                yield self._batch(ticket)
+            finally:
+                self.ended.append(f"read {ticket}")
+
+    def note(self, key: StepKey, batch: LeasedBatch, path: tuple[PeerId, ...]) -> None:
+        self.ended.append(f"noted {batch.ticket}")
+
+    def acknowledge(self, key: StepKey, batch: LeasedBatch, *, committed: bool) -> None:
+        self.ended.append(f"{'done' if committed else 'left'} {batch.ticket}")
+
+    def give_back(self, batch: LeasedBatch) -> None:
+        self.ended.append(f"back {batch.ticket}")
+
+    def _batch(self, ticket: int) -> LeasedBatch:
+        array = np.zeros((4, 2), dtype=np.int64)
+        return LeasedBatch(array, array, (SampleRange(0, 4 * ticket, 4 * ticket + 4),), 4, ticket)
+
+
+@dataclass
+class Driver:
+    """Does in turn what is listed: a result to return, an error to raise, or something to call before the next."""
+
+    steps: list[StepResult | Exception | Callable[[], None]] = field(default_factory=list)
+    evaluations: list[Callable[[], None]] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[tuple[Hop, ...]] = field(default_factory=list)
+
+    async def train(self, **plan: Any) -> StepResult:
+        self.asked.append(plan)
+        await anyio.lowlevel.checkpoint()
+        while self.steps:
+            what = self.steps.pop(0)
+            if isinstance(what, Exception):
+                raise what
+            if isinstance(what, StepResult):
+                return what
+            what()
+        return RESULT
+
+    async def evaluate(self, *, path: tuple[Hop, ...], **_: Any) -> tuple[float, int]:
+        self.paths.append(path)
+        await anyio.lowlevel.checkpoint()
+        if self.evaluations:
+            self.evaluations.pop(0)()
+            raise RoundAborted("refused, or lost")
+        return 8.0, 4
+
+
+class Host:
+    """A loop, and its client's end of the connection."""
+
+    def __init__(self, tasks: TaskGroup, feed: Feed, driver: Driver) -> None:
+        network = MemoryNetwork()
+        self.client: MemoryEndpoint = network.endpoint(CLIENT)
+        self.loop = TrainerLoop(
+            endpoint=network.endpoint(PeerId("T1")),
+            feed=feed,
+            driver=driver,
+            config=CONFIG,
+            client=self.client.hop,
+            slot=SLOT,
+            incarnation=1,
+            clock=SystemClock(),
+        )
+        tasks.start_soon(self.loop.run)
+
+    def tell(self, message: Message, sender: PeerId = CLIENT) -> bool:
+        return self.loop.receive(Received(sender, message))
+
+    async def settle(self) -> None:
+        await anyio.wait_all_tasks_blocked()
+
+    async def heard(self) -> list[Message]:
+        """What the client has been told since the hello; ends the client."""
+        await self.settle()
+        self.client.post(CLIENT, Metrics("end", CLIENT, 0, {}))
+        found: list[Message] = []
+        async for event in self.client.events():
+            if isinstance(event, Received):
+                if isinstance(event.message, Metrics):
+                    break
+                found.append(event.message)
+        assert isinstance(found[0], TrainerHello)
+        return found[1:]
+
+
+Work = Callable[[Host], Any]
+
+
+async def run(feed: Feed, driver: Driver, work: Work) -> list[Message]:
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            host = Host(tasks, feed, driver)
+            await host.settle()
+            await work(host)
+            heard = await host.heard()
+            tasks.cancel_scope.cancel()
+    return heard
+
+
+def start(round: int = 1, **fields: Any) -> StartRound:
+    plan = StartRound(round, SLOT, 2, 3 * (round - 1), 3, HOME, REPLICAS, None)
+    values = {name: getattr(plan, name) for name in plan.__struct_fields__}
+    return StartRound(**{**values, **fields})
+
+
+async def begin(host: Host) -> None:
+    host.tell(start())
+
+
+async def test_a_round_is_trained_step_by_step_and_then_reported() -> None:
+    feed, driver = Feed(), Driver()
+    *reports, end = await run(feed, driver, begin)
+    assert feed.leased == [(1, 0), (1, 1), (1, 2)]
+    assert feed.ended == ["done 1", "done 2", "done 3"]
+    assert [plan["number"] for plan in driver.asked] == [0, 1, 2]
+    assert driver.asked[0]["path"] == HOME
+    assert driver.asked[0]["replicas"] == REPLICAS
+    assert [len(plan["microbatches"]) for plan in driver.asked] == [2, 2, 2]
+    assert all(isinstance(report, StepReport) and report.slot == SLOT for report in reports)
+    assert len(reports) == 3
+    assert isinstance(end, TrainerDone)
+    assert (end.slot, end.round, end.steps, end.num_samples) == (SLOT, 1, 3, 12)
+
+
+async def test_step_numbers_count_on_over_the_rounds() -> None:
+    driver = Driver()
+
+    async def two_rounds(host: Host) -> None:
+        await begin(host)
+        await host.settle()
+        host.tell(start(round=2))
+
+    await run(Feed(), driver, two_rounds)
+    assert [plan["number"] for plan in driver.asked] == [0, 1, 2, 3, 4, 5]
+    assert {plan["round"] for plan in driver.asked} == {1, 2}
+
+
+async def test_a_step_whose_fate_is_open_is_left_to_the_record_and_not_reported() -> None:
+    feed, driver = Feed(), Driver(steps=[replace(RESULT, committed=False)])
+    heard = await run(feed, driver, begin)
+    assert feed.ended == ["left 1", "done 2", "done 3"]
+    assert sum(isinstance(message, StepReport) for message in heard) == 2
+
+
+async def test_a_closed_round_gives_the_batch_back_and_ends_the_steps() -> None:
+    feed, driver = Feed(), Driver(steps=[RESULT, RoundClosed("closed")])
+    heard = await run(feed, driver, begin)
+    assert feed.ended == ["done 1", "back 2"]
+    assert isinstance(heard[-1], TrainerDone)
+    assert heard[-1].steps == 1
+
+
+async def test_no_batch_ends_the_steps() -> None:
+    heard = await run(Feed(num_batches=1), Driver(), begin)
+    assert isinstance(heard[-1], TrainerDone)
+    assert (heard[-1].steps, heard[-1].num_samples) == (1, 4)
+
+
+async def test_a_stuck_trainer_says_so_and_trains_the_same_batch_when_the_replicas_change() -> None:
+    feed, driver = Feed(), Driver(steps=[NoPipeline("stage 1")])
+    others = (REPLICAS[0], (hop("b1"),))
+
+    async def get_stuck(host: Host) -> None:
+        host.tell(start(replicas=(REPLICAS[0], ())))
+        await host.settle()
+        assert len(driver.asked) == 1, "it waits"
+        host.tell(UpdateReplicas(others))
+
+    heard = await run(feed, driver, get_stuck)
+    assert heard[0] == TrainerStuck(SLOT, 1, (1,))
+    assert [plan["number"] for plan in driver.asked] == [0, 0, 1, 2]
+    assert driver.asked[1]["replicas"] == others
+    assert feed.ended == ["done 1", "done 2", "done 3"]
+
+
+async def test_a_stuck_trainer_gives_up_when_the_next_round_begins() -> None:
+    feed, driver = Feed(), Driver(steps=[NoPipeline("stage 1")])
+
+    async def go_on_without(host: Host) -> None:
+        await begin(host)
+        await host.settle()
+        host.tell(start(round=2))
+
+    heard = await run(feed, driver, go_on_without)
+    assert feed.ended[0] == "back 1"
+    assert [plan["number"] for plan in driver.asked] == [0, 3, 4, 5]
+    assert [message.round for message in heard if isinstance(message, TrainerDone)] == [2]
+
+
+async def test_a_slow_trainer_leaves_a_round_that_is_over() -> None:
+    driver = Driver()
+
+    async def close_meanwhile(host: Host) -> None:
+        driver.steps = [lambda: (host.tell(start(round=2)), None)[1], RESULT]
+        await begin(host)
+
+    heard = await run(Feed(), driver, close_meanwhile)
+    assert [plan["number"] for plan in driver.asked] == [0, 3, 4, 5]
+    assert [message.round for message in heard if isinstance(message, TrainerDone)] == [2]
+
+
+async def evaluate(host: Host) -> None:
+    host.tell(start(inner_steps=0, evaluation=Evaluation(0, 0, 4)))
+
+
+async def test_the_share_of_the_held_out_set_is_evaluated_and_reported() -> None:
+    feed, driver = Feed(), Driver()
+    report, end = await run(feed, driver, evaluate)
+    assert report == EvalReport(SLOT, 0, 16.0, 8)
+    assert driver.paths == [HOME, HOME]
+    assert feed.ended == ["read 0", "read 2"]
+    assert isinstance(end, TrainerDone)
+
+
+async def test_an_empty_share_is_not_reported() -> None:
+    async def evaluate_nothing(host: Host) -> None:
+        host.tell(start(inner_steps=0, evaluation=Evaluation(0, 4, 4)))
+
+    [end] = await run(Feed(), Driver(), evaluate_nothing)
+    assert isinstance(end, TrainerDone)
+
+
+async def test_an_evaluation_goes_on_over_other_replicas_when_one_is_lost() -> None:
+    driver = Driver()
+
+    async def lose_one(host: Host) -> None:
+        driver.evaluations = [lambda: host.loop.peer_lost(PeerId("b0"))]
+        await evaluate(host)
+
+    report, _ = await run(Feed(), driver, lose_one)
+    around = (HOME[0], hop("b1"))
+    assert report == EvalReport(SLOT, 0, 16.0, 8)
+    assert driver.paths == [HOME, around, around]
+
+
+async def test_an_evaluation_without_another_path_is_given_up_and_its_batch_returned() -> None:
+    feed, driver = Feed(), Driver(evaluations=[lambda: None])
+    [end] = await run(feed, driver, evaluate)
+    assert isinstance(end, TrainerDone)
+    assert len(driver.paths) == 1
+    assert feed.ended == ["read 0"]
+
+
+@pytest.mark.parametrize(
+    ("message", "sender"),
+    [
+        (start(), PeerId("stranger")),
+        (UpdateReplicas(REPLICAS), PeerId("a0")),
+        (start(slot=0), CLIENT),
+        (start(path=HOME[:1]), CLIENT),
+        (start(replicas=REPLICAS[:1]), CLIENT),
+        (UpdateReplicas(()), CLIENT),
+    ],
+)
+async def test_orders_that_are_not_the_clients_or_not_for_this_trainer_break_the_protocol(
+    message: Message, sender: PeerId
+) -> None:
+    driver = Driver()
+
+    async def order(host: Host) -> None:
+        with pytest.raises(RemoteProtocolError):
+            host.tell(message, sender)
+
+    assert await run(Feed(), driver, order) == []
+    assert not driver.asked
+
+
+async def test_other_messages_are_not_taken() -> None:
+    async def order(host: Host) -> None:
+        assert not host.tell(TrainerStuck(SLOT, 1, ()))
+
+    await run(Feed(), Driver(), order)
