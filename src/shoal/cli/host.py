@@ -79,16 +79,12 @@ class SwarmHost:
 
     async def start_server(self, index: int, *, expected_servers: int, device: str) -> RoleHandle:
         """Start a server, which chooses its stage itself."""
-        spec = self._spec(
-            ServerSpec, "server", index, stage=None, expected_servers=expected_servers, device=device
-        )
+        spec = self._spec(ServerSpec, "server", index, stage=None, expected_servers=expected_servers, device=device)
         return self._needs_peers(await self._start("shoal.server.service:main", spec))
 
     async def start_baseline(self) -> RoleHandle:
         """Start the plain loop beside the swarm, fed by the same data server."""
-        spec = self._spec(
-            BaselineSpec, "baseline", 0, data_server=self.hop("data_server"), monitor=self.hop("monitor")
-        )
+        spec = self._spec(BaselineSpec, "baseline", 0, data_server=self.hop("data_server"), monitor=self.hop("monitor"))
         return await self._start("shoal.trainer.baseline_service:main", spec)
 
     def initial_peers_known(self, addresses: tuple[str, ...]) -> None:

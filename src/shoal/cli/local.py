@@ -1,7 +1,7 @@
 """A whole swarm on one machine, from the launch to the summary: what `run_local.py` and `shoal run-local` do.
 
-    start all roles -> the client reports its summary (or a signal arrives, or a role fails for good) -> end all roles
-    -> write summary.json
+start all roles -> the client reports its summary (or a signal arrives, or a role fails for good) -> end all roles
+-> write summary.json
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parts of a client, put together: what the role's process runs, and a cluster in one process as well.
 
-    endpoint -> Watch, TrainerPool, Reports, RoundCoordinator, Feed
-    membership -> RoundLoop -> RoundCoordinator, trainers, data server
+endpoint -> Watch, TrainerPool, Reports, RoundCoordinator, Feed
+membership -> RoundLoop -> RoundCoordinator, trainers, data server
 """
 
 from __future__ import annotations

@@ -102,9 +102,7 @@ class Reports:
 
     def post(self, values: Mapping[str, float]) -> None:
         """Send numbers about the run to the monitor."""
-        self._endpoint.post(
-            self._monitor, Metrics("client", self._endpoint.peer_id, self.progress.round, dict(values))
-        )
+        self._endpoint.post(self._monitor, Metrics("client", self._endpoint.peer_id, self.progress.round, dict(values)))
 
     def _step(self, report: StepReport) -> None:
         progress = self.progress

@@ -198,10 +198,7 @@ class RoundLoop:
         """Cut the held-out set into one share for each pipeline."""
         num, parts = self._reports.num_holdout, len(self._pipelines)
         bounds = [num * part // parts for part in range(parts + 1)]
-        return [
-            Evaluation(held, start, stop) if stop > start else None
-            for start, stop in pairwise(bounds)
-        ]
+        return [Evaluation(held, start, stop) if stop > start else None for start, stop in pairwise(bounds)]
 
     async def _finished(self, round: int) -> RoundOutcome:
         """Wait for the record; a stage that nobody serves any more ends the run, by name, after a while."""

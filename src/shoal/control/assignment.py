@@ -13,7 +13,7 @@ from shoal.control.records import StageRecord
 from shoal.control.registry import Registry
 from shoal.errors import ConfigError
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.assignment import assign, repairs
+from shoal.swarm.assignment import assign
 from shoal.swarm.view import SwarmView
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _MISSING_FACTOR = 3.0
 
 
 class StageChooser:
-    """Chooses a stage for one server, and once more if the swarm turns out to be uneven before training starts."""
+    """Chooses a stage for one server."""
 
     def __init__(
         self,
@@ -77,21 +77,6 @@ class StageChooser:
         logger.info("stage.chosen", extra={"stage": stage, "servers": self._membership.view.num_servers})
         self._registry.advertise(msgspec.structs.replace(self._record, stage=stage))
         return stage
-
-    async def next_move(self) -> StageIndex:
-        """Wait until this server, which does not serve yet, is the one to take another stage; return that stage.
-
-        The caller cancels it when it starts to serve, and announces the new stage when it has it.
-        """
-        while True:
-            await self._settled(lambda _: False, self._settle_s)
-            view = self._membership.view
-            if not view.candidates:
-                stage = repairs(view, self._num_stages, self._stage_bytes).get(self._peer)
-                if stage is not None:
-                    logger.info("stage.repaired", extra={"stage": stage})
-                    return stage
-            await self._membership.changed()
 
     def _complete(self, view: SwarmView) -> bool:
         return self._num_servers is not None and view.num_servers >= self._num_servers

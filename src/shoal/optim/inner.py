@@ -181,6 +181,4 @@ def build_inner_optimizer(params: Sequence[Tensor], config: InnerOptimConfig) ->
     """
     if config.type == "sgd":
         return Sgd(params, momentum=config.sgd_momentum, nesterov=config.sgd_nesterov)
-    return AdamW(
-        params, beta1=config.adam_betas1, beta2=config.adam_betas2, weight_decay=config.adam_weight_decay
-    )
+    return AdamW(params, beta1=config.adam_betas1, beta2=config.adam_betas2, weight_decay=config.adam_weight_decay)

@@ -1,7 +1,7 @@
 """One replica of a stage, put together: the module on its device, the step's end, the round's end.
 
-    endpoint events --> StageWorker (steps) ----+--> StageCompute, ReplicaState on the device thread
-                    --> RoundMember (rounds) ---+--> RoundSwapped / ReplicaOut to the server
+endpoint events --> StageWorker (steps) ----+--> StageCompute, ReplicaState on the device thread
+                --> RoundMember (rounds) ---+--> RoundSwapped / ReplicaOut to the server
 """
 
 from __future__ import annotations

@@ -83,13 +83,9 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             control.ready(stage=stage)
 
 
-async def _stage(
-    spec: ServerSpec, registry: Registry, endpoint: Endpoint, record: StageRecord, num_stages: int
-) -> int:
+async def _stage(spec: ServerSpec, registry: Registry, endpoint: Endpoint, record: StageRecord, num_stages: int) -> int:
     """The given stage, or the one that needs a server most."""
     if spec.stage is not None:
         return spec.stage
-    chooser = StageChooser(
-        registry, endpoint.peer_id, record, num_stages, num_servers=spec.expected_servers or None
-    )
+    chooser = StageChooser(registry, endpoint.peer_id, record, num_stages, num_servers=spec.expected_servers or None)
     return await chooser.choose()

@@ -4,9 +4,6 @@ Servers that start together must not race into one gap. So nobody grabs a stage:
 waits until it sees the others, and computes the assignment of *all* of them, oldest first, each to the stage that has
 the least capacity at that point. Who has announced its stage a moment earlier is counted as if it were still a
 candidate (as long as it has trained nothing), so that it does not matter in which order the announcements are seen.
-
-Views can still differ (a server seen late). `repairs` says who moves then: the youngest server that does not serve yet,
-from a stage that has at least two replicas more than the poorest one.
 """
 
 from __future__ import annotations
@@ -36,33 +33,6 @@ def assign(view: SwarmView, num_stages: int, stage_bytes: Sequence[int] = ()) ->
         return assigned
     # Somebody who was counted on has left, or chose by another view: what is announced counts, not what should be.
     return {r.peer: r.stage for r in movable} | _fill(view.replicas, view.candidates, num_stages, stage_bytes)
-
-
-def repairs(view: SwarmView, num_stages: int, stage_bytes: Sequence[int] = ()) -> dict[PeerId, StageIndex]:
-    """Return the replicas that should take another stage before training starts, with that stage.
-
-    Args:
-        view: a view without recent changes, or servers seen late make others move for nothing.
-        num_stages: stages are 0..num_stages-1.
-        stage_bytes: as in `assign`.
-    """
-    counts = list(view.num_replicas(num_stages))
-    movable = sorted(
-        (r for r in view.replicas if r.stage < num_stages and not (r.pinned or r.serving)),
-        key=lambda r: r.seniority,
-    )
-    moves: dict[PeerId, StageIndex] = {}
-    while movable:
-        poorest = min(range(num_stages), key=lambda s: (counts[s], s))
-        donors = [r for r in movable if counts[r.stage] >= counts[poorest] + 2 and _fits(r, poorest, stage_bytes)]
-        if not donors:
-            break
-        youngest = donors[-1]
-        movable.remove(youngest)
-        counts[youngest.stage] -= 1
-        counts[poorest] += 1
-        moves[youngest.peer] = StageIndex(poorest)
-    return moves
 
 
 def _has_trained(replica: Replica) -> bool:

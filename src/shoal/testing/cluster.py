@@ -167,6 +167,10 @@ class Cluster:
         """End a server as SIGKILL would."""
         self.servers[index].process.kill()
 
+    def freeze_server(self, index: int) -> None:
+        """Stop a server as SIGSTOP would: nobody loses it, and it answers nothing until it is killed."""
+        self.servers[index].process.freeze()
+
     def kill_trainer(self, slot: int) -> None:
         """End a slot's trainer as SIGKILL would; the client starts another one for the next round."""
         self._trainers[slot].kill()

@@ -33,6 +33,7 @@ class Process:
         self._network = network
         self._scope = anyio.CancelScope()
         self._running = True
+        self._frozen = False
 
     @property
     def peer(self) -> PeerId:
@@ -56,11 +57,17 @@ class Process:
             self.error = _first(errors)
             logger.warning("process.failed", extra={"peer": self.peer, "reason": str(self.error)})
         finally:
-            self._leave("ended")
+            if not self._frozen:
+                self._leave("ended")
 
     def kill(self) -> None:
         """End it as SIGKILL would: the others lose it, and what it posts from now on goes nowhere."""
         self._leave("killed")
+        self._scope.cancel()
+
+    def freeze(self) -> None:
+        """Stop it for good as SIGSTOP would: it does nothing more, but its connections stay until it is killed."""
+        self._frozen = True
         self._scope.cancel()
 
     def _leave(self, reason: str) -> None:

@@ -1,6 +1,6 @@
 """One trainer's work: wait for a round, evaluate, train its steps, report, wait for the next.
 
-    StartRound -> (evaluate D_{r-1}) -> lease -> train -> acknowledge -> report ... -> TrainerDone -> wait
+StartRound -> (evaluate D_{r-1}) -> lease -> train -> acknowledge -> report ... -> TrainerDone -> wait
 """
 
 from __future__ import annotations
@@ -122,9 +122,7 @@ class TrainerLoop:
             if result is None:
                 return
             steps, samples = steps + 1, samples + result.num_samples
-        self._endpoint.post(
-            self._client, TrainerDone(self._slot, start.round, steps, samples, self._take_sent_bytes())
-        )
+        self._endpoint.post(self._client, TrainerDone(self._slot, start.round, steps, samples, self._take_sent_bytes()))
 
     async def _train(self, start: StartRound, step: int, batch: LeasedBatch) -> StepResult | None:
         number = start.first_step + step

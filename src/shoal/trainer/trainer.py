@@ -1,6 +1,6 @@
 """The parts of a trainer, put together: what the role's process runs, and a cluster in one process as well.
 
-    endpoint -> StepDriver (replicas), Feed (data server), TrainerLoop (client)
+endpoint -> StepDriver (replicas), Feed (data server), TrainerLoop (client)
 """
 
 from __future__ import annotations

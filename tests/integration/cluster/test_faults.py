@@ -7,7 +7,7 @@ import hashlib
 import anyio
 import pytest
 
-from shoal.errors import NoPipeline
+from shoal.errors import ControlError, NoPipeline
 from shoal.ids import StepKey
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import EvalReport, StartRound, StepReport, TrainerDone
@@ -171,11 +171,12 @@ async def test_a_record_is_evaluated_over_shared_replicas_when_a_server_dies_in_
     async with make_cluster(CONFIG) as cluster:
         undisturbed = await run(cluster)
     async with make_cluster(CONFIG) as cluster:
-        peer = cluster.servers[index].peer
-        cluster.when(EvalForward, action=lambda: cluster.kill_server(index), receiver=peer, held=2)
+        peer, other = cluster.servers[index].peer, cluster.servers[index - 2].peer
+        cluster.when(EvalForward, action=lambda: cluster.freeze_server(index), receiver=peer, held=2)
+        cluster.when(Committed, action=lambda: cluster.kill_server(index), sender=other, number=8)
         result = await run(cluster)
         check_agreement(cluster, result)
-    # The other trainer has trained on the shared replica meanwhile, but D_2 is what is evaluated.
+    # The other trainer has trained on the shared replica before that, but D_2 is what is evaluated.
     for held in (0, 1, 2):
         assert result.progress.eval_losses[held] == undisturbed.progress.eval_losses[held]
     assert result.progress.eval_losses[3] != undisturbed.progress.eval_losses[3]
@@ -237,3 +238,16 @@ async def test_reports_for_another_slot_are_not_counted(make_cluster: MakeCluste
     assert result.hashes == undisturbed.hashes
     assert result.progress.eval_losses == undisturbed.progress.eval_losses
     assert result.progress.samples == undisturbed.progress.samples
+
+
+async def test_trainers_that_never_train_end_the_run(make_cluster: MakeCluster) -> None:
+    config = make_config(diloco={"outer_steps": 5}, servers={"replicas": 1})
+    async with make_cluster(config) as cluster:
+        for round in (2, 3, 4):
+            cluster.when(StartRound, action=lambda: cluster.kill_trainer(0), round=round)
+        with anyio.fail_after(20), pytest.RaisesGroup(ControlError, flatten_subgroups=True):
+            await cluster.run()
+        result = await cluster.result("failed")
+    assert [bool(record.samples) for record in result.records] == [True, False, False, False]
+    # Without a sample in it, a round changes nothing.
+    assert len({record.stages[0].hashes.parameters for record in result.records}) == 1

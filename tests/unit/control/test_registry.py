@@ -195,29 +195,6 @@ async def test_a_server_does_not_wait_for_ever_for_others_that_do_not_start() ->
 
 
 @pytest.mark.anyio
-async def test_the_youngest_of_two_in_one_gap_is_told_to_move_and_the_other_is_not() -> None:
-    shelf: Shelf = {}
-    (old, _, old_me), (young, _, young_me) = _registry(shelf), _registry(shelf)
-    moves: list[tuple[str, int]] = []
-
-    async def move(name: str, registry: Registry, me: Identity) -> None:
-        moves.append((name, await _chooser(registry, me, None).next_move()))
-        tasks.cancel_scope.cancel()
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(old.run)
-            tasks.start_soon(young.run)
-            old.advertise(StageRecord(ADDRESSES, 1.0, stage=1))
-            young.advertise(StageRecord(ADDRESSES, 2.0, stage=1))
-            for registry in (old, young):
-                await registry.membership.wait_for(lambda v: v.num_servers == 2)
-            tasks.start_soon(move, "old", old, old_me)
-            tasks.start_soon(move, "young", young, young_me)
-    assert moves == [("young", 0)]
-
-
-@pytest.mark.anyio
 async def test_a_server_too_small_for_every_stage_says_what_to_do() -> None:
     registry, _, me = _registry({})
     async with anyio.create_task_group() as tasks:

@@ -142,5 +142,3 @@ async def train_passes(at: Host, num_slots: int, rounds: int, inner_steps: int) 
         samples = tuple(item for held in at.service.table.leased.values() for item in held.samples)
         at.tell(RecordSamples(round_number, samples))
     return got
-
-

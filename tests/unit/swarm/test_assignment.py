@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.assignment import assign, repairs
+from shoal.swarm.assignment import assign
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
@@ -52,7 +51,6 @@ def test_servers_that_announce_themselves_in_any_order_end_up_even(seed: int) ->
         placed.append(_placed(deciding, stage))
     counts = _spread([r.stage for r in placed], num_stages)
     assert counts[-1] - counts[0] <= 1
-    assert not repairs(_view(*placed), num_stages)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -76,22 +74,6 @@ def test_servers_that_serve_before_the_last_has_chosen_do_not_change_its_choice(
     assert assign(_view(a, b, c, d), 2)[c.peer] == 0
     serving = (_placed(a, 0, serving=True), _placed(d, 1, serving=True))
     assert assign(_view(*serving, b, c), 2)[b.peer] == 1
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_repairs_even_out_what_servers_with_different_views_chose(seed: int) -> None:
-    rng = random.Random(seed)
-    num_stages = rng.randint(2, 5)
-    placed = [_placed(_candidate(f"p{i}", i), rng.randrange(num_stages)) for i in range(rng.randint(2, 12))]
-    for _ in range(len(placed) + 1):
-        moves = repairs(_view(*placed), num_stages)
-        if not moves:
-            break
-        # Only one of them has noticed so far.
-        mover = rng.choice(sorted(moves))
-        placed = [replace(r, stage=moves[mover]) if r.peer == mover else r for r in placed]
-    counts = _spread([r.stage for r in placed], num_stages)
-    assert counts[-1] - counts[0] <= 1
 
 
 def test_the_older_server_takes_the_first_gap_and_equal_times_are_ordered_by_peer_id() -> None:
@@ -125,14 +107,3 @@ def test_a_stage_that_does_not_fit_the_memory_is_left_to_others() -> None:
     view = _view(_candidate("small", 0.0, free_memory_bytes=10), _candidate("large", 1.0, free_memory_bytes=1000))
     assert assign(view, 2, stage_bytes=(500, 5)) == {"small": 1, "large": 0}
     assert assign(view, 2, stage_bytes=(500, 50)) == {"large": 0}
-
-
-def test_nobody_who_serves_or_was_pinned_is_asked_to_move() -> None:
-    crowd = [_placed(_candidate(f"p{i}", i), 0, serving=True) for i in range(3)]
-    assert repairs(_view(*crowd), 2) == {}
-    assert repairs(_view(*(replace(r, serving=False, pinned=True) for r in crowd)), 2) == {}
-
-
-def test_the_youngest_of_a_crowded_stage_moves_to_the_empty_one() -> None:
-    crowd = [_placed(_candidate(f"p{i}", i), 0) for i in range(3)]
-    assert repairs(_view(*crowd), 2) == {"p2": 1}

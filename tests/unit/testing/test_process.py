@@ -46,6 +46,19 @@ async def test_a_killed_process_stops_at_once_and_is_lost_by_the_others() -> Non
     Process(network, ROLE)  # and can be started anew
 
 
+async def test_a_frozen_process_does_nothing_but_is_not_lost_before_it_is_killed() -> None:
+    _, other, process = connected()
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.run, anyio.sleep_forever)
+            await anyio.wait_all_tasks_blocked()
+            process.freeze()
+    assert process.running
+    assert ROLE in other.peers
+    process.kill()
+    assert await loses(other)
+
+
 async def test_a_failed_role_ends_alone() -> None:
     _, other, process = connected()
 
