@@ -67,6 +67,8 @@ def test_a_run_without_its_data_server_or_client_fails_and_says_so(role: str, tm
         run.leaves_nothing()
         name = role.replace(":", " ")
         assert f"failed: {name} ended early: killed by SIGKILL" in run.output
+        if role == "data_server:0":
+            assert run.summary()["exit"] == "failed"
         assert f"the logs of all roles are in {run.log_dir}" in run.output
         assert "Traceback" not in run.output
 

@@ -83,3 +83,18 @@ def test_the_plain_loop_alone_prints_its_losses(tmp_path: Path) -> None:
     losses = [float(re.search(r"eval loss (\d\.\d+)", line)[1]) for line in lines]  # type: ignore[index]
     assert losses[0] > losses[-1]
     assert "loss/baseline" in lines[-1]
+
+
+def test_initial_peers_that_do_not_answer_are_the_users_error(tmp_path: Path) -> None:
+    peer = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWHLJW71ZtfKw6G3ZYJEjguaKyesPPx9KMauF5RtJtLgoM"
+    with launched(tmp_path, *SMALL, f"--network.initial-peers={peer}", "--network.bootstrap-timeout-s=3") as run:
+        assert run.ends(60.0) == 2, run.output
+        run.leaves_nothing()
+    assert "none of the initial peers answered" in run.output
+
+
+def test_a_run_needs_no_standard_streams_and_nobody_who_reads_it(tmp_path: Path) -> None:
+    script = f'"$0" run_local.py "$@" --log-dir={tmp_path}'
+    for redirection in ("<&- >&- 2>&-", "| head -1; exit ${PIPESTATUS[0]}", ">/dev/full"):
+        command = ["bash", "-c", f"{script} {redirection}", sys.executable, *SMALL]
+        assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0, redirection

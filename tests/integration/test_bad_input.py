@@ -59,4 +59,3 @@ def test_bad_input_ends_with_exit_code_2_and_one_message(arguments: list[str], p
     # Nothing was begun: no log directory, and of the runtime directory only the lock that all runs share.
     assert not logs.exists()
     assert [path.name for path in runtime.rglob("*") if path.is_dir()] in ([], [f"shoal-{os.getuid()}"])
-

@@ -20,6 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted.
     """
     try:
+        from shoal.cli.output import open_closed_streams
+
+        open_closed_streams()
         from shoal.cli.app import run
     except KeyboardInterrupt:
         return 130  # `shoal.cli.exits` is not there yet

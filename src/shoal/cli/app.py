@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from cyclopts import App, Parameter
 
 from shoal import __version__
 from shoal.cli.exits import guarded
+from shoal.cli.output import discard_stdout
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -153,5 +153,4 @@ def _emit(text: str) -> None:
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:
-        # The interpreter flushes once more at its end: there must be somewhere to flush to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()

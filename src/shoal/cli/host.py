@@ -62,7 +62,8 @@ class SwarmHost:
 
     async def start_monitor(self) -> RoleHandle:
         """Start the first DHT peer; `initial_peers_known` passes its addresses on."""
-        return await self._start("shoal.monitor.service:main", self._spec(MonitorSpec, "monitor", 0))
+        spec = self._spec(MonitorSpec, "monitor", 0, initial_peers=self.config.network.initial_peers)
+        return await self._start("shoal.monitor.service:main", spec)
 
     async def start_client(self, expected_servers: int) -> RoleHandle:
         """Start the client."""

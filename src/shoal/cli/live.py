@@ -11,17 +11,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from shoal.cli.output import discard_stdout
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 
 PLAIN_INTERVAL_S = 5.0
 _REFRESH_PER_S = 4.0
 _GAP = 2
+
+
+class _Output(Console):
+    """Standard output. A run does not end because nobody reads it any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError, which `LiveView` handles; what is inherited here ends the process."""
+        raise BrokenPipeError
+
 
 _Number = Callable[[float], str]
 
@@ -65,6 +75,7 @@ _RESULTS: tuple[tuple[str, str], ...] = (
     ("seconds in all", "seconds_total"),
     ("processes at most", "processes"),
     ("memory at most (PSS)", "peak_pss_bytes"),
+    ("steps skipped", "steps_skipped"),
     ("steps lost", "steps_lost"),
     ("processes lost", "failovers"),
 )
@@ -94,7 +105,7 @@ class LiveView:
         self._num_rounds = config.diloco.outer_steps
         self._run_id = run_id
         self._log_dir = log_dir
-        self._console = console or Console()
+        self._console = console or _Output()
         self._clock = clock or SystemClock()
         self._started_s = self._clock.now_s()
         self._last_line_s = self._started_s - PLAIN_INTERVAL_S
@@ -103,7 +114,7 @@ class LiveView:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        self._console.print(f"run {self._run_id}, logs in {self._log_dir}", highlight=False, soft_wrap=True)
+        self._say(f"run {self._run_id}, logs in {self._log_dir}")
         if self._console.is_terminal:
             self._live = Live(
                 get_renderable=self._screen,
@@ -152,16 +163,24 @@ class LiveView:
         """
         # A run that failed before its first step has no results.
         if summary is not None and (failure is None or summary.get("samples")):
-            self._console.print(_results(summary))
+            self._print(_results(summary))
         if path is not None:
             self._say(f"summary: {path}")
         if failure is not None:
-            self._console.print(Text(f"failed: {failure}", style="bold red"), soft_wrap=True)
+            self._print(Text(f"failed: {failure}", style="bold red"))
             self._say(f"the logs of all roles are in {log_dir}")
 
     def _say(self, text: str) -> None:
-        # Text from outside must not be read as rich's markup, nor be cut at the width of a pipe.
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        # Text from outside must not be read as rich's markup.
+        self._print(Text(text))
+
+    def _print(self, what: RenderableType) -> None:
+        """Print; not cut at the width of a pipe, and nothing more once nobody takes it (`| head`, a full disk)."""
+        try:
+            self._console.print(what, highlight=False, soft_wrap=True)
+        except OSError:
+            self._console.quiet = True
+            discard_stdout()
 
     def _screen(self) -> Group:
         """The numbers as a table and the phase under it; as wrapped text where the terminal is too narrow for that."""
@@ -204,15 +223,17 @@ def _results(summary: Mapping[str, Any]) -> Table:
     table.add_column()
     table.add_column(justify="right")
     for title, key in _RESULTS:
-        value = _shown(summary.get(key))
+        value = _shown(key, summary.get(key))
         if value is not None:
             table.add_row(title, _written(key, value))
     return table
 
 
-def _shown(value: object) -> object:
+def _shown(key: str, value: object) -> object:
     """Of what went wrong, by stage or one by one, only the number, and only if something did."""
     match value:
+        case 0 if key == "steps_skipped":
+            return None
         case dict():
             counts = cast("dict[str, int]", value)
             return sum(counts.values()) or None

@@ -27,7 +27,7 @@ from shoal.cli.live import LiveView
 from shoal.cli.run_files import make_log_dir, new_run_id, remove_empty_outputs, write_summary
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
-from shoal.errors import ShoalError
+from shoal.errors import ConfigError, ShoalError
 from shoal.ids import RunId
 from shoal.runtime.process_info import process_age_s, tree_usage
 from shoal.runtime.role_handle import RoleEvent, RoleHandle
@@ -147,7 +147,7 @@ class _LocalRun:
             try:
                 await self._start_each(tasks, host, view)
             except ShoalError as error:
-                self._fail(str(error))
+                self._fail(str(error), USER_ERROR if isinstance(error, ConfigError) else FAILED)
 
     async def _start_each(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         await host.supervisor.preloaded()
@@ -194,6 +194,8 @@ class _LocalRun:
                         tasks.start_soon(self._follow_data_server, client, event, started, host)
                 case "summary":
                     self.summary = event.fields["summary"]
+                    # All processes are still there: a run that is over before the next sample counts them as well.
+                    self.usage.sample()
                 case _:
                     pass
         if self._client_followed is not None:
@@ -267,6 +269,9 @@ class _LocalRun:
             "peak_pss_bytes": self.usage.pss_bytes,
             "seconds_total": round(process_age_s(os.getpid()), 3),
         }
+        if self.failure is not None:
+            # To the client, a run that the launcher ends looks interrupted.
+            own["exit"] = "failed"
         if self.baseline:
             own |= {
                 "loss_baseline": self._status.get("loss/baseline"),

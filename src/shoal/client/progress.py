@@ -69,6 +69,10 @@ class Progress:
         self.eval_losses[report.held] = sum(shares[slot].loss_sum for slot in sorted(shares)) / num_samples
         return self.eval_losses[report.held]
 
+    def begin_evaluation(self, held: int) -> None:
+        """Forget shares of an earlier attempt: the held-out set may have been cut differently."""
+        self._eval_shares.pop(held, None)
+
     def done(self, report: TrainerDone) -> None:
         """Add what a trainer has sent in the round."""
         self.add_sent(report.sent_bytes)

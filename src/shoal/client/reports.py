@@ -93,6 +93,7 @@ class Reports:
         self._round = round
         if trains:
             self.progress.round = round
+        self.progress.begin_evaluation(round - 1)
         self._done = set()
 
     async def all_done(self, slots: frozenset[int]) -> None:

@@ -301,4 +301,7 @@ class RoundLoop:
 
 def _no_replica(stages: Sequence[int]) -> str:
     names = ", ".join(map(str, stages)) or "of some pipeline"
-    return f"no replica serves stage {names} any more: start servers for it; see the servers' logs for why they ended"
+    return (
+        f"no replica serves stage {names} any more: see the servers' logs for why they ended; with more servers "
+        "(--num-servers) a run survives more losses"
+    )

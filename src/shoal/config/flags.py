@@ -1,7 +1,7 @@
 """Command-line flags: every key of the configuration is one.
 
 `--diloco.inner-steps 50`, `--diloco-inner-steps=50` and `--diloco_inner_steps 50` are the same flag. Keys that are true
-or false need no value and have a `--no-` form, lists may be given several times.
+or false need no value and have a `--no-` form, lists of addresses may be given several times.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,7 +53,7 @@ def from_flags(tokens: Sequence[str], other_flags: Iterable[str] = ()) -> Layer:
             else:
                 text = following
                 position += 1
-        if key.name == "network.initial_peers":
+        if key.is_word_list:
             lists.setdefault(key.name, []).append(text)
             layer.merge(from_value(key, lists[key.name], flag))
         else:

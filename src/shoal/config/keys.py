@@ -93,9 +93,9 @@ class Key:
         return type(None) in _options(self.info)
 
     @property
-    def is_list(self) -> bool:
-        """Whether the flag may be given several times."""
-        return any(get_origin(option) is tuple for option in _options(self.info))
+    def is_word_list(self) -> bool:
+        """Whether the value is a list of plain words, so that the flag may be given several times."""
+        return any(get_origin(option) is tuple for option in _options(self.info)) and item_section_of(self.info) is None
 
 
 def _options(info: FieldInfo) -> tuple[Any, ...]:

@@ -209,7 +209,7 @@ def from_text(key: Key, text: str, origin: str) -> Layer:
     value: object = text
     if key.accepts_none and text.strip().lower() in ("null", "none"):
         value = None
-    elif key.is_structure and not (key.is_list and item_section_of(key.info) is None):
+    elif key.is_structure and not key.is_word_list:
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:

@@ -39,7 +39,9 @@ class DataConfig(Section):
     )
     num_workers: PositiveInt = Field(default=1, description="Threads of the data server that prepare batches.")
     shuffle_buffer_size: PositiveInt = Field(
-        default=8192, description="Samples held for shuffling where a source can only be read in order."
+        default=8192,
+        description="Not used yet: all sources are read by index and shuffled as a whole. Samples held for shuffling "
+        "where a source can only be read in order.",
     )
     precision: Literal["32-true"] = Field(default="32-true", description="Number format of training.")
     task_type: Literal["llm", "cv"] = Field(
@@ -131,7 +133,8 @@ class DilocoConfig(Section):
         description="Longest duration of averaging within a stage before a new attempt without the silent.",
     )
     load_state_timeout_s: PositiveFloat = Field(
-        default=600.0, description="Longest time in which a newcomer fetches the state of its stage."
+        default=600.0,
+        description="Not used yet: no newcomer takes part. Longest time in which one fetches the state of its stage.",
     )
 
     @property

@@ -34,7 +34,10 @@ async def join_swarm(
         BootstrapError: the launcher did not say in time where the initial peers are, or none of them answered.
     """
     config = start.config()
-    initial_peers = start.initial_peers or await _initial_peers(control, config.network.bootstrap_timeout_s)
+    timeout_s = config.network.bootstrap_timeout_s
+    # The first peer may need as long to reach peers of its own; if it does not, its error says more than ours.
+    patience_s = 2 * timeout_s if config.network.initial_peers else timeout_s
+    initial_peers = start.initial_peers or await _initial_peers(control, patience_s)
     swarm = namespace(start.swarm_key, config.experiment_prefix)
     async with await DhtNode.create(
         identity,
@@ -44,7 +47,7 @@ async def join_swarm(
         initial_peers=initial_peers,
         host_maddrs=config.network.host_maddrs,
         announce_maddrs=config.network.announce_maddrs,
-        bootstrap_timeout_s=config.network.bootstrap_timeout_s,
+        bootstrap_timeout_s=timeout_s,
     ) as node:
         registry = Registry(node, identity, swarm, config.num_stages, clock)
         async with anyio.create_task_group() as tasks:

@@ -88,8 +88,13 @@ def socket_path(directory: Path, name: str) -> Path:
 
 def _default_parent() -> Path:
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR", "")
-    # After `su` and in some containers the variable names another user's directory, or none.
-    if runtime_dir and os.access(runtime_dir, os.W_OK | os.X_OK) and os.stat(runtime_dir).st_uid == os.getuid():
+    # After `su` and in some containers the variable names another user's directory, or none; a relative path is not
+    # valid there (XDG Base Directory Specification), and would mean something else to p2pd.
+    if (
+        os.path.isabs(runtime_dir)
+        and os.access(runtime_dir, os.W_OK | os.X_OK)
+        and os.stat(runtime_dir).st_uid == os.getuid()
+    ):
         return Path(runtime_dir)
     return Path("/tmp")
 

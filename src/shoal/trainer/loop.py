@@ -129,10 +129,8 @@ class TrainerLoop:
         lr = self._schedule.lr(number)
         microbatches = [Microbatch(*cut) for cut in batch.microbatches(self._config)]
         begun_s = self._clock.now_s()
-        noted: list[StepKey] = []
 
         def note(key: StepKey, path: tuple[PeerId, ...]) -> None:
-            noted.append(key)
             self._feed.note(key, batch, path)
 
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 
@@ -43,6 +44,11 @@ class _Screen:
     @property
     def text(self) -> str:
         return self._file.getvalue()
+
+
+class _FullDisk(io.StringIO):
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_where_there_is_no_terminal_plain_lines_come_every_few_seconds() -> None:
@@ -112,6 +118,22 @@ def test_a_notice_is_shown_as_it_is() -> None:
     assert screen.text.splitlines()[-1].endswith("[bold]/x[/bold] " + "y" * 200)
 
 
+def test_a_log_directory_is_shown_as_it_is() -> None:
+    file = io.StringIO()
+    with LiveView(load_config(), "test-run", Path("/logs/[bold]x"), console=Console(file=file, width=20)):
+        assert file.getvalue() == "run test-run, logs in /logs/[bold]x\n"
+
+
+def test_a_run_goes_on_when_nobody_takes_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    discarded: list[bool] = []
+    monkeypatch.setattr("shoal.cli.live.discard_stdout", lambda: discarded.append(True))
+    with LiveView(load_config(), "test-run", Path("/logs"), console=Console(file=_FullDisk())) as view:
+        view.update(STATUS)
+        view.notice("a notice")
+    view.finish({"samples": 1}, "a failure", None, Path("/logs"))
+    assert discarded == [True]
+
+
 def test_the_end_shows_results_and_where_the_summary_is() -> None:
     screen = _Screen(terminal=False)
     summary = {"samples": 12345, "eval_loss_last": 2.1, "peak_pss_bytes": 3 * 2**20, "duplicates": 0, "steps_lost": {}}
@@ -127,13 +149,15 @@ def test_the_end_shows_results_and_where_the_summary_is() -> None:
 
 def test_losses_are_shown_as_numbers_and_only_if_there_were_any() -> None:
     screen = _Screen(terminal=False)
-    summary = {"samples": 1, "steps_lost": {"0": 0, "1": 0}, "failovers": []}
+    summary = {"samples": 1, "steps_skipped": 0, "steps_lost": {"0": 0, "1": 0}, "failovers": []}
     screen.view.finish(summary, None, None, Path("/logs/test-run"))
     assert screen.text.split() == ["samples", "1"]
     screen = _Screen(terminal=False)
-    summary = {"samples": 1, "steps_lost": {"0": 0, "1": 3}, "failovers": [{"kind": "server"}]}
+    summary = {"samples": 1, "steps_skipped": 2, "steps_lost": {"0": 0, "1": 3}, "failovers": [{"kind": "server"}]}
     screen.view.finish(summary, None, None, Path("/logs/test-run"))
-    assert screen.text.split() == ["samples", "1", "steps", "lost", "3", "processes", "lost", "1"]
+    assert screen.text.split() == [
+        *("samples", "1", "steps", "skipped", "2", "steps", "lost", "3", "processes", "lost", "1")
+    ]
 
 
 def test_a_run_that_failed_before_its_first_step_shows_no_results() -> None:

@@ -51,6 +51,13 @@ def test_a_share_that_is_reported_twice_counts_once() -> None:
     assert progress.evaluated(EvalReport(1, 2, 30.0, 5), 10) == 4.0
 
 
+def test_shares_of_an_attempt_that_was_cut_differently_do_not_count() -> None:
+    progress = Progress()
+    progress.evaluated(EvalReport(1, 2, 99.0, 5), 10)
+    progress.begin_evaluation(2)
+    assert progress.evaluated(EvalReport(0, 2, 40.0, 10), 10) == 4.0
+
+
 def test_the_sum_of_the_shares_does_not_depend_on_who_reports_first() -> None:
     shares = [EvalReport(slot, 0, loss_sum, 1) for slot, loss_sum in enumerate((1e16, 1.0, -1e16))]
     losses = set()

@@ -74,6 +74,12 @@ def test_peers_may_be_repeated_or_separated_or_json_or_in_a_file(flags: list[str
     assert config.network.initial_peers == ("/a", "/b")
 
 
+def test_every_list_of_addresses_may_be_given_in_several_flags() -> None:
+    for name in ("initial-peers", "host-maddrs", "announce-maddrs"):
+        config = load_config(None, [f"--network.{name}", "/a", f"--network.{name}", "/b"], {})
+        assert getattr(config.network, name.replace("-", "_")) == ("/a", "/b")
+
+
 def test_names_of_distqat_are_aliases_everywhere(tmp_path: Path) -> None:
     path = _write(tmp_path, "diloco: {averaging_timeout: 5}\nmodel_pipeline: {forward_timeout: 6}")
     config = load_config(path, ["--diloco-load-state-timeout", "7"], {"SHOAL_PARAM_MIRROR__REFRESH_EVERY": "8"})

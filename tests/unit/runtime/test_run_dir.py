@@ -66,6 +66,8 @@ def test_the_users_runtime_directory_is_used_if_it_is_usable(tmp_path: Path, mon
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with RunDir() as run_dir:
         assert run_dir.path.is_relative_to(tmp_path)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    with RunDir() as run_dir:
-        assert run_dir.path.parent.parent == Path("/tmp")
+    monkeypatch.chdir(tmp_path)
+    for unusable in (str(tmp_path / "missing"), ".", ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
+        with RunDir() as run_dir:
+            assert run_dir.path.parent.parent == Path("/tmp")
