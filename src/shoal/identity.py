@@ -1,4 +1,4 @@
-"""Who a process is: an Ed25519 key, the libp2p peer id that contains it, signatures, and a swarm's namespace.
+"""Who a process is: an Ed25519 key, the libp2p peer id that contains it, signatures; and the key of its swarm.
 
 Peer ids follow https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md: base58btc over the identity multihash
 of the protobuf-encoded public key. A peer id of this kind contains the public key, so a signature can be verified with
@@ -18,7 +18,7 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from shoal.errors import IdentityError, SignatureError
+from shoal.errors import ConfigError, IdentityError, SignatureError
 from shoal.ids import PeerId
 
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -100,19 +100,8 @@ class Identity:
             FileExistsError: there is a file already; it is left alone.
             IdentityError: the file cannot be written.
         """
-        # Another process that loads the same path must see the whole key or no file: write aside, then link.
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(self.p2p_key_bytes)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.link(aside, path)
-            finally:
-                aside.unlink(missing_ok=True)
+            _write_secret(path, self.p2p_key_bytes)
         except FileExistsError:
             raise
         except OSError as error:
@@ -161,6 +150,57 @@ def verify(peer_id: PeerId, data: bytes, signature: bytes) -> None:
         raise SignatureError(f"no valid signature of {peer_id[:_MAX_PEER_ID_CHARS]} over {len(data)} bytes") from error
 
 
+def create_swarm_key(path: Path) -> bytes:
+    """Write a new swarm key, 32 random bytes, to a file that only the owner may read; return it.
+
+    Raises:
+        ConfigError: there is a file already (it is left alone), or it cannot be written.
+    """
+    swarm_key = secrets.token_bytes(_KEY_BYTES)
+    path = path.expanduser()
+    try:
+        _write_secret(path, swarm_key)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} exists already and is left alone: hosts that use it would lose their swarm. Name another file, or "
+            "move it away"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot write the swarm key {path}: {error.strerror}") from error
+    return swarm_key
+
+
+def load_swarm_key(path: Path) -> bytes:
+    """Return the swarm key, 32 bytes, in a file.
+
+    Raises:
+        ConfigError: there is no file (the message says how to make one), others may read it, or it holds no key.
+    """
+    path = path.expanduser()
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            swarm_key = file.read(_KEY_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no swarm key {path}: copy it from a host of the swarm you want to join, or make a new one with "
+            f"`shoal key new --swarm-key-file {path}`"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the swarm key {path}: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(f"others may read the swarm key {path}: run `chmod 600 {path}`")
+    if len(swarm_key) != _KEY_BYTES:
+        raise ConfigError(f"{path} is no swarm key: it must hold exactly {_KEY_BYTES} bytes (copy the file as it is)")
+    return swarm_key
+
+
+def swarm_key_fingerprint(swarm_key: bytes) -> str:
+    """Return a name for the key by which people can compare two, and which does not tell the key."""
+    digest = hashlib.sha3_256(b"shoal fingerprint 1\0" + swarm_key).hexdigest()
+    return "-".join(digest[i : i + 4] for i in range(0, 16, 4))
+
+
 def namespace(swarm_key: bytes, experiment_prefix: str) -> str:
     """Return the name (hex) under which a swarm's records are kept: without the key nobody can tell or guess it.
 
@@ -173,6 +213,27 @@ def namespace(swarm_key: bytes, experiment_prefix: str) -> str:
     digest.update(swarm_key)
     digest.update(experiment_prefix.encode())
     return digest.hexdigest()
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    """Write a new file of mode 0600.
+
+    Another process that reads the same path sees the whole content or no file: it is written aside, then linked.
+
+    Raises:
+        OSError: it cannot be written; FileExistsError if it exists.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _base58_encode(raw: bytes) -> str:

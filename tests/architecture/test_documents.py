@@ -66,13 +66,14 @@ def test_readme_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
             continue
         if Path(words[0]).name.startswith("python"):
             assert (ROOT / words[1]).is_file(), command
-            words = {"run_local.py": ["shoal", "run-local"]}[words[1]] + words[2:]
+            words = ["shoal", words[1].removesuffix(".py").replace("_", "-"), *words[2:]]
         if Path(words[0]).name != "shoal":
             continue
         is_shown = {"--help", "--print-config"} & set(words)
-        shown = ["--print-config"] if words[1] == "run-local" and not is_shown else []
+        runs = words[1] in ("run-local", "start-trainer-client", "start-servers")
+        shown = ["--print-config"] if runs and not is_shown else []
         arguments = [str(ROOT / word) if word.startswith(("configs/", "examples/")) else word for word in words[1:]]
-        if words[1] == "trainer":
+        if words[1] in ("trainer", "key"):
             arguments, shown = [*arguments, "--help"], []
         assert main([*arguments, *shown]) == 0, f"{command}: {capsys.readouterr().err}"
 

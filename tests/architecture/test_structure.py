@@ -34,7 +34,7 @@ def test_no_source_file_is_longer_than_400_lines(path: Path) -> None:
 
 def test_root_scripts_are_thin() -> None:
     assert SCRIPTS
-    for script in SCRIPTS:
+    for script in (script for script in SCRIPTS if not script.name.startswith("test_")):
         assert len(script.read_text().splitlines()) <= 40, script.name
 
 

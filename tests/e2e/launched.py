@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,8 @@ class Launched:
     flags: Sequence[str]
     command: Sequence[str] = ("run_local.py",)
     runtime_dir: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="sh", dir="/tmp")))
+    prefix: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -75,10 +77,11 @@ class Launched:
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "160",
             "PYTHONUNBUFFERED": "1",
+            **self.environment,
         }
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, *self.command, *self.flags, f"--log-dir={self.log_root}"],
+                [*self.prefix, sys.executable, *self.command, *self.flags, f"--log-dir={self.log_root}"],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -16,7 +16,17 @@ from shoal.identity import Identity
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Logs, Tip
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, ReplicaOut, Send, Stuck
+from shoal.swarm.round_effects import (
+    CoordinatorEffect,
+    Decided,
+    Deposed,
+    Introduce,
+    Ready,
+    ReplicaIn,
+    ReplicaOut,
+    Send,
+    Stuck,
+)
 from shoal.swarm.round_settings import CloseRequest, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
 from shoal.transport.base import Endpoint, Received
@@ -172,6 +182,14 @@ class RoundCoordinator:
         """Stages for whose replicas the coordinator waits now."""
         return self._stuck
 
+    @property
+    def holders(self) -> Mapping[PeerId, int] | None:
+        """The replicas that hold the record that stands now, with their stages; None while that is not known.
+
+        Those that have caught up since the round began are among them: they may be used at once.
+        """
+        return self._machine.holders
+
     # -- events
 
     def receive(self, event: Received) -> bool:
@@ -219,6 +237,8 @@ class RoundCoordinator:
                 case ReplicaOut(peer, reason):
                     logger.warning("replica.out", extra={"peer": peer, "reason": reason})
                     self._tell(effect)
+                case ReplicaIn(peer):
+                    logger.info("replica.in", extra={"peer": peer, "round": self._machine.tip.round + 1})
                 case Stuck(stages):
                     if stages != self._stuck:
                         logger.warning("round.stuck", extra={"stages": stages})

@@ -2,7 +2,8 @@
 
     endpoint -> receive -> RoundMemberMachine -> jobs: close steps, ring, swap -> RoundMemberMachine -> post
 
-One job at a time changes the state; a ring runs beside it and ends when a newer view or a record replaces it.
+One job at a time changes the state; a ring runs beside it and ends when a newer view or a record replaces it. A replica
+that was left behind fetches the newest state (`state_sync`), and gives its own to those that ask (`state_donor`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from shoal.averaging.replica_state import Contribution, ReplicaState
 from shoal.averaging.signing import unsealer
+from shoal.averaging.state_donor import StateDonor
+from shoal.averaging.state_sync import StateSync
 from shoal.collective.inbox import RingInbox, RingTag
 from shoal.collective.plan import SEGMENT_BYTES
 from shoal.collective.ring import Reduction, Ring, RingVector
@@ -27,6 +30,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import (
     CloseSteps,
+    Fetch,
     Introduce,
     MemberEffect,
     Pin,
@@ -37,6 +41,7 @@ from shoal.swarm.round_effects import (
     Swap,
 )
 from shoal.swarm.round_member import Order, RoundMemberMachine, StepsClosed
+from shoal.swarm.view import NOTHING_HELD
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import Propose, Record, StageHashes
 from shoal.wire.messages.step import StepEntry
@@ -64,7 +69,7 @@ class StepService(Protocol):
     """The steps of the replica, as the round needs them; `pipeline.StageWorker` is one."""
 
     def start_round(self, round: int) -> None:
-        """The replica holds D_{round-1}: steps of `round` may begin."""
+        """The replica holds D_{round-1}: steps of `round` may begin. What is open is dropped; with 0 none may begin."""
         ...
 
     async def close(self, round: int) -> ClosedSteps:
@@ -99,7 +104,7 @@ class RoundSwapped:
 RoundEvent = RoundSwapped | ReplicaOut
 """What a member tells the role that runs it."""
 
-_Job = CloseSteps | RunRing | Swap
+_Job = CloseSteps | RunRing | Swap | Fetch
 
 
 class RoundMember:
@@ -114,6 +119,9 @@ class RoundMember:
         state: What is averaged.
         device: Where it is computed.
         events: Told of each swap, and if the replica is left out; must never be full.
+        sync: Fetches the newest state when the replica does not hold it; without it, it is out until it is restarted.
+        donor: Gives the replica's state to others.
+        is_behind: The replica has reason to believe that the run is further than D_0.
         segment_bytes: Size of the parts of a ring; the same on all replicas.
     """
 
@@ -128,6 +136,9 @@ class RoundMember:
         state: ReplicaState,
         device: Device,
         events: MemoryObjectSendStream[RoundEvent] | None = None,
+        sync: StateSync | None = None,
+        donor: StateDonor | None = None,
+        is_behind: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._endpoint = endpoint
@@ -137,17 +148,25 @@ class RoundMember:
         self._device = device
         self._events = events
         self._segment_bytes = segment_bytes
-        self._machine = RoundMemberMachine(endpoint.hop, stage, Tip(0, genesis, None), unsealer(run_id))
+        self._machine = RoundMemberMachine(endpoint.hop, stage, Tip(0, genesis, None), unsealer(run_id), is_behind)
+        self._sync = sync
+        self._donor = donor or StateDonor(endpoint, stage)
         self._inbox = RingInbox(stage, state.ring_bytes)
         self._jobs: deque[_Job] = deque()
         self._has_jobs = anyio.Event()
         self._ring_scope = anyio.CancelScope()
+        self._fetch_scope = anyio.CancelScope()
         self._sent_before = self._sent_bytes()
 
     @property
     def held_round(self) -> int:
         """The round whose record the replica holds."""
         return self._machine.tip.round
+
+    @property
+    def offered_round(self) -> int:
+        """The same, or `NOTHING_HELD` while the replica is believed to be behind: what others may be told."""
+        return NOTHING_HELD if self._machine.is_behind else self._machine.tip.round
 
     @property
     def hashes(self) -> StageHashes:
@@ -158,7 +177,9 @@ class RoundMember:
 
     def receive(self, event: Received) -> bool:
         """Take a round message for a replica; see `transport.dispatch.Handler`."""
-        if self._inbox.receive(event):
+        if self._inbox.receive(event) or self._donor.receive(event):
+            return True
+        if self._sync is not None and self._sync.receive(event):
             return True
         if not isinstance(event.message, Order):
             return False
@@ -167,11 +188,15 @@ class RoundMember:
 
     def peer_lost(self, peer: PeerId) -> None:
         """See `transport.dispatch.Handler`."""
+        self._donor.peer_lost(peer)
+        if self._sync is not None:
+            self._sync.peer_lost(peer)
         self._do(self._machine.lost(peer))
 
     async def run(self) -> None:
         """Work until cancelled."""
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._donor.run)
             while True:
                 while self._jobs:
                     match self._jobs.popleft():
@@ -181,6 +206,10 @@ class RoundMember:
                             self._start_ring(tasks, view)
                         case Swap(record, hashes):
                             await self._swap(record, hashes)
+                        case Fetch() as order:
+                            self._fetch_scope.cancel()
+                            self._fetch_scope = anyio.CancelScope()
+                            tasks.start_soon(self._fetch, order, self._fetch_scope)
                 self._has_jobs = anyio.Event()
                 await self._has_jobs.wait()
 
@@ -199,7 +228,7 @@ class RoundMember:
                 case ReplicaOut(_, reason):
                     logger.warning("replica.out", extra={"round": self._machine.round, "reason": reason})
                     self._tell(effect)
-                case CloseSteps() | RunRing() | Swap():
+                case CloseSteps() | RunRing() | Swap() | Fetch():
                     self._put(effect)
 
     def _put(self, job: _Job) -> None:
@@ -239,6 +268,7 @@ class RoundMember:
             try:
                 hashes = await self._reduce(view, peers, view.weights[me])
             except StateMismatch as error:
+                self._donor.release()
                 self._do(self._machine.state_broken(str(error)))
                 return
             except RemoteProtocolError as error:
@@ -260,9 +290,21 @@ class RoundMember:
         await ring.run(parts)
         return await self._device.run(self._state.stage, share)
 
+    async def _fetch(self, order: Fetch, scope: anyio.CancelScope) -> None:
+        """Get the state of a record from its holders and stage it."""
+        if self._sync is None:
+            return
+        with scope:
+            state = await self._sync.fetch(order, self._state.held)
+            await self._device.run(self._state.stage_fetched, state, order.hashes)
+            self._do(self._machine.fetched(order.record_hash, order.hashes))
+
     async def _swap(self, record: Record, hashes: StageHashes) -> None:
         self._ring_scope.cancel()
+        self._fetch_scope.cancel()
         self._inbox.close()
+        if self._machine.joined is None:
+            self._steps.start_round(0)  # it was left out of the round: what it still trains is lost
         try:
             await self._device.run(self._state.swap, hashes)
         except StateMismatch as error:
@@ -272,6 +314,7 @@ class RoundMember:
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._steps.start_round(record.round + 1)
         self._do(self._machine.swapped(hashes, sent))
+        self._donor.hold(record.round, self._machine.tip.hash, self._state.held)
         logger.info("round.swapped", extra={"round": record.round, "parameters": hashes.parameters})
         self._tell(RoundSwapped(record, hashes))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -64,9 +64,8 @@ class Contribution:
     integers_I: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """The state that a record names."""
+class OuterState(NamedTuple):
+    """The state of one stage that a record names. Its vectors never change: a swap replaces all of them."""
 
     parameters_N: Tensor
     momentum_N: Tensor
@@ -74,6 +73,7 @@ class _State:
     integers_I: Tensor
 
     def hashes(self) -> StageHashes:
+        """What a record says of it."""
         buffers = tensor_sha256(self.floats_F) + tensor_sha256(self.integers_I)
         return StageHashes(
             parameters=tensor_sha256(self.parameters_N),
@@ -97,13 +97,13 @@ class ReplicaState:
         self._stage = stage
         self._optimizer = optimizer
         parameters_N = stage.parameters_flat().cpu()
-        self._held = _State(
+        self._held = OuterState(
             parameters_N,
             torch.zeros_like(parameters_N),
             stage.float_buffers_flat().cpu(),
             stage.integer_buffers_flat().cpu(),
         )
-        self._staged: dict[StageHashes, _State] = {}
+        self._staged: dict[StageHashes, OuterState] = {}
         self._pinned: StageHashes | None = None
         self.hashes = self._held.hashes()
         stage.held_parameters = self.held_parameters
@@ -111,6 +111,11 @@ class ReplicaState:
     def held_parameters(self) -> Tensor:
         """The parameters (N) of the record that the replica holds; not to be changed."""
         return self._held.parameters_N
+
+    @property
+    def held(self) -> OuterState:
+        """The state of that record; may be read by any thread."""
+        return self._held
 
     @property
     def ring_bytes(self) -> int:
@@ -148,11 +153,15 @@ class ReplicaState:
         staged = held
         if average is not None:
             parameters_N, momentum_N = self._optimizer.stage(held.parameters_N, held.momentum_N, average.parameters_N)
-            staged = _State(parameters_N, momentum_N, average.floats_F, average.integers_I)
+            staged = OuterState(parameters_N, momentum_N, average.floats_F, average.integers_I)
         hashes = staged.hashes()
         self._staged = {key: state for key, state in self._staged.items() if key == self._pinned}
         self._staged[hashes] = staged
         return hashes
+
+    def stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:
+        """Take what was fetched from other replicas as staged; whoever fetched it has compared it with the hashes."""
+        self._staged[hashes] = state
 
     def pin(self, hashes: StageHashes) -> None:
         """Keep the staged bytes with these hashes until a swap, and no longer those that were pinned before."""

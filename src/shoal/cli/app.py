@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from cyclopts import App, Parameter
 
 from shoal import __version__
 from shoal.cli.exits import guarded
+from shoal.cli.key import key_app
 from shoal.cli.output import discard_stdout
 from shoal.errors import ConfigError
 
@@ -27,6 +29,7 @@ ConfigFlags = Annotated[
 ]
 ConfigPath = Annotated[Path | None, Parameter(help="YAML file; configs/reference.yaml explains every key.")]
 Switch = Parameter(negative=())
+PrintConfig = Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")]
 
 _OWN_FLAGS = ("config-path", "baseline", "print-config", "run-locally", "trainer-id", "help", "version")
 
@@ -42,6 +45,7 @@ app = App(
 )
 config_app = App(name="config", help="Show what a run would be told.")
 app.command(config_app)
+app.command(key_app)
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -63,7 +67,7 @@ def run_local(
     baseline: Annotated[
         bool, Switch, Parameter(help="Also train the plain loop, one process, for comparison.")
     ] = False,
-    print_config: Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")] = False,
+    print_config: PrintConfig = False,
 ) -> int:
     """Train on a swarm of processes on this machine.
 
@@ -72,14 +76,64 @@ def run_local(
     if num_servers is not None:
         flags = (*flags, "--num-servers", num_servers)
     if print_config:
+        return _print_config(_load_whole(config_path, flags))
+    from shoal.cli.early import early_start
+
+    with early_start() as early:
+        config = _load_whole(config_path, flags)
+        from shoal.cli.local import run_local as serve
+
+        return serve(config, early, baseline=baseline)
+
+
+@app.command
+def start_trainer_client(
+    *flags: ConfigFlags,
+    config_path: ConfigPath = None,
+    print_config: PrintConfig = False,
+) -> int:
+    """Train with servers of other hosts: runs monitor, client, data server and trainers, and prints how to join.
+
+    Without --config-path it trains configs/sandbox.yaml. --num-servers says how many servers to wait for.
+    """
+    if print_config:
         return _print_config(_load(config_path or _sandbox_path(), flags))
     from shoal.cli.early import early_start
 
     with early_start() as early:
         config = _load(config_path or _sandbox_path(), flags)
-        from shoal.cli.local import run_local as serve
+        from shoal.cli.client_host import start_trainer_client as serve
 
-        return serve(config, early, baseline=baseline)
+        return serve(config, early)
+
+
+@app.command
+def start_servers(
+    *flags: ConfigFlags,
+    config_path: ConfigPath = None,
+    num_servers: Annotated[str | None, Parameter(help="Servers on this host (servers.num_servers).")] = None,
+    initial_peers: Annotated[
+        list[str] | None,
+        Parameter(help="Addresses of the swarm: with commas or spaces, a JSON list, or @file; else INITIAL_PEERS."),
+    ] = None,
+    print_config: PrintConfig = False,
+) -> int:
+    """Serve stages of the run that the initial peers know; model, data and optimizers are taken from it."""
+    if num_servers is not None:
+        flags = (*flags, "--num-servers", num_servers)
+    for peers in initial_peers or ():
+        flags = (*flags, "--initial-peers", peers)
+    from shoal.cli.early import early_start
+    from shoal.cli.joining import load_joining_config, require_membership
+
+    config, origins = load_joining_config(config_path, flags, os.environ, _OWN_FLAGS)
+    if print_config:
+        return _print_config(config)
+    require_membership(config)
+    with early_start() as early:
+        from shoal.cli.server_host import start_servers as serve
+
+        return serve(config, origins, early)
 
 
 @app.command
@@ -139,6 +193,14 @@ def _load(config_path: Path | None, flags: Sequence[str]) -> Config:
     from shoal.config.load import load_config
 
     return load_config(config_path, flags, other_flags=_OWN_FLAGS)
+
+
+def _load_whole(config_path: Path | None, flags: Sequence[str]) -> Config:
+    """Load the configuration of a swarm that this machine alone has to be."""
+    config = _load(config_path or _sandbox_path(), flags)
+    if problem := config.whole_swarm_problem():
+        raise ConfigError(problem)
+    return config
 
 
 def _print_config(config: Config) -> int:

@@ -24,6 +24,7 @@ PRELOAD = (
     "hivemind.utils.multiaddr.codecs.ip4",
     "hivemind.utils.multiaddr.codecs.uint16be",
     "shoal.client.service",
+    "shoal.control.scout",
     "shoal.data_server.service",
     "shoal.monitor.service",
     "shoal.server.service",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +16,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shoal.cli.host_network import LOOPBACK_MADDRS, HostNetwork, local_maddrs
 from shoal.client.spec import ClientSpec
 from shoal.config import Config, config_to_json
+from shoal.config.host import NetworkConfig
 from shoal.config.start import RoleStart
+from shoal.control.scout_spec import ScoutSpec
 from shoal.data_server.spec import DataServerSpec
 from shoal.errors import ConnectionLost, ShoalError
 from shoal.identity import Identity
 from shoal.monitor.spec import MonitorSpec
 from shoal.runtime.role_handle import RoleEvent, RoleHandle
-from shoal.runtime.role_spec import RoleSpec
+from shoal.runtime.role_spec import NEVER_RESTART, RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
 from shoal.server.spec import ServerSpec
@@ -33,6 +37,12 @@ from shoal.wire.messages.base import Hop
 logger = logging.getLogger(__name__)
 
 _Start = TypeVar("_Start", bound=RoleStart)
+
+_POLICY = RestartPolicy(max_restarts=5, window_s=60.0, first_delay_s=0.2, max_delay_s=5.0)
+_RESTARTS: Mapping[str, RestartPolicy] = {"server": _POLICY, "monitor": _POLICY, "data_server": _POLICY}
+"""What is started again when it fails, under the same identity. A trainer's successor is started by its client."""
+
+_NEED_PEERS = ("server", "client", "scout")
 
 
 @dataclass
@@ -44,6 +54,8 @@ class SwarmHost:
         run_id: The training job.
         log_dir: `logs/<run_id>`.
         swarm_key: The swarm's pre-shared key.
+        network: How other hosts reach this one; None: there are none.
+        identity_of: Gives each role its identity, the same at each start; None makes new ones for this run.
     """
 
     config: Config
@@ -52,9 +64,14 @@ class SwarmHost:
     swarm_key: bytes
     run_dir: RunDir
     supervisor: Supervisor
+    network: HostNetwork | None = None
+    identity_of: Callable[[str, int], Identity] | None = None
+    monitor_network: NetworkConfig | None = None
     _identities: dict[tuple[str, int], Identity] = field(default_factory=dict[tuple[str, int], Identity])
     _waiting_for_peers: list[RoleHandle] = field(default_factory=list[RoleHandle])
     _initial_peers: tuple[str, ...] | None = None
+    _joined: dict[RoleHandle, tuple[str, ...]] = field(default_factory=dict[RoleHandle, tuple[str, ...]])
+    _trainers: dict[int, RoleHandle] = field(default_factory=dict[int, RoleHandle])
 
     def hop(self, role: str, index: int = 0) -> Hop:
         """Return the peer id and address that a role has or will have."""
@@ -62,17 +79,25 @@ class SwarmHost:
 
     async def start_monitor(self) -> RoleHandle:
         """Start the first DHT peer; `initial_peers_known` passes its addresses on."""
+        if self.network is not None and self.monitor_network is None:
+            self.monitor_network = self.network.monitor()
         spec = self._spec(MonitorSpec, "monitor", 0, initial_peers=self.config.network.initial_peers)
         return await self._start("shoal.monitor.service:main", spec)
 
-    async def start_client(self, expected_servers: int) -> RoleHandle:
-        """Start the client."""
+    async def start_scout(self) -> RoleHandle:
+        """Start the role that finds out which run there is."""
+        scout = self._spec(ScoutSpec, "scout", 0)
+        return self._needs_peers(await self._start("shoal.control.scout:main", scout))
+
+    async def start_client(self, expected_servers: int, *, patient: bool = False) -> RoleHandle:
+        """Start the client; `patient`: it waits for these servers however long it takes."""
         spec = self._spec(
             ClientSpec,
             "client",
             0,
             launcher_pid=os.getpid(),
             expected_servers=expected_servers,
+            patient=patient,
             data_server=self.hop("data_server"),
             monitor=self.hop("monitor"),
         )
@@ -87,6 +112,11 @@ class SwarmHost:
         """Start the plain loop beside the swarm, fed by the same data server."""
         spec = self._spec(BaselineSpec, "baseline", 0, data_server=self.hop("data_server"), monitor=self.hop("monitor"))
         return await self._start("shoal.trainer.baseline_service:main", spec)
+
+    def monitor_known(self, maddrs: tuple[str, ...]) -> None:
+        """Tell every role that joins the DHT where the monitor is, by the shortest way."""
+        local = () if self.monitor_network is None else local_maddrs(self.monitor_network, self.hop("monitor").peer)
+        self.initial_peers_known(local or maddrs)
 
     def initial_peers_known(self, addresses: tuple[str, ...]) -> None:
         """Tell every role that joins the DHT where its first peers are."""
@@ -128,16 +158,24 @@ class SwarmHost:
             _reply(client, request)
 
     async def _start_trainer(self, slot: int, incarnation: int) -> RoleHandle:
-        spec = self._spec(
-            TrainerSpec,
-            "trainer",
-            slot,
-            slot=slot,
-            incarnation=incarnation,
-            client=self.hop("client"),
-            data_server=self.hop("data_server"),
+        """Start a slot's trainer under an identity of its own: a frozen predecessor that wakes up is somebody else."""
+        if (predecessor := self._trainers.get(slot)) is not None:
+            self.supervisor.kill(predecessor)
+        spec = msgspec.structs.replace(
+            self._spec(
+                TrainerSpec,
+                "trainer",
+                slot,
+                slot=slot,
+                incarnation=incarnation,
+                client=self.hop("client"),
+                data_server=self.hop("data_server"),
+            ),
+            identity_key=Identity.generate().private_bytes,
+            socket_path=str(self._socket(f"trainer_{slot}", incarnation)),
         )
-        return await self._start("shoal.trainer.service:main", spec)
+        started = self._trainers[slot] = await self._start("shoal.trainer.service:main", spec)
+        return started
 
     async def _start(self, entry: str, spec: RoleStart) -> RoleHandle:
         output = self.log_dir / f"{spec.role}_{spec.index}.log"
@@ -148,8 +186,22 @@ class SwarmHost:
                 entry=entry,
                 payload=msgspec.msgpack.encode(spec),
                 output_path=output.with_suffix(".out"),
+                restart=_RESTARTS.get(spec.role, NEVER_RESTART),
             )
         )
+
+    def restarted(self, handle: RoleHandle) -> None:
+        """Tell a role that was started again what its first process was told."""
+        if handle.spec.role in _NEED_PEERS:
+            self._needs_peers(handle)
+        elif handle.spec.role == "monitor":
+            others = [maddr for maddrs in self._joined.values() for maddr in maddrs]
+            with suppress(ConnectionLost):
+                handle.send(initial_peers=others)
+
+    def joined(self, handle: RoleHandle, maddrs: Sequence[str]) -> None:
+        """Remember by which addresses a role takes part in the DHT."""
+        self._joined[handle] = tuple(maddrs)
 
     def _needs_peers(self, handle: RoleHandle) -> RoleHandle:
         if self._initial_peers is None:
@@ -159,25 +211,64 @@ class SwarmHost:
         return handle
 
     def _tell_peers(self, handle: RoleHandle) -> None:
+        others = [maddr for peer, maddrs in self._joined.items() if peer is not handle for maddr in maddrs]
         # A role that has ended meanwhile joins nothing; whoever follows it notices.
         with suppress(ConnectionLost):
-            handle.send(initial_peers=self._initial_peers)
+            handle.send(initial_peers=[*(self._initial_peers or ()), *others])
 
     def _spec(self, kind: type[_Start], role: str, index: int, **fields: Any) -> _Start:
         return kind(
             run_id=self.run_id,
             role=role,
             index=index,
-            config_json=config_to_json(self.config),
+            config_json=config_to_json(self._config_for(role, index)),
             identity_key=self._identity(role, index).private_bytes,
             swarm_key=self.swarm_key,
             socket_path=str(self._socket(role, index)),
             log_dir=str(self.log_dir),
+            **self._wire_for(role, index),
             **fields,
         )
 
+    def _config_for(self, role: str, index: int) -> Config:
+        """The configuration with the addresses on which this role's DHT node listens."""
+        return self.config.model_copy(update={"network": self._dht_for(role, index)})
+
+    def _dht_for(self, role: str, index: int) -> NetworkConfig:
+        settings = self.config.network
+        if self.network is None:
+            # Nobody outside may join, and nothing for NATs is started.
+            is_unset = settings.host_maddrs == NetworkConfig().host_maddrs
+            return settings.model_copy(update={"host_maddrs": LOOPBACK_MADDRS}) if is_unset else settings
+        match role:
+            case "monitor":
+                return self.monitor_network or settings
+            case "client":
+                return self.network.dht(1)
+            case "scout":
+                return self.network.dht(self.config.num_servers)
+            case _:
+                return self.network.dht(index)
+
+    def _wire_for(self, role: str, index: int) -> dict[str, Any]:
+        """How this role reaches other hosts and is reached; monitor and data server speak to this one alone."""
+        if self.network is None or role not in ("client", "trainer", "server"):
+            return {}
+        if role == "trainer":
+            # It dials its replicas, and they answer over that connection.
+            return {"between_hosts": True}
+        return {
+            "between_hosts": True,
+            "listen_tcp": self.network.listen_tcp(index),
+            "announce": self.network.announce,
+        }
+
     def _identity(self, role: str, index: int) -> Identity:
-        return self._identities.setdefault((role, index), Identity.generate())
+        known = self._identities.get((role, index))
+        if known is None:
+            known = Identity.generate() if self.identity_of is None else self.identity_of(role, index)
+            self._identities[role, index] = known
+        return known
 
     def _socket(self, role: str, index: int) -> Path:
         return self.run_dir.socket_path(f"{role}_{index}")

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from shoal.cli.devices import device_of_server
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.host import SwarmHost
+from shoal.cli.host_network import HostNetwork
 from shoal.cli.live import LiveView
 from shoal.cli.run_files import make_log_dir, new_run_id, remove_empty_outputs, write_summary
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.errors import ConfigError, ShoalError
+from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime.process_info import process_age_s, tree_usage
 from shoal.runtime.role_handle import RoleEvent, RoleHandle
@@ -61,7 +63,7 @@ def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> i
     log.configure("launcher", log_dir, terminal=False)
 
     async def run() -> int:
-        return await _LocalRun(config, run_id, log_dir, devices, baseline, clock).run(early)
+        return await HostRun(config, run_id, log_dir, clock, devices, baseline).run(early)
 
     return anyio.run(run, backend_options={"use_uvloop": True})
 
@@ -80,15 +82,33 @@ class _Usage:
 
 
 @dataclass
-class _LocalRun:
-    """One run; `run` is called once."""
+class HostRun:
+    """One run on the host of its client; `run` is called once.
+
+    Attributes:
+        config: the resolved configuration.
+        run_id: the training job.
+        log_dir: `logs/<run_id>`.
+        clock: for intervals.
+        devices: of the servers on this host.
+        baseline: whether the plain loop runs beside the swarm.
+        swarm_key: the swarm's pre-shared key; by default one that nobody else ever has.
+        network: how other hosts reach this one; None: there are none.
+        identity_of: see `SwarmHost`.
+        invite: gives the lines to print once other hosts can join, from the monitor's addresses; servers of other hosts
+            are then waited for, however long it takes.
+    """
 
     config: Config
     run_id: RunId
     log_dir: Path
-    devices: Sequence[str]
-    baseline: bool
     clock: Clock
+    devices: Sequence[str] = ()
+    baseline: bool = False
+    swarm_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    network: HostNetwork | None = None
+    identity_of: Callable[[str, int], Identity] | None = None
+    invite: Callable[[tuple[str, ...]], Iterable[str]] | None = None
     exit_code: int = FAILED
     failure: str | None = None
     summary: Mapping[str, Any] | None = None
@@ -123,9 +143,11 @@ class _LocalRun:
             config=self.config,
             run_id=self.run_id,
             log_dir=self.log_dir,
-            swarm_key=secrets.token_bytes(32),
+            swarm_key=self.swarm_key,
             run_dir=early.run_dir,
             supervisor=supervisor,
+            network=self.network,
+            identity_of=self.identity_of,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_usage)
@@ -153,15 +175,16 @@ class _LocalRun:
         await host.supervisor.preloaded()
         logger.info("fork_server.ready", extra={"after_s": round(process_age_s(os.getpid()), 2)})
         tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
-        client = await host.start_client(len(self.devices))
+        expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0
+        client = await host.start_client(expected, patient=self.invite is not None)
         self._client_followed = anyio.Event()
         tasks.start_soon(self._follow_client, tasks, client, host, view)
         for index, device in enumerate(self.devices):
             server = await host.start_server(index, expected_servers=len(self.devices), device=device)
-            tasks.start_soon(self._follow, server, view)
+            tasks.start_soon(self._follow, server, host, view)
         if self.baseline:
             await self._data_ready.wait()
-            tasks.start_soon(self._follow_baseline, await host.start_baseline(), view)
+            tasks.start_soon(self._follow_baseline, await host.start_baseline(), host, view)
         else:
             self._baseline_done.set()
 
@@ -171,17 +194,20 @@ class _LocalRun:
             match event.name:
                 case "ready":
                     ready = True
-                    logger.info("swarm.open", extra={"initial_peers": event.fields["maddrs"]})
-                    host.initial_peers_known(tuple(event.fields["maddrs"]))
+                    maddrs = tuple(event.fields["maddrs"])
+                    logger.info("swarm.open", extra={"initial_peers": maddrs})
+                    host.monitor_known(maddrs)
+                    for line in () if self.invite is None else self.invite(maddrs):
+                        view.notice(line)
                 case "status":
                     self._status = event.fields["status"]
                     view.update(self._status)
                 case "notice":
                     view.notice(event.fields["text"])
                 case _:
-                    pass
+                    self._lives_on(event, monitor, host, view)
         # Without its first peer nobody joins the swarm; a swarm that stands does without it.
-        await (self._follow(monitor, view) if ready else self._ended_early(monitor))
+        await (self._follow(monitor, host, view) if ready else self._ended_early(monitor))
 
     async def _follow_client(self, tasks: TaskGroup, client: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         async for event in client.events:
@@ -189,15 +215,17 @@ class _LocalRun:
                 case "request":
                     started = await host.answer(client, event)
                     if started is not None:
-                        tasks.start_soon(self._follow, started, view)
+                        tasks.start_soon(self._follow, started, host, view)
                     if started is not None and started.spec.role == "data_server":
                         tasks.start_soon(self._follow_data_server, client, event, started, host)
+                case "notice":
+                    view.notice(event.fields["text"])
                 case "summary":
                     self.summary = event.fields["summary"]
                     # All processes are still there: a run that is over before the next sample counts them as well.
                     self.usage.sample()
                 case _:
-                    pass
+                    self._lives_on(event, client, host, view)
         if self._client_followed is not None:
             self._client_followed.set()
         status = await client.wait()
@@ -214,20 +242,35 @@ class _LocalRun:
         await host.answer_when_ready(client, request, data_server)
         self._data_ready.set()
 
-    async def _follow_baseline(self, baseline: RoleHandle, view: LiveView) -> None:
-        await self._follow(baseline, view)
+    async def _follow_baseline(self, baseline: RoleHandle, host: SwarmHost, view: LiveView) -> None:
+        await self._follow(baseline, host, view)
         self._baseline_done.set()
 
-    async def _follow(self, role: RoleHandle, view: LiveView) -> None:
-        """A role has ended before the run: without some there is no run, without others it goes on."""
+    async def _follow(self, role: RoleHandle, host: SwarmHost, view: LiveView) -> None:
+        """If a role ends for good before the run: without some there is no run, without others it goes on."""
+        async for event in role.events:
+            self._lives_on(event, role, host, view)
         status = await role.wait()
         # What one role cannot do with this configuration, its successors could not do either.
-        if role.spec.role in ESSENTIAL or status.code == USER_ERROR:
+        if role.spec.role in ESSENTIAL or (status.code == USER_ERROR and not role.was_ready):
             await self._ended_early(role)
         elif not self._ended.is_set() and not status.ok:
             name = f"{role.spec.role} {role.spec.index}"
             logger.warning("role.lost", extra={"role": name, "status": str(status)})
             view.notice(f"{name} has ended ({role.last_error or status}); the swarm goes on without it")
+
+    def _lives_on(self, event: RoleEvent, role: RoleHandle, host: SwarmHost, view: LiveView) -> None:
+        """Say that a role has ended and will be back; tell it what it has to know when it is."""
+        match event.name:
+            case "restarting" if not self._ended.is_set():
+                status = event.fields["status"]
+                view.notice(f"{role.spec.role} {role.spec.index} has ended ({status}); it is started again")
+            case "restarted":
+                host.restarted(role)
+            case "joined":
+                host.joined(role, event.fields["maddrs"])
+            case _:
+                pass
 
     async def _ended_early(self, role: RoleHandle) -> None:
         status = await role.wait()

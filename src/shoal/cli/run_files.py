@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -36,6 +37,28 @@ def make_log_dir(config: Config, run_id: RunId) -> Path:
             aside = path.parent / f".{run_id}.link"
             aside.symlink_to(run_id)
             aside.rename(link)
+    except OSError as error:
+        raise ConfigError(
+            f"log_dir: cannot write to {error.filename or path} ({error.strerror}); choose another with --log-dir"
+        ) from error
+    return path
+
+
+def make_server_log_dir(config: Config, run_id: str) -> Path:
+    """Make a folder for the logs of this host's servers in a run of another host, and write the configuration there.
+
+    It is `log_dir/<run_id>.servers`, with a number where another launcher of this host has that one.
+
+    Raises:
+        ConfigError: the directory cannot be made or written.
+    """
+    path = config.log_dir.absolute() / f"{run_id}.servers"
+    numbers = itertools.count(2)
+    while path.exists():
+        path = path.with_name(f"{run_id}.servers-{next(numbers)}")
+    try:
+        path.mkdir(parents=True)
+        (path / "config.yaml").write_text(dump_config(config))
     except OSError as error:
         raise ConfigError(
             f"log_dir: cannot write to {error.filename or path} ({error.strerror}); choose another with --log-dir"

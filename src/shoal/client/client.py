@@ -17,9 +17,12 @@ import anyio.to_thread
 from shoal.averaging.audit import audit
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.averaging.journal import write_genesis
+from shoal.client.data_link import DataLink
+from shoal.client.fencing import Fencing
 from shoal.client.reports import Reports
 from shoal.client.rounds import RoundLoop
 from shoal.client.summary import build_summary
+from shoal.client.takeover import Takeover
 from shoal.client.trainers import Launcher, TrainerPool
 from shoal.client.watch import Watch
 from shoal.clock import Clock
@@ -28,6 +31,7 @@ from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.data.feed import Feed
 from shoal.identity import Identity
+from shoal.ids import PeerId
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.base import Endpoint
@@ -63,6 +67,8 @@ class Client:
         clock: Clock,
         age_s: Callable[[], float],
         expected_servers: int,
+        patient: bool = False,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Connect the parts and write the run's record 0.
 
@@ -79,6 +85,8 @@ class Client:
             clock: for deadlines and rates.
             age_s: seconds since the run was launched.
             expected_servers: servers that the first round waits for, for a while.
+            notice: tells the user something that stays on the screen.
+            patient: wait for them, or for the first complete pipeline, however long it takes.
 
         Raises:
             OSError: `log_dir` cannot be written.
@@ -87,12 +95,12 @@ class Client:
         self._endpoint = endpoint
         self._membership = membership
         self._num_train = 0
-        self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=-1, incarnation=INCARNATION)
+        self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=-1, incarnation=INCARNATION, clock=clock)
         self.trainers = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=TRAINER_START_TIMEOUT_S)
         self.watch = Watch(
             membership=membership,
             trainers=self.trainers,
-            slots_of_replica=lambda peer: self.rounds.slots_of(peer),
+            slots_of_replica=self._slots_of,
             age_s=age_s,
         )
         shared = shared_configuration(config)
@@ -116,6 +124,18 @@ class Client:
             swarm_numbers=self._swarm_numbers,
             on_stuck=lambda _: self.rounds.update_trainers(),
         )
+        self._fencing = Fencing(
+            endpoint=endpoint,
+            clock=clock,
+            replicas=lambda: [replica.peer for replica in membership.view.replicas],
+        )
+        self._data = DataLink(
+            endpoint=endpoint,
+            data_server=data_server,
+            clock=clock,
+            trainers=lambda: {slot: self.trainers.incarnations[slot] for slot in self.trainers.present},
+            on_lost=lambda: self.watch.failovers.lost("data_server", self.trainers.present, age_s()),
+        )
         self.rounds = RoundLoop(
             config=config,
             log_dir=log_dir,
@@ -124,9 +144,12 @@ class Client:
             membership=membership,
             trainers=self.trainers,
             reports=self.reports,
-            data_server=data_server,
+            takeover=Takeover(trainers=self.trainers, reports=self.reports, fencing=self._fencing, data=self._data),
+            data=self._data,
             clock=clock,
             expected_servers=expected_servers,
+            patient=patient,
+            notice=notice,
         )
         write_genesis(
             log_dir,
@@ -143,9 +166,19 @@ class Client:
             ShoalError: the run failed.
         """
         async with anyio.create_task_group() as tasks:
-            handlers = (self.watch, self.trainers, self.reports, self._coordinator, self._feed)
+            handlers = (
+                self.watch,
+                self.trainers,
+                self.reports,
+                self._coordinator,
+                self._fencing,
+                self._data,
+                self._feed,
+            )
             tasks.start_soon(dispatch, self._endpoint, handlers, self._membership.found)
             tasks.start_soon(self._coordinator.run)
+            tasks.start_soon(self._data.run)
+            tasks.start_soon(self._feed.run)
             sizes = await self._feed.hello()
             self._num_train, self.reports.num_holdout = sizes.num_train, sizes.num_holdout
             await self.rounds.run()
@@ -173,6 +206,9 @@ class Client:
             failovers=self.watch.failovers.as_json(),
             exit_reason=exit_reason,
         )
+
+    def _slots_of(self, peer: PeerId) -> frozenset[int]:
+        return self.rounds.slots_of(peer)
 
     def _swarm_numbers(self) -> Mapping[str, float]:
         view = self._membership.view

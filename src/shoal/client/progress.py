@@ -69,6 +69,10 @@ class Progress:
         self.eval_losses[report.held] = sum(shares[slot].loss_sum for slot in sorted(shares)) / num_samples
         return self.eval_losses[report.held]
 
+    def has_share(self, held: int, slot: int) -> bool:
+        """Return whether a slot's share of the evaluation of record `held` is there."""
+        return slot in self._eval_shares.get(held, {})
+
     def begin_evaluation(self, held: int) -> None:
         """Forget shares of an earlier attempt: the held-out set may have been cut differently."""
         self._eval_shares.pop(held, None)

@@ -56,6 +56,7 @@ class Reports:
         self._on_stuck = on_stuck
         self._round = 0
         self._done: set[int] = set()
+        self._last_number: dict[int, int] = {}
         self._changed = anyio.Event()
         endpoint.introduce(monitor)
 
@@ -80,8 +81,7 @@ class Reports:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """A lost trainer does no more steps in this round: whoever waits for it looks again."""
-        self._notify()
+        """What a lost trainer has reported stands."""
 
     def begin_round(self, round: int, *, trains: bool) -> None:
         """Forget who was done in the round before.
@@ -97,9 +97,22 @@ class Reports:
         self._done = set()
 
     async def all_done(self, slots: frozenset[int]) -> None:
-        """Wait until every trainer of these slots has done its steps or is lost."""
-        while any(slot not in self._done for slot in slots & self._trainers.present.keys()):
+        """Wait until these slots' trainers have done their steps, or are excused."""
+        while not slots <= self._done:
             await self._changed.wait()
+
+    def is_done(self, slot: int) -> bool:
+        """Return whether nothing more is expected of a slot in this round."""
+        return slot in self._done
+
+    def excuse(self, slot: int) -> None:
+        """Expect nothing more of a slot in this round: it has no trainer."""
+        self._done.add(slot)
+        self._notify()
+
+    def last_number(self, slot: int) -> int:
+        """Return the number of the last step that a slot's trainers have reported; -1 before the first."""
+        return self._last_number.get(slot, -1)
 
     def post(self, values: Mapping[str, float]) -> None:
         """Send numbers about the run to the monitor."""
@@ -108,6 +121,7 @@ class Reports:
     def _step(self, report: StepReport) -> None:
         progress = self.progress
         progress.step(report, self._clock.now_s())
+        self._last_number[report.slot] = max(report.key.number, self.last_number(report.slot))
         self.post(
             {
                 "step": float(progress.steps),

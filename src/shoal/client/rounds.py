@@ -8,7 +8,7 @@ What a round decides is the coordinator's; this module says when it begins and e
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +17,9 @@ import anyio.to_thread
 
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import write_round
+from shoal.client.data_link import DataLink
 from shoal.client.reports import Reports
+from shoal.client.takeover import Takeover
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.config.schema import Config
@@ -26,11 +28,10 @@ from shoal.errors import ControlError, NoPipeline
 from shoal.ids import PeerId
 from shoal.swarm.round_deadline import deadline_s
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
-from shoal.swarm.view import SwarmView
+from shoal.swarm.view import NOTHING_HELD, SwarmView
 from shoal.transport.base import Endpoint
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Evaluation, StartRound, UpdateReplicas
-from shoal.wire.messages.feed import PlanRound, RecordSamples
 from shoal.wire.messages.round import StageHashes
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ _SLOWER_IS_NORMAL = 1.5
 _MAX_IDLE_ROUNDS = 2
 """So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
 _MAX_EVALUATIONS = 3
+_SETTLE_S = 1.0
 
 
 class RoundLoop:
@@ -62,14 +64,19 @@ class RoundLoop:
         membership: Membership,
         trainers: TrainerPool,
         reports: Reports,
-        data_server: Hop,
+        takeover: Takeover,
+        data: DataLink,
         clock: Clock,
         expected_servers: int,
+        patient: bool = False,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Connect the parts; `run` does the work.
 
         Args:
             expected_servers: servers to wait for before the first round, for at most `bootstrap_timeout_s`.
+            notice: tells the user something that stays on the screen.
+            patient: wait for them, or for one complete pipeline if there are 0, however long it takes.
         """
         self.hashes: dict[int, str] = {}
         self.rounds = 0
@@ -81,9 +88,12 @@ class RoundLoop:
         self._membership = membership
         self._trainers = trainers
         self._reports = reports
-        self._data_server = data_server.peer
+        self._takeover = takeover
+        self._notice = notice
+        self._data = data
         self._clock = clock
         self._expected_servers = expected_servers
+        self._patient = patient
         self._pipelines: tuple[Pipeline, ...] = ()
         self._holders: Mapping[PeerId, int] = {}
         self._durations_s: list[float] = []
@@ -154,13 +164,21 @@ class RoundLoop:
         self.num_replicas = max(self.num_replicas, len(self._holders))
         self._reports.begin_round(round, trains=inner_steps > 0)
         if inner_steps:
-            self._endpoint.post(self._data_server, PlanRound(round, len(self._pipelines), inner_steps))
-        for pipeline, evaluation in zip(self._pipelines, self._shares(round - 1), strict=True):
-            self._start(round, pipeline, inner_steps, evaluation)
+            self._data.plan(round, len(self._pipelines), inner_steps)
+        first_step = (round - 1) * self._config.diloco.inner_steps
+        shares = self._shares(round - 1)
+        for slot in range(len(self._pipelines)):
+            self._start(round, slot, first_step, inner_steps, shares[slot])
+
+        def go_on(slot: int, first_step: int, num_steps: int) -> None:
+            has_share = progress.has_share(round - 1, slot)
+            self._start(round, slot, first_step, num_steps, None if has_share else shares[slot])
+
         slots = frozenset(pipeline.slot for pipeline in self._pipelines)
         with anyio.move_on_after(self._boundary_deadline_s()):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._require_all_stages)
+                tasks.start_soon(self._takeover.run, slots, first_step, inner_steps, go_on)
                 await self._reports.all_done(slots)
                 tasks.cancel_scope.cancel()
 
@@ -170,26 +188,31 @@ class RoundLoop:
         while True:
             while not self._usable().missing_stages(num_stages):
                 await self._membership.changed()
+            missing = self._usable().missing_stages(num_stages)
+            logger.warning("training.stopped", extra={"stages": missing, "waits_s": timeout_s})
+            self._notice(f"training has stopped: no replica serves stage {_names(missing)}; it waits for servers")
             with anyio.move_on_after(timeout_s) as scope, self._membership.eager():
                 while self._usable().missing_stages(num_stages):
                     await self._membership.changed()
             if scope.cancelled_caught:
                 raise NoPipeline(_no_replica(self._usable().missing_stages(num_stages)))
+            logger.info("training.resumed", extra={"stages": missing})
+            self._notice(f"stage {_names(missing)} is served again: training goes on")
 
-    def _start(self, round: int, pipeline: Pipeline, inner_steps: int, evaluation: Evaluation | None) -> None:
-        hop = self._trainers.present.get(pipeline.slot)
+    def _start(self, round: int, slot: int, first_step: int, num_steps: int, evaluation: Evaluation | None) -> None:
+        hop = self._trainers.present.get(slot)
         if hop is None:
             return
         self._endpoint.post(
             hop.peer,
             StartRound(
                 round=round,
-                slot=pipeline.slot,
+                slot=slot,
                 num_slots=len(self._pipelines),
-                first_step=(round - 1) * self._config.diloco.inner_steps,
-                inner_steps=inner_steps,
-                path=pipeline.path,
-                replicas=self._replicas_for(pipeline.slot),
+                first_step=first_step,
+                inner_steps=num_steps,
+                path=self._pipelines[slot].path,
+                replicas=self._replicas_for(slot),
                 evaluation=evaluation,
             ),
         )
@@ -219,9 +242,7 @@ class RoundLoop:
         record = outcome.record
         # It is forced to the disk, which may take long; the event loop has connections to keep.
         await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed, outcome.logs)
-        self._endpoint.post(
-            self._data_server, RecordSamples(record.round, tuple(sorted((*record.samples, *record.skipped))))
-        )
+        self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
         self._holders = outcome.holders
         self.rounds += 1
         hashes: dict[int, StageHashes] = {stage.stage: stage.hashes for stage in record.stages}
@@ -255,10 +276,12 @@ class RoundLoop:
     async def _wait_for_servers(self) -> None:
         """Wait for the servers that were started with this client; go on with fewer if some do not come."""
         stages = self._config.num_stages
-        with anyio.move_on_after(self._config.network.bootstrap_timeout_s):
+        with anyio.move_on_after(None if self._patient else self._config.network.bootstrap_timeout_s):
             await self._membership.wait_for(
                 lambda view: len(view.replicas) >= self._expected_servers and view.max_pipelines(stages) > 0
             )
+            if not self._expected_servers:
+                await self._settled()
             return
         if not self._membership.view.max_pipelines(stages):
             raise NoPipeline(_no_replica(self._membership.view.missing_stages(stages)))
@@ -266,6 +289,15 @@ class RoundLoop:
             "servers.fewer",
             extra={"expected": self._expected_servers, "found": len(self._membership.view.replicas)},
         )
+
+    async def _settled(self) -> None:
+        """Let servers that are just starting into the first round: return when nobody has come for a moment."""
+        alone = False
+        with self._membership.eager():
+            while not alone:
+                with anyio.move_on_after(_SETTLE_S) as timer:
+                    await self._membership.changed()
+                alone = timer.cancelled_caught
 
     async def _wait_for_pipelines(self) -> None:
         with anyio.move_on_after(self._config.diloco.averaging_timeout_s), self._membership.eager():
@@ -280,16 +312,21 @@ class RoundLoop:
 
         A pipeline whose slot changes gets another trainer, which loses nothing: optimizers live with the replicas.
         """
-        formed = form_pipelines(self._usable(), self._config.num_stages, self._pipelines)
+        formed = form_pipelines(self._usable(), self._config.num_stages, self._pipelines, NOTHING_HELD)
         return tuple(Pipeline(slot, pipeline.path) for slot, pipeline in enumerate(formed))
 
     def _replicas_for(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
-        return replicas_for(slot, self._usable(), self._pipelines, self._config.num_stages)
+        return replicas_for(slot, self._usable(), self._pipelines, self._config.num_stages, NOTHING_HELD)
 
     def _usable(self) -> SwarmView:
-        """The view less the replicas that do not hold the record: the registry says that only later."""
+        """The view less the replicas that do not hold the record; what they announce about that comes later.
+
+        One that has caught up in the middle of a round is in it at once, one that was started again is not.
+        """
         view = self._membership.view
-        return view.without([replica.peer for replica in view.replicas if replica.peer not in self._holders])
+        now = self._coordinator.holders
+        holders = self._holders if now is None else now
+        return view.without([replica.peer for replica in view.replicas if replica.peer not in holders])
 
     def _boundary_deadline_s(self) -> float | None:
         if self._config.run.deterministic:
@@ -300,8 +337,11 @@ class RoundLoop:
 
 
 def _no_replica(stages: Sequence[int]) -> str:
-    names = ", ".join(map(str, stages)) or "of some pipeline"
     return (
-        f"no replica serves stage {names} any more: see the servers' logs for why they ended; with more servers "
-        "(--num-servers) a run survives more losses"
+        f"no replica serves stage {_names(stages)} any more: start servers for it; "
+        "see the servers' logs for why they ended"
     )
+
+
+def _names(stages: Sequence[int]) -> str:
+    return ", ".join(map(str, stages)) or "of some pipeline"

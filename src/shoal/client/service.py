@@ -11,16 +11,17 @@ from shoal import log
 from shoal.client.client import Client
 from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
+from shoal.config.shared import shared_configuration
 from shoal.control.join import join_swarm
 from shoal.control.records import ClientRecord, RunRecord
 from shoal.control.registry import Registry
+from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.run_config import pack_configuration
 from shoal.errors import ControlError
 from shoal.identity import Identity
-from shoal.ids import RunId
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.process_info import process_age_s
 from shoal.transport.base import Endpoint
-from shoal.transport.unix import open_unix_endpoint
 
 
 async def main(payload: bytes, control: RoleControl) -> None:
@@ -37,14 +38,21 @@ async def main(payload: bytes, control: RoleControl) -> None:
     spec = msgspec.msgpack.decode(payload, type=ClientSpec)
     log.configure(spec.log_path.stem, Path(spec.log_dir))
     identity, clock = Identity(spec.identity_key), SystemClock()
-    async with open_unix_endpoint(
-        peer_id=identity.peer_id, run_id=RunId(spec.run_id), role=spec.role, path=Path(spec.socket_path)
-    ) as endpoint:
+    async with open_role_endpoint(spec, identity) as endpoint:
         reply = await control.request("start_data_server")
         if "error" in reply:
             raise ControlError(f"the data server could not be started: {reply['error']}")
         async with join_swarm(spec, identity, control, clock) as registry:
+            run = _announced_run(spec, clock)
+            registry.advertise(run)
             await _train(_build(spec, identity, endpoint, registry, control, clock), control)
+            # Its servers may go; without this word they would wait for the client to come back.
+            await registry.conclude(msgspec.structs.replace(run, ended=True))
+
+
+def _announced_run(spec: ClientSpec, clock: Clock) -> RunRecord:
+    config = spec.config()
+    return RunRecord(spec.run_id, config.num_stages, clock.unix_s(), pack_configuration(shared_configuration(config)))
 
 
 def _build(
@@ -56,9 +64,7 @@ def _build(
     clock: Clock,
 ) -> Client:
     config = spec.config()
-    joined_unix_s = clock.unix_s()
-    registry.advertise(ClientRecord(endpoint.addresses, joined_unix_s))
-    registry.advertise(RunRecord(spec.run_id, config.num_stages, joined_unix_s))
+    registry.advertise(ClientRecord(endpoint.addresses, clock.unix_s()))
     return Client(
         config=config,
         run_id=spec.run_id,
@@ -72,6 +78,8 @@ def _build(
         clock=clock,
         age_s=lambda: process_age_s(spec.launcher_pid),
         expected_servers=spec.expected_servers,
+        patient=spec.patient,
+        notice=lambda text: control.event("notice", text=text),
     )
 
 

@@ -49,6 +49,7 @@ class TrainerPool:
         self._hops: dict[int, Hop] = {}
         self._incarnations: dict[int, int] = {}
         self._arrived: dict[int, int] = {}
+        self._booting: set[int] = set()
         self._changed = anyio.Event()
 
     @property
@@ -78,8 +79,9 @@ class TrainerPool:
         self._endpoint.introduce(hello.hop)
         self._hops[hello.slot] = hello.hop
         self._arrived[hello.slot] = hello.incarnation
+        self._booting.discard(hello.slot)
         logger.info("trainer.ready", extra={"slot": hello.slot, "incarnation": hello.incarnation})
-        self._changed.set()
+        self._notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -88,6 +90,7 @@ class TrainerPool:
         if slot is not None:
             del self._hops[slot]
             logger.warning("trainer.lost", extra={"slot": slot})
+            self._notify()
 
     async def ensure(self, num_slots: int) -> None:
         """Start the trainers that slots 0..num_slots-1 lack, and wait until they have said hello.
@@ -99,16 +102,9 @@ class TrainerPool:
         """
         missing = [slot for slot in range(num_slots) if slot not in self._hops]
         for slot in missing:
-            incarnation = self._incarnations.get(slot, 0) + 1
-            self._incarnations[slot] = incarnation
-            reply = await self._launcher.request("start_trainer", slot=slot, incarnation=incarnation)
-            if "error" in reply:
-                raise ControlError(f"trainer {slot} could not be started: {reply['error']}")
-        with anyio.move_on_after(self._start_timeout_s):
-            # One that is lost after its hello is not waited for: the round begins without it.
-            while self._silent(missing):
-                self._changed = anyio.Event()
-                await self._changed.wait()
+            if slot not in self._booting:
+                await self.start(slot, self.advance(slot))
+        if await self._arrivals(missing):
             return
         silent = self._silent(missing)
         if not self._hops:
@@ -118,5 +114,43 @@ class TrainerPool:
             )
         logger.warning("trainer.silent", extra={"slots": silent, "waited_s": self._start_timeout_s})
 
+    def advance(self, slot: int) -> int:
+        """Return the incarnation of the slot's next trainer; earlier ones are not believed any more."""
+        self._incarnations[slot] = self._incarnations.get(slot, 0) + 1
+        return self._incarnations[slot]
+
+    async def start(self, slot: int, incarnation: int) -> None:
+        """Have a trainer started; it says hello later.
+
+        Raises:
+            ControlError: the launcher could not start it.
+        """
+        self._booting.add(slot)
+        reply = await self._launcher.request("start_trainer", slot=slot, incarnation=incarnation)
+        if "error" in reply:
+            self._booting.discard(slot)
+            raise ControlError(f"trainer {slot} could not be started: {reply['error']}")
+
+    async def arrived(self, slot: int) -> bool:
+        """Wait until the slot's latest trainer has said hello; returns False if it does not in time."""
+        return await self._arrivals([slot])
+
+    async def changed(self) -> None:
+        """Wait until a trainer has come or gone."""
+        await self._changed.wait()
+
+    async def _arrivals(self, slots: list[int]) -> bool:
+        with anyio.move_on_after(self._start_timeout_s):
+            # One that is lost after its hello is not waited for.
+            while self._silent(slots):
+                await self._changed.wait()
+            return True
+        self._booting.difference_update(self._silent(slots))
+        return False
+
     def _silent(self, slots: list[int]) -> list[int]:
         return [slot for slot in slots if self._arrived.get(slot) != self._incarnations[slot]]
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import cast
 
 from pydantic import Field, field_validator
@@ -44,13 +45,35 @@ class NetworkConfig(Section):
         "spaces, or @file. Empty: start a new swarm.",
     )
     host_maddrs: tuple[str, ...] = Field(
-        default=("/ip4/0.0.0.0/tcp/0",), description="Addresses to listen on; port 0 takes any free port."
+        default=("/ip4/0.0.0.0/tcp/0",),
+        description="Addresses to listen on for the DHT. Port 0 takes any free port; after a fixed one, the host's "
+        "second role takes the next. A run on one machine listens on the loopback interface unless this is set.",
     )
     announce_maddrs: tuple[str, ...] = Field(
-        default=(), description="Addresses to tell other peers, where they differ (port forwarding)."
+        default=(),
+        description="Addresses to tell other peers, where they differ (port forwarding); they need fixed ports.",
     )
     monitor_port: int = Field(
-        default=0, ge=0, le=65535, description="TCP port of the monitor, the first peer; 0 takes any free port."
+        default=0,
+        ge=0,
+        le=65535,
+        description="TCP port of the monitor, the first peer. 0: any free port, and where other hosts join 50000 if it "
+        "is free.",
+    )
+    data_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="TCP port on which the client, or the first server of a host, listens for tensors of other hosts; "
+        "further servers take the next ones. 0 takes any free ports.",
+    )
+    swarm_key_file: Path = Field(
+        default=Path("~/.config/shoal/swarm.key"),
+        description="File with the secret that all hosts of a swarm share; `shoal key new` makes one.",
+    )
+    public_ip: str | None = Field(
+        default=None,
+        description="Address or name under which other hosts reach this one; null: the addresses of its interfaces.",
     )
     bootstrap_timeout_s: PositiveFloat = Field(
         default=20.0, description="A peer that reaches none of its initial peers for so long gives up (exit code 2)."
@@ -74,7 +97,9 @@ class HealthConfig(Section):
     """When a silent peer counts as dead."""
 
     heartbeat_s: PositiveFloat = Field(default=0.25, description="Interval of heartbeats on an idle connection.")
-    deadline_s: PositiveFloat = Field(default=2.0, description="Silence after which a connection is closed.")
+    deadline_s: PositiveFloat = Field(
+        default=2.0, description="Silence after which a connection is closed; at least 4 heartbeats."
+    )
 
 
 class ServersConfig(Section):

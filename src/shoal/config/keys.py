@@ -27,6 +27,9 @@ ALIASES = {
     "param_mirror.refresh_every": "param_mirror.refresh_interval_s",
     "initial_peers": "network.initial_peers",
     "num_servers": "servers.num_servers",
+    "swarm_key_file": "network.swarm_key_file",
+    "public_ip": "network.public_ip",
+    "announce_maddrs": "network.announce_maddrs",
 }
 
 _NO_REFRESH = "roles wait for changes instead of asking at intervals"
@@ -48,7 +51,7 @@ REMOVED = {
     "quant.overrides": "write quant.rules, where patterns and schemes stand side by side, without a payload",
     "network.use_ipfs": "peers find each other over network.initial_peers",
     "network.client_mode": "every peer accepts connections",
-    "network.identity_path": "each run makes its own identities",
+    "network.identity_path": "identities are kept in ~/.config/shoal/identities",
     "network.hivemind_compression": "tensors do not travel over hivemind",
     "network.skip_load_from_peers": "a newcomer always takes the state of its stage, or the run would not stay one run",
     "network.client_port": _NO_PORTS,

@@ -1,5 +1,6 @@
 """From file, environment and flags to one checked `Config`: flags beat environment beats file beats defaults."""
 
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,28 @@ def load_config(
         ConfigError: a missing file, an unknown key, a wrong type or a combination that cannot run; the message
             names the key, the value, where it stands, and what to do.
     """
-    layer = from_file(Path(path)) if path is not None else Layer()
+    return load_with_origins(path, overrides, env, other_flags=other_flags)[0]
+
+
+def load_with_origins(
+    path: str | Path | None = None,
+    overrides: Mapping[str, Any] | Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    other_flags: Iterable[str] = (),
+    below: Mapping[str, Any] | None = None,
+) -> tuple[Config, Mapping[str, str]]:
+    """Like `load_config`; also return, for each dotted key that was set, the file, variable or flag that did.
+
+    Values in `below` (nested, canonical names) stand for the defaults: everything wins over them, and they have no
+    origin.
+
+    Raises:
+        ConfigError: as `load_config` does.
+    """
+    layer = Layer(values=copy.deepcopy(dict(below or {})))
+    if path is not None:
+        layer.merge(from_file(Path(path)))
     layer.merge(from_env(os.environ if env is None else env))
     if isinstance(overrides, Mapping):
         layer.merge(from_mapping(overrides, "override"))
@@ -65,7 +87,7 @@ def load_config(
         layer.merge(from_flags(overrides, other_flags))
     _read_address_files(layer)
     try:
-        return Config.model_validate(layer.values)
+        return Config.model_validate(layer.values), layer.origins
     except ValidationError as error:
         raise ConfigError(_explain(error, layer)) from None
 

@@ -65,6 +65,15 @@ class Config(Section):
         """Microbatches of one full training step: those of every batch that it accumulates."""
         return self.model_pipeline.microbatches * self.diloco.gradient_accumulation_steps
 
+    def whole_swarm_problem(self) -> str | None:
+        """Return why the servers of this host alone make no whole swarm, or None."""
+        if self.num_servers < self.num_stages:
+            return (
+                f"servers.num_servers = {self.num_servers} is too few for model_pipeline.stages = {self.num_stages}: "
+                f"each stage needs at least one server; use --num-servers {self.num_stages} or more"
+            )
+        return None
+
     @model_validator(mode="before")
     @classmethod
     def _translate_pipeline(cls, raw: object) -> object:
@@ -109,11 +118,6 @@ class Config(Section):
                 f"model_pipeline.stages = {stages}: {self.model.family} of this size can be cut into at most {most} "
                 "stages; use fewer stages or a deeper model"
             )
-        if self.num_servers < stages:
-            return (
-                f"servers.num_servers = {self.num_servers} is too few for model_pipeline.stages = {stages}: each stage "
-                f"needs at least one server; use --num-servers {stages} or more"
-            )
         return None
 
     def _task_problem(self) -> str | None:
@@ -138,9 +142,9 @@ class Config(Section):
         return None
 
     def _health_problem(self) -> str | None:
-        if self.health.deadline_s <= 2 * self.health.heartbeat_s:
+        if self.health.deadline_s < 4 * self.health.heartbeat_s:
             return (
-                f"health.deadline_s = {self.health.deadline_s} must be more than twice health.heartbeat_s = "
+                f"health.deadline_s = {self.health.deadline_s} must be at least 4 times health.heartbeat_s = "
                 f"{self.health.heartbeat_s}, or a single late heartbeat closes a good connection"
             )
         return None

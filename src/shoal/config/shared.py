@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, cast
+
+from pydantic import ValidationError
 
 from shoal.config.dump import public_values
+from shoal.config.model import NATIVE_FAMILIES
 from shoal.config.schema import Config
+from shoal.errors import ConfigError
+
+_MISSING: Final = object()
+_BATCH: Final = "diloco.batch_size_per_step"
+# What a list of stages in DistQat's notation says, see `pipeline_entries`.
+_PIPELINE_SETS: Final = (
+    "model.family",
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_classes",
+    "model.extra",
+    "model_pipeline.stages",
+)
 
 
 def shared_configuration(config: Config) -> dict[str, Any]:
@@ -16,3 +33,66 @@ def shared_configuration(config: Config) -> dict[str, Any]:
     for host_field in ("hf_token", "num_workers"):
         shared["data"].pop(host_field)
     return shared
+
+
+def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, Any]) -> Config:
+    """Return a host's configuration with what the run shares taken from the run.
+
+    Args:
+        host: as file, environment and flags of this host give it.
+        origins: the keys that they set, and where.
+        shared: what `shared_configuration` gave at the client.
+
+    Raises:
+        ConfigError: this host sets a shared key to something else, or its version does not know the run's keys.
+    """
+    problems = list(_differences(shared_configuration(host), shared, origins))
+    family = shared["model"]["family"] if isinstance(shared.get("model"), Mapping) else None
+    if family not in (*NATIVE_FAMILIES, host.model.family):
+        problems.append(
+            f"the run trains {family!r}, a family of somebody's own: say --model.family {family} here as well, if that "
+            "code may run on this host"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
+    values = host.model_dump()
+    for section, content in shared.items():
+        if section in ("data", "model_pipeline"):
+            values[section] = {**values[section], **content}
+        else:
+            values[section] = content
+    values["model_pipeline"]["pipeline"] = None
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
+        raise ConfigError(
+            f"the run's configuration does not fit this version of shoal ({reasons}): install the client's version"
+        ) from None
+
+
+def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+    for key, origin in sorted(origins.items()):
+        for name in _PIPELINE_SETS if key == "model_pipeline.pipeline" else (key,):
+            mine, wanted = _at(own, name), _at(theirs, name)
+            if mine is _MISSING or mine == wanted:
+                continue
+            if name == _BATCH and isinstance(wanted, int) and mine < wanted:
+                yield (
+                    f"{name} = {mine} ({origin}): the run has {wanted}, and a share of the batch for one host is not "
+                    "supported yet; remove it"
+                )
+                continue
+            yield (
+                f"{name} = {mine!r} ({origin}): the run has {None if wanted is _MISSING else wanted!r}, which all "
+                "hosts share; remove it, servers take it from the run"
+            )
+
+
+def _at(values: Mapping[str, Any], name: str) -> Any:
+    found: Any = values
+    for part in name.split("."):
+        if not isinstance(found, Mapping):
+            return _MISSING
+        found = cast(Mapping[str, Any], found).get(part, _MISSING)
+    return found

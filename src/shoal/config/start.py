@@ -27,6 +27,9 @@ class RoleStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         socket_path: Unix socket to listen on.
         log_dir: `logs/<run_id>` of this host.
         initial_peers: Multiaddresses of DHT peers to join; empty for the first peer.
+        between_hosts: Whether peers of other hosts are reached, over TLS with the swarm's key.
+        listen_tcp: Address and port to listen on for other hosts; None is not dialled by them.
+        announce: Hosts under which other hosts reach this one; empty for the addresses of its interfaces.
     """
 
     run_id: str
@@ -38,6 +41,9 @@ class RoleStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     socket_path: str
     log_dir: str
     initial_peers: tuple[str, ...] = ()
+    between_hosts: bool = False
+    listen_tcp: tuple[str, int] | None = None
+    announce: tuple[str, ...] = ()
 
     def config(self) -> Config:
         """Return the resolved configuration."""

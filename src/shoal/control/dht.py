@@ -223,6 +223,12 @@ class _SignedRecords(RecordValidatorBase):
         return self._checker.check(record.key, subkey, value, record.expiration_time)
 
 
+def outward(maddrs: Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses that mean something on other hosts; all of them if none does."""
+    found = tuple(maddr for maddr in maddrs if not maddr.startswith(_LOOPBACK))
+    return found or tuple(maddrs)
+
+
 def _key(namespace: str, topic: str) -> DHTID:
     return DHTID.generate(source=f"{namespace}/{topic}")
 

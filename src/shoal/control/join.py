@@ -27,7 +27,7 @@ async def join_swarm(
     Args:
         start: whose configuration says where to listen; without initial peers, the launcher sends them.
         identity: of this peer.
-        control: the pipe to the launcher.
+        control: the pipe to the launcher; told `joined(maddrs=...)`.
         clock: for expiries.
 
     Raises:
@@ -49,6 +49,8 @@ async def join_swarm(
         announce_maddrs=config.network.announce_maddrs,
         bootstrap_timeout_s=timeout_s,
     ) as node:
+        # A monitor that is started again finds the swarm by those who are in it.
+        control.event("joined", maddrs=await node.visible_maddrs())
         registry = Registry(node, identity, swarm, config.num_stages, clock)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(registry.run)

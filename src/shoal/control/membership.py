@@ -48,6 +48,12 @@ class Membership:
                 await self.changed()
         return self._view
 
+    async def wait_until(self, predicate: Callable[[SwarmView], bool]) -> SwarmView:
+        """Wait, however long and without hurry, until the view fulfils `predicate`; return that view."""
+        while not predicate(self._view):
+            await self.changed()
+        return self._view
+
     @contextmanager
     def eager(self) -> Generator[None]:
         """Have the registry asked often inside of this context, because somebody waits for others to appear."""

@@ -27,12 +27,15 @@ MAX_RECORD_BYTES = 8 * 1024
 MAX_TTL_S = 120.0
 """A record that wants to live longer is refused, or a peer could leave records behind for ever."""
 
+MAX_CONFIG_BYTES = 6 * 1024
+"""Of a run's shared configuration, packed."""
+
 _SIGNED_AS = b"shoal-record-v1"
 _MAX_STAGES = 4096
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+FolderName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(min_length=1, max_length=16)]
 
@@ -66,12 +69,16 @@ class ClientRecord(Struct, frozen=True, tag="client"):
 
 
 class RunRecord(Struct, frozen=True, tag="run"):
-    """The training job, announced by a client; `config` is its shared configuration as JSON."""
+    """The training job, announced by a client.
 
-    run_id: Name
+    `config` is its shared configuration, see `run_config`; an `ended` run needs no servers any more.
+    """
+
+    run_id: FolderName
     num_stages: Annotated[int, msgspec.Meta(ge=1, le=_MAX_STAGES)]
     join_unix_s: Amount
-    config: Annotated[bytes, msgspec.Meta(max_length=6 * 1024)] = b""
+    config: Annotated[bytes, msgspec.Meta(max_length=MAX_CONFIG_BYTES)] = b""
+    ended: bool = False
     version: int = PROTOCOL_VERSION
 
 

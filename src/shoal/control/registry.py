@@ -116,6 +116,19 @@ class Registry:
             self._dirty.add(topic)
             self._wake.set()
 
+    async def conclude(self, record: Record) -> None:
+        """Announce a last record that `withdraw` does not take back: it stands until it expires; bounded.
+
+        Raises:
+            InvariantViolation: a `GoneRecord`.
+        """
+        topic = topic_of(record)
+        if topic is None:
+            raise InvariantViolation("a GoneRecord is announced by withdraw()")
+        self._own.pop(topic, None)
+        with anyio.move_on_after(_FAREWELL_TIMEOUT_S, shield=True):
+            await self._publish(topic, record)
+
     async def withdraw(self) -> None:
         """Take all own records back, so that others need not wait for their expiry; bounded."""
         leaving, self._own = self._own, {}

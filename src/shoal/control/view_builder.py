@@ -83,5 +83,5 @@ def _run(records: Iterable[Opened]) -> Run | None:
     announced = [(opened, record) for opened in records if isinstance(record := opened.record, RunRecord)]
     if not announced:
         return None
-    opened, record = min(announced, key=lambda a: (a[1].join_unix_s, a[0].peer))
-    return Run(record.run_id, record.num_stages, opened.peer, record.config)
+    opened, record = min(announced, key=lambda a: (a[1].ended, a[1].join_unix_s, a[0].peer))
+    return Run(record.run_id, record.num_stages, opened.peer, record.config, record.ended)

@@ -15,8 +15,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import anyio
+import msgspec
 import numpy as np
 
+from shoal.clock import Backoff, Clock
 from shoal.config.schema import Config
 from shoal.data.microbatch import Cut, cut, microbatches
 from shoal.data.pool import map_pool
@@ -31,6 +33,7 @@ from shoal.wire.messages.feed import (
     BatchReady,
     DataHello,
     GiveBack,
+    HeldBatch,
     HoldoutInfo,
     Lease,
     NoBatch,
@@ -78,6 +81,7 @@ class LeasedBatch:
 
 @dataclass(slots=True)
 class _Pending:
+    message: Message | None = None
     arrived: anyio.Event = field(default_factory=anyio.Event)
     answer: BatchReady | NoBatch | HoldoutInfo | ConnectionLost | None = None
 
@@ -89,7 +93,9 @@ class _Pending:
 class Feed:
     """Batches for one trainer. A `transport.dispatch.Handler`."""
 
-    def __init__(self, *, endpoint: Endpoint, data_server: Hop, trainer: int, incarnation: int) -> None:
+    def __init__(
+        self, *, endpoint: Endpoint, data_server: Hop, trainer: int, incarnation: int, clock: Clock | None = None
+    ) -> None:
         """Remember where the data server is.
 
         Args:
@@ -97,6 +103,8 @@ class Feed:
             data_server: of the same host.
             trainer: slot of the trainer; the baseline, which only reads, takes -1.
             incarnation: how often the slot's trainer was started.
+            clock: for the pauses before a lost data server is dialled again, which `run` does; None: what waits for a
+                lost one fails.
         """
         self._endpoint = endpoint
         self._server = data_server.peer
@@ -107,6 +115,12 @@ class Feed:
         self._hello: _Pending | None = None
         self._mapped: tuple[str, mmap.mmap] | None = None
         self._max_read_samples = 0
+        self._clock = clock
+        self._backoff = Backoff(first_s=0.1, max_s=1.0)
+        self._lost = anyio.Event()
+        self._is_lost = False
+        self._round = 0
+        self._held: dict[int, HeldBatch] = {}
         endpoint.introduce(data_server)
 
     def receive(self, event: Received) -> bool:
@@ -120,6 +134,7 @@ class Feed:
             return False
         if event.peer != self._server:
             raise RemoteProtocolError(f"{type(message).__name__} from {event.peer}, which is not the data server")
+        self._backoff.reset()
         pending = self._hello if isinstance(message, HoldoutInfo) else self._pending.get(message.request)
         if pending is not None:
             pending.settle(message)
@@ -129,13 +144,33 @@ class Feed:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """If the data server is gone, fail what waits for it."""
+        """If the data server is gone, fail what waits for it, unless there is a clock: then it will be asked again.
+
+        A batch that is in use stays valid: its memory lives as long as it is mapped.
+        """
         if peer != self._server:
             return
         self._mapped = None
+        self._lost.set()
+        if self._clock is not None:
+            self._is_lost = True
+            return
         lost = ConnectionLost("the connection to the data server ended: its log says why")
         for pending in (*self._pending.values(), *([self._hello] if self._hello else [])):
             pending.settle(lost)
+
+    async def run(self) -> None:
+        """Dial a lost data server again and ask again for what is missing, until cancelled."""
+        while self._clock is not None:
+            await self._lost.wait()
+            self._lost = anyio.Event()
+            await self._backoff.wait(self._clock)
+            logger.info("data_server.dialled_again", extra={"held": len(self._held), "waiting": len(self._pending)})
+            self._is_lost = False
+            self._post(self._introduction())
+            for pending in self._pending.values():
+                if pending.message is not None and pending.answer is None:
+                    self._post(pending.message)
 
     async def hello(self) -> HoldoutInfo:
         """Introduce this trainer; return the sizes of the data set.
@@ -145,7 +180,7 @@ class Feed:
         """
         pending = self._hello = _Pending()
         try:
-            self._post(DataHello(self._trainer))
+            self._post(self._introduction())
             await pending.arrived.wait()
         finally:
             self._hello = None
@@ -161,10 +196,14 @@ class Feed:
             ConnectionLost: the data server is gone.
         """
         request = next(self._requests)
+        if round_number != self._round:
+            self._round = round_number
+            self._held.clear()
         answer = await self._ask(request, Lease(request, self._trainer, self._incarnation, round_number, step))
         if isinstance(answer, NoBatch):
             logger.info("lease.denied", extra={"round": round_number, "step": step, "reason": answer.reason})
             return None
+        self._held[answer.ticket] = HeldBatch(answer.ticket, answer.samples, (), False)
         return self._open(answer)
 
     async def read_train(self, batch: int) -> LeasedBatch:
@@ -205,21 +244,32 @@ class Feed:
 
     def note(self, key: StepKey, batch: LeasedBatch, path: tuple[PeerId, ...]) -> None:
         """Tell the data server, before any replica hears of it, which attempt will train on the batch."""
+        if (held := self._held.get(batch.ticket)) is not None:
+            self._held[batch.ticket] = msgspec.structs.replace(held, keys=(*held.keys, key))
         self._post(NoteAttempt(key, batch.ticket, path))
 
     def acknowledge(self, key: StepKey, batch: LeasedBatch, *, committed: bool) -> None:
         """The step is over: trained, or (`committed` false) its fate is left to the round's record. Ends the batch."""
+        if (held := self._held.get(batch.ticket)) is not None:
+            self._held[batch.ticket] = msgspec.structs.replace(held, done=committed)
         self._post(Acknowledge(key, batch.ticket, committed))
 
     def give_back(self, batch: LeasedBatch) -> None:
         """End a batch that was only read, or a lease that was not trained on."""
+        if (held := self._held.get(batch.ticket)) is not None and not held.keys:
+            del self._held[batch.ticket]
         self._post(GiveBack(batch.ticket))
 
+    def _introduction(self) -> DataHello:
+        return DataHello(self._trainer, self._incarnation, self._round, tuple(self._held.values()))
+
     def _post(self, message: Message) -> None:
+        if self._is_lost:
+            return  # a new data server hears first who we are; `run` says then what is still of interest
         self._endpoint.post(self._server, message)
 
     async def _ask(self, request: int, message: Message) -> BatchReady | NoBatch:
-        pending = self._pending[request] = _Pending()
+        pending = self._pending[request] = _Pending(message)
         try:
             self._post(message)
             await pending.arrived.wait()

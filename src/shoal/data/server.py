@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,9 @@ from shoal.wire.messages.feed import (
     ReadHoldout,
     ReadTrain,
     RecordSamples,
+    Released,
     ReleaseTrainer,
+    ResumeRound,
 )
 
 logger = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ MIN_READ_SAMPLES = 64
 MAX_WAITING = 4096
 """Requests that may wait at the same time; more are refused."""
 
+_TICKET_BITS = 60
 _MAX_STREAM_BATCH = 1 << 40
 
 
@@ -68,7 +72,8 @@ class _Waiter:
 class _Holding:
     peer: PeerId
     lease: int | None
-    place: int
+    place: int | None
+    """None: in the memory of an earlier data server."""
 
 
 class DataService:
@@ -127,7 +132,11 @@ class DataService:
         self._early: list[tuple[PeerId, Lease]] = []
         # By ticket, not by place: a late message about a place that has changed hands must not hit its new user.
         self._holdings: dict[int, _Holding] = {}
-        self._tickets = itertools.count()
+        # Tickets of an earlier data server may still be out.
+        self._tickets = itertools.count(secrets.randbits(_TICKET_BITS))
+        # Slots of a resumed round whose trainers have not said yet what they have leased, with their incarnations.
+        self._awaited: dict[int, int] = {}
+        self._hellos: dict[int, tuple[PeerId, DataHello]] = {}
         self._num_ahead = 2
 
     @property
@@ -143,9 +152,11 @@ class DataService:
         """
         peer, message = event.peer, event.message
         match message:
-            case PlanRound() | RecordSamples() | ReleaseTrainer():
+            case PlanRound() | ResumeRound() | RecordSamples() | ReleaseTrainer():
                 self._obey(peer, message)
             case DataHello():
+                self._hellos[message.trainer] = (peer, message)
+                self._resume()
                 train, holdout = self._dataset.train.num_samples, self._dataset.holdout.num_samples
                 self._endpoint.post(peer, HoldoutInfo(train, holdout, self.max_read_samples))
             case Lease():
@@ -169,6 +180,10 @@ class DataService:
 
     def peer_lost(self, peer: PeerId) -> None:
         """Forget what the peer waits for and free what it only read; its leases stay."""
+        for waiter in self._waiters:
+            if waiter.peer == peer and waiter.lease is not None:
+                # It has never had it.
+                self.table.give_back(waiter.lease)
         self._waiters = [waiter for waiter in self._waiters if waiter.peer != peer]
         self._early = [(asker, message) for asker, message in self._early if asker != peer]
         for ticket, holding in list(self._holdings.items()):
@@ -194,28 +209,71 @@ class DataService:
     def _wake(self) -> None:
         self._changed.set()
 
-    def _obey(self, peer: PeerId, message: PlanRound | RecordSamples | ReleaseTrainer) -> None:
+    def _obey(self, peer: PeerId, message: PlanRound | ResumeRound | RecordSamples | ReleaseTrainer) -> None:
         if peer != self._client:
             raise RemoteProtocolError(f"{type(message).__name__} from {peer}, which is not the client of this host")
         match message:
             case PlanRound(number, num_slots, inner_steps):
+                self._awaited = {}
                 self.table.plan_round(number, num_slots, inner_steps)
-                # Each trainer takes a batch at about the same time, so the next one of each should lie ready.
-                self._num_ahead = min(num_slots + 1, max(2, self.pool.num_places // 2))
-                early, self._early = self._early, []
-                for asker, lease in early:
-                    self._lease(asker, lease)
+                self._planned(num_slots)
+            case ResumeRound(number, num_slots, inner_steps, trainers, complete):
+                if number > self.table.planned_round:
+                    self.table.resume_round(number, num_slots, inner_steps, complete=complete)
+                    self._awaited = dict(trainers)
+                    self._resume()
+                    self._planned(num_slots)
             case RecordSamples(number, samples):
                 ended = self.table.record(number, samples)
                 self._free_leases(ended)
                 logger.info("samples.recorded", extra={"round": number, "leases_ended": len(ended)})
             case ReleaseTrainer(trainer, incarnation, committed):
+                if self._awaited.get(trainer) == incarnation:
+                    self._skip(trainer)
                 released = self.table.release_trainer(trainer, incarnation, committed)
                 self._free_leases(released)
                 logger.info("trainer.released", extra={"trainer": trainer, "leases": len(released)})
+                self._endpoint.post(peer, Released(trainer, incarnation))
+
+    def _planned(self, num_slots: int) -> None:
+        # Each trainer takes a batch at about the same time, so the next one of each should lie ready.
+        self._num_ahead = min(num_slots + 1, max(2, self.pool.num_places // 2))
+        self._grant_early()
+
+    def _grant_early(self) -> None:
+        """Grant what was asked for too early."""
+        early, self._early = self._early, []
+        for asker, lease in early:
+            self._lease(asker, lease)
+
+    def _resume(self) -> None:
+        """Take over the leases of the resumed round of those who have said hello."""
+        for trainer, incarnation in list(self._awaited.items()):
+            if trainer not in self._hellos:
+                continue
+            peer, hello = self._hellos[trainer]
+            if hello.incarnation < incarnation:
+                continue
+            if hello.incarnation > incarnation:
+                self._skip(trainer)
+                continue
+            for held in hello.held if hello.round == self.table.planned_round else ():
+                lease = self.table.resume(trainer, incarnation, held.samples, held.keys, done=held.done)
+                if lease is not None:
+                    self._holdings[held.ticket] = _Holding(peer, lease, None)
+            del self._awaited[trainer]
+            logger.info("trainer.resumed", extra={"trainer": trainer, "leases": len(hello.held)})
+        if not self._awaited and self._early:
+            self._grant_early()
+
+    def _skip(self, trainer: int) -> None:
+        """A trainer that would have said what it has leased is dead."""
+        del self._awaited[trainer]
+        self.table.forgo()
 
     def _lease(self, peer: PeerId, message: Lease) -> None:
-        if message.round > self.table.planned_round and len(self._early) < MAX_WAITING:
+        too_early = message.round > self.table.planned_round or self._awaited
+        if too_early and len(self._early) < MAX_WAITING:
             self._early.append((peer, message))
             return
         grant = self.table.lease(message.trainer, message.incarnation, message.round, message.step)
@@ -304,4 +362,6 @@ class DataService:
             self._endpoint.post(waiter.peer, NoBatch(waiter.request, "the lease has ended"))
 
     def _free(self, ticket: int) -> None:
-        self.pool.release(self._holdings.pop(ticket).place)
+        place = self._holdings.pop(ticket).place
+        if place is not None:
+            self.pool.release(place)

@@ -11,15 +11,14 @@ import msgspec
 
 from shoal import log
 from shoal.config.schema import Config
+from shoal.control.role_endpoint import open_role_endpoint
 from shoal.data.catalog import open_source
 from shoal.data.pool import has_memfd
 from shoal.data.server import DataService
 from shoal.data_server.spec import DataServerSpec
 from shoal.identity import Identity
-from shoal.ids import RunId
 from shoal.runtime.control_pipe import RoleControl
 from shoal.transport.dispatch import dispatch
-from shoal.transport.unix import open_unix_endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +53,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
             "num_holdout": dataset.holdout.num_samples,
         },
     )
-    async with open_unix_endpoint(
-        peer_id=Identity(start.identity_key).peer_id,
-        run_id=RunId(start.run_id),
-        role=start.role,
-        path=socket_path,
-    ) as endpoint:
+    async with open_role_endpoint(start, Identity(start.identity_key)) as endpoint:
         service = DataService(
             endpoint=endpoint,
             dataset=dataset,

@@ -19,24 +19,26 @@ import msgspec
 from shoal import log
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config, public_values
-from shoal.control.dht import DhtNode
+from shoal.control.dht import DhtNode, outward
 from shoal.control.records import MonitorRecord
 from shoal.control.registry import Registry
+from shoal.control.role_endpoint import open_role_endpoint
 from shoal.errors import ConnectionLost
 from shoal.identity import Identity, namespace
-from shoal.ids import PeerId, RunId
+from shoal.ids import PeerId
 from shoal.monitor.spec import MonitorSpec
 from shoal.monitor.status import Status
 from shoal.monitor.wandb_run import WandbRun, WandbSettings
 from shoal.runtime.control_pipe import RoleControl
 from shoal.transport.base import Received
 from shoal.transport.dispatch import dispatch
-from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.control import Metrics
 
 logger = logging.getLogger(__name__)
 
 STATUS_INTERVAL_S = 0.5
+INITIAL_PEERS = "initial_peers.txt"
+_PEERS_TIMEOUT_S = 2.0
 _WANDB_CLOSE_TIMEOUT_S = 2.0
 
 
@@ -67,22 +69,20 @@ async def _serve(start: MonitorSpec, control: RoleControl) -> None:
     gatherer = Gatherer(Status(config.num_stages), _wandb_run(start, config, control))
     try:
         async with (
-            open_unix_endpoint(
-                peer_id=identity.peer_id, run_id=RunId(start.run_id), role=start.role, path=Path(start.socket_path)
-            ) as endpoint,
+            open_role_endpoint(start, identity) as endpoint,
             await DhtNode.create(
                 identity,
                 namespace=swarm,
                 state_dir=Path(start.socket_path).parent,
                 clock=clock,
-                initial_peers=start.initial_peers,
+                initial_peers=start.initial_peers or await _known_before(start, control),
                 host_maddrs=listen_maddrs(config),
                 announce_maddrs=config.network.announce_maddrs,
                 bootstrap_timeout_s=config.network.bootstrap_timeout_s,
             ) as node,
         ):
-            maddrs = await node.visible_maddrs()
-            await anyio.to_thread.run_sync(write_lines, Path(start.log_dir) / "initial_peers.txt", maddrs)
+            maddrs = outward(await node.visible_maddrs())
+            await anyio.to_thread.run_sync(write_lines, Path(start.log_dir) / INITIAL_PEERS, maddrs)
             registry = Registry(node, identity, swarm, config.num_stages, clock)
             registry.advertise(MonitorRecord(endpoint.addresses, joined_unix_s))
             control.ready(maddrs=maddrs, hop=endpoint.hop)
@@ -94,6 +94,19 @@ async def _serve(start: MonitorSpec, control: RoleControl) -> None:
     finally:
         with anyio.CancelScope(shield=True):
             await gatherer.aclose()
+
+
+async def _known_before(start: MonitorSpec, control: RoleControl) -> tuple[str, ...]:
+    """Return where the others are, if this monitor has run before: the launcher says it, and alone it would stay alone.
+
+    Empty at its first start.
+    """
+    if (Path(start.log_dir) / INITIAL_PEERS).exists():
+        with anyio.move_on_after(_PEERS_TIMEOUT_S):
+            async for message in control.messages:
+                if "initial_peers" in message:
+                    return tuple(message["initial_peers"])
+    return ()
 
 
 class Gatherer:

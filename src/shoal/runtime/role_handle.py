@@ -17,8 +17,9 @@ class RoleEvent(msgspec.Struct, frozen=True):
     """Something that a role said, or that happened to it.
 
     From the role: "ready", "error" (`kind`, `message`), "request" (`request`, `id`; answer it with
-    `RoleHandle.reply`), and its own. From the supervisor: "exited" (`code`) after each end, "restarting" (`delay_s`) if
-    it will be started again, and "given_up" if it failed too often for that.
+    `RoleHandle.reply`), and its own. From the supervisor: "exited" (`code`) after each end, "restarting" (`delay_s`,
+    `status`) if it will be started again, "restarted" when its new process exists, and "given_up" if it failed too
+    often for that.
     """
 
     name: str
@@ -33,6 +34,7 @@ class RoleHandle:
         events: everything that happens to the role, in order, kept until it is read; ends with the role.
         pid: the process that runs it now, or ran it last.
         restarts: how often it has been started again.
+        was_ready: whether any of its processes has ever said that it serves.
         last_error: what it said last about why it failed; empty if it said nothing.
     """
 
@@ -41,6 +43,7 @@ class RoleHandle:
         self.spec = spec
         self.pid = 0
         self.restarts = 0
+        self.was_ready = False
         self.events = Mailbox[RoleEvent]()
         self._pipe: ControlPipe | None = None
         self._ready_fields: Message | None = None
@@ -99,6 +102,7 @@ class RoleHandle:
         name = str(message.pop("event", ""))
         if name == "ready":
             self._ready_fields = message
+            self.was_ready = True
             self._notify()
         elif name == "error":
             self.last_error = str(message.get("message", ""))

@@ -13,7 +13,9 @@ from shoal.clock import Backoff
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a role that failed is started again; one that exits with 0 is done and never is.
+    """When a role that failed is started again.
+
+    One that exits with 0 is done and never is; nor is one that fails by itself before it has ever been ready.
 
     Attributes:
         max_restarts: at most this many within `window_s`, then the role is given up; 0 never restarts.

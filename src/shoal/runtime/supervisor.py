@@ -167,6 +167,10 @@ class Supervisor:
                 for handle in late:
                     await handle.wait()
 
+    def kill(self, handle: RoleHandle) -> None:
+        """Kill a role's process at once; its restart policy says what follows. Nothing happens if it has ended."""
+        self._signal([handle], signal.SIGKILL)
+
     def _signal(self, handles: Iterable[RoleHandle], number: signal.Signals) -> None:
         for handle in handles:
             launch = self._launch_by_handle.get(handle)
@@ -306,13 +310,15 @@ class Supervisor:
         history = RestartHistory(handle.spec.restart)
         while True:
             status = await self._follow(handle, launch)
-            if status.ok or self._stopping.is_set():
+            # What has failed by itself before it ever served would not do better the next time.
+            is_hopeless = status.code > 0 and not handle.was_ready
+            if status.ok or is_hopeless or self._stopping.is_set():
                 break
             delay_s = history.next_delay_s(self._clock.now_s())
             if delay_s is None:
                 handle.emit("given_up", restarts=handle.restarts)
                 break
-            handle.emit("restarting", delay_s=delay_s)
+            handle.emit("restarting", delay_s=delay_s, status=str(status))
             with anyio.move_on_after(delay_s):
                 await self._stopping.wait()
                 break
@@ -323,6 +329,7 @@ class Supervisor:
                 handle.emit("error", kind=type(error).__name__, message=str(error))
                 break
             handle.restarts += 1
+            handle.emit("restarted")
             if self._stopping.is_set():
                 self._signal([handle], signal.SIGTERM)
         handle.finish(status)

@@ -16,6 +16,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.replica_state import ReplicaState
+from shoal.averaging.state_donor import StateDonor
+from shoal.averaging.state_sync import StateSync
+from shoal.clock import Clock, SystemClock
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError
@@ -29,6 +32,8 @@ from shoal.pipeline.stage_worker import StageWorker
 from shoal.quant.apply import apply_quant
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.records import genesis_hash
+from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
+from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import Handler
 
@@ -86,8 +91,27 @@ async def build_replica(
     device: DeviceThread,
     device_name: str,
     endpoint: Endpoint,
+    view: Callable[[], SwarmView],
+    clock: Clock | None = None,
+    transfer: TransferSettings | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Replica:
     """Build the stage with the state of D_0, on the device thread, and connect it.
+
+    If the run holds a record already, the coordinator says which, and the replica fetches its state from the others of
+    its stage; until then nobody uses it.
+
+    Args:
+        config: Of the run.
+        run_id: Of the run.
+        stage: Which one.
+        device: The thread that computes.
+        device_name: Its torch device.
+        endpoint: Of the server.
+        view: The swarm as it is now.
+        clock: For the patience of a transfer.
+        transfer: How patient it is; by default as configured.
+        chunk_bytes: Of a transfer; the same on all servers.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
@@ -111,9 +135,24 @@ async def build_replica(
         state=state,
         device=device,
         events=sender,
+        sync=StateSync(
+            endpoint,
+            stage,
+            view=view,
+            clock=clock or SystemClock(),
+            settings=transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s),
+            chunk_bytes=chunk_bytes,
+        ),
+        donor=StateDonor(endpoint, stage, chunk_bytes),
+        is_behind=run_has_begun(view()),
     )
     worker.start_round(1)
     return Replica(stage, compute, worker, member, receiver, sender)
+
+
+def run_has_begun(view: SwarmView) -> bool:
+    """Whether somebody announces a record: then a server that starts has nothing that anyone may use."""
+    return any(replica.held_round > 0 for replica in view.replicas)
 
 
 def _build_state(config: Config, stage: int, device_name: str) -> tuple[StageCompute, ReplicaState]:

@@ -14,6 +14,7 @@ from shoal.control.assignment import StageChooser
 from shoal.control.join import join_swarm
 from shoal.control.records import StageRecord
 from shoal.control.registry import Registry
+from shoal.control.role_endpoint import open_role_endpoint
 from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime.control_pipe import RoleControl
@@ -23,7 +24,6 @@ from shoal.server.replica import build_replica, device_initialiser
 from shoal.server.spec import ServerSpec
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
-from shoal.transport.unix import open_unix_endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
     initialiser = device_initialiser(spec.device, config.servers.threads)
     async with (
         DeviceThread(initialiser, name="device") as device,
-        open_unix_endpoint(
-            peer_id=identity.peer_id, run_id=RunId(spec.run_id), role=spec.role, path=Path(spec.socket_path)
-        ) as endpoint,
+        open_role_endpoint(spec, identity) as endpoint,
         join_swarm(spec, identity, control, clock) as registry,
     ):
         record = StageRecord(
@@ -73,8 +71,11 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             device=device,
             device_name=spec.device,
             endpoint=endpoint,
+            view=lambda: registry.membership.view,
+            clock=clock,
         )
-        announcer = Announcer(registry, msgspec.structs.replace(record, stage=stage), replica)
+        record = msgspec.structs.replace(record, stage=stage, held_round=replica.member.offered_round)
+        announcer = Announcer(registry, record, replica)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(replica.run)
             tasks.start_soon(dispatch, endpoint, replica.handlers)

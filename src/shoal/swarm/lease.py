@@ -73,7 +73,8 @@ class _Lease:
 @dataclass(slots=True)
 class _Plan:
     """The batches of one round. They are numbered when they are needed: first those that were free when the round was
-    planned, then new ones from the stream. `waiting` holds those that are numbered and not leased."""
+    planned, then new ones from the stream. `waiting` holds those that are numbered and not leased. `resumed`: what dead
+    trainers had leased is not known; `closed`: so nothing more can be leased."""
 
     round: int = 0
     num_slots: int = 0
@@ -81,6 +82,8 @@ class _Plan:
     freed: deque[Batch] = field(default_factory=lambda: deque[Batch]())
     numbered: int = 0
     waiting: dict[int, Batch] = field(default_factory=lambda: dict[int, Batch]())
+    resumed: bool = False
+    closed: bool = False
 
 
 class LeaseTable:
@@ -149,6 +152,8 @@ class LeaseTable:
                 f"step {step} of slot {trainer} is outside the plan of round {plan.round}: "
                 f"{plan.num_slots} slots, {plan.inner_steps} steps each"
             )
+        if plan.closed:
+            return Denial(f"round {plan.round} ends here: it is not known what else was leased in it")
         if incarnation < self._lowest_incarnation.get(trainer, 0):
             return Denial(f"incarnation {incarnation} of trainer {trainer} is stale: a later one has taken its place")
         self._lowest_incarnation[trainer] = incarnation
@@ -159,6 +164,42 @@ class LeaseTable:
         self._num_grants += 1
         self._leases[self._num_grants] = _Lease(trainer, incarnation, round_number, index, batch)
         return Grant(self._num_grants, batch)
+
+    def resume_round(self, round_number: int, num_slots: int, inner_steps: int, *, complete: bool) -> None:
+        """Open a round in whose middle this table begins anew; `resume` then tells what its trainers have leased.
+
+        The records so far have to be known, then the batches have the numbers that they had. Without `complete`, others
+        have leased batches too. In a deterministic run those are told by slot and step, which nobody asks for again;
+        otherwise nothing more is leased in this round.
+
+        Raises:
+            RemoteProtocolError: as `plan_round`.
+        """
+        self.plan_round(round_number, num_slots, inner_steps)
+        self._plan.resumed = True
+        self._plan.closed = not complete and not self._deterministic
+
+    def resume(
+        self, trainer: int, incarnation: int, samples: Ranges, keys: tuple[StepKey, ...], *, done: bool
+    ) -> int | None:
+        """Take over a lease of the resumed round; returns None, and leases nothing more, if there is no such batch."""
+        plan = self._plan
+        batch = Batch(samples)
+        limit = plan.numbered + len(plan.freed) + plan.num_slots * plan.inner_steps
+        while batch not in plan.waiting.values() and plan.numbered < limit:
+            self._number_next()
+        index = next((number for number, waiting in plan.waiting.items() if waiting == batch), None)
+        if index is None:
+            plan.closed = True
+            return None
+        del plan.waiting[index]
+        self._num_grants += 1
+        self._leases[self._num_grants] = _Lease(trainer, incarnation, plan.round, index, batch, set(keys), done)
+        return self._num_grants
+
+    def forgo(self) -> None:
+        """A trainer of the resumed round has died and took with it what it had leased; see `resume_round`."""
+        self._plan.closed = self._plan.closed or not self._deterministic
 
     def note(self, lease: int, key: StepKey) -> None:
         """Remember that attempt `key` trains on the leased batch; told before any replica hears of the attempt."""
@@ -277,10 +318,10 @@ class LeaseTable:
     def _index_for(self, slot: int, step: int) -> int | None:
         """Return the number of the slot's batch for `step`, else of the first that this slot has not been given.
 
-        The second case is a restarted trainer that counts its steps anew, after its predecessor trained some of them.
+        The second case is a trainer that does not know which steps a predecessor has done.
         """
         plan = self._plan
-        steps = (step, *range(plan.inner_steps))
+        steps = (step,) if plan.resumed else (step, *range(plan.inner_steps))
         for index in (wanted * plan.num_slots + slot for wanted in steps):
             while plan.numbered <= index:
                 self._number_next()

@@ -3,6 +3,8 @@
 The newest record that some replica has swapped to stands. On top of it, a record that replicas have answered Held for
 may have been decided, so the one of the highest ballot is finished. It is dropped only when it cannot be finished: no
 replica has swapped it, and no holder of some stage's bytes answers for long enough.
+
+Everybody can compute D_0, so newcomers hold it at any time. It stands only as long as nothing speaks for a record.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 
 from shoal.ids import PeerId
 from shoal.swarm.records import Tip, record_hash
+from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.round import Record, RoundState, SignedRecord
 
 
@@ -41,6 +44,7 @@ def choose(
     genesis: str,
     unseal: Callable[[SignedRecord], Record],
     drop_pending: bool,
+    has_records: bool = False,
 ) -> Choice:
     """Choose what stands among what the replicas hold; `states` is not empty.
 
@@ -53,6 +57,7 @@ def choose(
         genesis: The hash of D_0.
         unseal: Decodes a record.
         drop_pending: A record that cannot be finished has been waited for long enough.
+        has_records: The coordinator knows of records: D_0 is not what stands.
     """
     tips = {tip_of(state, genesis) for state in states.values()}
     pending: dict[str, SignedRecord] = {}
@@ -78,6 +83,12 @@ def choose(
         digest = max(above, key=lambda digest: _rank(records[digest]))
         tip = Tip(records[digest].round, digest, pending[digest])
         return Choice(tip, missing(tip))
+    if best.signed is None:
+        # Those that are behind do not count at first; if nobody is there who is not, they are what there is.
+        sure = (state.stage for state in states.values() if state.held_round != NOTHING_HELD)
+        absent = _stages_without(num_stages, () if has_records else sure)
+        if has_records or not drop_pending:
+            return Choice(best, absent)
     return Choice(best, missing(best))
 
 

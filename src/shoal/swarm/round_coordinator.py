@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from shoal.ids import NO_BALLOT, Ballot, PeerId
 from shoal.swarm.records import Tip, build_record, outcome_of, record_hash
 from shoal.swarm.round_choice import choose, tip_of
-from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, Send, Stuck
+from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, ReplicaIn, Send, Stuck
 from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
@@ -87,6 +87,11 @@ class RoundCoordinatorMachine:
         self._held: set[PeerId] = set()
         self._since_s = 0.0
         self._tick_at_s = 0.0
+
+    @property
+    def holders(self) -> Mapping[PeerId, int] | None:
+        """The replicas that hold the tip and take part, with their stages; None while that is not known."""
+        return None if self.phase in (Phase.WAITING, Phase.ASKING) else self._replicas.holders(self.tip)
 
     @property
     def wake_at_s(self) -> float | None:
@@ -201,10 +206,10 @@ class RoundCoordinatorMachine:
         absent = set(range(settings.num_stages)) - {state.stage for state in states.values()}
         if absent:
             return [Stuck(tuple(sorted(absent)))]
-        waited = now_s - self._since_s > settings.drop_after_s
-        choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited)
+        waited, begun = now_s - self._since_s > settings.drop_after_s, bool(self._recorded or self.tip.round)
+        choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited, begun)
         if choice.missing:
-            return [Stuck(choice.missing)]
+            return [*self._replicas.hint(choice, self.ballot), Stuck(choice.missing)]
         self._judged = {tip_of(state, settings.genesis).hash for state in states.values()}
         self.phase = Phase.IDLE
         effects = self._set_tip(choice.tip, {}) if choice.tip.hash != self.tip.hash else []
@@ -235,13 +240,14 @@ class RoundCoordinatorMachine:
         signed = self.tip.signed
         if signed is None or message.round > self.tip.round or peer not in self._replicas.states:
             return []
-        self._replicas.swapped(peer, message)
+        was_out = self._replicas.swapped(peer, message)
         if message.record_hash != self.tip.hash:
             return self._tell()  # it had been told of the tip while it swapped to the record before
         outcome = outcome_of(self._unseal(signed), message.stage)
         if outcome is None or outcome.hashes != message.hashes:
             return self._replicas.mark_out(peer, "it swapped other bytes than the record's")
-        return []
+        effects: Effects = [ReplicaIn(peer)] if was_out else []
+        return effects + (self._send_close() if self.phase is Phase.JOINING else [])
 
     # -- the round
 

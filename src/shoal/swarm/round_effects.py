@@ -44,6 +44,13 @@ class ReplicaOut:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaIn:
+    """A replica that was out, or new, holds the tip since: it may be used in the round that is being trained."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """D_round is decided.
 
@@ -87,7 +94,7 @@ class Deposed:
     highest: Ballot
 
 
-CoordinatorEffect = Send | Introduce | ReplicaOut | Decided | Ready | Stuck | Deposed
+CoordinatorEffect = Send | Introduce | ReplicaOut | ReplicaIn | Decided | Ready | Stuck | Deposed
 
 
 # -- of a member
@@ -129,10 +136,25 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Make the staged bytes with these hashes the replica's state, then report `swapped` (or `state_broken`)."""
+    """Make the staged bytes with these hashes the replica's state, then report `swapped` (or `state_broken`).
+
+    Steps that are still open, which only a replica that was left out can have, are dropped before.
+    """
 
     record: Record
     hashes: StageHashes
 
 
-MemberEffect = Send | Introduce | ReplicaOut | CloseSteps | ResolveStep | RunRing | Pin | Swap
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Get the bytes with these hashes from the holders of the record, stage them, then report `fetched`.
+
+    Ends the one before it; a swap ends it, too.
+    """
+
+    record: Record
+    record_hash: str
+    hashes: StageHashes
+
+
+MemberEffect = Send | Introduce | ReplicaOut | CloseSteps | ResolveStep | RunRing | Pin | Swap | Fetch

@@ -9,6 +9,7 @@ Rules, each of which a simulation breaks if it is left out:
 - From its join to the swap the replica commits nothing.
 - What was staged is known by its hashes; only bytes whose hashes are the record's are swapped, else the replica is out.
 - Held is answered only by who has the record's bytes staged; they are then kept until a record replaces the old state.
+- A replica that cannot swap to a decided record fetches its bytes, always those of the newest; then it swaps as usual.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from shoal.ids import NO_BALLOT, Ballot, PeerId, StepKey
 from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
+    Fetch,
     Introduce,
     MemberEffect,
     Pin,
@@ -30,6 +32,7 @@ from shoal.swarm.round_effects import (
     Send,
     Swap,
 )
+from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
@@ -74,13 +77,18 @@ class RoundMemberMachine:
         stage: Its stage.
         tip: The record whose state it holds.
         unseal: Checks and decodes a record; raises IdentityError or RemoteProtocolError.
+        is_behind: It has the state of D_0, and has reason to believe that the run is further: what it holds is not to
+            stand because others do not answer.
     """
 
-    def __init__(self, hop: Hop, stage: int, tip: Tip, unseal: Callable[[SignedRecord], Record]) -> None:
+    def __init__(
+        self, hop: Hop, stage: int, tip: Tip, unseal: Callable[[SignedRecord], Record], is_behind: bool = False
+    ) -> None:
         self.hop = hop
         self.stage = stage
         self.tip = tip
         self._unseal = unseal
+        self.is_behind = is_behind
         self.promised: Ballot = NO_BALLOT
         self._sent_bytes: dict[str, int] = {}
         self._reset()
@@ -95,6 +103,7 @@ class RoundMemberMachine:
         self.pinned: StageHashes | None = None
         self.pending: SignedRecord | None = None
         self.swapping: SignedRecord | None = None
+        self.fetching: SignedRecord | None = None
 
     @property
     def round(self) -> int:
@@ -159,14 +168,25 @@ class RoundMemberMachine:
 
     def state_broken(self, reason: str) -> Effects:
         """The replica's own bytes are not what the record says: it leaves the ring."""
-        out = ReplicaOut(self.hop.peer, reason)
-        view = self.view
-        if view is None or self.swapping is not None:
+        view, swapping = self.view, self.swapping
+        if swapping is not None:
             self.swapping = None
             self.staged.clear()
+            return self._fetch(swapping, self._unseal(swapping), reason)
+        out = ReplicaOut(self.hop.peer, reason)
+        if view is None:
             return [out, self._state(reason)]
         lost = MemberLost(view.ballot, view.round, view.epoch, self.stage, self.hop.peer)
         return [out, Send(self._coordinator, lost)]
+
+    def fetched(self, digest: str, hashes: StageHashes) -> Effects:
+        """The bytes of the record with this hash have been fetched and are staged."""
+        signed = self.fetching
+        if signed is None or record_hash(signed) != digest:
+            return []
+        self.fetching = None
+        self.swapping = signed
+        return [Swap(self._unseal(signed), hashes)]
 
     def swapped(self, hashes: StageHashes, sent_bytes: Mapping[str, int]) -> Effects:
         """The state is now that of the record that was being swapped.
@@ -178,7 +198,8 @@ class RoundMemberMachine:
         signed = self.swapping
         if signed is None:
             return []
-        self.tip = Tip(self.round, record_hash(signed), signed)
+        self.tip = Tip(self._unseal(signed).round, record_hash(signed), signed)
+        self.is_behind = False
         self._sent_bytes = dict(sent_bytes)
         self._reset()
         return [self._swapped_report(hashes)]
@@ -190,6 +211,8 @@ class RoundMemberMachine:
             return []  # it is late, or for the round after the swap; then it is repeated
         if message.round > self.round:
             return [self._state(f"round {message.round} is closed, this replica is in round {self.round}")]
+        self.is_behind = False
+        self.fetching = None  # what it holds is what stands
         if self.joined is not None:
             return [self._join()]
         if self.closing:
@@ -243,18 +266,32 @@ class RoundMemberMachine:
         record = self._unseal(message.record)
         digest = record_hash(message.record)
         if digest == self.tip.hash:
+            self.fetching = None
             outcome = outcome_of(record, self.stage)
             return [self._swapped_report(outcome.hashes)] if outcome is not None else []
         if record.round < self.round or self.swapping is not None:
             return []
         hashes = self._staged_for(record) if record.round == self.round and record.previous == self.tip.hash else None
         if hashes is not None:
-            self.swapping = message.record
+            self.swapping, self.fetching = message.record, None
             return [Swap(record, hashes)]
         reason = f"it holds record {self.tip.round} and has not staged the bytes of record {record.round}"
-        return [ReplicaOut(self.hop.peer, reason), self._state(reason)]
+        if record.round == self.round and record.previous != self.tip.hash:
+            reason = f"record {record.round} does not follow the record {self.tip.round} that it holds"
+        if self.fetching is not None and record_hash(self.fetching) == digest:
+            return [self._state(reason)]
+        return self._fetch(message.record, record, reason)
 
     # -- parts
+
+    def _fetch(self, signed: SignedRecord, record: Record, reason: str) -> Effects:
+        """Leave the round and get the bytes of a decided record."""
+        outcome = outcome_of(record, self.stage)
+        effects: Effects = [ReplicaOut(self.hop.peer, reason)]
+        if outcome is not None:
+            self.fetching = signed
+            effects.append(Fetch(record, record_hash(signed), outcome.hashes))
+        return [*effects, self._state(reason)]
 
     def _is_superseded(self, record: Record) -> bool:
         """Whether a later view than the record's has been proposed since."""
@@ -272,7 +309,8 @@ class RoundMemberMachine:
 
     def _state(self, refused: str = "") -> Send:
         tip = self.tip
-        state = RoundState(self.promised, self.stage, tip.round, tip.signed, self.pending, self.hop, refused)
+        held_round = NOTHING_HELD if self.is_behind else tip.round
+        state = RoundState(self.promised, self.stage, held_round, tip.signed, self.pending, self.hop, refused)
         return Send(self._coordinator, state)
 
     def _join(self) -> Send:

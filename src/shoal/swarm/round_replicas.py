@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from shoal.ids import PeerId
+from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip
-from shoal.swarm.round_choice import tip_of
-from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut
+from shoal.swarm.round_choice import Choice, tip_of
+from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut, Send
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import RoundState, Swapped
+from shoal.wire.messages.round import Decide, RoundState, Swapped
 
 
 class RoundReplicas:
@@ -37,6 +37,7 @@ class RoundReplicas:
         self._out: set[PeerId] = set()
         self._reported: set[PeerId] = set()
         self._sent_bytes: dict[PeerId, dict[str, int]] = {}
+        self._hinted: set[tuple[PeerId, str]] = set()
 
     def name(self, peer: PeerId, hop: Hop) -> bool:
         """Take note of a replica; returns whether it or its address is new."""
@@ -68,6 +69,7 @@ class RoundReplicas:
         self._tips.clear()
         self.told.clear()
         self._out.clear()
+        self._hinted.clear()
 
     def answer(self, peer: PeerId, state: RoundState) -> Tip:
         """Take note of what a replica holds."""
@@ -77,12 +79,17 @@ class RoundReplicas:
         self._tips[peer] = tip.hash
         return tip
 
-    def swapped(self, peer: PeerId, message: Swapped) -> None:
-        """A replica has swapped to a record."""
+    def swapped(self, peer: PeerId, message: Swapped) -> bool:
+        """A replica has swapped to a record; returns whether it was out until then."""
         self.told.discard(peer)
         self._reported.discard(peer)
-        self._tips[peer] = message.record_hash
         self._sent_bytes[peer] = message.sent_bytes
+        # A late repetition of what is known says nothing about why the replica is out now.
+        was_out = peer in self._out and self._tips[peer] != message.record_hash
+        if was_out:
+            self._out.discard(peer)
+        self._tips[peer] = message.record_hash
+        return was_out
 
     @property
     def sent_bytes(self) -> Mapping[str, int]:
@@ -121,6 +128,19 @@ class RoundReplicas:
             for peer in sorted(self.states)
             if self._tips[peer] != tip.hash and peer not in self.told and peer not in self._out
         ]
+
+    def hint(self, choice: Choice, ballot: Ballot) -> list[CoordinatorEffect]:
+        """Tell the replicas of the stages that lack a holder, once, what they are to look for: if it is decided.
+
+        That a replica has swapped to a record shows that it is; one that is only held may still be dropped.
+        """
+        signed, digest = choice.tip.signed, choice.tip.hash
+        if signed is None or digest not in self._tips.values():
+            return []
+        concerned = {(peer, digest) for peer, state in self.states.items() if state.stage in choice.missing}
+        new = sorted(concerned - self._hinted)
+        self._hinted |= concerned
+        return [Send(peer, Decide(ballot, signed)) for peer, _ in new]
 
     @property
     def silent(self) -> list[PeerId]:

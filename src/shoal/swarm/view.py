@@ -87,6 +87,7 @@ class Run:
     num_stages: int
     client: PeerId
     config: bytes = b""
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class SwarmView:
         candidates: sorted by seniority.
         clients: the longest-serving first.
         monitor: where metrics go.
-        run: what the longest-serving client has announced.
+        run: what the longest-serving client has announced; one that goes on comes before one that has ended.
     """
 
     replicas: tuple[Replica, ...] = ()

@@ -36,6 +36,7 @@ from shoal.ids import PeerId, RunId
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
 from shoal.server.replica import Replica, build_replica, device_initialiser
+from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.testing.faults import Faults
 from shoal.testing.process import Process
@@ -50,6 +51,8 @@ from shoal.wire.messages.control import Metrics
 
 RUN_ID = RunId("cluster")
 DATA_SERVER, MONITOR = PeerId("data_server"), PeerId("monitor")
+_TRANSFER_RETRY_S = 0.02
+"""Rounds of tests are short; a real transfer has more patience."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Cluster:
 
     Attributes:
         network: cut and heal connections there.
-        servers: in the order of `replicas`.
+        servers: in the order of `replicas`, then those that were started later.
         client: forms pipelines, coordinates rounds, counts.
         monitor: what the client has reported.
         device: the thread that computes.
@@ -121,6 +124,7 @@ class Cluster:
         join_order: Sequence[int] | None = None,
         dataset: DataSet | None = None,
         clock: Clock | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         """Prepare; entering the context builds everything.
 
@@ -131,6 +135,7 @@ class Cluster:
             join_order: indices of the servers in the order in which they join; by default as they are numbered.
             dataset: instead of the one that the configuration names.
             clock: for everything that needs one.
+            chunk_bytes: of state transfers.
 
         Raises:
             ConfigError: there is no such stage, or the order is none of these servers.
@@ -148,6 +153,8 @@ class Cluster:
         self._order = order
         self._dataset = dataset
         self._clock = clock or SystemClock()
+        self._chunk_bytes = chunk_bytes
+        self._num_started = 0
         self._faults = Faults()
         self._registry = LocalRegistry(self._clock)
         self._identity = Identity.generate()
@@ -172,8 +179,16 @@ class Cluster:
         self.servers[index].process.freeze()
 
     def kill_trainer(self, slot: int) -> None:
-        """End a slot's trainer as SIGKILL would; the client starts another one for the next round."""
+        """End a slot's trainer as SIGKILL would; the client starts another one, which goes on in its place."""
         self._trainers[slot].kill()
+
+    def kill_data_server(self) -> None:
+        """End the data server as SIGKILL would; `restart_data_server` starts it again."""
+        self._data_process.kill()
+
+    def restart_data_server(self) -> None:
+        """Start a killed data server again: the same identity, nothing of what it knew."""
+        self._serve_data()
 
     @staticmethod
     def trainer_peer(slot: int) -> PeerId:
@@ -240,8 +255,8 @@ class Cluster:
         await self._start_data_server()
         monitor = Process(self.network, MONITOR)
         tasks.start_soon(monitor.run, lambda: dispatch(monitor.endpoint, (self.monitor,)))
-        for index, stage in enumerate(self._stages):
-            await self._start_server(index, stage)
+        for stage in self._stages:
+            await self.start_server(stage)
         self._client_process = Process(self.network, self._identity.peer_id)
         self.client = Client(
             config=config,
@@ -259,14 +274,17 @@ class Cluster:
         )
 
     async def _start_data_server(self) -> None:
+        self._opened = self._dataset or await anyio.to_thread.run_sync(open_source, self._config)
+        self._num_train = self._opened.train.num_samples
+        self._serve_data()
+
+    def _serve_data(self) -> None:
         config = self._config
-        dataset = self._dataset or await anyio.to_thread.run_sync(open_source, config)
-        self._num_train = dataset.train.num_samples
-        process = Process(self.network, DATA_SERVER)
+        process = self._data_process = Process(self.network, DATA_SERVER)
         self._data_server = process.endpoint.hop
         service = DataService(
             endpoint=process.endpoint,
-            dataset=dataset,
+            dataset=self._opened,
             samples_per_step=config.diloco.samples_per_step,
             seed=config.run.seed,
             deterministic=config.run.deterministic,
@@ -284,8 +302,22 @@ class Cluster:
 
         self._tasks.start_soon(process.run, serve)
 
-    async def _start_server(self, index: int, stage: int) -> None:
-        process = Process(self.network, PeerId(f"server{index}"))
+    async def start_server(self, stage: int) -> Server:
+        """Start one more server, as somebody does who joins a run."""
+        self._num_started += 1
+        server = await self._build_server(self._num_started - 1, stage)
+        self.servers.append(server)
+        return server
+
+    async def restart_server(self, index: int) -> Server:
+        """Start a killed server again: the same identity, nothing of what it held."""
+        number = int(self.servers[index].peer.removeprefix("server"))
+        self.servers[index] = await self._build_server(number, self.servers[index].stage)
+        return self.servers[index]
+
+    async def _build_server(self, number: int, stage: int) -> Server:
+        process = Process(self.network, PeerId(f"server{number}"))
+        membership = self._registry.watch()
         replica = await build_replica(
             config=self._config,
             run_id=RUN_ID,
@@ -293,11 +325,16 @@ class Cluster:
             device=self.device,
             device_name="cpu",
             endpoint=process.endpoint,
+            view=lambda: membership.view,
+            clock=self._clock,
+            transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
+            chunk_bytes=self._chunk_bytes,
         )
         record = StageRecord(
             addresses=process.endpoint.addresses,
-            join_unix_s=float(self._order.index(index)),
+            join_unix_s=float(self._order.index(number) if number in self._order else number),
             stage=stage,
+            held_round=replica.member.offered_round,
             pinned=True,
         )
         announcer = Announcer(self._registry.of(process.peer), record, replica)
@@ -308,8 +345,8 @@ class Cluster:
                 tasks.start_soon(dispatch, process.endpoint, replica.handlers)
                 tasks.start_soon(announcer.run)
 
-        self.servers.append(Server(stage, replica, process))
         self._tasks.start_soon(process.run, serve)
+        return Server(stage, replica, process)
 
     # -- the launcher, as the client knows it
 

@@ -9,15 +9,14 @@ import msgspec
 
 from shoal import log
 from shoal.clock import SystemClock
+from shoal.control.role_endpoint import open_role_endpoint
 from shoal.data.feed import Feed
 from shoal.identity import Identity
-from shoal.ids import RunId
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
 from shoal.trainer.baseline_run import BaselineReport, run_baseline, use_threads
 from shoal.trainer.spec import BaselineSpec
 from shoal.transport.dispatch import dispatch
-from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.control import Metrics
 
 
@@ -36,12 +35,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     config = spec.config()
     async with (
         DeviceThread(use_threads(config.servers.threads)) as device,
-        open_unix_endpoint(
-            peer_id=Identity(spec.identity_key).peer_id,
-            run_id=RunId(spec.run_id),
-            role=spec.role,
-            path=Path(spec.socket_path),
-        ) as endpoint,
+        open_role_endpoint(spec, Identity(spec.identity_key)) as endpoint,
         anyio.create_task_group() as tasks,
     ):
         feed = Feed(endpoint=endpoint, data_server=spec.data_server, trainer=-1, incarnation=1)

@@ -106,7 +106,9 @@ class TrainerLoop:
         if start.evaluation is not None:
             await self._evaluate(start)
         steps = samples = 0
-        for step in range(start.inner_steps):
+        # A trainer that takes a lost one's place begins in the middle of the round.
+        first = start.first_step - (start.round - 1) * self._config.diloco.inner_steps
+        for step in range(first, first + start.inner_steps):
             if self._next is not None:
                 # The round was closed without us (we were too slow); its record is decided, so go on with the next.
                 return
@@ -125,7 +127,7 @@ class TrainerLoop:
         self._endpoint.post(self._client, TrainerDone(self._slot, start.round, steps, samples, self._take_sent_bytes()))
 
     async def _train(self, start: StartRound, step: int, batch: LeasedBatch) -> StepResult | None:
-        number = start.first_step + step
+        number = (start.round - 1) * self._config.diloco.inner_steps + step
         lr = self._schedule.lr(number)
         microbatches = [Microbatch(*cut) for cut in batch.microbatches(self._config)]
         begun_s = self._clock.now_s()

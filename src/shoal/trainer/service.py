@@ -9,12 +9,11 @@ import msgspec
 
 from shoal import log
 from shoal.clock import SystemClock
+from shoal.control.role_endpoint import open_role_endpoint
 from shoal.identity import Identity
-from shoal.ids import RunId
 from shoal.runtime.control_pipe import RoleControl
 from shoal.trainer.spec import TrainerSpec
 from shoal.trainer.trainer import Trainer
-from shoal.transport.unix import open_unix_endpoint
 
 
 async def main(payload: bytes, control: RoleControl) -> None:
@@ -23,18 +22,10 @@ async def main(payload: bytes, control: RoleControl) -> None:
     Args:
         payload: `TrainerSpec` in msgpack.
         control: told `ready()` once it works; its client hears from it when it has found the data server.
-
-    Raises:
-        ConnectionLost: the data server is gone.
     """
     spec = msgspec.msgpack.decode(payload, type=TrainerSpec)
     log.configure(spec.log_path.stem, Path(spec.log_dir))
-    async with open_unix_endpoint(
-        peer_id=Identity(spec.identity_key).peer_id,
-        run_id=RunId(spec.run_id),
-        role=spec.role,
-        path=Path(spec.socket_path),
-    ) as endpoint:
+    async with open_role_endpoint(spec, Identity(spec.identity_key)) as endpoint:
         trainer = Trainer(
             config=spec.config(),
             endpoint=endpoint,

@@ -44,7 +44,9 @@ class Trainer:
         """
         self._endpoint = endpoint
         pipeline = config.model_pipeline
-        self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=slot, incarnation=incarnation)
+        self._feed = Feed(
+            endpoint=endpoint, data_server=data_server, trainer=slot, incarnation=incarnation, clock=clock
+        )
         self._driver = StepDriver(
             endpoint=endpoint,
             trainer=slot,
@@ -66,11 +68,8 @@ class Trainer:
         )
 
     async def run(self) -> None:
-        """Say hello to the client and train until cancelled.
-
-        Raises:
-            ConnectionLost: the data server is gone.
-        """
+        """Say hello to the client and train until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(dispatch, self._endpoint, (self._driver, self._feed, self._loop))
+            tasks.start_soon(self._feed.run)
             tasks.start_soon(self._loop.run)

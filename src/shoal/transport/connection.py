@@ -1,19 +1,20 @@
 """One connection: bytes in, frames out and back, with nothing copied on the way that is large.
 
-    handshaking -- the peer's Hello, accepted --> framing -- close, error or end of stream --> lost
+    connected -- (TLS) --> handshaking -- the peer's Hello, accepted --> framing -- close, error, end --> lost
 
-Writes go to the event loop's transport as they are. uvloop tries to write at once (one system call for all buffers)
-and keeps what the socket does not take by reference: that memory stays alive, and must not change until it is written.
-Reads go straight into the memory that the frame decoder names.
+Without TLS the event loop's transport is the connection's stream; with it, a `TlsStream` is (`tls_stream.py`). Writes
+to a Unix socket go out as they are: uvloop tries to write at once (one system call for all buffers) and keeps what the
+socket does not take by reference: that memory stays alive, and must not change until it is written. Reads go straight
+into the memory that the frame decoder names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import anyio
 
@@ -24,11 +25,29 @@ from shoal.wire.frame import Frame, FrameDecoder
 from shoal.wire.handshake import HandshakeDecoder, Hello, Refusal, encode_handshake
 
 
+class Stream(Protocol):
+    """What a connection needs of its transport; the methods are those of `asyncio.Transport`."""
+
+    def writelines(self, list_of_data: Sequence[bytes | bytearray | memoryview], /) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def is_closing(self) -> bool: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+    def get_extra_info(self, name: str, default: Any = None) -> Any: ...
+
+
 class ConnectionOwner(Protocol):
     """Where a connection's events go. Called from within the loop's read callback: no detour, no waiting."""
 
+    def on_connect(self, connection: Connection) -> None:
+        """The socket is connected; under TLS nobody knows yet who is at the other end."""
+        ...
+
     def on_open(self, connection: Connection) -> None:
-        """The socket is connected; nothing has been said yet."""
+        """Bytes can be exchanged (TLS, if there is any, has been set up); nothing has been said yet."""
         ...
 
     def on_handshake(self, connection: Connection, said: Hello | Refusal) -> None:
@@ -58,7 +77,11 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
         dialled: the peer that this side meant to reach, or None if the other side dialled.
         peer: who is at the other end, once `accept` was called.
+        proven: who is at the other end by its certificate; None where there is no TLS.
+        prepare: sets the socket's options and checks what the kernel knows of the other end; the carrier's.
+        source: host that a TCP connection comes from; empty for a Unix socket.
         number: the connection's random number, from the dialler's Hello.
+        heard, spoke: whether anything was received or sent since whoever watches over the connection cleared them.
         settled: set when the handshake is over, either way.
         ended: set when the connection is lost.
     """
@@ -66,19 +89,24 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, owner: ConnectionOwner, limits: TransportLimits, dialled: PeerId | None = None) -> None:
         self.dialled = dialled
         self.peer: PeerId | None = None
+        self.proven: PeerId | None = None
+        self.prepare: Callable[[socket.socket], None] | None = None
+        self.source = ""
         self.number = 0
+        self.heard = self.spoke = True
         self.refusal: Refusal | None = None
         self.settled = anyio.Event()
         self.ended = anyio.Event()
         self._owner = owner
         self._limits = limits
-        self._transport: asyncio.Transport | None = None
+        self._transport: Stream | None = None
         self._handshake: HandshakeDecoder | None = HandshakeDecoder()
         self._frames: FrameDecoder | None = None
         self._empty = anyio.Event()
         self._empty.set()
         self._unread_bytes = 0
         self._reading = True
+        self._opened = False
         self._reason: str | None = None
 
     @property
@@ -93,8 +121,13 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def opened(self) -> bool:
-        """Whether the socket has been connected."""
-        return self._transport is not None
+        """Whether this side may have said something."""
+        return self._opened
+
+    @property
+    def reading(self) -> bool:
+        """Whether the socket is read; not while the consumer is far behind."""
+        return self._reading
 
     @property
     def queued_bytes(self) -> int:
@@ -121,6 +154,7 @@ class Connection(asyncio.BufferedProtocol):
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
         """Write buffers one after the other; their memory must not change until they are written."""
         if self._transport is not None and not self.closing:
+            self.spoke = True
             self._transport.writelines(buffers)
 
     async def flushed(self) -> None:
@@ -146,20 +180,37 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.abort()
 
-    # Called by the event loop.
+    def violated(self, error: Exception) -> None:
+        """Close because the peer broke a rule, and tell it why if it is still to introduce itself."""
+        if self._reason is not None:
+            return
+        if self._frames is None and self.dialled is None:
+            self.say(Refusal(str(error)))
+        self._owner.on_violation(self, error)
+        self.close(str(error), flush=self._frames is None)
+
+    # Called by the event loop, or by the TLS stream between it and this.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the handshake, or drop the socket if this side has given up meanwhile."""
+        """Start on a stream without TLS."""
         # uvloop's transports are none of asyncio's classes, they only behave like them.
-        self._transport = transport = cast("asyncio.Transport", transport)
+        if self.connected(cast("Stream", transport)):
+            self.open(None)
+
+    def connected(self, stream: Stream) -> bool:
+        """Take the stream; return False, and close it, if this side has given up meanwhile or does not want it."""
+        self._transport = stream
         # Zero marks: `pause_writing` and `resume_writing` then say whether anything at all is unwritten.
-        transport.set_write_buffer_limits(high=0, low=0)
-        size = self._limits.socket_buffer_bytes
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
-        if self._reason is not None:
-            transport.abort()
-            return
+        stream.set_write_buffer_limits(high=0, low=0)
+        if self._reason is None:
+            self._owner.on_connect(self)
+        else:
+            stream.abort()
+        return self._reason is None
+
+    def open(self, proven: PeerId | None) -> None:
+        """Start the handshake with a peer that has proven to be `proven`, if it has."""
+        self.proven, self._opened = proven, True
         self._owner.on_open(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -173,6 +224,7 @@ class Connection(asyncio.BufferedProtocol):
         """Decode, and hand up what is complete."""
         if self._reason is not None:
             return
+        self.heard = True
         try:
             if self._frames is not None:
                 for frame in self._frames.advance(nbytes):
@@ -184,10 +236,7 @@ class Connection(asyncio.BufferedProtocol):
                 if said is not None:
                     self._owner.on_handshake(self, said)
         except (RemoteProtocolError, HandshakeError) as error:
-            if self._frames is None and self.dialled is None:
-                self.say(Refusal(str(error)))
-            self._owner.on_violation(self, error)
-            self.close(str(error), flush=self._frames is None)
+            self.violated(error)
 
     def pause_writing(self) -> None:
         """The socket takes no more at the moment."""

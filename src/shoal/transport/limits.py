@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from shoal.config.host import HealthConfig
 from shoal.wire.limits import MIB, WireLimits
 
 
@@ -17,22 +18,38 @@ class TransportLimits:
         high_water_bytes: with more queued for a peer, `drained` waits.
         max_queued_bytes: with more queued, the peer is lost as "overloaded"; one frame alone is always taken.
         max_unread_bytes: with more received than the consumer has taken, the connection is not read from.
-        max_handshaking: connections that may be in their handshake at a time; further ones are closed at once.
+        max_connections: connections at a time, with and without a known peer; further ones are closed at once.
+        max_handshaking: connections of strangers (in their handshake) at a time over TCP, and as many from this host;
+            further ones are closed at once.
+        max_handshaking_per_host: of those, from one address.
+        max_connections_per_peer: connections at a time of a peer that has proven its identity; one is used.
         dial_timeout_s: seconds for one attempt to connect, its handshake included.
-        handshake_timeout_s: seconds for a peer that has dialled to say hello.
+        handshake_timeout_s: seconds for a peer that has dialled to say hello, TLS included.
+        heartbeat_s: interval of heartbeats on an idle connection.
+        deadline_s: silence after which a connection is closed.
         flush_timeout_s: seconds that closing waits for what is queued.
-        socket_buffer_bytes: asked of the kernel for each socket; it may give less.
+        socket_buffer_bytes: asked of the kernel for each Unix socket; it may give less.
     """
 
     wire: WireLimits = field(default_factory=WireLimits)
     high_water_bytes: int = 8 * MIB
     max_queued_bytes: int = 1024 * MIB
     max_unread_bytes: int = 256 * MIB
+    max_connections: int = 1024
     max_handshaking: int = 64
+    max_handshaking_per_host: int = 16
+    max_connections_per_peer: int = 4
     dial_timeout_s: float = 5.0
     handshake_timeout_s: float = 5.0
+    heartbeat_s: float = 0.25
+    deadline_s: float = 2.0
     flush_timeout_s: float = 1.0
     socket_buffer_bytes: int = MIB
 
 
 DEFAULT_LIMITS: Final = TransportLimits()
+
+
+def limits_for(health: HealthConfig) -> TransportLimits:
+    """Return the usual limits with the heartbeats that the user wants."""
+    return TransportLimits(heartbeat_s=health.heartbeat_s, deadline_s=health.deadline_s)

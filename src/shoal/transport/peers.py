@@ -1,6 +1,6 @@
-"""One connection per peer, whoever dialled it: dialling on demand, waiting frames, losses; for every kind of stream.
+"""One connection per peer, whoever dialled it: dialling on demand, waiting frames, losses; over every kind of stream.
 
-State of a peer, by its `_Peer` record:
+State of a peer, by its `PeerState` record:
 
     idle ----------- post ----------> dialling ---- hello and answer ----> up
     idle, dialling -- its hello ----> up
@@ -14,21 +14,24 @@ from __future__ import annotations
 
 import logging
 import secrets
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 import anyio
 
-from shoal.errors import HandshakeError
+from shoal.clock import Clock, SystemClock
+from shoal.errors import ConfigError, HandshakeError
 from shoal.ids import PeerId, RunId
+from shoal.transport.admission import Admission
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
+from shoal.transport.carrier import Carrier
 from shoal.transport.connection import Connection, ConnectionOwner
 from shoal.transport.event_queue import EventQueue
+from shoal.transport.heartbeats import beat
 from shoal.transport.limits import TransportLimits
+from shoal.transport.peer_state import Buffers, PeerState
 from shoal.wire.frame import Frame, encode_frame
 from shoal.wire.handshake import Hello, Refusal, check_hello
 from shoal.wire.messages import Hop, Message, Traffic
@@ -37,51 +40,60 @@ from shoal.wire.tensors import WireTensor
 
 logger = logging.getLogger(__name__)
 
-_Buffers = list[bytearray | memoryview]
 
-
-@dataclass(slots=True)
-class _Peer:
-    """What is known of one peer. `losing` counts `PeerLost` events that the consumer has not taken yet."""
-
-    addresses: tuple[str, ...] = ()
-    connection: Connection | None = None
-    dial: Connection | None = None
-    dialling: bool = False
-    losing: int = 0
-    previous: int = 0
-    instance: int = 0
-    waiting: list[tuple[_Buffers, int, Traffic]] = field(default_factory=list[tuple[_Buffers, int, Traffic]])
-    waiting_bytes: int = 0
-    decided: anyio.Event = field(default_factory=anyio.Event)  # the dialling ended, with a connection or without
-
-
-class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
-    """The endpoint over connected streams; a subclass listens and connects.
+class StreamEndpoint(Endpoint, ConnectionOwner):
+    """The endpoint over connected streams, which its carriers make.
 
     An asynchronous context manager: it listens from entering on; leaving flushes and closes it. Errors of the context's
     body pass through unwrapped.
     """
 
-    def __init__(self, hop: Hop, run_id: RunId, role: str, limits: TransportLimits) -> None:
+    def __init__(
+        self,
+        peer_id: PeerId,
+        run_id: RunId,
+        role: str,
+        carriers: Sequence[Carrier],
+        limits: TransportLimits,
+        clock: Clock | None = None,
+    ) -> None:
+        """Open nothing yet; use `open_endpoint` or `open_unix_endpoint`.
+
+        Args:
+            peer_id: who this process is.
+            run_id: only peers of the same run are accepted.
+            role: what this process does, for the peers' logs.
+            carriers: one for each kind of address; where a peer has several, they are tried in this order.
+            limits: of frames, queues and times.
+            clock: times the heartbeats.
+        """
         self._tasks = anyio.create_task_group()
-        self._hop = hop
+        self._hop = Hop(peer_id, ())
         self._run_id = run_id
         self._role = role
+        self._carriers = tuple(carriers)
         self._limits = limits
+        self._clock: Clock = clock or SystemClock()
         self._instance = secrets.randbits(63)
         self._events = EventQueue()
-        self._peers: dict[PeerId, _Peer] = {}
-        self._handshaking: set[Connection] = set()
-        self._open: set[Connection] = set()
+        self._peers: dict[PeerId, PeerState] = {}
+        self._admission = Admission(limits)
         self._closed = False
         self._sent: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
         self._received: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
         self._counters: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
-        await self._listen()
+        addresses: list[str] = []
+        try:
+            for carrier in self._carriers:
+                addresses += await carrier.listen(lambda: Connection(self, self._limits))
+        except ConfigError:
+            self._stop_listening()
+            raise
+        self._hop = Hop(self._hop.peer, tuple(addresses))
         await self._tasks.__aenter__()
+        self._tasks.start_soon(beat, self._standing, self._on_silent, self._limits, self._clock)
         return self
 
     async def __aexit__(
@@ -122,7 +134,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """`transport.dialled`, `.accepted`, `.refused`, `.lost`, `.dropped`."""
+        """`transport.dialled`, `.accepted`, `.refused`, `.lost`, `.silent`, `.dropped`."""
         return self._counters
 
     def introduce(self, hop: Hop) -> None:
@@ -146,7 +158,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
             self._counters["transport.dropped"] += 1
             return
         num_bytes = sum(len(buffer) for buffer in buffers)
-        queued_bytes = self._queued_bytes(state)
+        queued_bytes = state.queued_bytes
         if queued_bytes and queued_bytes + num_bytes > self._limits.max_queued_bytes:
             self._lose(peer, state, "overloaded")
         elif state.connection is not None:
@@ -161,7 +173,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
     async def drained(self, peer: PeerId) -> None:
         """See `Endpoint.drained`."""
         state = self._peers.get(peer)
-        if state is not None and self._queued_bytes(state) > self._limits.high_water_bytes:
+        if state is not None and state.queued_bytes > self._limits.high_water_bytes:
             await self.flushed(peer)
 
     async def flushed(self, peer: PeerId) -> None:
@@ -195,61 +207,40 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
             self._closed = True
             self._stop_listening()
             self._events.close()
-            ending = list(self._open)
+            ending = self._admission.connections
             for connection in ending:
                 connection.close("endpoint closed", flush=connection.queued_bytes == 0)
             with anyio.move_on_after(self._limits.flush_timeout_s):
                 for connection in ending:
                     await connection.ended.wait()
 
-    @abstractmethod
-    async def _listen(self) -> None:
-        """Take connections from now on.
-
-        Raises:
-            ConfigError: the address cannot be used.
-        """
-
-    @abstractmethod
-    async def _connect(self, address: str, connection: Connection) -> None:
-        """Connect a stream to `address` and hand it to `connection`.
-
-        Raises:
-            OSError: it cannot be reached.
-        """
-
-    @abstractmethod
-    def _check_socket(self, connection: Connection) -> None:
-        """Check who is at the other end, as far as the socket itself knows.
-
-        Raises:
-            HandshakeError: somebody who must not be.
-        """
-
-    @abstractmethod
-    def _stop_listening(self) -> None:
-        """Take no more connections and release the address."""
-
     # Called by connections.
+
+    def on_connect(self, connection: Connection) -> None:
+        """See `ConnectionOwner.on_connect`."""
+        try:
+            if connection.prepare is not None:
+                connection.prepare(connection.socket)
+            self._admission.connected(connection)
+        except (HandshakeError, OSError) as error:
+            connection.violated(error)
+            return
+        if connection.dialled is None:
+            self._tasks.start_soon(self._admission.await_hello, connection, self._on_late)
 
     def on_open(self, connection: Connection) -> None:
         """See `ConnectionOwner.on_open`."""
-        self._open.add(connection)
+        try:
+            if connection.proven is not None and connection.dialled is None:
+                self._admission.proven(connection.proven)
+            elif connection.proven is not None and connection.proven != connection.dialled:
+                raise HandshakeError(f"dialled {connection.dialled} and got {connection.proven}: another key is there")
+        except HandshakeError as error:
+            connection.violated(error)
+            return
         if connection.dialled is not None:
             connection.number = secrets.randbits(63)
             connection.say(self._hello(connection.dialled, connection.number))
-            return
-        try:
-            if len(self._handshaking) >= self._limits.max_handshaking:
-                raise HandshakeError(f"{len(self._handshaking)} connections are in their handshake already")
-            self._check_socket(connection)
-        except HandshakeError as error:
-            self.on_violation(connection, error)
-            connection.say(Refusal(str(error)))
-            connection.close(str(error), flush=True)
-            return
-        self._handshaking.add(connection)
-        self._tasks.start_soon(self._await_hello, connection)
 
     def on_handshake(self, connection: Connection, said: Hello | Refusal) -> None:
         """See `ConnectionOwner.on_handshake`."""
@@ -257,6 +248,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
             connection.close(f"refused by the peer: {said.reason}")
             return
         check_hello(said, run_id=self._run_id, own_peer=self._hop.peer, expected=connection.dialled)
+        if connection.proven is not None and connection.proven != said.peer:
+            raise HandshakeError(f"the certificate is for {connection.proven}, the hello is of {said.peer}")
         state = self._peer(said.peer)
         if connection.dialled is None:
             duplicate = self._duplicate(state, said)
@@ -274,8 +267,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See `ConnectionOwner.on_frame`."""
-        self._received[frame.traffic] += frame.num_bytes
         if connection.peer is not None and not isinstance(frame.message, Heartbeat):
+            self._received[frame.traffic] += frame.num_bytes
             received = Received(connection.peer, frame.message, frame.tensors)
             self._events.put(received, connection.unread(frame.num_bytes))
 
@@ -283,12 +276,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
         """See `ConnectionOwner.on_violation`."""
         peer = connection.peer or connection.dialled
         self._counters["transport.refused"] += 1
-        logger.warning("transport.refused", extra={"peer": peer, "reason": str(error)})
+        extra = {"peer": peer, "source": connection.source, "reason": str(error)}
+        logger.warning("transport.refused", extra=extra)
 
     def on_lost(self, connection: Connection, reason: str) -> None:
         """See `ConnectionOwner.on_lost`."""
-        self._open.discard(connection)
-        self._handshaking.discard(connection)
+        self._admission.ended(connection)
         peer = connection.peer or connection.dialled
         if peer is None:
             return
@@ -300,14 +293,14 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
 
     # One peer.
 
-    def _peer(self, peer: PeerId) -> _Peer:
-        return self._peers.setdefault(peer, _Peer())
+    def _peer(self, peer: PeerId) -> PeerState:
+        return self._peers.setdefault(peer, PeerState())
 
     def _hello(self, peer: PeerId, number: int) -> Hello:
         previous = self._peer(peer).previous
         return Hello(self._run_id, self._hop.peer, self._role, self._hop.addresses, self._instance, number, previous)
 
-    def _duplicate(self, state: _Peer, theirs: Hello) -> str | None:
+    def _duplicate(self, state: PeerState, theirs: Hello) -> str | None:
         """Return why a dialled connection of a peer is one too many, or None if it is to be used."""
         if state.connection is not None:
             seen_end = theirs.instance != state.instance or theirs.previous == state.connection.number
@@ -317,9 +310,10 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
             return "dialled by the refusing side at the same time"
         return None
 
-    def _up(self, connection: Connection, state: _Peer, theirs: Hello) -> None:
+    def _up(self, connection: Connection, state: PeerState, theirs: Hello) -> None:
         """Use this connection from now on."""
         connection.accept(theirs.peer, theirs.connection)
+        self._admission.introduced(connection)
         state.connection, state.instance = connection, theirs.instance
         if state.dial is not None and state.dial is not connection:
             state.dial.close("the peer's own connection is used")
@@ -331,14 +325,11 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
             self._send(connection, buffers, num_bytes, traffic)
         self._end_dialling(state)
 
-    def _send(self, connection: Connection, buffers: _Buffers, num_bytes: int, traffic: Traffic) -> None:
+    def _send(self, connection: Connection, buffers: Buffers, num_bytes: int, traffic: Traffic) -> None:
         self._sent[traffic] += num_bytes
         connection.send(buffers)
 
-    def _queued_bytes(self, state: _Peer) -> int:
-        return state.waiting_bytes + (state.connection.queued_bytes if state.connection is not None else 0)
-
-    def _lose(self, peer: PeerId, state: _Peer, reason: str) -> None:
+    def _lose(self, peer: PeerId, state: PeerState, reason: str) -> None:
         """Report the end of the connection or of the attempt to make one."""
 
         def taken() -> None:
@@ -357,22 +348,41 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
             logger.info("transport.lost", extra={"peer": peer, "reason": reason})
         self._events.put(PeerLost(peer, reason), taken)
 
-    def _end_dialling(self, state: _Peer) -> None:
+    def _end_dialling(self, state: PeerState) -> None:
         state.dialling, state.dial = False, None
         state.decided.set()
 
+    def _stop_listening(self) -> None:
+        for carrier in self._carriers:
+            carrier.stop_listening()
+
+    # Told by watchers.
+
+    def _on_late(self, connection: Connection, error: HandshakeError) -> None:
+        self.on_violation(connection, error)
+        connection.close(str(error))
+
+    def _standing(self) -> Iterator[Connection]:
+        return (state.connection for state in self._peers.values() if state.connection is not None)
+
+    def _on_silent(self, connection: Connection, silent_s: float) -> None:
+        if connection.peer is not None and not connection.closing:
+            self._counters["transport.silent"] += 1
+            self._lose(connection.peer, self._peer(connection.peer), f"silent for {silent_s:.1f} s")
+
     # Tasks.
 
-    async def _dial(self, peer: PeerId, state: _Peer) -> None:
-        """Try the peer's addresses until there is a connection, dialled here or there."""
+    async def _dial(self, peer: PeerId, state: PeerState) -> None:
+        """Try the peer's addresses, the shortest way first, until there is a connection, dialled here or there."""
         decided = state.decided
         reasons: list[str] = []
-        for address in state.addresses:
+        known = [(c, a) for c in self._carriers for a in state.addresses if a.startswith(c.scheme)]
+        for carrier, address in known:
             connection = Connection(self, self._limits, dialled=peer)
             state.dial = connection
             try:
                 with anyio.fail_after(self._limits.dial_timeout_s):
-                    await self._connect(address, connection)
+                    await carrier.connect(address, connection)
                     await connection.settled.wait()
                     if connection.refusal is not None and connection.refusal.duplicate:
                         await decided.wait()
@@ -383,14 +393,5 @@ class StreamEndpoint(Endpoint, ConnectionOwner, ABC):
             if decided.is_set():
                 return
             reasons.append(f"{address}: {connection.reason}")
+        reasons += [f"{a}: cannot be dialled from here" for a in state.addresses if a not in {k for _, k in known}]
         self._lose(peer, state, "; ".join(reasons) or "no known address")
-
-    async def _await_hello(self, connection: Connection) -> None:
-        """Drop a connection whose peer does not introduce itself in time."""
-        with anyio.move_on_after(self._limits.handshake_timeout_s):
-            await connection.settled.wait()
-        self._handshaking.discard(connection)
-        if not connection.settled.is_set():
-            late = HandshakeError(f"no hello within {self._limits.handshake_timeout_s:g} s")
-            self.on_violation(connection, late)
-            connection.close(str(late))

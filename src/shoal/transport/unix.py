@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,6 @@ from shoal.ids import PeerId, RunId
 from shoal.transport.connection import Connection
 from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
 from shoal.transport.peers import StreamEndpoint
-from shoal.wire.messages import Hop
 
 _SCHEME: Final = "unix:"
 # sockaddr_un holds 108 bytes with the final zero on Linux, 104 on macOS.
@@ -24,45 +24,70 @@ _BACKLOG: Final = 128
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
-class UnixEndpoint(StreamEndpoint):
-    """An endpoint that listens on a Unix socket; made by `open_unix_endpoint`."""
+class UnixCarrier:
+    """Carries `unix:/path`."""
 
-    def __init__(self, *, peer_id: PeerId, run_id: RunId, role: str, path: Path, limits: TransportLimits) -> None:
-        super().__init__(Hop(peer_id, (f"{_SCHEME}{path}",)), run_id, role, limits)
+    scheme = _SCHEME
+
+    def __init__(self, path: Path, *, socket_buffer_bytes: int) -> None:
+        """Remember what to do; nothing is opened yet.
+
+        Args:
+            path: where the socket is made; a socket that nobody listens on any more is replaced.
+            socket_buffer_bytes: asked of the kernel for each connection.
+        """
         self._path = path
+        self._socket_buffer_bytes = socket_buffer_bytes
         self._server: asyncio.Server | None = None
 
-    async def _listen(self) -> None:
-        listener = _bind(self._path)
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(
-            lambda: Connection(self, self._limits), sock=listener, backlog=_BACKLOG
-        )
+    async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
+        """See `Carrier.listen`."""
 
-    async def _connect(self, address: str, connection: Connection) -> None:
-        if not address.startswith(_SCHEME):
-            raise OSError(f"{address} is no Unix socket")
-        loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: connection, address.removeprefix(_SCHEME))
+        def accept() -> Connection:
+            connection = make()
+            connection.prepare = self._prepare
+            return connection
 
-    def _check_socket(self, connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(accept, sock=_bind(self._path), backlog=_BACKLOG)
+        return (f"{_SCHEME}{self._path}",)
+
+    async def connect(self, address: str, connection: Connection) -> None:
+        """See `Carrier.connect`."""
+        path = address.removeprefix(_SCHEME)
+        # The address may come from another host, whose paths mean something else here: nothing is said to strangers.
+        if os.stat(path).st_uid != os.getuid():
+            raise PermissionError(f"{path} belongs to another user")
+        connection.prepare = self._prepare
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
+
+    def stop_listening(self) -> None:
+        """See `Carrier.stop_listening`."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            self._path.unlink(missing_ok=True)
+
+    def _prepare(self, sock: socket.socket) -> None:
+        """Set the socket's buffers, and refuse what belongs to another user.
+
+        Raises:
+            HandshakeError: the kernel says that another user is at the other end.
+        """
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._socket_buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._socket_buffer_bytes)
         if not hasattr(socket, "SO_PEERCRED"):
             return  # elsewhere than on Linux the socket's mode alone keeps others out
-        raw = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(raw)
         if uid != os.getuid():
             raise HandshakeError(f"user {uid} has no access to the endpoint of user {os.getuid()}")
 
-    def _stop_listening(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._path.unlink(missing_ok=True)
-
 
 def open_unix_endpoint(
     *, peer_id: PeerId, run_id: RunId, role: str, path: Path, limits: TransportLimits = DEFAULT_LIMITS
-) -> UnixEndpoint:
-    """Return an endpoint on a Unix socket of mode 0600, to be entered as an asynchronous context.
+) -> StreamEndpoint:
+    """Return an endpoint on a Unix socket of mode 0600 alone, to be entered as an asynchronous context.
 
     Args:
         peer_id: who this process is.
@@ -74,7 +99,8 @@ def open_unix_endpoint(
     Raises:
         ConfigError: on entering, if the path is too long, in use, or cannot be made.
     """
-    return UnixEndpoint(peer_id=peer_id, run_id=run_id, role=role, path=path, limits=limits)
+    carrier = UnixCarrier(path, socket_buffer_bytes=limits.socket_buffer_bytes)
+    return StreamEndpoint(peer_id, run_id, role, [carrier], limits)
 
 
 def _bind(path: Path) -> socket.socket:

@@ -9,20 +9,20 @@ from typing import Final
 
 from shoal.wire.messages import Message
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
-from shoal.wire.messages.round import Decide, Hold, Join, RingPart, RoundState
+from shoal.wire.messages.round import Decide, Hold, Join, RingPart, RoundState, StateChunk, StateOffer
 from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
 
 MIB: Final = 1 << 20
 
 TENSORS_OF: Final[Mapping[type, int]] = MappingProxyType(
-    {Forward: 1, Labels: 1, Backward: 1, EvalForward: 1, EvalLabels: 1, RingPart: 1}
+    {Forward: 1, Labels: 1, Backward: 1, EvalForward: 1, EvalLabels: 1, RingPart: 1, StateChunk: 1}
 )
 """Tensors that follow a message, by its type; a type that is not listed carries none."""
 
 LONG_MESSAGES: Final[frozenset[type]] = frozenset(
-    {RoundState, Join, Hold, Decide, RecordSamples, ReleaseTrainer, Fenced}
+    {RoundState, Join, Hold, Decide, StateOffer, RecordSamples, ReleaseTrainer, Fenced}
 )
-"""Messages that contain a whole round's logs, records or sample ranges and may be as long as those."""
+"""Messages that contain a whole round's logs, records, sample ranges or a state's hashes and may be that long."""
 
 
 @dataclass(frozen=True, slots=True)

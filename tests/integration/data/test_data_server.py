@@ -33,7 +33,8 @@ from shoal.identity import Identity
 from shoal.ids import PeerId, RunId, StepKey
 from shoal.runtime.control_pipe import open_role_control
 from shoal.transport.dispatch import dispatch
-from shoal.transport.unix import UnixEndpoint, open_unix_endpoint
+from shoal.transport.peers import StreamEndpoint
+from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples
 
@@ -97,7 +98,7 @@ async def data_server(tmp_path: Path, client: PeerId | None, data: dict[str, Any
             ours.sendall(b'{"stop": "graceful"}\n')
 
 
-def trainer_endpoint(tmp_path: Path, name: str) -> UnixEndpoint:
+def trainer_endpoint(tmp_path: Path, name: str) -> StreamEndpoint:
     peer = Identity.generate().peer_id
     return open_unix_endpoint(peer_id=peer, run_id=RUN, role="trainer", path=tmp_path / f"{name}.sock")
 

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from tests.integration.transport.tcp_host import KEY, RUN, HostOpener
 
+from shoal.identity import Identity
 from shoal.ids import PeerId, RunId
+from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import TransportLimits
-from shoal.transport.unix import UnixEndpoint, open_unix_endpoint
-
-RUN = RunId("run")
+from shoal.transport.peers import StreamEndpoint
+from shoal.transport.unix import open_unix_endpoint
 
 
 class Opener(Protocol):
     async def __call__(
         self, peer: PeerId, *, run: RunId = ..., limits: TransportLimits = ..., path: Path | None = ...
-    ) -> UnixEndpoint: ...
+    ) -> StreamEndpoint: ...
 
 
 @pytest.fixture
@@ -40,10 +42,36 @@ async def endpoint(folder: Path) -> AsyncIterator[Opener]:
             run: RunId = RUN,
             limits: TransportLimits | None = None,
             path: Path | None = None,
-        ) -> UnixEndpoint:
+        ) -> StreamEndpoint:
             limits = limits or TransportLimits()
             path = path or folder / f"{peer}.sock"
             opened = open_unix_endpoint(peer_id=peer, run_id=run, role="test", path=path, limits=limits)
+            return await stack.enter_async_context(opened)
+
+        yield open_one
+
+
+@pytest.fixture
+async def host(folder: Path) -> AsyncIterator[HostOpener]:
+    async with AsyncExitStack() as stack:
+
+        async def open_one(
+            identity: Identity,
+            *,
+            key: bytes = KEY,
+            limits: TransportLimits | None = None,
+            tcp: tuple[str, int] | None = ("127.0.0.1", 0),
+            path: Path | None = None,
+        ) -> StreamEndpoint:
+            opened = open_endpoint(
+                identity=identity,
+                run_id=RUN,
+                role="test",
+                unix_path=path or folder / f"{identity.peer_id[-8:]}.sock",
+                swarm_key=key,
+                tcp=tcp,
+                limits=limits or TransportLimits(),
+            )
             return await stack.enter_async_context(opened)
 
         yield open_one

@@ -21,7 +21,8 @@ from shoal.errors import ConfigError
 from shoal.ids import PeerId, RunId, StepKey
 from shoal.transport.base import PeerLost, PeerUp, Received, TransportEvent
 from shoal.transport.limits import TransportLimits
-from shoal.transport.unix import UnixEndpoint, open_unix_endpoint
+from shoal.transport.peers import StreamEndpoint
+from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages import Hop, Traffic
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.step import Forward, Opened, Refused
@@ -42,13 +43,13 @@ def tensor(num_bytes: int, fill: int = 1) -> WireTensor:
     return WireTensor("uint8", (num_bytes,), np.full(num_bytes, fill, dtype=np.uint8).data)
 
 
-async def take(endpoint: UnixEndpoint, count: int) -> list[TransportEvent]:
+async def take(endpoint: StreamEndpoint, count: int) -> list[TransportEvent]:
     events = endpoint.events()
     with anyio.fail_after(20):
         return [await anext(events) for _ in range(count)]
 
 
-async def linked(endpoint: Any, **limits: int | float) -> tuple[UnixEndpoint, UnixEndpoint]:
+async def linked(endpoint: Any, **limits: int | float) -> tuple[StreamEndpoint, StreamEndpoint]:
     """Return two endpoints with a connection between them; both PeerUp are taken."""
     a = await endpoint(A, limits=TransportLimits(**limits))
     b = await endpoint(B, limits=TransportLimits(**limits))

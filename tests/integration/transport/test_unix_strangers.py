@@ -16,7 +16,7 @@ from shoal.ids import PeerId, RunId, StepKey
 from shoal.transport import unix
 from shoal.transport.base import PeerLost, PeerUp, Received, TransportEvent
 from shoal.transport.limits import TransportLimits
-from shoal.transport.unix import UnixEndpoint
+from shoal.transport.peers import StreamEndpoint
 from shoal.wire.frame import HEADER, encode_frame
 from shoal.wire.handshake import HandshakeDecoder, Hello, Refusal, encode_handshake
 from shoal.wire.limits import WireLimits
@@ -38,7 +38,7 @@ def tensor(num_bytes: int, fill: int = 1) -> WireTensor:
     return WireTensor("uint8", (num_bytes,), np.full(num_bytes, fill, dtype=np.uint8).data)
 
 
-async def take(endpoint: UnixEndpoint, count: int) -> list[TransportEvent]:
+async def take(endpoint: StreamEndpoint, count: int) -> list[TransportEvent]:
     events = endpoint.events()
     with anyio.fail_after(20):
         return [await anext(events) for _ in range(count)]
@@ -47,7 +47,7 @@ async def take(endpoint: UnixEndpoint, count: int) -> list[TransportEvent]:
 class Stranger:
     """A blocking socket that says whatever a test wants."""
 
-    def __init__(self, target: UnixEndpoint) -> None:
+    def __init__(self, target: StreamEndpoint) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(5)
         self.socket.connect(target.addresses[0].removeprefix("unix:"))

@@ -6,12 +6,13 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.records import Tip, outcome_of
+from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CloseSteps,
     CoordinatorEffect,
     Decided,
+    Fetch,
     Introduce,
     MemberEffect,
     Pin,
@@ -44,11 +45,13 @@ def hashes_of(theta: str) -> StageHashes:
 class ReplicaHost:
     """A replica whose parameters are a digest, and whose ring is an exchange of everyone's contribution."""
 
-    def __init__(self, world: World, peer: PeerId, stage: int, tip: Tip, theta: str) -> None:
-        self.world, self.peer, self.stage, self.theta = world, peer, stage, theta
+    def __init__(self, world: World, peer: PeerId, stage: int, is_behind: bool = False) -> None:
+        self.world, self.peer, self.stage, self.theta = world, peer, stage, digest("initial", stage)
         boot = world.network.boots.get(peer, 0) + 1
         hop = Hop(peer, (f"boot:{boot}",))
-        self.machine: RoundMemberMachine = world.member_class(hop, stage, tip, world.unseal)
+        self.machine: RoundMemberMachine = world.member_class(
+            hop, stage, Tip(0, world.settings.genesis, None), world.unseal, is_behind
+        )
         self.is_out = False
         self._clear()
 
@@ -102,7 +105,8 @@ class ReplicaHost:
                     self._later(self._swap, record, hashes)
                 case ReplicaOut():
                     self.is_out = True
-                    self.world.bring_up_to_date(self.peer)
+                case Fetch():
+                    self._later(self._fetch, effect)
                 case Introduce():
                     pass
 
@@ -127,11 +131,23 @@ class ReplicaHost:
             self.staged[hashes] = theta
             self._later(self.machine.ring_done, view, hashes)
 
+    def _fetch(self, order: Fetch) -> list[MemberEffect]:
+        """Copy the bytes from whoever holds the record and can be reached; else try again."""
+        if self.machine.fetching is None or record_hash(self.machine.fetching) != order.record_hash:
+            return []
+        donor = self.world.donor_for(self, order.record_hash)
+        if donor is None:
+            self._later(self._fetch, order)
+            return []
+        self.staged[order.hashes] = donor.theta
+        return self.machine.fetched(order.record_hash, order.hashes)
+
     def _swap(self, record: object, hashes: StageHashes) -> list[MemberEffect]:
         self.world.check_swap(self, record, hashes)
         if hashes not in self.staged:
             return self.machine.state_broken("the staged bytes are gone")
         self.theta = self.staged[hashes]
+        self.is_out = False
         self._clear()
         return self.machine.swapped(hashes, {})
 

@@ -11,7 +11,16 @@ from shoal.swarm.round_effects import Send
 from shoal.swarm.round_member import Effects as MemberEffects
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_settings import CloseRequest
-from shoal.wire.messages.round import Record, Resolve, RoundMessage, RoundState, Staged, StageHashes
+from shoal.wire.messages.round import (
+    Record,
+    Resolve,
+    RoundMessage,
+    RoundState,
+    SignedRecord,
+    Staged,
+    StageHashes,
+    Swapped,
+)
 
 
 class NoHold(RoundCoordinatorMachine):
@@ -73,5 +82,19 @@ class NoPromise(RoundMemberMachine):
         return super().receive(peer, message)
 
 
-COORDINATORS = (NoHold, NoTakeoverOfHeldRecords, NoEpochs, AbortsDoubts, AsksOnce)
-MEMBERS = (NoHashCheck, NoPromise)
+class FetchesOnce(RoundMemberMachine):
+    """Goes on fetching the state of a record when a newer one is decided."""
+
+    def _fetch(self, signed: SignedRecord, record: Record, reason: str) -> MemberEffects:
+        return super()._fetch(signed, record, reason) if self.fetching is None else [self._state(reason)]
+
+
+class ReadmitsNobody(RoundCoordinatorMachine):
+    """Does not believe a replica that was out and has the record now."""
+
+    def _swapped(self, peer: PeerId, message: Swapped) -> CoordinatorEffects:
+        return [] if peer in self._replicas._out else super()._swapped(peer, message)
+
+
+COORDINATORS = (NoHold, NoTakeoverOfHeldRecords, NoEpochs, AbortsDoubts, AsksOnce, ReadmitsNobody)
+MEMBERS = (NoHashCheck, NoPromise, FetchesOnce)

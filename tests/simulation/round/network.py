@@ -123,6 +123,9 @@ class Network:
     def awake(self, peer: str) -> bool:
         return peer in self.hosts and self._paused_until_s.get(peer, 0.0) <= self.now_s
 
+    def blocked(self, first: str, second: str) -> bool:
+        return self._blocked_until_s.get(frozenset((first, second)), 0.0) > self.now_s
+
     def _cut_all(self, peer: str) -> None:
         for pair in [pair for pair in self._links if peer in pair]:
             (other,) = pair - {peer}

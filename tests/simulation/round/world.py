@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.simulation.round.hosts import ClientHost, ReplicaHost, digest, hashes_of, holds
+from tests.simulation.round.hosts import ClientHost, ReplicaHost, hashes_of, holds
 from tests.simulation.round.network import Network
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.records import Logs, Tip, outcome_of, record_hash, seal, unseal
+from shoal.swarm.records import Logs, outcome_of, record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_settings import RoundSettings
@@ -87,7 +87,7 @@ class World:
         self.num_slots = num_slots
         for peer in self.replicas:
             stage = int(peer[1])
-            self._start_replica(peer, ReplicaHost(self, peer, stage, Tip(0, GENESIS, None), digest("initial", stage)))
+            self._start_replica(peer, ReplicaHost(self, peer, stage))
         for peer in self.clients:
             self._start_client(peer)
         self.network.after(0.5, self._train)
@@ -243,29 +243,18 @@ class World:
                 return other
         return None
 
-    def bring_up_to_date(self, peer: PeerId) -> None:
-        """A replica that is out gets the newest state of its stage: here as a new process that has it."""
-        if peer in self.network.hosts and self._newest(int(peer[1]), peer) is not None:
-            self.network.after(0.5, lambda: self._replace(peer, self.network.boots[peer]))
-
-    def _replace(self, peer: PeerId, boot: int) -> None:
-        host = self.network.hosts.get(peer)
-        if isinstance(host, ReplicaHost) and self.network.boots[peer] == boot and host.is_out:
-            self.network.crash(peer)
-            self._tell_clients()
-            self.network.after(0.3, lambda: self._restart_replica(peer))
-
-    def _newest(self, stage: int, peer: PeerId) -> ReplicaHost | None:
-        others = [h for h in self.hosts() if h.stage == stage and h.peer != peer and not h.is_out]
-        return max(others, key=lambda h: h.machine.tip.round, default=None)
+    def donor_for(self, host: ReplicaHost, digest: str) -> ReplicaHost | None:
+        """A replica of the same stage that holds a record and can be reached."""
+        for other in self.hosts():
+            holds_it = other.stage == host.stage and other is not host and other.machine.tip.hash == digest
+            if holds_it and self.network.awake(other.peer) and not self.network.blocked(host.peer, other.peer):
+                return other
+        return None
 
     def _restart_replica(self, peer: PeerId) -> None:
-        stage = int(peer[1])
-        source = self._newest(stage, peer)
-        if source is None:
-            self.network.after(0.5, lambda: self._restart_replica(peer))
-            return
-        self._start_replica(peer, ReplicaHost(self, peer, stage, source.machine.tip, source.theta))
+        """A process starts again, with nothing of what it held; now and then it does not know that there is a run."""
+        knows = self.network.rng.random() < 0.8 and any(host.machine.tip.round for host in self.hosts())
+        self._start_replica(peer, ReplicaHost(self, peer, int(peer[1]), knows))
 
     # -- what must hold
 

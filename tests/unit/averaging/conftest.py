@@ -16,14 +16,19 @@ from torch import Tensor
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.averaging.member import RoundMember
 from shoal.averaging.replica_state import ReplicaState
+from shoal.averaging.state_donor import StateDonor
+from shoal.averaging.state_sync import StateSync
 from shoal.clock import SystemClock
 from shoal.identity import Identity
 from shoal.ids import PeerId, StepKey
 from shoal.optim.outer import OuterSgd
 from shoal.swarm.round_settings import RoundSettings
+from shoal.swarm.state_transfer import TransferSettings
+from shoal.swarm.view import Replica as SeenReplica
+from shoal.swarm.view import SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
-from shoal.wire.messages import SampleRange
+from shoal.wire.messages import Hop, SampleRange
 from shoal.wire.messages.step import StepEntry
 
 
@@ -136,6 +141,16 @@ class Run:
         return {endpoint.peer_id: endpoint.hop for endpoint in found if endpoint is not None}
 
     @property
+    def view(self) -> SwarmView:
+        """All replicas that are on the network."""
+        found = [
+            SeenReplica(Hop(r.peer, (f"memory:{r.peer}",)), 0.0, stage=stage)
+            for stage, replicas in enumerate(self.replicas)
+            for r in replicas
+        ]
+        return SwarmView(replicas=tuple(found))
+
+    @property
     def slots(self) -> dict[PeerId, int]:
         return {r.peer: slot for stage in self.replicas for slot, r in enumerate(stage)}
 
@@ -184,6 +199,15 @@ class Run:
             state=state,
             device=InlineDevice(),
             events=send,
+            sync=StateSync(
+                endpoint,
+                stage,
+                view=lambda: self.view,
+                clock=SystemClock(),
+                settings=TransferSettings(retry_s=0.02, slow_s=0.1, timeout_s=1.0),
+                chunk_bytes=8,
+            ),
+            donor=StateDonor(endpoint, stage, chunk_bytes=8),
             segment_bytes=8,
         )
         self.tasks.start_soon(dispatch, endpoint, [member])

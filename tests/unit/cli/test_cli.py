@@ -74,6 +74,7 @@ def test_every_key_is_listed_as_a_flag(capsys: Capture) -> None:
         (["run-locl"], 'Did you mean "run-local"?'),
         (["run-local", "--num-servers", "-3"], "servers.num_servers = '-3' (--num-servers): must be at least 1"),
         (["run-local", "--num-servers", "two"], "must be a whole number"),
+        (["run-local", "--num-servers", "1"], "servers.num_servers = 1 is too few for model_pipeline.stages = 2"),
         (["run-local", "--basline"], "did you mean --baseline?"),
         (["run-local", "--config-path"], "requires an argument"),
         (["run-local", "--config-path", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),

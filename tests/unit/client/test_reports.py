@@ -149,13 +149,20 @@ async def test_all_trainers_of_the_round_are_waited_for(desk: Desk) -> None:
     assert await waits(desk, both)
 
 
-async def test_a_lost_trainer_is_not_waited_for(desk: Desk) -> None:
+async def test_a_lost_trainer_is_waited_for_until_its_slot_is_excused(desk: Desk) -> None:
     desk.hear(0, done(0))
-    with anyio.fail_after(2):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.reports.all_done, frozenset({0, 1}))
-            await anyio.wait_all_tasks_blocked()
-            desk.lose(1)
+    desk.lose(1)
+    assert await waits(desk, frozenset({0, 1}))
+    assert not desk.reports.is_done(1)
+    desk.reports.excuse(1)
+    assert desk.reports.is_done(1)
+    assert not await waits(desk, frozenset({0, 1}))
+
+
+async def test_the_last_reported_step_of_a_slot_is_known(desk: Desk) -> None:
+    assert desk.reports.last_number(0) == -1
+    desk.hear(0, step(0))
+    assert (desk.reports.last_number(0), desk.reports.last_number(1)) == (0, -1)
 
 
 async def test_the_last_evaluation_is_no_round(desk: Desk) -> None:

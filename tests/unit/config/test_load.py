@@ -123,7 +123,6 @@ def test_overrides_may_be_nested_or_dotted() -> None:
         ("device: gpu", ["device = 'gpu'", "cuda:<index>"]),
         ("model: {family: mlp}", ["model.family", "package.module:Class"]),
         ("model_pipeline: {stages: 5}", ["model_pipeline.stages = 5", "at most 4"]),
-        ("model_pipeline: {stages: 2}\nservers: {num_servers: 1}", ["servers.num_servers = 1", "--num-servers 2"]),
         ("servers: {num_servers: -1}", ["servers.num_servers = -1", "at least 1"]),
         ("model: {family: resnet18}", ["data.task_type = cv"]),
         ("model: {num_heads: 3}", ["model.num_heads = 3", "multiple"]),

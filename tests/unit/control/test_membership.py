@@ -64,6 +64,17 @@ def test_records_become_a_view_in_a_fixed_order() -> None:
     assert view.run == Run("first", 2, PeerId("c1"))
 
 
+def test_a_run_that_goes_on_comes_before_one_that_has_ended() -> None:
+    membership = Membership(_Clock())
+    membership.update(
+        [_opened("c0", RunRecord("old", 2, 5.0, ended=True)), _opened("c1", RunRecord("new", 2, 6.0, b"x"))]
+    )
+    assert membership.view.run == Run("new", 2, PeerId("c1"), b"x")
+    membership.update([_opened("c1", RunRecord("new", 2, 6.0, ended=True), sequence=2)])
+    assert membership.view.run is not None
+    assert membership.view.run.ended
+
+
 def test_a_server_is_where_its_newest_record_says() -> None:
     membership = Membership(_Clock())
     membership.update([_opened("s", _stage(1), sequence=2), _opened("s", _stage(None), sequence=1)])

@@ -57,7 +57,7 @@ def _checker(clock: _Clock | None = None) -> RecordChecker:
         STAGE,
         StageRecord(ADDRESSES, 0.0),
         ClientRecord(ADDRESSES, 1.0, held_round=3),
-        RunRecord("sandbox-1", 2, 1.0, b"{}"),
+        RunRecord("sandbox-1", 2, 1.0, b"{}", ended=True),
         MonitorRecord(ADDRESSES, 1.0),
         GoneRecord(),
     ],
@@ -67,6 +67,11 @@ def test_a_record_comes_out_as_it_went_in(record: Record) -> None:
     opened = unseal(_seal(record, topic), NAMESPACE, ALICE.peer_id)
     assert opened == Opened(topic, ALICE.peer_id, 7, 1030.0, record)
     assert topic in topics(2)
+
+
+@pytest.mark.parametrize("run_id", ["../up", "a/b", "", ".hidden", "x" * 200, "line\n"])
+def test_a_run_whose_name_is_no_folder_name_is_dropped(run_id: str) -> None:
+    assert unseal(_seal(RunRecord(run_id, 2, 1.0), "run"), NAMESPACE, ALICE.peer_id) is Rejection.MALFORMED
 
 
 def test_a_hop_has_the_signer_as_its_peer() -> None:

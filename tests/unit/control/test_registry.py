@@ -11,7 +11,7 @@ import pytest
 from shoal.clock import SystemClock
 from shoal.control.assignment import StageChooser
 from shoal.control.record_checker import RecordChecker
-from shoal.control.records import GoneRecord, MonitorRecord, Opened, StageRecord
+from shoal.control.records import GoneRecord, MonitorRecord, Opened, RunRecord, StageRecord
 from shoal.control.registry import Registry
 from shoal.errors import BootstrapError, ConfigError, InvariantViolation
 from shoal.identity import Identity
@@ -97,6 +97,26 @@ async def test_one_peer_sees_what_another_advertises_changes_and_withdraws() -> 
             await mine.withdraw()
             await theirs.membership.wait_for(lambda v: v.num_servers == 0)
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_last_word_stands_after_the_farewell() -> None:
+    shelf: Shelf = {}
+    (mine, _, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
+    run = RunRecord("r", 2, 1.0)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mine.run)
+            tasks.start_soon(theirs.run)
+            mine.advertise(run)
+            await theirs.membership.wait_for(lambda v: v.run is not None)
+            await mine.conclude(RunRecord("r", 2, 1.0, ended=True))
+            await mine.withdraw()
+            view = await theirs.membership.wait_for(lambda v: v.run is None or v.run.ended)
+            assert view.run is not None
+            tasks.cancel_scope.cancel()
+    with pytest.raises(InvariantViolation, match="withdraw"):
+        await mine.conclude(GoneRecord())
 
 
 @pytest.mark.anyio

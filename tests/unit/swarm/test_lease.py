@@ -262,3 +262,56 @@ def test_a_record_takes_out_batches_that_were_free_already(replan: str, asked_fi
     leases.plan_round(3, 2, 1)
     got = [granted(leases.lease(slot, 1, 3, 0)).batch for slot in (0, 1)]
     assert got == [batch(4, 6), batch(6, 8)]
+
+
+def test_a_table_that_begins_in_the_middle_of_a_round_deals_the_batches_that_it_would_have_dealt() -> None:
+    first, again = table(), table()
+    for leases in (first, again):
+        # Batches 1 and 2 of round 1 are in no record.
+        leases.record(1, (SampleRange(0, 0, 2), SampleRange(0, 6, 8)))
+    first.plan_round(2, 2, 3)
+    got = {(slot, step): granted(first.lease(slot, 1, 2, step)).batch for step in range(3) for slot in (0, 1)}
+    again.resume_round(2, 2, 3, complete=True)
+    for slot, step in ((1, 0), (0, 0), (1, 1)):
+        assert again.resume(slot, 1, got[slot, step].samples, (), done=step == 0) is not None
+    left = {(slot, step): granted(again.lease(slot, 1, 2, step)).batch for slot, step in ((0, 1), (0, 2), (1, 2))}
+    assert left == {place: got[place] for place in left}
+
+
+def test_in_a_resumed_round_nobody_gets_the_batch_of_another_step() -> None:
+    leases = table()
+    leases.resume_round(1, 1, 3, complete=False)
+    leases.resume(0, 1, (SampleRange(0, 2, 4),), (key(0, 1),), done=True)
+    assert "handed out" in denied(leases.lease(0, 1, 1, 1))
+    assert granted(leases.lease(0, 1, 1, 2)).batch == batch(4, 6)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_where_leases_are_unknown_nothing_more_is_leased_unless_steps_tell_them(deterministic: bool) -> None:
+    for complete in (True, False):
+        leases = table(deterministic=deterministic)
+        leases.resume_round(1, 2, 2, complete=complete)
+        if complete:
+            leases.forgo()
+        answer = leases.lease(0, 2, 1, 1)
+        assert isinstance(answer, Grant) == deterministic
+        leases.record(1, ())
+        leases.plan_round(2, 2, 2)
+        assert granted(leases.lease(1, 1, 2, 0)).batch.num_samples == 2
+
+
+def test_a_held_batch_that_this_table_would_not_deal_ends_the_round() -> None:
+    leases = table()
+    leases.resume_round(1, 1, 2, complete=True)
+    assert leases.resume(0, 1, (SampleRange(0, 1, 3),), (), done=False) is None
+    assert "ends here" in denied(leases.lease(0, 1, 1, 1))
+
+
+def test_resumed_leases_are_settled_like_others() -> None:
+    leases = table()
+    leases.resume_round(1, 1, 3, complete=True)
+    leases.resume(0, 1, (SampleRange(0, 0, 2),), (key(0, 0),), done=False)
+    leases.resume(0, 1, (SampleRange(0, 2, 4),), (key(0, 1),), done=False)
+    leases.release_trainer(0, 1, (key(0, 0),))
+    assert sorted(leases.leased.values()) == [batch(0, 2)]
+    assert granted(leases.lease(0, 2, 1, 1)).batch == batch(2, 4)

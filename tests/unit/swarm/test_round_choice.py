@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash, seal, unseal
 from shoal.swarm.round_choice import Choice, choose
+from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Record, RoundState, SignedRecord, StageHashes, StageOutcome
 
@@ -25,9 +26,9 @@ def state(stage: int, record: SignedRecord | None, round: int, pending: SignedRe
     return RoundState(Ballot(9, PeerId("C"), 1), stage, round, record, pending, Hop(PeerId("x"), ()), "")
 
 
-def choice(*states: RoundState, drop_pending: bool = False) -> Choice:
+def choice(*states: RoundState, drop_pending: bool = False, has_records: bool = False) -> Choice:
     named = {PeerId(f"R{index}"): each for index, each in enumerate(states)}
-    return choose(named, 2, GENESIS, lambda record: unseal(record, "run", lambda *_: None), drop_pending)
+    return choose(named, 2, GENESIS, lambda record: unseal(record, "run", lambda *_: None), drop_pending, has_records)
 
 
 def test_at_the_start_the_genesis_stands() -> None:
@@ -74,3 +75,15 @@ def test_of_two_records_of_a_round_the_one_with_all_stages_stands() -> None:
     other = signed(1, GENESIS, ballot=8)
     found = choice(state(0, D1, 1), state(0, other, 1), state(1, other, 1))
     assert found.tip.hash == record_hash(other)
+
+
+def test_newcomers_alone_are_no_reason_to_start_again_but_in_the_end_they_are_all_there_is() -> None:
+    states = (state(0, None, NOTHING_HELD), state(1, None, 0))
+    assert choice(*states).missing == (0,)
+    assert choice(*states, drop_pending=True).missing == ()
+    assert choice(state(0, D1, 1), state(1, None, NOTHING_HELD)).tip.hash == record_hash(D1)
+
+
+def test_who_knows_of_records_never_starts_again() -> None:
+    states = (state(0, None, 0), state(1, None, 0))
+    assert choice(*states, drop_pending=True, has_records=True).missing == (0, 1)

@@ -7,7 +7,7 @@ import pytest
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Ready, ReplicaOut, Send, Stuck
+from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Ready, ReplicaIn, ReplicaOut, Send, Stuck
 from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
@@ -216,3 +216,72 @@ def test_missing_stages_are_named() -> None:
     settings = RoundSettings("run", 3, "D0")
     machine = RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
     assert lead(machine, A) == [Stuck((1, 2))]
+
+
+def whole_round(machine: RoundCoordinatorMachine) -> SignedRecord:
+    """Round 1 with member A alone; returns its record."""
+    lead(machine, A)
+    close(machine, A)
+    effects = hold(machine, stage(machine, A))
+    [decided] = [effect for effect in effects if isinstance(effect, Decided)]
+    machine.receive(A, Swapped(1, 0, record_hash(decided.signed), BYTES, {}), 4.0)
+    return decided.signed
+
+
+def newcomer(machine: RoundCoordinatorMachine, signed: SignedRecord) -> None:
+    """B comes with D_0 and refuses the record, whose bytes it has not."""
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 5.0)
+    effects = machine.receive(B, state(machine), 5.0)
+    assert sent(effects, Decide) == {B: Decide(machine.ballot, signed)}
+    refused = RoundState(machine.ballot, 0, 0, None, None, Hop(B, ()), "not yet")
+    assert isinstance(machine.receive(B, refused, 5.0)[0], ReplicaOut)
+    assert machine.holders == {A: 0}
+    assert machine.wake_at_s is None
+
+
+def test_a_newcomer_is_a_holder_as_soon_as_it_says_so(machine: RoundCoordinatorMachine) -> None:
+    signed = whole_round(machine)
+    newcomer(machine, signed)
+    there = Swapped(1, 0, record_hash(signed), BYTES, {})
+    assert machine.receive(B, there, 6.0) == [ReplicaIn(B)]
+    assert machine.holders == {A: 0, B: 0}
+    assert machine.receive(B, there, 6.0) == []
+
+
+def test_a_newcomer_that_is_ready_while_others_join_is_closed_at_once(machine: RoundCoordinatorMachine) -> None:
+    signed = whole_round(machine)
+    newcomer(machine, signed)
+    machine.close(CloseRequest(2, {}, {}), 6.0)
+    effects = machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {}), 6.0)
+    assert B in sent(effects, Close)
+
+
+def test_a_newcomer_with_other_bytes_stays_out(machine: RoundCoordinatorMachine) -> None:
+    signed = whole_round(machine)
+    newcomer(machine, signed)
+    wrong = Swapped(1, 0, record_hash(signed), StageHashes("q", "m", "b"), {})
+    assert any(isinstance(effect, ReplicaOut) for effect in machine.receive(B, wrong, 6.0))
+    assert machine.holders == {A: 0}
+
+
+def test_a_late_repetition_does_not_readmit_who_is_out(machine: RoundCoordinatorMachine) -> None:
+    signed = whole_round(machine)
+    refused = RoundState(machine.ballot, 0, 1, signed, None, Hop(A, ()), "why not")
+    machine.receive(A, refused, 5.0)
+    machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 5.0)
+    assert machine.holders == {}
+
+
+def test_the_stage_that_lacks_a_holder_is_told_once_what_to_look_for() -> None:
+    settings = RoundSettings("run", 2, "D0", retry_s=1.0, drop_after_s=5.0, stage_timeout_s=20.0)
+    machine = RoundCoordinatorMachine(ME, 1, settings, lambda r: seal(r, ME, lambda _: b""), unsealed)
+    first = Record("run", 1, Ballot(1, ME, 1), "D0", (), (), (), {})
+    signed = seal(first, ME, lambda _: b"")
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    machine.receive(A, RoundState(machine.ballot, 0, 1, signed, None, Hop(A, ()), ""), 0.0)
+    fresh = RoundState(machine.ballot, 1, 0, None, None, Hop(B, ()), "")
+    effects = machine.receive(B, fresh, 0.0)
+    assert effects == [Send(B, Decide(machine.ballot, signed)), Stuck((1,))]
+    assert machine.holders is None
+    assert machine.receive(B, fresh, 0.1) == [Stuck((1,))]

@@ -7,8 +7,9 @@ import pytest
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import Tip, record_hash, seal, unseal
-from shoal.swarm.round_effects import CloseSteps, Introduce, Pin, ReplicaOut, ResolveStep, RunRing, Send, Swap
+from shoal.swarm.round_effects import CloseSteps, Fetch, Introduce, Pin, ReplicaOut, ResolveStep, RunRing, Send, Swap
 from shoal.swarm.round_member import RoundMemberMachine, StepsClosed
+from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
@@ -243,3 +244,61 @@ def test_a_swap_that_fails_is_refused(member: RoundMemberMachine) -> None:
     member.receive(C, Decide(LOW, record()))
     assert refusal(member.state_broken("why")) == "why"
     assert member.swapping is None
+
+
+# -- a replica that was left behind
+
+
+def test_a_decided_record_without_its_bytes_is_fetched_and_then_swapped(member: RoundMemberMachine) -> None:
+    late = record(round=7, previous="D6")
+    effects = member.receive(C, Decide(LOW, late))
+    assert [type(effect) for effect in effects] == [ReplicaOut, Fetch, Send]
+    assert "not staged" in refusal(effects)
+    fetch = effects[1]
+    assert isinstance(fetch, Fetch)
+    assert (fetch.record.round, fetch.record_hash, fetch.hashes) == (7, record_hash(late), BYTES)
+    # It is asked again and again: the transfer goes on.
+    assert [type(effect) for effect in member.receive(C, Decide(LOW, late))] == [Send]
+    [swap] = member.fetched(record_hash(late), BYTES)
+    assert isinstance(swap, Swap)
+    assert member.swapped(BYTES, {}) == [Send(C, Swapped(7, 0, record_hash(late), BYTES, {}))]
+    assert (member.tip.round, member.round) == (7, 8)
+
+
+def test_the_newest_record_is_fetched(member: RoundMemberMachine) -> None:
+    member.receive(C, Decide(LOW, record(round=7, previous="D6")))
+    newer = record(round=8, previous="D7")
+    [_, fetch, _] = member.receive(C, Decide(LOW, newer))
+    assert isinstance(fetch, Fetch)
+    assert fetch.record_hash == record_hash(newer)
+    assert member.fetched(record_hash(record(round=7, previous="D6")), BYTES) == []
+    assert member.fetched(record_hash(newer), BYTES) != []
+
+
+def test_a_coordinator_for_whom_the_own_record_stands_ends_the_fetching(member: RoundMemberMachine) -> None:
+    late = record(round=7, previous="D6")
+    member.receive(C, Decide(LOW, late))
+    assert member.receive(D, Close(HIGH, 1)) == [CloseSteps(1)]
+    assert member.fetched(record_hash(late), BYTES) == []
+
+
+def test_a_record_of_another_chain_is_followed_and_named(member: RoundMemberMachine) -> None:
+    effects = member.receive(C, Decide(LOW, record(previous="another D0")))
+    assert "does not follow" in refusal(effects)
+    assert isinstance(effects[1], Fetch)
+
+
+def test_a_swap_whose_bytes_are_gone_becomes_a_transfer(member: RoundMemberMachine) -> None:
+    stage(member)
+    member.receive(C, Decide(LOW, record()))
+    effects = member.state_broken("why")
+    assert [type(effect) for effect in effects] == [ReplicaOut, Fetch, Send]
+
+
+def test_a_replica_that_is_behind_says_so_until_its_round_is_closed() -> None:
+    member = RoundMemberMachine(ME, 0, Tip(0, "D0", None), lambda s: unseal(s, "run", lambda *_: None), is_behind=True)
+    [answer] = member.receive(C, AskRound(LOW))
+    assert answer == Send(C, RoundState(LOW, 0, NOTHING_HELD, None, None, ME, ""))
+    member.receive(C, Close(LOW, 1))
+    [answer] = member.receive(C, AskRound(LOW))
+    assert answer == Send(C, RoundState(LOW, 0, 0, None, None, ME, ""))

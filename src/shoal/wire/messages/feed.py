@@ -26,6 +26,17 @@ class PlanRound(Struct, frozen=True, tag="plan_round"):
     inner_steps: int
 
 
+class ResumeRound(Struct, frozen=True, tag="resume_round"):
+    """Instead of PlanRound, to a data server that was started again in the middle of a round: nothing is leased before
+    `trainers` (slot -> incarnation) have said hello. `complete`: nobody else has leased anything in this round."""
+
+    round: int
+    num_slots: int
+    inner_steps: int
+    trainers: dict[int, int]
+    complete: bool
+
+
 class RecordSamples(Struct, frozen=True, tag="record_samples"):
     """D_round is decided and contains these samples, those of skipped steps included; whatever else was leased in the
     round is free again."""
@@ -35,11 +46,19 @@ class RecordSamples(Struct, frozen=True, tag="record_samples"):
 
 
 class ReleaseTrainer(Struct, frozen=True, tag="release_trainer"):
-    """A dead trainer's steps are settled: those in `committed` are done, its other leases are free."""
+    """A dead trainer's steps are settled: those in `committed` are done or in doubt, which the record will tell; its
+    other leases are free."""
 
     trainer: int
     incarnation: int
     committed: tuple[StepKey, ...]
+
+
+class Released(Struct, frozen=True, tag="released"):
+    """Answer to ReleaseTrainer: what comes after it is leased without the dead trainer's claims."""
+
+    trainer: int
+    incarnation: int
 
 
 class Lease(Struct, frozen=True, tag="lease"):
@@ -121,16 +140,31 @@ class HoldoutInfo(Struct, frozen=True, tag="holdout_info"):
     max_read_samples: int
 
 
+class HeldBatch(Struct, frozen=True):
+    """A lease that a trainer got in its round: the attempts noted for it, and whether one of them is committed."""
+
+    ticket: int
+    samples: tuple[SampleRange, ...]
+    keys: tuple[StepKey, ...]
+    done: bool
+
+
 class DataHello(Struct, frozen=True, tag="data_hello"):
-    """First message to the data server; answered with HoldoutInfo."""
+    """First message to the data server, again whenever it has been dialled anew; answered with HoldoutInfo. A data
+    server that was started again learns from it what the trainer has leased in `round`."""
 
     trainer: int
+    incarnation: int = 0
+    round: int = 0
+    held: tuple[HeldBatch, ...] = ()
 
 
 FeedMessage = (
     PlanRound
+    | ResumeRound
     | RecordSamples
     | ReleaseTrainer
+    | Released
     | Lease
     | ReadTrain
     | ReadHoldout

@@ -12,6 +12,14 @@ coordinator                          member
   | <- Held                            |
   | -- Decide (record) ------------->  |   only now does anyone swap
   | <- Swapped                         |
+
+A replica that is told of a record whose bytes it has not staged gets them from those that hold it (`StateTransfer`):
+
+newcomer                             donor, of the same stage
+  | -- AskState -------------------->  |
+  | <- StateOffer / NoState            |
+  | -- ReadState ------------------->  |   several at a time, from several donors
+  | <- StateChunk / NoState            |
 """
 
 from __future__ import annotations
@@ -71,7 +79,8 @@ class AskRound(Struct, frozen=True, tag="ask_round"):
 
 class RoundState(Struct, frozen=True, tag="round_state"):
     """What a replica holds: its stage, its record (none before D_1), and a record it has answered Held for. `refused`
-    is why it could not do what the coordinator has just asked, empty in an answer to AskRound."""
+    is why it could not do what the coordinator has just asked, empty in an answer to AskRound. `held_round` is -1 for
+    one that has the state of D_0 and has reason to believe that the run is further."""
 
     ballot: Ballot
     stage: int
@@ -197,6 +206,42 @@ class Swapped(Struct, frozen=True, tag="swapped"):
     sent_bytes: dict[str, int]
 
 
+class AskState(Struct, frozen=True, tag="ask_state"):
+    """Does the receiver hold the state that this record names for this stage?"""
+
+    stage: int
+    record_hash: str
+
+
+class StateOffer(Struct, frozen=True, tag="state_offer"):
+    """It does. `chunk_hashes` are the SHA-256 of the chunks of the outer parameters, the outer momentum, the floating
+    and the integer buffers, 32 bytes each."""
+
+    record_hash: str
+    chunk_hashes: bytes
+
+
+class NoState(Struct, frozen=True, tag="no_state"):
+    """It does not, or not any more; the sender holds `held_round` (-1: nothing that it would give)."""
+
+    record_hash: str
+    held_round: int
+
+
+class ReadState(Struct, frozen=True, tag="read_state"):
+    """Send a chunk of this record's state."""
+
+    record_hash: str
+    chunk: int
+
+
+class StateChunk(Struct, frozen=True, tag="state_chunk"):
+    """The chunk. One tensor of bytes."""
+
+    record_hash: str
+    chunk: int
+
+
 RoundMessage = (
     AskRound
     | RoundState
@@ -212,4 +257,9 @@ RoundMessage = (
     | Held
     | Decide
     | Swapped
+    | AskState
+    | StateOffer
+    | NoState
+    | ReadState
+    | StateChunk
 )

@@ -1,0 +1,108 @@
+"""Where the roles of one host listen for other hosts, and under which addresses those reach them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+from shoal.config.host import NetworkConfig
+
+USUAL_MONITOR_PORT: Final = 50000
+LOOPBACK_MADDRS: Final = ("/ip4/127.0.0.1/tcp/0",)
+ANYWHERE_MADDRS: Final = ("/ip4/0.0.0.0/tcp/0",)
+_LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
+
+@dataclass(frozen=True)
+class HostNetwork:
+    """The addresses of a host's roles.
+
+    A role is known by its place among those of the host that listen: where ports are fixed, place n takes the n-th port
+    after the first.
+
+    Attributes:
+        settings: the section `network`.
+    """
+
+    settings: NetworkConfig
+
+    def listen_tcp(self, place: int) -> tuple[str, int]:
+        """Return address and port on which the role at `place` listens for tensors."""
+        port = self.settings.data_port
+        host = "127.0.0.1" if self._is_loopback else "0.0.0.0"
+        return (host, port + place if port else 0)
+
+    @property
+    def announce(self) -> tuple[str, ...]:
+        """The hosts under which other hosts reach this one; empty for those of its interfaces."""
+        return (self.settings.public_ip,) if self.settings.public_ip else ()
+
+    def dht(self, place: int) -> NetworkConfig:
+        """Return the section for the DHT node of the role at `place`."""
+        return self._with(tuple(_shifted(maddr, place) for maddr in self.settings.host_maddrs), place)
+
+    def monitor(self) -> NetworkConfig:
+        """Return the section for the first peer: its port is a definite one, so that others can be told."""
+        wanted = self.settings.monitor_port or free_port(USUAL_MONITOR_PORT)
+        listened = tuple(
+            f"{maddr.removesuffix('/tcp/0')}/tcp/{wanted}" if maddr.endswith("/tcp/0") else maddr
+            for maddr in self.settings.host_maddrs
+        )
+        return self._with(listened, 0)
+
+    def _with(self, listened: tuple[str, ...], place: int) -> NetworkConfig:
+        announced = tuple(_shifted(maddr, place) for maddr in self.settings.announce_maddrs)
+        ports = [maddr.partition("/tcp/")[2].partition("/")[0] for maddr in listened]
+        if self.settings.public_ip and not announced:
+            # Nobody outside knows a port that the system chooses: such a role is found through the others.
+            announced = tuple(f"{_host_maddr(self.settings.public_ip)}/tcp/{port}" for port in ports if port != "0")
+        return self.settings.model_copy(update={"host_maddrs": listened, "announce_maddrs": announced})
+
+    @property
+    def _is_loopback(self) -> bool:
+        return all(maddr.startswith(_LOOPBACK) for maddr in self.settings.host_maddrs)
+
+
+def local_maddrs(monitor: NetworkConfig, peer_id: str) -> tuple[str, ...]:
+    """Return where roles of this host find the monitor, also if the network does not lead them back to it."""
+    ports = [
+        maddr.rpartition("/")[2]
+        for maddr in monitor.host_maddrs
+        if maddr.startswith(("/ip4/0.0.0.0/tcp/", "/ip4/127.0.0.1/tcp/"))
+    ]
+    return tuple(f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}" for port in ports if port != "0")
+
+
+def free_port(wanted: int) -> int:
+    """Return `wanted`, or any free TCP port if somebody has it."""
+    with suppress(OSError), socket.socket() as probe:
+        # Connections of a run that has just ended do not count as somebody who listens.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", wanted))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            probe.bind(("0.0.0.0", 0))
+        return int(probe.getsockname()[1])
+    return 0
+
+
+def _shifted(maddr: str, by: int) -> str:
+    """Return a multiaddress with a port that is larger by `by`, unless it is any free one."""
+    before, separator, rest = maddr.partition("/tcp/")
+    port, slash, after = rest.partition("/")
+    if not separator or not port.isdecimal() or port == "0":
+        return maddr
+    return f"{before}/tcp/{int(port) + by}{slash}{after}"
+
+
+def _host_maddr(host: str) -> str:
+    try:
+        return f"/ip{ip_address(host).version}/{host}"
+    except ValueError:
+        return f"/dns4/{host}"

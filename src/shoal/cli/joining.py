@@ -1,0 +1,130 @@
+"""What joining a swarm takes on a host: the key, identities that last, addresses in and addresses out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from shoal.config import Config
+from shoal.config.load import load_with_origins
+from shoal.errors import ConfigError
+from shoal.identity import Identity, create_swarm_key, load_swarm_key
+
+PEERS_VARIABLE: Final = "INITIAL_PEERS"
+_STATE_DIR: Final = Path("~/.config/shoal/identities")
+# The run says into how many parts a batch is cut. Until it is known, no batch that a host names is too small.
+_LEAST: Final = {"model_pipeline": {"microbatches": 1}}
+_MAX_LAUNCHERS: Final = 64
+_DEFAULT_PREFIX: Final = str(Config.model_fields["experiment_prefix"].default)
+
+
+class LastingIdentities:
+    """The key files of a launcher, so that its roles are the same peers after a restart.
+
+    Two launchers at a time never share one: each takes the first folder that nobody has locked. The lock is held until
+    `close`, or until the process ends.
+    """
+
+    def __init__(self, command: str, root: Path = _STATE_DIR) -> None:
+        """Take a folder.
+
+        Args:
+            command: "client" or "servers"; names the folder.
+            root: where the folders of all launchers are.
+
+        Raises:
+            ConfigError: it cannot be made, or too many are taken.
+        """
+        for number in range(1, _MAX_LAUNCHERS + 1):
+            self._folder = root.expanduser() / (command if number == 1 else f"{command}-{number}")
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._lock_fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise ConfigError(f"cannot keep identities in {self._folder}: {error.strerror}") from error
+            try:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._lock_fd)
+                continue
+            return
+        raise ConfigError(f"{_MAX_LAUNCHERS} launchers run on this host already; end some of them")
+
+    def identity(self, role: str, index: int) -> Identity:
+        """Return the identity of a role, made at its first use.
+
+        Raises:
+            IdentityError: its file cannot be read or written, or others may read it.
+        """
+        return Identity.load_or_create(self._folder / f"{role}_{index}.key")
+
+    def close(self) -> None:
+        """Let the next launcher have the folder."""
+        os.close(self._lock_fd)
+
+
+def load_joining_config(
+    config_path: Path | None, flags: Sequence[str], env: Mapping[str, str], other_flags: Sequence[str]
+) -> tuple[Config, Mapping[str, str]]:
+    """Return the configuration of a host that joins, and what set each key; `INITIAL_PEERS` counts if no flag does.
+
+    Raises:
+        ConfigError: as `load_config` does.
+    """
+    config, origins = load_with_origins(config_path, flags, env, other_flags=other_flags, below=_LEAST)
+    peers = env.get(PEERS_VARIABLE, "").strip()
+    if config.network.initial_peers or not peers:
+        return config, origins
+    given = (*flags, f"--network.initial-peers={peers}")
+    return load_with_origins(config_path, given, env, other_flags=other_flags, below=_LEAST)
+
+
+def require_membership(config: Config) -> bytes:
+    """Return the swarm's key; peers must have been given as well.
+
+    Raises:
+        ConfigError: one of them is missing; the message has the lines that help.
+    """
+    path = config.network.swarm_key_file
+    has_key, has_peers = path.expanduser().exists(), bool(config.network.initial_peers)
+    if has_key and has_peers:
+        return load_swarm_key(path)
+    missing = " and ".join(name for name, there in (("swarm key", has_key), ("initial peers", has_peers)) if not there)
+    raise ConfigError(
+        f"no {missing}: start_trainer_client.py prints the addresses and makes the key; on this host, run\n"
+        f"  export {PEERS_VARIABLE}=/ip4/<address>/tcp/50000/p2p/<peer id>\n"
+        f"  mkdir -p {path.parent} && scp <client host>:{path} {path}"
+    )
+
+
+def load_or_create_swarm_key(path: Path) -> tuple[bytes, bool]:
+    """Return the swarm's key, and whether it was made just now because there was none.
+
+    Raises:
+        ConfigError: it cannot be read or written.
+    """
+    if path.expanduser().exists():
+        return load_swarm_key(path), False
+    return create_swarm_key(path), True
+
+
+def invitation(config: Config, maddrs: Sequence[str], *, new_key: bool) -> Iterator[str]:
+    """Yield the lines that the user pastes on other hosts."""
+    path = config.network.swarm_key_file
+    command = ["python", "start_servers.py", "--num-servers", str(config.num_stages)]
+    if config.experiment_prefix != _DEFAULT_PREFIX:
+        command += ["--experiment-prefix", config.experiment_prefix]
+    if path != type(config.network).model_fields["swarm_key_file"].default:
+        command += ["--swarm-key-file", str(path)]
+    if new_key:
+        yield f"made a new swarm key, {path}: copy it to the other hosts, over a way that nobody else can read"
+    yield f"on every other host, with the swarm key in {path}, run"
+    yield f"export {PEERS_VARIABLE}={','.join(maddrs)}"
+    yield shlex.join(command)
+    stages = f"all {config.num_stages} stages" if config.num_stages > 1 else "the one stage"
+    wanted = f"{config.servers.num_servers} servers" if config.servers.num_servers else f"servers of {stages}"
+    yield f"waiting for {wanted}, however long it takes; Ctrl-C ends"

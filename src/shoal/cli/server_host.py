@@ -1,0 +1,218 @@
+"""A host of servers: what `start_servers.py` and `shoal start-servers` do.
+
+start the scout -> it finds the run and its configuration -> start the servers -> the run is over (or a signal arrives,
+or no server is left) -> end all roles
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from rich.console import Console
+
+from shoal import log
+from shoal.cli.devices import device_of_server
+from shoal.cli.early import EarlyStart
+from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
+from shoal.cli.host import SwarmHost
+from shoal.cli.host_network import HostNetwork
+from shoal.cli.joining import LastingIdentities, require_membership
+from shoal.cli.run_files import make_server_log_dir, remove_empty_outputs
+from shoal.clock import Clock, SystemClock
+from shoal.config import Config
+from shoal.config.shared import adopt_shared
+from shoal.errors import BootstrapError, RemoteError, ShoalError
+from shoal.identity import Identity
+from shoal.runtime.role_handle import RoleHandle
+from shoal.runtime.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 3.0
+_STOP_ORDER = (("server",), ("scout",))
+
+
+def start_servers(config: Config, origins: Mapping[str, str], early: EarlyStart) -> int:
+    """Serve the run that the initial peers know until it is over, and return the exit code.
+
+    Args:
+        config: The configuration of this host; what the run shares is taken from the run.
+        origins: Which keys this host sets, and where.
+        early: What runs already; the caller ends it.
+
+    Raises:
+        ConfigError: key or peers are missing, a shared key differs from the run's, or the device does not exist.
+        BootstrapError: no initial peer answered in time, or none of them knows a run.
+    """
+    swarm_key = require_membership(config)
+    devices = [device_of_server(config.device, index) for index in range(config.num_servers)]
+    identities = LastingIdentities("servers")
+    try:
+
+        async def run() -> int:
+            host = ServerHost(config, origins, swarm_key, devices, identities.identity, SystemClock(), early)
+            return await host.run()
+
+        return anyio.run(run, backend_options={"use_uvloop": True})
+    finally:
+        identities.close()
+
+
+@dataclass
+class ServerHost:
+    """The servers of one host; `run` is called once."""
+
+    config: Config
+    origins: Mapping[str, str]
+    swarm_key: bytes
+    devices: Sequence[str]
+    identity_of: Callable[[str, int], Identity]
+    clock: Clock
+    early: EarlyStart
+    exit_code: int = FAILED
+    _failure: ShoalError | None = None
+    _console: Console = field(default_factory=Console)
+    _ended: anyio.Event = field(default_factory=anyio.Event)
+    _hurry: anyio.Event = field(default_factory=anyio.Event)
+    _log_dir: Path | None = None
+    _serving: int = 0
+
+    async def run(self) -> int:
+        """Serve.
+
+        Raises:
+            ShoalError: the run could not be joined.
+        """
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch_signals, signals)
+                try:
+                    async with Supervisor(fork_server=self.early.fork_server, clock=self.clock) as supervisor:
+                        await self._supervise(supervisor)
+                except ShoalError as error:
+                    self._failure = self._failure or error
+                tasks.cancel_scope.cancel()
+        if self._log_dir is not None:
+            remove_empty_outputs(self._log_dir)
+        if self._failure is not None and self.exit_code != INTERRUPTED:
+            raise self._failure
+        return self.exit_code
+
+    async def _supervise(self, supervisor: Supervisor) -> None:
+        async with anyio.create_task_group() as tasks:
+            starting = anyio.CancelScope()
+            tasks.start_soon(self._start, supervisor, tasks, starting)
+            await self._ended.wait()
+            starting.cancel()
+            tasks.start_soon(self._stop_at_once, supervisor)
+            await supervisor.stop(GRACE_S, _STOP_ORDER)
+            tasks.cancel_scope.cancel()
+
+    async def _start(self, supervisor: Supervisor, tasks: TaskGroup, starting: anyio.CancelScope) -> None:
+        with starting:
+            try:
+                await self._join_and_serve(supervisor, tasks)
+            except ShoalError as error:
+                self._fail(error)
+
+    async def _join_and_serve(self, supervisor: Supervisor, tasks: TaskGroup) -> None:
+        self._say(f"joining the swarm at {', '.join(self.config.network.initial_peers)}")
+        early = self._host(self.config, "", Path(self.early.run_dir.path), supervisor)
+        scout = await early.start_scout()
+        found = await _ready(scout)
+        config = adopt_shared(self.config, self.origins, found["configuration"])
+        run_id = str(found["run_id"])
+        log_dir = self._log_dir = make_server_log_dir(config, run_id)
+        log.configure("launcher", log_dir, terminal=False)
+        self._say(f"run {run_id}, logs in {log_dir}")
+        tasks.start_soon(self._follow_scout, scout)
+        host = self._host(config, run_id, log_dir, supervisor)
+        for index, device in enumerate(self.devices):
+            # Servers of other hosts start too, so nobody knows how many there will be.
+            server = await host.start_server(index, expected_servers=0, device=device)
+            self._serving += 1
+            tasks.start_soon(self._follow_server, server, log_dir)
+
+    def _host(self, config: Config, run_id: str, log_dir: Path, supervisor: Supervisor) -> SwarmHost:
+        host = SwarmHost(
+            config=config,
+            run_id=run_id,
+            log_dir=log_dir,
+            swarm_key=self.swarm_key,
+            run_dir=self.early.run_dir,
+            supervisor=supervisor,
+            network=HostNetwork(config.network),
+            identity_of=self.identity_of,
+        )
+        host.initial_peers_known(config.network.initial_peers)
+        return host
+
+    async def _follow_scout(self, scout: RoleHandle) -> None:
+        async for event in scout.events:
+            if event.name == "run_over" and not self._ended.is_set():
+                self._say(f"{event.fields['reason']}: the servers of this host leave")
+                self.exit_code = DONE if event.fields["ended"] else FAILED
+                self._ended.set()
+        if not self._ended.is_set():
+            # The servers have peers of their own by now; only the word that the run is over will not be heard.
+            logger.warning("scout.lost", extra={"status": str(await scout.wait())})
+
+    async def _follow_server(self, server: RoleHandle, log_dir: Path) -> None:
+        name = f"{server.spec.role} {server.spec.index}"
+        async for event in server.events:
+            if event.name == "ready":
+                self._say(f"{name} serves stage {event.fields['stage']}")
+        status = await server.wait()
+        self._serving -= 1
+        if self._ended.is_set():
+            return
+        reason = server.last_error or str(status)
+        logger.warning("server.lost", extra={"role": name, "reason": reason})
+        self._say(f"{name} has ended ({reason})")
+        if not self._serving:
+            message = f"no server of this host is left; the logs are in {log_dir}"
+            self._fail(BootstrapError(f"{reason}; {message}") if status.code == USER_ERROR else RemoteError(message))
+
+    async def _watch_signals(self, signals: AsyncIterator[signal.Signals]) -> None:
+        async for number in signals:
+            logger.info("servers.interrupted", extra={"signal": number.name})
+            if self._ended.is_set():
+                self._hurry.set()
+                continue
+            self._say("leaving; press Ctrl-C again to end at once")
+            self.exit_code = INTERRUPTED
+            self._ended.set()
+
+    async def _stop_at_once(self, supervisor: Supervisor) -> None:
+        await self._hurry.wait()
+        await supervisor.stop(0.0)
+
+    def _fail(self, error: ShoalError) -> None:
+        if not self._ended.is_set():
+            logger.error("servers.failed", extra={"reason": str(error)})
+            self._failure = error
+            self._ended.set()
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+async def _ready(scout: RoleHandle) -> Mapping[str, Any]:
+    """Return what the scout has found.
+
+    Raises:
+        BootstrapError: it reached no initial peer, or no run.
+    """
+    try:
+        return await scout.ready()
+    except RemoteError as error:
+        if (await scout.wait()).code == USER_ERROR:
+            raise BootstrapError(scout.last_error) from error
+        raise

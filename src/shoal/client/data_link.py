@@ -1,0 +1,175 @@
+"""What the client tells the data server of its host: the plan of a round, what a record holds, who is dead.
+
+A data server that was started again knows nothing. It is told all records' samples and the round as it stands; its
+trainers say what they have leased (`data.feed`), so that nothing is trained twice and nothing is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import anyio
+
+from shoal.clock import Backoff, Clock
+from shoal.errors import RemoteProtocolError
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.sample_ranges import Ranges, merge
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.feed import (
+    DataHello,
+    HoldoutInfo,
+    PlanRound,
+    RecordSamples,
+    Released,
+    ReleaseTrainer,
+    ResumeRound,
+)
+
+logger = logging.getLogger(__name__)
+
+_CLIENT = -1
+"""Who the client is in a `DataHello`: none of the slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    round: int
+    num_slots: int
+    inner_steps: int
+
+
+class DataLink:
+    """The client's orders to its data server. A `transport.dispatch.Handler` that leaves `HoldoutInfo` to others."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        data_server: Hop,
+        clock: Clock,
+        trainers: Callable[[], Mapping[int, int]],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Remember where the data server is.
+
+        Args:
+            endpoint: of the client.
+            data_server: of the same host.
+            clock: for the pauses before it is dialled again.
+            trainers: slots whose trainer is there now, with their incarnations.
+            on_lost: told when the data server is lost.
+        """
+        self._endpoint = endpoint
+        self._server = data_server.peer
+        self._clock = clock
+        self._trainers = trainers
+        self._on_lost = on_lost
+        self._plan: _Plan | None = None
+        self._recorded: Ranges = ()
+        self._held_round = 0
+        self._has_dead = False
+        self._released: dict[int, int] = {}
+        self._is_up = True
+        self._is_told = False
+        self._sent: tuple[_Plan | None, int] = (None, 0)
+        self._lost = anyio.Event()
+        self._changed = anyio.Event()
+        self._backoff = Backoff(first_s=0.1, max_s=1.0)
+        endpoint.introduce(data_server)
+
+    def receive(self, event: Received) -> bool:
+        """Take the answer to a release.
+
+        Raises:
+            RemoteProtocolError: it came from another peer.
+        """
+        message = event.message
+        if isinstance(message, HoldoutInfo) and event.peer == self._server:
+            self._up()
+        if not isinstance(message, Released):
+            return False
+        if event.peer != self._server:
+            raise RemoteProtocolError(f"Released from {event.peer}, which is not the data server")
+        self._released[message.trainer] = max(message.incarnation, self._released.get(message.trainer, 0))
+        self._notify()
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """If it was the data server, it is dialled again; see `run`."""
+        if peer != self._server:
+            return
+        if self._is_up:
+            self._is_up = False
+            logger.warning("data_server.lost")
+            self._on_lost()
+        self._is_told = False
+        self._lost.set()
+
+    async def run(self) -> None:
+        """Dial a lost data server again, and tell it what it has to know, until cancelled."""
+        while True:
+            await self._lost.wait()
+            self._lost = anyio.Event()
+            await self._backoff.wait(self._clock)
+            self._post_record()
+            plan = self._plan
+            if plan is not None and plan.round > self._held_round:
+                trainers = {slot: i for slot, i in self._trainers().items() if slot < plan.num_slots}
+                complete = not self._has_dead and len(trainers) == plan.num_slots
+                self._post(ResumeRound(plan.round, plan.num_slots, plan.inner_steps, trainers, complete))
+            self._sent, self._is_told = (plan, self._held_round), True
+            self._post(DataHello(_CLIENT))
+
+    def plan(self, round: int, num_slots: int, inner_steps: int) -> None:
+        """Open a round: its batches may be leased."""
+        self._plan, self._has_dead = _Plan(round, num_slots, inner_steps), False
+        if self._is_up:
+            self._post_plan()
+
+    def record(self, round: int, samples: tuple[SampleRange, ...]) -> None:
+        """A record is decided and holds these samples, those of skipped steps included."""
+        self._recorded = merge((*self._recorded, *samples))
+        self._held_round = round
+        if self._is_up:
+            self._post(RecordSamples(round, samples))
+
+    async def release(self, trainer: int, incarnation: int, kept: tuple[StepKey, ...]) -> None:
+        """Free what this incarnation has leased, but for the attempts in `kept`; returns when that is done."""
+        self._has_dead = True
+        while self._released.get(trainer, 0) < incarnation:
+            changed = self._changed
+            if self._is_up:
+                self._post(ReleaseTrainer(trainer, incarnation, kept))
+            await changed.wait()
+
+    def _up(self) -> None:
+        """It has answered: what has changed since it was told comes now."""
+        if self._is_up or not self._is_told:
+            return
+        self._backoff.reset()
+        self._is_up = True
+        logger.info("data_server.back", extra={"round": self._held_round + 1})
+        plan, held_round = self._sent
+        if held_round != self._held_round:
+            self._post_record()
+        if plan != self._plan:
+            self._post_plan()
+        self._notify()
+
+    def _post_record(self) -> None:
+        if self._recorded:
+            self._post(RecordSamples(self._held_round, self._recorded))
+
+    def _post_plan(self) -> None:
+        if self._plan is not None:
+            self._post(PlanRound(self._plan.round, self._plan.num_slots, self._plan.inner_steps))
+
+    def _post(self, message: PlanRound | ResumeRound | RecordSamples | ReleaseTrainer | DataHello) -> None:
+        self._endpoint.post(self._server, message)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

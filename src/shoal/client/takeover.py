@@ -1,0 +1,117 @@
+"""In the middle of a round: a lost trainer's place is taken by its next incarnation, at the step where it stopped.
+
+    lost -> raise the incarnation -> start the next trainer ------------> its hello
+                 '-> fence the old one -> release its leases --------------'-> the rest of its steps
+
+No sample is trained twice: what a replica has applied, or may yet apply, counts as done until the record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from shoal.client.data_link import DataLink
+from shoal.client.fencing import Fencing
+from shoal.client.reports import Reports
+from shoal.client.trainers import TrainerPool
+from shoal.errors import ControlError
+
+logger = logging.getLogger(__name__)
+
+MAX_PER_ROUND = 3
+"""A slot whose trainers are lost more often than this in one round does no more steps in it."""
+
+GoOn = Callable[[int, int, int], None]
+"""Starts a slot's trainer at a step number, for a number of steps."""
+
+
+class Takeover:
+    """Replaces the trainers that are lost in a round."""
+
+    def __init__(self, *, trainers: TrainerPool, reports: Reports, fencing: Fencing, data: DataLink) -> None:
+        """Connect the parts.
+
+        Args:
+            trainers: of the client.
+            reports: who is done, and what was reported.
+            fencing: settles a lost trainer's steps.
+            data: the data server, which frees its leases.
+        """
+        self._trainers = trainers
+        self._reports = reports
+        self._fencing = fencing
+        self._data = data
+
+    async def run(self, slots: frozenset[int], first_step: int, num_steps: int, go_on: GoOn) -> None:
+        """Replace lost trainers until cancelled.
+
+        Args:
+            slots: of the round.
+            first_step: number of the round's first step.
+            num_steps: of the round, for each slot.
+            go_on: has a new trainer do what is left.
+        """
+        taken = Counter[int]()
+        busy: set[int] = set()
+
+        async def replace(slot: int) -> None:
+            try:
+                await self._replace(slot, first_step, num_steps, go_on)
+            except ControlError as error:
+                logger.error("trainer.not_replaced", extra={"slot": slot, "reason": str(error)})
+                self._reports.excuse(slot)
+            busy.discard(slot)
+            look(tasks)
+
+        def look(tasks: TaskGroup) -> None:
+            for slot in sorted(slots - self._trainers.present.keys() - busy):
+                if self._reports.is_done(slot):
+                    continue
+                if taken[slot] >= MAX_PER_ROUND:
+                    logger.error("trainer.given_up", extra={"slot": slot, "starts": taken[slot]})
+                    self._reports.excuse(slot)
+                    continue
+                taken[slot] += 1
+                busy.add(slot)
+                tasks.start_soon(replace, slot)
+
+        async with anyio.create_task_group() as tasks:
+            while True:
+                look(tasks)
+                await self._trainers.changed()
+
+    async def _replace(self, slot: int, first_step: int, num_steps: int, go_on: GoOn) -> None:
+        """Start the slot's next trainer and settle the last one's steps meanwhile.
+
+        Raises:
+            ControlError: the launcher could not start it, or it did not say hello.
+        """
+        incarnation = self._trainers.advance(slot)
+        next_step = first_step
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._trainers.start, slot, incarnation)
+            if num_steps:
+                next_step = await self._settle(slot, incarnation, first_step)
+        if not await self._trainers.arrived(slot):
+            raise ControlError(f"trainer {slot} was started but did not report; see its log")
+        go_on(slot, next_step, max(0, first_step + num_steps - next_step))
+
+    async def _settle(self, slot: int, incarnation: int, first_step: int) -> int:
+        """Fence the trainers before `incarnation`, free what they have not trained; return the number to go on with."""
+        settled = await self._fencing.settle(slot, incarnation)
+        kept = sorted(settled.committed | settled.in_doubt)
+        done = [first_step - 1, self._reports.last_number(slot)]
+        next_step = max(done + [key.number for key in kept]) + 1
+        if settled.complete:
+            theirs = tuple(key for key in kept if key.incarnation == incarnation - 1)
+            await self._data.release(slot, incarnation - 1, theirs)
+        else:
+            # A silent replica may have one step more. Its samples wait for the record, like those of all its leases.
+            next_step += 1
+        logger.info("trainer.replaced", extra={"slot": slot, "incarnation": incarnation, "next_step": next_step})
+        return next_step

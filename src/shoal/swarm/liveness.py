@@ -1,0 +1,84 @@
+"""When a silent connection gets a heartbeat and when it counts as dead: decided at the ticks of one timer.
+
+Silence is added up tick by tick, and one tick counts for at most `MAX_TICKS_AT_ONCE` intervals: a process that was
+itself stopped or blocked has not listened meanwhile, so that time proves nothing about its peers. Between two ticks the
+event loop reads what has arrived; a peer that is alive has therefore been heard before enough ticks come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from shoal.errors import InvariantViolation
+
+MAX_TICKS_AT_ONCE = 2
+"""A tick that comes later than so many intervals counts as if it had come then."""
+
+_Link = TypeVar("_Link", bound=Hashable)
+
+
+class Activity(NamedTuple):
+    """What happened on a connection since the tick before.
+
+    Attributes:
+        heard: something was received.
+        spoke: something was sent.
+        listening: this side reads; while it does not, nothing can be heard.
+    """
+
+    heard: bool
+    spoke: bool
+    listening: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse(Generic[_Link]):
+    """What to do after a tick: send heartbeats on `idle`, close `dead` (with the seconds of silence)."""
+
+    idle: tuple[_Link, ...]
+    dead: tuple[tuple[_Link, float], ...]
+
+
+class Liveness(Generic[_Link]):
+    """Watches over all connections of one endpoint."""
+
+    def __init__(self, *, heartbeat_s: float, deadline_s: float, now_s: float) -> None:
+        """Start at monotonic time `now_s`.
+
+        Args:
+            heartbeat_s: interval of the ticks; a connection on which nothing was sent for one gets a heartbeat.
+            deadline_s: silence after which a connection is dead.
+            now_s: monotonic seconds.
+
+        Raises:
+            InvariantViolation: the deadline leaves no room for a heartbeat that is late.
+        """
+        if deadline_s < 2 * MAX_TICKS_AT_ONCE * heartbeat_s:
+            raise InvariantViolation(
+                f"a deadline of {deadline_s:g} s is less than {2 * MAX_TICKS_AT_ONCE} heartbeats of {heartbeat_s:g} s"
+            )
+        self._heartbeat_s = heartbeat_s
+        self._deadline_s = deadline_s
+        self._last_tick_s = now_s
+        self._silent_s: dict[_Link, float] = {}
+
+    def tick(self, now_s: float, activity: Mapping[_Link, Activity]) -> Pulse[_Link]:
+        """Decide at monotonic time `now_s`, given all connections that stand and what happened on them."""
+        elapsed_s = min(max(0.0, now_s - self._last_tick_s), MAX_TICKS_AT_ONCE * self._heartbeat_s)
+        self._last_tick_s = now_s
+        before, self._silent_s = self._silent_s, {}
+        idle: list[_Link] = []
+        dead: list[tuple[_Link, float]] = []
+        for link, now in activity.items():
+            # A connection that was not there at the tick before starts from zero, whatever the interval.
+            known = link in before
+            silent_s = before[link] + elapsed_s if known and now.listening and not now.heard else 0.0
+            if silent_s >= self._deadline_s:
+                dead.append((link, silent_s))
+                continue
+            self._silent_s[link] = silent_s
+            if not now.spoke:
+                idle.append(link)
+        return Pulse(tuple(idle), tuple(dead))

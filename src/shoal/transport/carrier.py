@@ -1,0 +1,37 @@
+"""What carries connections between two peers of one kind of address; an endpoint has one carrier for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from shoal.transport.connection import Connection
+
+
+class Carrier(Protocol):
+    """Listens and connects. A connection that it makes has `prepare` set, which raises HandshakeError."""
+
+    @property
+    def scheme(self) -> str:
+        """How its addresses begin, with the colon."""
+        ...
+
+    async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
+        """Take connections from now on, each with a new object of `make`; return the addresses to announce.
+
+        Raises:
+            ConfigError: the address cannot be used.
+        """
+        ...
+
+    async def connect(self, address: str, connection: Connection) -> None:
+        """Connect to an address of this scheme and hand the stream to `connection`.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        ...
+
+    def stop_listening(self) -> None:
+        """Take no more connections and release the address."""
+        ...

@@ -1,0 +1,56 @@
+"""The endpoint of a process: a Unix socket for peers of its host, TCP under TLS for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.errors import ConfigError
+from shoal.identity import Identity
+from shoal.ids import RunId
+from shoal.transport.carrier import Carrier
+from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
+from shoal.transport.peers import StreamEndpoint
+from shoal.transport.tcp import TcpCarrier
+from shoal.transport.tls import tls_contexts
+from shoal.transport.unix import UnixCarrier
+
+
+def open_endpoint(
+    *,
+    identity: Identity,
+    run_id: RunId,
+    role: str,
+    unix_path: Path,
+    swarm_key: bytes | None = None,
+    tcp: tuple[str, int] | None = None,
+    announce: Sequence[str] = (),
+    limits: TransportLimits = DEFAULT_LIMITS,
+) -> StreamEndpoint:
+    """Return an endpoint to be entered as an asynchronous context.
+
+    A peer with several addresses is dialled at its Unix socket if that exists here and the peer itself answers, else at
+    its TCP addresses in order.
+
+    Args:
+        identity: who this process is.
+        run_id: only peers of the same run are accepted.
+        role: what this process does, for the peers' logs.
+        unix_path: where the socket for this host is made; one that nobody listens on any more is replaced.
+        swarm_key: 32 secret bytes that all hosts share; without it, only peers of this host can be reached.
+        tcp: address and port to listen on for other hosts (`0.0.0.0` is every interface, port 0 any free one); None
+            dials other hosts and is not dialled by them.
+        announce: hosts, or `host:port`, under which other hosts reach this one; empty for the addresses of the
+            interfaces.
+        limits: of frames, queues and times.
+
+    Raises:
+        ConfigError: `tcp` without a swarm key; on entering, if an address cannot be used.
+    """
+    carriers: list[Carrier] = [UnixCarrier(unix_path, socket_buffer_bytes=limits.socket_buffer_bytes)]
+    if swarm_key is not None:
+        contexts = tls_contexts(identity, swarm_key)
+        carriers.append(TcpCarrier(contexts, listen_on=tcp, announce=announce))
+    elif tcp is not None:
+        raise ConfigError("listening for other hosts needs the swarm's key; make one with `shoal key new`")
+    return StreamEndpoint(identity.peer_id, run_id, role, carriers, limits)

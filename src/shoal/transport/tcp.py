@@ -1,0 +1,146 @@
+"""TCP between hosts, always under TLS: listening, dialling, and the addresses to announce."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from shoal.errors import ConfigError
+from shoal.transport.connection import Connection
+from shoal.transport.tls import TlsContexts
+from shoal.transport.tls_stream import TlsStream
+
+_SCHEME: Final = "tcp:"
+_BACKLOG: Final = 128
+_KEEPALIVE_IDLE_S: Final = 1
+_KEEPALIVE_INTERVAL_S: Final = 1
+_KEEPALIVE_PROBES: Final = 3
+_WILDCARDS: Final = ("0.0.0.0", "::")
+# From <linux/sockios.h>: the IPv4 address of a network interface.
+_SIOCGIFADDR: Final = 0x8915
+
+
+class TcpCarrier:
+    """Carries `tcp:host:port`."""
+
+    scheme = _SCHEME
+
+    def __init__(
+        self,
+        contexts: TlsContexts,
+        *,
+        listen_on: tuple[str, int] | None,
+        announce: Sequence[str],
+    ) -> None:
+        """Remember what to do; nothing is opened yet.
+
+        Args:
+            contexts: of this peer.
+            listen_on: address (0.0.0.0 for all interfaces) and port (0 for any free one); None only dials.
+            announce: hosts, or `host:port`, that others reach this one under; empty for the addresses listened on.
+        """
+        self._contexts = contexts
+        self._listen_on = listen_on
+        self._announce = tuple(announce)
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
+        """See `Carrier.listen`."""
+        if self._listen_on is None:
+            return ()
+        host, port = self._listen_on
+
+        def accept() -> TlsStream:
+            connection = make()
+            connection.prepare = lambda sock: self._prepare_accepted(connection, sock)
+            return TlsStream(connection, self._contexts.server, server_side=True)
+
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(accept, host, port, backlog=_BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {join_host_port(host, port)}: {error.strerror or error}") from error
+        bound_port = int(self._server.sockets[0].getsockname()[1])
+        hosts = self._announce or (own_hosts() if host in _WILDCARDS else (host,))
+        return tuple(_SCHEME + _with_port(host, bound_port) for host in hosts)
+
+    async def connect(self, address: str, connection: Connection) -> None:
+        """See `Carrier.connect`."""
+        host, port = split_host_port(address.removeprefix(_SCHEME))
+        connection.prepare = self._prepare
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(
+            lambda: TlsStream(connection, self._contexts.client, server_side=False), host, port
+        )
+
+    def stop_listening(self) -> None:
+        """See `Carrier.stop_listening`."""
+        if self._server is not None:
+            self._server.close()
+
+    def _prepare_accepted(self, connection: Connection, sock: socket.socket) -> None:
+        self._prepare(sock)
+        with suppress(OSError):  # it may be gone already
+            connection.source = str(sock.getpeername()[0])
+
+    def _prepare(self, sock: socket.socket) -> None:
+        """Set the socket's options.
+
+        No TCP_USER_TIMEOUT: Linux also ends connections by it whose other end is alive and only reads too slowly (its
+        window is closed for that long). Heartbeats tell the two apart; keepalive is for what has none, such as a
+        handshake. The sizes of the buffers are left to the kernel, which follows the link's bandwidth and delay.
+        """
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+
+
+def join_host_port(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """Return host and port of `host:port` or `[IPv6]:port`.
+
+    Raises:
+        OSError: it is neither.
+    """
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    is_port = len(port) <= 5 and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+    if not host or not is_port or (":" in host and not bracketed):
+        raise OSError(f"{text!r} is not host:port")
+    return host, int(port)
+
+
+def _with_port(announced: str, port: int) -> str:
+    """Return `announced` with the port, unless it names one."""
+    try:
+        return join_host_port(*split_host_port(announced))
+    except OSError:
+        return join_host_port(announced, port)
+
+
+def own_hosts() -> tuple[str, ...]:
+    """Return the IPv4 addresses of this host's interfaces; the loopback one only if there is no other."""
+    try:
+        import fcntl
+    except ImportError:
+        return (socket.gethostname(),)
+    found: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with suppress(OSError):  # an interface without an address
+                found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]))
+    outside = tuple(host for host in found if not host.startswith("127."))
+    return outside or tuple(found) or ("127.0.0.1",)

@@ -1,0 +1,134 @@
+"""Hosts on one machine: network namespaces on a switch, each with its own loopback, address and runtime directory.
+
+They share processes' numbers and files, as containers on one volume would, but no socket: Unix sockets lie in a runtime
+directory that each host has for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# Mounted over the same path on every host, as /tmp is: an address that one host means is not there on another.
+_OWN_RUNTIME_DIR = 'mount -t tmpfs -o mode=0700 none "$XDG_RUNTIME_DIR" && exec "$@"'
+
+_SNIFFER = """
+import json, select, socket, sys
+markers = [m.encode() for m in sys.argv[1:]]
+seen, packets = dict.fromkeys(sys.argv[1:], 0), 0
+sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+sniffer.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+print("ready", flush=True)
+while True:
+    readable, _, _ = select.select([sniffer, sys.stdin], [], [])
+    if sniffer in readable:
+        packet = sniffer.recv(1 << 17)
+        packets += 1
+        for name, marker in zip(sys.argv[1:], markers):
+            seen[name] += marker in packet
+    elif sys.stdin in readable:
+        break
+print(json.dumps({"packets": packets, "seen": seen}))
+"""
+
+
+def why_impossible() -> str | None:
+    """Return why this machine cannot make network namespaces, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need iproute2"
+    name = f"sh{secrets.token_hex(3)}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return f"network namespaces cannot be made here: {made.stderr.strip()}"
+    _ip("netns", "del", name)
+    return None
+
+
+@dataclass(frozen=True)
+class Lan:
+    """Hosts that can reach each other, and nobody else."""
+
+    tag: str
+    hosts: tuple[str, ...]
+
+    def address(self, host: str) -> str:
+        """Return the host's address."""
+        return f"10.77.0.{self.hosts.index(host) + 1}"
+
+    def prefix(self, host: str) -> tuple[str, ...]:
+        """Return what runs a command on the host; its environment has to have XDG_RUNTIME_DIR."""
+        return ("ip", "netns", "exec", self.namespace(host), "sh", "-c", _OWN_RUNTIME_DIR, "sh")
+
+    def namespace(self, host: str) -> str:
+        """Return the name of the host's namespace."""
+        return f"{self.tag}-{host}"
+
+    def link_bytes(self, host: str) -> tuple[int, int]:
+        """Return the bytes that the host's only link has received and sent."""
+        [link] = _json("-n", self.namespace(host), "-s", "link", "show", "eth0")
+        return link["stats64"]["rx"]["bytes"], link["stats64"]["tx"]["bytes"]
+
+    @contextlib.contextmanager
+    def sniffed(self, *markers: str) -> Iterator[dict[str, Any]]:
+        """Look at every packet that passes the switch; afterwards, the counts are in what this yields."""
+        found: dict[str, Any] = {}
+        command = ["ip", "netns", "exec", self.namespace("switch"), sys.executable, "-c", _SNIFFER, *markers]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sniffer:
+            assert sniffer.stdout is not None
+            try:
+                assert sniffer.stdout.readline() == "ready\n"
+                yield found
+                output, _ = sniffer.communicate("", timeout=20)
+                found.update(json.loads(output))
+            finally:
+                sniffer.kill()
+
+    def say_in_clear(self, sender: str, receiver: str, text: str) -> None:
+        """Send a datagram that anybody on the way can read."""
+        send = (
+            "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(sys.argv[2].encode(), (sys.argv[1], 9))"
+        )
+        command = ["ip", "netns", "exec", self.namespace(sender), sys.executable, "-c", send]
+        subprocess.run([*command, self.address(receiver), text], check=True)
+
+
+@contextlib.contextmanager
+def lan(*hosts: str) -> Iterator[Lan]:
+    """Make the hosts and the switch between them; nothing of them is left afterwards."""
+    made = Lan(f"sh{secrets.token_hex(3)}", hosts)
+    try:
+        switch = made.namespace("switch")
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for number, host in enumerate(hosts):
+            name, port = made.namespace(host), f"port{number}"
+            _ip("netns", "add", name)
+            _ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", port, "netns", switch)
+            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "address", "add", f"{made.address(host)}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+        yield made
+    finally:
+        for host in (*hosts, "switch"):
+            subprocess.run(["ip", "netns", "del", made.namespace(host)], capture_output=True, check=False)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+
+
+def _json(*arguments: str) -> Any:
+    return json.loads(subprocess.run(["ip", "-j", *arguments], capture_output=True, text=True, check=True).stdout)

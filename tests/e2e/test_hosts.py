@@ -1,0 +1,284 @@
+"""A run over several hosts: the two commands of a user, between network namespaces and on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.launched import ENDLESS, SMALL, START_S, Launched, launched, until
+from tests.e2e.namespaces import Lan, lan, why_impossible
+
+pytestmark = pytest.mark.timeout(180)
+
+_IMPOSSIBLE = why_impossible()
+needs_namespaces = pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+
+_HIDDEN, _SEQ_LEN, _STEPS, _ROUNDS = 96, 128, 4, 2
+_WIDE = (
+    "--no-wandb",
+    f"--model.hidden-size={_HIDDEN}",
+    f"--data.seq-len={_SEQ_LEN}",
+    "--data.holdout-fraction=0.005",
+    f"--diloco.inner-steps={_STEPS}",
+    f"--diloco.outer-steps={_ROUNDS}",
+    "--diloco.batch-size-per-step=16",
+)
+_OVERHEAD_BYTES = 1_200_000
+"""DHT, heartbeats, handshakes and messages without tensors, on one link in a run of a few seconds."""
+
+
+@dataclass
+class Hosts:
+    """The commands on all hosts of one swarm; with a `Lan` each runs in a namespace of its own."""
+
+    directory: Path
+    lan: Lan | None = None
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __post_init__(self) -> None:
+        self._shared_path = Path(tempfile.mkdtemp(prefix="sh", dir="/tmp"))
+
+    def run(
+        self, host: str, *command: str, environment: Mapping[str, str] | None = None, start: str = "first"
+    ) -> Launched:
+        """Run a script on a host, with its own home and runtime directory; each start has its own logs."""
+        home = self.home(host)
+        own = {} if self.lan is None else {"prefix": self.lan.prefix(host), "runtime_dir": self._shared_path}
+        if self.lan is not None:
+            self._shared_path.mkdir(exist_ok=True)
+        script, *flags = command
+        return self.stack.enter_context(
+            launched(
+                self.directory / host / start,
+                *flags,
+                command=(script,),
+                environment={"HOME": str(home), **(environment or {})},
+                **own,
+            )
+        )
+
+    def home(self, host: str) -> Path:
+        """Return the home directory on a host."""
+        home = self.directory / host / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        return home
+
+    def give_key(self, sender: str, receiver: str) -> None:
+        """Copy the swarm's key, as the printed line asks for."""
+        target = self.home(receiver) / ".config/shoal/swarm.key"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(self.home(sender) / ".config/shoal/swarm.key", target)
+
+
+@contextlib.contextmanager
+def hosts_of(directory: Path, network: Lan | None = None) -> Iterator[Hosts]:
+    """Give hosts; whatever runs on them at the end is ended."""
+    hosts = Hosts(directory, network)
+    try:
+        with hosts.stack:
+            yield hosts
+    finally:
+        shutil.rmtree(hosts._shared_path, ignore_errors=True)
+
+
+def invited(client: Launched) -> tuple[dict[str, str], list[str]]:
+    """Return the variable and the command that the client's host prints for the others."""
+
+    def lines() -> tuple[dict[str, str], list[str]] | None:
+        assert client.process.poll() is None, client.output
+        export = re.search(r"^export (\w+)=(\S+)$", client.output, re.MULTILINE)
+        command = re.search(r"^python (start_servers\.py .*)$", client.output, re.MULTILINE)
+        return ({export[1]: export[2]}, shlex.split(command[1])) if export and command else None
+
+    return until(lines, START_S, "the printed invitation")
+
+
+def finished(client: Launched, servers: Sequence[Launched]) -> dict[str, Any]:
+    """Wait for the run's good end on all hosts; return its summary."""
+    assert client.ends(120.0) == 0, "\n".join([client.output, *(each.output for each in servers)])
+    for each in servers:
+        assert each.ends(30.0) == 0, each.output
+        assert "has ended" in each.output
+    for each in (client, *servers):
+        each.leaves_nothing()
+    return client.summary()
+
+
+def last_hashes(servers: Sequence[Launched]) -> dict[str, list[str]]:
+    """Return, for each stage, the hash that each replica has reported last."""
+    found: dict[str, list[str]] = {}
+    for host in servers:
+        assert host.log_dir is not None
+        for log in host.log_dir.glob("server_*.log"):
+            [ready] = host.events(log.stem, "server.ready")
+            found.setdefault(str(ready["stage"]), []).append(host.events(log.stem, "round.swapped")[-1]["parameters"])
+    return found
+
+
+def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *SMALL, "--num-servers=4")
+        variable, command = invited(client)
+        hosts.give_key("client", "servers")
+        first = hosts.run("servers", *command, environment=variable)
+        # A second launcher of the same host and user takes other identities.
+        addresses = client.log_root / "sandbox" / "initial_peers.txt"
+        second = hosts.run(
+            "servers-too", *command, f"--network-initial-peers=@{addresses}", f"--swarm-key-file={_key(hosts)}"
+        )
+        summary = finished(client, [first, second])
+    assert (summary["exit"], summary["replicas"], summary["pipelines_max"]) == ("done", 4, 2)
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+    assert last_hashes([first, second]) == {stage: [value] * 2 for stage, value in summary["hashes"].items()}
+    assert addresses.read_text().splitlines() == variable["INITIAL_PEERS"].split(",")
+
+
+def _key(hosts: Hosts) -> Path:
+    return hosts.home("client") / ".config/shoal/swarm.key"
+
+
+@needs_namespaces
+def test_two_server_hosts_and_a_client_host_share_no_socket_and_end_with_equal_hashes(tmp_path: Path) -> None:
+    with (
+        lan("client", "left", "right") as network,
+        hosts_of(tmp_path, network) as hosts,
+        network.sniffed("canary", "SHOL", "SHHI", "sandbox-2") as seen,
+    ):
+        network.say_in_clear("client", "left", "a canary")
+        client = hosts.run("client", "start_trainer_client.py", *SMALL, "--num-servers=4")
+        variable, command = invited(client)
+        assert network.address("client") in variable["INITIAL_PEERS"]
+        assert "/tcp/50000/" in variable["INITIAL_PEERS"]
+        for host in ("left", "right"):
+            hosts.give_key("client", host)
+        servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
+        summary = finished(client, servers)
+    assert (summary["exit"], summary["replicas"], summary["pipelines_max"]) == ("done", 4, 2)
+    assert (summary["duplicates"], summary["missing"], summary["failovers"]) == (0, 0, [])
+    assert last_hashes(servers) == {stage: [value] * 2 for stage, value in summary["hashes"].items()}
+    # Frames, hellos and the run's name would be there in clear without TLS.
+    assert seen["packets"] > 500
+    assert seen["seen"].pop("canary") > 0
+    assert seen["seen"] == {"SHOL": 0, "SHHI": 0, "sandbox-2": 0}
+
+
+@needs_namespaces
+def test_activations_and_gradients_cross_one_link_from_server_to_server(tmp_path: Path) -> None:
+    with lan("client", "left", "right") as network, hosts_of(tmp_path, network) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *_WIDE, "--num-servers=2")
+        variable, command = invited(client)
+        one = [part if part != "2" else "1" for part in command]
+        for host in ("left", "right"):
+            hosts.give_key("client", host)
+        servers = {host: hosts.run(host, *one, environment=variable) for host in ("left", "right")}
+        summary = finished(client, list(servers.values()))
+        received_and_sent = {host: network.link_bytes(host) for host in network.hosts}
+    [opened] = client.events("data_server_0", "dataset.opened")
+    stage_of = {host: run.events("server_0", "server.ready")[0]["stage"] for host, run in servers.items()}
+    assert sorted(stage_of.values()) == [0, 1]
+    host_of = {stage: host for host, stage in stage_of.items()}
+    trained, evaluated = summary["samples"], opened["num_holdout"] * (_ROUNDS + 1)
+    activation_bytes = (trained + evaluated) * _SEQ_LEN * _HIDDEN * 4
+    gradient_bytes = trained * _SEQ_LEN * _HIDDEN * 4
+    assert activation_bytes > gradient_bytes > 5 * _OVERHEAD_BYTES
+    sent = {stage: received_and_sent[host_of[stage]][1] for stage in (0, 1)}
+    assert activation_bytes < sent[0] < 1.05 * activation_bytes + _OVERHEAD_BYTES, received_and_sent
+    assert gradient_bytes < sent[1] < 1.05 * gradient_bytes + _OVERHEAD_BYTES, received_and_sent
+    # What the client's host has to do with it: token numbers and labels go out, answers come back.
+    token_bytes = 2 * (trained + evaluated) * _SEQ_LEN * 8
+    received, sent_by_client = received_and_sent["client"]
+    assert received < _OVERHEAD_BYTES, received_and_sent
+    assert sent_by_client < 1.05 * token_bytes + _OVERHEAD_BYTES, received_and_sent
+
+
+def test_a_host_is_told_what_it_lacks_and_what_differs(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        nothing = hosts.run("empty", "start_servers.py", "--num-servers=1")
+        assert nothing.ends(START_S) == 2
+        assert "export INITIAL_PEERS=" in nothing.output
+        assert "swarm.key" in nothing.output
+        client = hosts.run("client", "start_trainer_client.py", *SMALL)
+        variable, command = invited(client)
+        hosts.give_key("client", "servers")
+        other = hosts.run("servers", *command, "--model.hidden-size=64", environment=variable)
+        assert other.ends(START_S) == 2, other.output
+        assert "model.hidden_size = 64 (--model.hidden-size): the run has 48" in other.output
+        strange = hosts.run("strange", "start_servers.py", "--num-servers=1", *_unreachable(hosts))
+        assert strange.ends(START_S) == 2, strange.output
+        assert "none of the initial peers answered" in strange.output
+        lost = hosts.run(
+            "servers",
+            *command,
+            "--experiment-prefix=elsewhere",
+            "--network.bootstrap-timeout-s=2",
+            environment=variable,
+        )
+        assert lost.ends(START_S) == 2, lost.output
+        assert "experiment_prefix = elsewhere" in lost.output
+        assert client.process.poll() is None
+        client.interrupt()
+        assert client.ends(10.0) == 130, client.output
+        client.leaves_nothing()
+
+
+def _unreachable(hosts: Hosts) -> tuple[str, ...]:
+    peer = "12D3KooWC1W43CCBCGosZwVWRPF4MTcvTk3tDstTqDMDQMpn8ytY"
+    return (
+        f"--initial-peers=/ip4/127.0.0.1/tcp/9/p2p/{peer}",
+        "--network.bootstrap-timeout-s=2",
+        f"--swarm-key-file={_key(hosts)}",
+    )
+
+
+def test_a_host_of_servers_comes_late_leaves_and_comes_back_as_the_same_peers(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *ENDLESS)
+        variable, command = invited(client)
+        for host in ("early", "late"):
+            hosts.give_key("client", host)
+        early = hosts.run("early", *command, environment=variable)
+        client.saw("client_0", "round.recorded", round=1)
+        late = hosts.run("late", *command, environment=variable)
+        assert _swaps_like_the_client(client, late)
+        keys = _key_files(hosts, "late")
+        assert [path.name for path in keys] == ["scout_0.key", "server_0.key", "server_1.key"]
+        late.interrupt()
+        assert late.ends(10.0) == 130, late.output
+        late.leaves_nothing()
+        reached = client.events("client_0", "round.recorded")[-1]["round"]
+        client.saw("client_0", "round.recorded", round=reached + 2)
+        again = hosts.run("late", *command, environment=variable, start="second")
+        assert _swaps_like_the_client(client, again)
+        assert _key_files(hosts, "late") == keys
+        client.interrupt()
+        assert client.ends(15.0) == 130, client.output
+        for servers in (early, again):
+            # Its client has said that the run is over, so nobody waits for it.
+            assert servers.ends(15.0) == 0, servers.output
+            servers.leaves_nothing()
+        summary = client.summary()
+    assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("interrupted", 0, 0)
+
+
+def _key_files(hosts: Hosts, host: str) -> dict[Path, bytes]:
+    folder = hosts.home(host) / ".config/shoal/identities/servers"
+    return {path: path.read_bytes() for path in sorted(folder.glob("*.key"))}
+
+
+def _swaps_like_the_client(client: Launched, servers: Launched) -> bool:
+    """Wait until each server of a host has taken part in a round; return whether it got what the record says."""
+    agrees = True
+    for index in (0, 1):
+        ready = servers.saw(f"server_{index}", "server.ready")
+        swapped = servers.saw(f"server_{index}", "round.swapped")
+        recorded = client.saw("client_0", "round.recorded", round=swapped["round"])
+        agrees &= recorded["hashes"][str(ready["stage"])] == swapped["parameters"]
+    return agrees

@@ -1,0 +1,85 @@
+"""Frozen processes are lost after the deadline and are strangers when they wake; blocked ones blame nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.integration.transport.tcp_host import ALICE, BOB, over_tcp, step, take
+
+from shoal.identity import Identity
+from shoal.transport.base import PeerLost, PeerUp, Received
+from shoal.transport.limits import TransportLimits
+from shoal.wire.messages import Hop
+from shoal.wire.messages.step import Opened
+
+pytestmark = pytest.mark.anyio
+
+CHILD = Identity(b"child".ljust(32, b"\0"))
+
+
+@pytest.mark.parametrize("scheme", ["unix", "tcp"])
+async def test_a_frozen_process_is_lost_and_can_dial_anew_when_it_wakes(host: Any, folder: Path, scheme: str) -> None:
+    a = await host(ALICE, limits=TransportLimits(heartbeat_s=0.1, deadline_s=1.0))
+    script = Path(__file__).with_name("tcp_peer_process.py")
+    command = [sys.executable, str(script), str(folder / "child.sock")]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        with anyio.fail_after(60):
+            pid, *addresses = (await process.stdout.receive()).decode().split()
+        child = CHILD.peer_id
+        a.introduce(Hop(child, tuple(address for address in addresses if address.startswith(scheme))))
+        a.post(child, Opened(step(1)))
+        assert await take(a, 2) == [PeerUp(child), Received(child, Opened(step(1)))]
+        os.kill(int(pid), signal.SIGSTOP)
+        a.post(child, Opened(step(2)))
+        (lost,) = await take(a, 1)
+        assert isinstance(lost, PeerLost)
+        assert lost.reason.startswith("silent for 1.")
+        assert a.counters["transport.silent"] == 1
+        os.kill(int(pid), signal.SIGCONT)
+        # What it says over the old connection is heard by nobody; it notices, and dials anew.
+        assert await take(a, 2) == [PeerUp(child), Received(child, Opened(step(99)))]
+        a.post(child, Opened(step(3)))
+        assert await take(a, 1) == [Received(child, Opened(step(3)))]
+        process.kill()
+
+
+async def test_idle_connections_stay_open_and_heartbeats_are_not_counted(host: Any) -> None:
+    limits = TransportLimits(heartbeat_s=0.05, deadline_s=0.3)
+    a, b = await host(ALICE, limits=limits), await host(BOB, limits=limits)
+    a.introduce(over_tcp(b))
+    a.post(b.peer_id, Opened(step()))
+    assert len(await take(b, 2)) == 2
+    before = dict(b.received_bytes)
+    with anyio.move_on_after(1.0) as waiting:
+        await anext(b.events())
+    assert waiting.cancelled_caught
+    assert (a.counters["transport.lost"], b.counters["transport.lost"]) == (0, 0)
+    assert dict(b.received_bytes) == before
+
+
+async def test_an_event_loop_that_was_blocked_blames_nobody(host: Any, folder: Path) -> None:
+    limits = TransportLimits(heartbeat_s=0.05, deadline_s=0.4)
+    a = await host(ALICE, limits=limits)
+    script = Path(__file__).with_name("tcp_peer_process.py")
+    command = [sys.executable, str(script), str(folder / "child.sock")]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        with anyio.fail_after(60):
+            _, *addresses = (await process.stdout.receive()).decode().split()
+        child = CHILD.peer_id
+        a.introduce(Hop(child, tuple(addresses)))
+        a.post(child, Opened(step(1)))
+        assert len(await take(a, 2)) == 2
+        threading.Event().wait(1.5)  # the child's own deadline is longer
+        a.post(child, Opened(step(2)))
+        assert await take(a, 1) == [Received(child, Opened(step(2)))]
+        assert a.counters["transport.lost"] == 0
+        process.kill()

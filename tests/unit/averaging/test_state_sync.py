@@ -1,0 +1,301 @@
+"""Replicas that get the state of a record from others, whatever those do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+import torch
+
+from shoal.averaging.replica_state import OuterState
+from shoal.averaging.state_donor import MAX_REQUESTS, StateDonor
+from shoal.codec.raw import to_wire
+from shoal.errors import RemoteProtocolError
+from shoal.ids import PeerId
+from shoal.swarm.view import NOTHING_HELD
+from shoal.transport.base import Received
+from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages.round import AskState, NoState, ReadState, StateChunk, StateOffer
+
+pytestmark = pytest.mark.anyio
+MakeRun = Callable[..., object]
+
+
+async def one_round(run: object, coordinator: object, round: int) -> object:
+    for slot in range(len(run.replicas[0])):
+        run.commit(slot, round)
+    coordinator.close_round(round, run.slots)
+    return await coordinator.finish_round(round)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await anyio.lowlevel.checkpoint()
+
+
+def join(run: object, coordinator: object, stage: int) -> object:
+    replica = run.add_replica(stage)
+    coordinator.replicas(run.hops)
+    return replica
+
+
+def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
+    return [record.reason for record in caplog.records if record.getMessage() == event]
+
+
+async def test_a_newcomer_gets_parameters_momentum_and_buffers_and_takes_part_with_weight_0(make_run: MakeRun) -> None:
+    async with make_run(2, 2) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        await one_round(run, coordinator, 1)
+        newcomer = join(run, coordinator, 0)
+        await until(lambda: newcomer.peer in (coordinator.holders or {}))
+        other = run.replicas[0][0]
+        assert newcomer.member.hashes == other.member.hashes
+        for mine, theirs in zip(newcomer.state.held, other.state.held, strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.data_ptr() != theirs.data_ptr()
+        assert torch.equal(newcomer.stage.parameters, other.stage.parameters)
+        assert torch.equal(newcomer.stage.integers, other.stage.integers)
+        assert newcomer.steps.round == 2
+        run.commit(0, 7)
+        coordinator.close_round(2, {r.peer: slot for r, slot in zip(run.replicas[0], (0, 1), strict=False)})
+        outcome = await coordinator.finish_round(2)
+        weights = dict(zip(outcome.record.stages[0].members, outcome.record.stages[0].weights, strict=True))
+        assert weights == {run.replicas[0][0].peer: 4, run.replicas[0][1].peer: 0, newcomer.peer: 0}
+        assert newcomer.member.hashes == other.member.hashes == outcome.record.stages[0].hashes
+
+
+def lie(replica: object, in_offer: bool) -> None:
+    """A donor whose third chunk is wrong; with `in_offer` it says so itself."""
+    donor: StateDonor = replica.member._donor
+    held, honest = donor._held, donor._held.chunk
+    if not in_offer:
+        donor._hashes = (held.record_hash, held.digests())
+    wrong = to_wire(torch.zeros(8, dtype=torch.uint8))
+    held.chunk = lambda number: wrong if number == 2 else honest(number)
+
+
+@pytest.mark.parametrize("in_offer", [False, True])
+async def test_a_lying_donor_is_detected_and_named(
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture, in_offer: bool
+) -> None:
+    async with make_run(1, 2) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        await one_round(run, coordinator, 1)
+        liar, honest = run.replicas[0]
+        lie(liar, in_offer)
+        # Only the liar can be reached at first.
+        run.network.cut(honest.peer, PeerId("R0.2"))
+        newcomer = join(run, coordinator, 0)
+        await until(lambda: messages(caplog, "state.donor_distrusted") != [])
+        assert newcomer.member.held_round == 0
+        run.network.heal(honest.peer, PeerId("R0.2"))
+        await until(lambda: newcomer.peer in (coordinator.holders or {}))
+        [reason] = messages(caplog, "state.donor_distrusted")
+        assert liar.peer in reason
+        assert newcomer.member.hashes == honest.member.hashes
+
+
+async def test_a_newcomer_waits_for_a_holder_to_come_back_and_names_the_stage(
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_run(2, 1) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        await one_round(run, coordinator, 1)
+        holder, client = run.replicas[1][0], run.identity.peer_id
+        others = [client, run.replicas[0][0].peer, PeerId("R1.1")]
+        for other in others:
+            run.network.cut(holder.peer, other)
+        newcomer = join(run, coordinator, 1)
+        await until(lambda: messages(caplog, "state.nobody") != [])
+        assert messages(caplog, "state.nobody") == ["stage 1: nobody holds record 1; waiting for a server that does"]
+        assert newcomer.member.held_round == 0
+        for other in others:
+            run.network.heal(holder.peer, other)
+        await until(lambda: newcomer.peer in (coordinator.holders or {}))
+        assert newcomer.member.hashes == holder.member.hashes
+        assert (await one_round(run, coordinator, 2)).record.round == 2
+
+
+async def test_a_coordinator_that_takes_over_tells_newcomers_what_to_look_for(
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_run(2, 1) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        await one_round(run, coordinator, 1)
+        holder, client = run.replicas[1][0], run.identity.peer_id
+        run.network.kill(client)
+        for other in (client, run.replicas[0][0].peer, PeerId("R1.1")):
+            run.network.cut(holder.peer, other)
+        run.add_replica(1)
+        again = run.start_client()
+        run.tasks.start_soon(again.lead)
+        await until(lambda: messages(caplog, "state.nobody") != [])
+        assert again.stuck == (1,)
+        assert again.holders is None
+        for other in (client, run.replicas[0][0].peer, PeerId("R1.1")):
+            run.network.heal(holder.peer, other)
+        leading = await again.lead()
+        assert leading.held_round == 1
+        newcomer = run.replicas[1][1]
+        await until(lambda: newcomer.peer in (again.holders or {}))
+        assert newcomer.member.hashes == holder.member.hashes
+
+
+async def test_newcomers_alone_do_not_make_the_run_start_again(make_run: MakeRun) -> None:
+    async with make_run(1, 1) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        await one_round(run, coordinator, 1)
+        run.network.kill(run.replicas[0][0].peer)
+        join(run, coordinator, 0)
+        run.tasks.start_soon(coordinator.lead)
+        await until(lambda: coordinator.stuck == (0,))
+        assert coordinator.holders is None
+
+
+async def test_a_newer_record_replaces_the_one_that_is_being_fetched(make_run: MakeRun) -> None:
+    async with make_run(1, 2) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        await one_round(run, coordinator, 1)
+        newcomer = PeerId("R0.2")
+        started: list[str] = []
+
+        def hook(source: PeerId, target: PeerId, message: object) -> None:
+            if target == newcomer and isinstance(message, StateChunk) and not started:
+                started.append(message.record_hash)
+                for donor in run.replicas[0][:2]:
+                    run.network.cut(donor.peer, newcomer)
+
+        run.network.before_delivery = hook
+        joined = join(run, coordinator, 0)
+        await until(lambda: started != [])
+        run.commit(0, 5)
+        run.commit(1, 5)
+        coordinator.close_round(2, {r.peer: slot for slot, r in enumerate(run.replicas[0][:2])})
+        second = await coordinator.finish_round(2)
+        assert newcomer not in second.record.stages[0].members
+        assert joined.member.held_round == 0
+        for donor in run.replicas[0][:2]:
+            run.network.heal(donor.peer, newcomer)
+        await until(lambda: newcomer in (coordinator.holders or {}))
+        assert joined.member.held_round == 2
+        assert joined.member.hashes == second.record.stages[0].hashes
+
+
+async def test_a_member_whose_bits_differed_is_given_the_record_s_state(make_run: MakeRun) -> None:
+    async with make_run(1, 3) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        faulty = run.replicas[0][0]
+        faulty.state.faults = 2
+        outcome = await one_round(run, coordinator, 1)
+        assert faulty.peer not in outcome.record.stages[0].members
+        await until(lambda: faulty.peer in (coordinator.holders or {}))
+        assert faulty.member.hashes == outcome.record.stages[0].hashes
+        assert faulty.peer in (await one_round(run, coordinator, 2)).record.stages[0].members
+
+
+# -- the donor
+
+
+@pytest.fixture
+def network() -> MemoryNetwork:
+    return MemoryNetwork()
+
+
+async def test_a_donor_gives_only_what_it_holds_and_only_to_its_stage(make_run: MakeRun) -> None:
+    async with make_run(1, 1) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        await one_round(run, coordinator, 1)
+        donor = run.replicas[0][0]
+        digest = donor.member._machine.tip.hash
+        asker = run.network.endpoint(PeerId("asker"))
+        asker.introduce(run.view.replicas[0].hop)
+        for question in (AskState(1, digest), AskState(0, "another"), ReadState("another", 0), AskState(0, digest)):
+            asker.post(donor.peer, question)
+        answers: list[object] = []
+        async for event in asker.events():
+            if isinstance(event, Received):
+                answers.append(event.message)
+                if len(answers) == 4:
+                    break
+        assert answers[:3] == [NoState(digest, 1), NoState("another", 1), NoState("another", 1)]
+        assert isinstance(answers[3], StateOffer)
+        assert len(answers[3].chunk_hashes) == 32 * (5 + 5 + 2 + 2)
+
+
+async def test_a_peer_that_asks_for_too_much_at_a_time_breaks_the_protocol(network: MemoryNetwork) -> None:
+    donor = StateDonor(network.endpoint(PeerId("D")), 0)
+    for chunk in range(MAX_REQUESTS):
+        donor.receive(Received(PeerId("greedy"), ReadState("hash", chunk)))
+    donor.receive(Received(PeerId("modest"), ReadState("hash", 0)))
+    with pytest.raises(RemoteProtocolError, match="at a time"):
+        donor.receive(Received(PeerId("greedy"), ReadState("hash", MAX_REQUESTS)))
+
+
+async def test_a_chunk_without_its_bytes_breaks_the_protocol(make_run: MakeRun) -> None:
+    async with make_run(1, 1) as run:
+        with pytest.raises(RemoteProtocolError, match="one tensor"):
+            run.replicas[0][0].member.receive(Received(PeerId("X"), StateChunk("hash", 0)))
+
+
+async def test_who_asks_too_early_gets_the_offer_when_there_is_one(network: MemoryNetwork) -> None:
+    donor = StateDonor(network.endpoint(PeerId("D")), 0, chunk_bytes=8)
+    asker = network.endpoint(PeerId("A"))
+    donor._endpoint.introduce(asker.hop)
+    events = asker.events()
+
+    async def answer() -> object:
+        async for event in events:
+            if isinstance(event, Received):
+                return event.message
+        return None
+
+    empty = torch.zeros(0)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(donor.run)
+            donor.receive(Received(asker.peer_id, AskState(0, "new")))
+            assert await answer() == NoState("new", NOTHING_HELD)
+            donor.hold(1, "other", OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
+            donor.hold(2, "new", OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
+            offer = await answer()
+            assert isinstance(offer, StateOffer)
+            assert len(offer.chunk_hashes) == 4 * 32
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_donor_that_is_not_read_from_waits_and_serves_the_others(network: MemoryNetwork) -> None:
+    endpoint = network.endpoint(PeerId("D"))
+    stalled, sent = PeerId("stalled"), list[PeerId]()
+
+    class Stalling:
+        def post(self, peer: PeerId, *_: object) -> None:
+            sent.append(peer)
+
+        async def drained(self, peer: PeerId) -> None:
+            await (anyio.sleep_forever() if peer == stalled else anyio.lowlevel.checkpoint())
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(endpoint, name)
+
+    donor = StateDonor(Stalling(), 0, chunk_bytes=8)
+    empty = torch.zeros(0)
+    donor.hold(1, "r", OuterState(torch.zeros(100), empty, empty, empty))
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(donor.run)
+            for peer in (stalled, PeerId("reads")):
+                for chunk in range(10):
+                    donor.receive(Received(peer, ReadState("r", chunk)))
+            await until(lambda: sent.count(PeerId("reads")) == 10)
+            assert sent.count(stalled) == 1
+            tasks.cancel_scope.cancel()

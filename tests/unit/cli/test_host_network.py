@@ -1,0 +1,68 @@
+"""Ports and addresses of a host's roles."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from shoal.cli.host_network import USUAL_MONITOR_PORT, HostNetwork, free_port, local_maddrs
+from shoal.config.host import NetworkConfig
+
+
+def _network(**settings: object) -> HostNetwork:
+    return HostNetwork(NetworkConfig.model_validate(settings))
+
+
+def test_without_settings_every_interface_and_any_free_port_is_used() -> None:
+    network = _network()
+    assert network.listen_tcp(3) == ("0.0.0.0", 0)
+    assert network.dht(3).host_maddrs == ("/ip4/0.0.0.0/tcp/0",)
+    assert network.announce == ()
+
+
+def test_fixed_ports_are_counted_up_for_the_roles_of_a_host() -> None:
+    network = _network(
+        data_port=700, host_maddrs=["/ip4/0.0.0.0/tcp/800"], announce_maddrs=["/dns4/me.example/tcp/900"]
+    )
+    assert [network.listen_tcp(place)[1] for place in (0, 2)] == [700, 702]
+    assert network.dht(2).host_maddrs == ("/ip4/0.0.0.0/tcp/802",)
+    assert network.dht(2).announce_maddrs == ("/dns4/me.example/tcp/902",)
+
+
+@pytest.mark.parametrize(
+    ("public_ip", "announced"),
+    [
+        ("203.0.113.7", "/ip4/203.0.113.7/tcp/50123"),
+        ("2001:db8::1", "/ip6/2001:db8::1/tcp/50123"),
+        ("me.example", "/dns4/me.example/tcp/50123"),
+    ],
+)
+def test_a_public_address_is_announced_with_the_monitors_port(public_ip: str, announced: str) -> None:
+    network = _network(public_ip=public_ip, monitor_port=50123)
+    assert network.monitor().announce_maddrs == (announced,)
+    assert network.monitor().host_maddrs == ("/ip4/0.0.0.0/tcp/50123",)
+    assert network.announce == (public_ip,)
+    # Of a port that the system chooses nothing can be said.
+    assert network.dht(1).announce_maddrs == ()
+
+
+def test_roles_of_the_monitors_host_go_the_short_way() -> None:
+    monitor = _network(public_ip="203.0.113.7", monitor_port=50123).monitor()
+    assert local_maddrs(monitor, "peer") == ("/ip4/127.0.0.1/tcp/50123/p2p/peer",)
+    assert local_maddrs(_network(host_maddrs=["/ip4/10.0.0.5/tcp/7"]).monitor(), "peer") == ()
+
+
+def test_loopback_alone_listens_on_loopback_alone() -> None:
+    assert _network(host_maddrs=["/ip4/127.0.0.1/tcp/0"]).listen_tcp(0) == ("127.0.0.1", 0)
+
+
+def test_a_taken_port_is_replaced_by_a_free_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert free_port(port) not in (0, port)
+    assert free_port(port) == port
+    assert _network().monitor().host_maddrs[0].rpartition("/")[2] != "0"
+    assert USUAL_MONITOR_PORT == 50000

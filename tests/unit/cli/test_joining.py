@@ -1,0 +1,102 @@
+"""Keys, lasting identities, and the addresses that users give in many forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.joining import (
+    LastingIdentities,
+    invitation,
+    load_joining_config,
+    load_or_create_swarm_key,
+    require_membership,
+)
+from shoal.config import Config, load_config
+from shoal.errors import ConfigError
+
+ONE, TWO = "/ip4/10.0.0.1/tcp/50000/p2p/A", "/ip4/10.0.0.2/tcp/50000/p2p/B"
+
+
+def test_identities_last_and_two_launchers_share_none(tmp_path: Path) -> None:
+    first = LastingIdentities("servers", tmp_path)
+    second = LastingIdentities("servers", tmp_path)
+    known = first.identity("server", 0).peer_id
+    assert known not in (first.identity("server", 1).peer_id, second.identity("server", 0).peer_id)
+    first.close()
+    again = LastingIdentities("servers", tmp_path)
+    assert again.identity("server", 0).peer_id == known
+    again.close()
+    second.close()
+
+
+def test_identities_that_cannot_be_kept_are_an_error_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot keep identities"):
+        LastingIdentities("client", tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "expected"),
+    [
+        ((), ONE, (ONE,)),
+        ((), f"{ONE}, {TWO}", (ONE, TWO)),
+        ((), f'["{ONE}", "{TWO}"]', (ONE, TWO)),
+        ((f"--network-initial-peers={ONE} {TWO}",), "", (ONE, TWO)),
+        (("--initial-peers", ONE, "--initial-peers", TWO), "", (ONE, TWO)),
+        (("--initial-peers", ONE), TWO, (ONE,)),
+        ((), "", ()),
+    ],
+)
+def test_peers_come_from_flags_or_else_from_the_environment(
+    flags: tuple[str, ...], variable: str, expected: tuple[str, ...]
+) -> None:
+    config, _ = load_joining_config(None, flags, {"INITIAL_PEERS": variable}, ())
+    assert config.network.initial_peers == expected
+
+
+def test_a_batch_of_one_sample_is_judged_by_the_run_alone() -> None:
+    config, origins = load_joining_config(None, ("--diloco-batch-size-per-step", "1", "--device", "cpu"), {}, ())
+    assert config.diloco.batch_size_per_step == 1
+    assert set(origins) == {"diloco.batch_size_per_step", "device"}
+
+
+def test_peers_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "peers.txt"
+    path.write_text(f"{ONE}\n{TWO}\n")
+    for flags, variable in ((("--initial-peers", f"@{path}"), ""), ((), f"@{path}")):
+        config, _ = load_joining_config(None, flags, {"INITIAL_PEERS": variable}, ())
+        assert config.network.initial_peers == (ONE, TWO)
+
+
+def test_the_swarm_key_is_made_once(tmp_path: Path) -> None:
+    path = tmp_path / "there" / "swarm.key"
+    key, is_new = load_or_create_swarm_key(path)
+    assert is_new
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_or_create_swarm_key(path) == (key, False)
+
+
+def test_without_key_or_peers_the_lines_to_paste_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "swarm.key"
+    with_peers = load_config(None, {"network": {"initial_peers": [ONE], "swarm_key_file": str(path)}}, {})
+    with pytest.raises(ConfigError, match=r"no swarm key(.|\n)*export INITIAL_PEERS=(.|\n)*scp"):
+        require_membership(with_peers)
+    key, _ = load_or_create_swarm_key(path)
+    assert require_membership(with_peers) == key
+    with pytest.raises(ConfigError, match="no initial peers"):
+        require_membership(load_config(None, {"network": {"swarm_key_file": str(path)}}, {}))
+
+
+def test_the_invitation_repeats_what_other_hosts_cannot_guess() -> None:
+    plain = "\n".join(invitation(Config(), [ONE, TWO], new_key=False))
+    assert f"export INITIAL_PEERS={ONE},{TWO}\n" in plain
+    assert "\npython start_servers.py --num-servers 1\n" in plain
+    assert "made a new swarm key" not in plain
+    own = {"experiment_prefix": "mine", "network": {"swarm_key_file": "/a b/key"}, "model_pipeline": {"stages": 2}}
+    special = "\n".join(invitation(load_config(None, own, {}), [ONE], new_key=True))
+    expected = "python start_servers.py --num-servers 2 --experiment-prefix mine --swarm-key-file '/a b/key'"
+    assert f"\n{expected}\n" in special
+    assert "made a new swarm key" in special
+    assert "waiting for servers of all 2 stages" in special

@@ -1,0 +1,110 @@
+"""What a lost trainer has done is asked of every live replica; lost ones are not waited for, silent ones not long."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from shoal.client import fencing
+from shoal.client.fencing import Fencing, Settled
+from shoal.clock import SystemClock
+from shoal.ids import PeerId, StepKey
+from shoal.transport.base import Received
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages.step import Fence, Fenced
+
+pytestmark = pytest.mark.anyio
+
+A, B = PeerId("A"), PeerId("B")
+KEY, LATER, OTHER = StepKey(1, 1, 4, 0), StepKey(1, 1, 5, 0), StepKey(0, 1, 4, 0)
+
+
+class Desk:
+    """A client with two replicas whose answers the test gives."""
+
+    def __init__(self) -> None:
+        network = MemoryNetwork()
+        self.replicas = {peer: network.endpoint(peer) for peer in (A, B)}
+        self.live = [A, B]
+        self.client = network.endpoint(PeerId("client"))
+        for replica in self.replicas.values():
+            self.client.introduce(replica.hop)
+        self.fencing = Fencing(endpoint=self.client, clock=SystemClock(), replicas=lambda: self.live)
+        self.settled: Settled | None = None
+
+    async def settle(self) -> None:
+        self.settled = await self.fencing.settle(1, 2)
+
+    def answer(self, peer: PeerId, *committed: StepKey, in_doubt: tuple[StepKey, ...] = ()) -> None:
+        assert self.fencing.receive(Received(peer, Fenced({1: 2}, committed, in_doubt), ()))
+
+
+async def asked(replica: MemoryEndpoint) -> Fence:
+    async for event in replica.events():
+        if isinstance(event, Received) and isinstance(event.message, Fence):
+            return event.message
+    raise AssertionError("nothing was asked")
+
+
+async def test_every_live_replica_is_asked_and_their_answers_are_joined() -> None:
+    desk = Desk()
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            assert await asked(desk.replicas[A]) == await asked(desk.replicas[B]) == Fence({1: 2})
+            desk.answer(A, KEY, OTHER)
+            await anyio.wait_all_tasks_blocked()
+            assert desk.settled is None
+            desk.answer(B, LATER)
+    assert desk.settled == Settled(frozenset({KEY, LATER}), frozenset(), complete=True)
+
+
+async def test_a_replica_in_doubt_is_asked_again() -> None:
+    desk = Desk()
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            await asked(desk.replicas[A])
+            desk.answer(A, in_doubt=(KEY,))
+            desk.answer(B)
+            await asked(desk.replicas[A])
+            desk.answer(A, KEY)
+    assert desk.settled == Settled(frozenset({KEY}), frozenset(), complete=True)
+
+
+async def test_doubt_that_stays_is_left_to_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fencing, "_DOUBT_S", 0.0)
+    desk = Desk()
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            await anyio.wait_all_tasks_blocked()
+            desk.answer(A, in_doubt=(KEY,))
+            desk.answer(B)
+    assert desk.settled == Settled(frozenset(), frozenset({KEY}), complete=True)
+
+
+async def test_a_replica_that_is_lost_meanwhile_does_not_count() -> None:
+    desk = Desk()
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            await anyio.wait_all_tasks_blocked()
+            desk.answer(A, KEY)
+            await anyio.wait_all_tasks_blocked()
+            desk.live.remove(B)
+            desk.fencing.peer_lost(B)
+    assert desk.settled == Settled(frozenset({KEY}), frozenset(), complete=True)
+
+
+async def test_a_silent_replica_leaves_the_answer_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fencing, "_SILENCE_S", 0.0)
+    desk = Desk()
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            await anyio.wait_all_tasks_blocked()
+            desk.answer(A, KEY)
+    assert desk.settled is not None
+    assert not desk.settled.complete
+    assert desk.settled.committed == {KEY}

@@ -1,0 +1,97 @@
+"""What a host takes from the run, what it keeps, and what it may not say otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.config import Config, load_config
+from shoal.config.load import load_with_origins
+from shoal.config.shared import adopt_shared, shared_configuration
+from shoal.errors import ConfigError
+
+RUN = load_config(
+    None,
+    {
+        "experiment_prefix": "other",
+        "model_pipeline": {"stages": 2, "microbatches": 2},
+        "model": {"hidden_size": 64},
+        "diloco": {"inner_steps": 7, "batch_size_per_step": 8},
+        "data": {"hf_token": "secret", "num_workers": 3},
+        "quant": {},
+        "servers": {"threads": 4},
+    },
+    {},
+)
+
+
+def _adopt(*flags: str, run: Config = RUN, file: Path | None = None) -> Config:
+    host, origins = load_with_origins(file, flags, {}, below={"model_pipeline": {"microbatches": 1}})
+    return adopt_shared(host, origins, shared_configuration(run))
+
+
+def test_shared_keys_come_from_the_run_and_host_keys_stay() -> None:
+    flags = (
+        "--device=cpu",
+        "--servers.threads=2",
+        "--num-servers=1",
+        "--data.hf-token=own",
+        "--model-pipeline.window=9",
+    )
+    config = _adopt(*flags)
+    assert shared_configuration(config) == shared_configuration(RUN)
+    assert (config.device, config.servers.threads, config.num_servers) == ("cpu", 2, 1)
+    assert config.model_pipeline.window == 9
+    assert config.data.hf_token is not None
+    assert config.data.hf_token.get_secret_value() == "own"
+    assert "secret" not in str(shared_configuration(RUN))
+
+
+def test_the_same_file_on_both_hosts_agrees(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "data: {task_type: cv, dataset_name: digits, num_channels: 1, img_size: 8}\n"
+        "model_pipeline:\n  pipeline: [{model_name: resnet18.head}, {model_name: resnet18.tail}]\n"
+    )
+    config = _adopt("--device=cpu", run=load_config(file, (), {}), file=file)
+    assert (config.model.family, config.num_stages) == ("resnet18", 2)
+
+
+@pytest.mark.parametrize(
+    ("flag", "parts"),
+    [
+        ("--model.hidden-size=128", ["model.hidden_size = 128 (--model.hidden-size)", "the run has 64"]),
+        ("--diloco.inner-steps=8", ["diloco.inner_steps = 8", "the run has 7"]),
+        ("--diloco-batch-size-per-step=1", ["diloco.batch_size_per_step = 1", "not supported yet"]),
+        ("--diloco-batch-size-per-step=9", ["diloco.batch_size_per_step = 9", "the run has 8"]),
+        ("--experiment-prefix=x", ["experiment_prefix = 'x'", "the run has 'other'"]),
+        ("--no-quant", ["quant = None"]),
+    ],
+)
+def test_a_shared_key_that_differs_is_named(flag: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _adopt(flag)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_shared_key_that_agrees_may_be_said() -> None:
+    assert _adopt("--model.hidden-size=64", "--diloco.inner-steps=7").model.hidden_size == 64
+
+
+def test_code_of_somebody_else_runs_only_where_its_name_was_said() -> None:
+    shared: dict[str, Any] = shared_configuration(RUN)
+    shared["model"]["family"] = "somebody.models:Theirs"
+    with pytest.raises(ConfigError, match=r"say --model\.family somebody\.models:Theirs here as well"):
+        adopt_shared(Config(), {}, shared)
+    host, origins = load_with_origins(None, ("--model.family=somebody.models:Theirs",), {})
+    assert adopt_shared(host, origins, shared).model.family == "somebody.models:Theirs"
+
+
+def test_keys_of_another_version_are_an_error_of_the_user() -> None:
+    shared: dict[str, Any] = shared_configuration(RUN)
+    shared["diloco"]["from_the_future"] = 1
+    with pytest.raises(ConfigError, match=r"diloco\.from_the_future.*client's version"):
+        adopt_shared(Config(), {}, shared)

@@ -1,0 +1,47 @@
+"""The shared configuration on its way through a record."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+
+import msgspec
+import pytest
+
+from shoal.config import Config
+from shoal.config.shared import shared_configuration
+from shoal.control.records import MAX_CONFIG_BYTES, MAX_RECORD_BYTES, RunRecord, seal
+from shoal.control.run_config import pack_configuration, unpack_configuration
+from shoal.errors import ConfigError, RecordRejected
+from shoal.identity import Identity
+
+
+def test_what_is_packed_comes_back_and_fits_into_a_record() -> None:
+    shared = shared_configuration(Config())
+    packed = pack_configuration(shared)
+    assert unpack_configuration(packed) == shared
+    record = RunRecord("sandbox-20260101-000000-abcd", 2, 1.0, packed)
+    sealed = seal(Identity.generate(), "n" * 64, "run", record, sequence=1, expires_unix_s=2.0)
+    assert len(sealed) < MAX_RECORD_BYTES // 2
+
+
+def test_a_configuration_that_does_not_fit_is_refused_before_it_is_announced() -> None:
+    with pytest.raises(ConfigError, match=r"model\.extra"):
+        pack_configuration({"model": {"extra": {"noise": secrets.token_hex(MAX_CONFIG_BYTES)}}})
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"garbage",
+        zlib.compress(b"\xc1"),
+        zlib.compress(msgspec.msgpack.encode([1, 2])),
+        pack_configuration({"a": 1})[:-2],
+        zlib.compress(msgspec.msgpack.encode({"bomb": "x" * 10_000_000})),
+    ],
+    ids=["empty", "garbage", "no msgpack", "no mapping", "cut off", "bomb"],
+)
+def test_damaged_and_exploding_bytes_are_rejected(packed: bytes) -> None:
+    with pytest.raises(RecordRejected):
+        unpack_configuration(packed)

@@ -1,0 +1,100 @@
+"""Silence, heartbeats, and a process that was itself away."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import InvariantViolation
+from shoal.swarm.liveness import Activity, Liveness, Pulse
+
+HEARD, SPOKE, BOTH = Activity(True, False), Activity(False, True), Activity(True, True)
+NOTHING = Activity(False, False)
+DEAF = Activity(False, False, listening=False)
+
+
+def liveness() -> Liveness[str]:
+    return Liveness[str](heartbeat_s=0.25, deadline_s=2.0, now_s=100.0)
+
+
+def test_only_connections_on_which_nothing_was_sent_get_a_heartbeat() -> None:
+    pulse = liveness().tick(100.25, {"a": HEARD, "b": BOTH, "c": SPOKE, "d": NOTHING})
+    assert pulse == Pulse(idle=("a", "d"), dead=())
+
+
+def test_a_connection_dies_when_it_was_silent_for_the_deadline_and_not_before() -> None:
+    watch = liveness()
+    watch.tick(100.25, {"a": BOTH, "b": BOTH})
+    for tick in range(2, 9):
+        assert watch.tick(100.0 + tick * 0.25, {"a": SPOKE, "b": BOTH}).dead == ()
+    assert watch.tick(102.25, {"a": SPOKE, "b": BOTH}).dead == (("a", 2.0),)
+
+
+def test_one_sign_of_life_starts_the_count_again() -> None:
+    watch = liveness()
+    for tick in range(1, 40):
+        activity = {"a": HEARD if tick % 8 == 0 else NOTHING}
+        assert watch.tick(100.0 + tick * 0.25, activity).dead == ()
+
+
+def test_a_process_that_was_stopped_declares_nobody_dead_when_it_wakes() -> None:
+    watch = liveness()
+    for tick in range(1, 5):
+        watch.tick(100.0 + tick * 0.25, {"a": HEARD, "b": NOTHING})
+    assert watch.tick(3600.0, {"a": NOTHING, "b": NOTHING}) == Pulse(("a", "b"), ())
+    # What has arrived meanwhile was read between the ticks.
+    assert watch.tick(3600.25, {"a": HEARD, "b": HEARD}).dead == ()
+
+
+def test_a_process_that_is_blocked_again_and_again_still_notices_who_is_silent() -> None:
+    watch = liveness()
+    dead: list[str] = []
+    for tick in range(1, 7):
+        dead += [link for link, _ in watch.tick(100.0 + tick * 3.0, {"a": NOTHING, "b": HEARD}).dead]
+        if dead:
+            break
+    assert dead == ["a"]
+
+
+def test_silence_does_not_count_while_this_side_does_not_read() -> None:
+    watch = liveness()
+    for tick in range(1, 30):
+        assert watch.tick(100.0 + tick * 0.25, {"a": DEAF}).dead == ()
+    for tick in range(30, 37):
+        assert watch.tick(100.0 + tick * 0.25, {"a": NOTHING}).dead == ()
+    assert watch.tick(100.0 + 37 * 0.25, {"a": NOTHING}).dead != ()
+
+
+def test_a_connection_that_is_gone_is_forgotten_and_a_new_one_starts_from_zero() -> None:
+    watch = liveness()
+    for tick in range(1, 8):
+        watch.tick(100.0 + tick * 0.25, {"a": NOTHING})
+    watch.tick(102.0, {})
+    assert watch.tick(102.25, {"a": NOTHING}) == Pulse(("a",), ())
+    assert watch.tick(102.5, {"a": NOTHING}).dead == ()
+
+
+def test_a_clock_that_steps_back_counts_nothing() -> None:
+    watch = liveness()
+    assert watch.tick(50.0, {"a": NOTHING}).dead == ()
+    assert watch.tick(50.25, {"a": NOTHING}).dead == ()
+
+
+def test_a_deadline_without_room_for_a_late_heartbeat_is_refused() -> None:
+    with pytest.raises(InvariantViolation, match="less than 4 heartbeats"):
+        Liveness[str](heartbeat_s=1.0, deadline_s=3.9, now_s=0.0)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans()), max_size=60))
+def test_whatever_the_intervals_death_needs_four_silent_ticks_in_a_row(ticks: list[tuple[float, bool]]) -> None:
+    watch = liveness()
+    now_s, silent_ticks = 100.0, 0
+    watch.tick(now_s, {"a": HEARD})
+    for interval_s, heard in ticks:
+        now_s += interval_s
+        silent_ticks = 0 if heard else silent_ticks + 1
+        dead = watch.tick(now_s, {"a": Activity(heard, True)}).dead
+        assert not dead or silent_ticks >= 4
+        if dead:
+            break
