@@ -283,7 +283,7 @@ class _Launcher:
                 # A peer behind a NAT, which cannot be dialled back, may still join: it warns.
                 strict=False,
             )
-        except BaseException:
+        except BaseException:  # cancelled or failed, a daemon that was started must not outlive this call
             for daemon in made:
                 await _end(daemon)
             raise

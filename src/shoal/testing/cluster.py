@@ -237,7 +237,7 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         try:
             await self._build()
-        except BaseException:
+        except BaseException:  # nobody calls __aexit__ when this fails: what was started has to end here
             await self._stack.aclose()
             raise
         return self

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.ids import PeerId, RunId, StepKey
-from shoal.transport.base import PeerLost, PeerUp, Received, TransportEvent
+from shoal.ids import PeerId, RunId
+from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
 from shoal.transport.unix import open_unix_endpoint
@@ -28,25 +28,9 @@ from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.step import Forward, Opened, Refused
 from shoal.wire.tensors import WireTensor
 
+from .samples import MIB, RUN, A, B, C, key, take, tensor
+
 pytestmark = pytest.mark.anyio
-
-A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
-RUN = RunId("run")
-MIB = 1 << 20
-
-
-def key(number: int = 0) -> StepKey:
-    return StepKey(0, 0, number, 0)
-
-
-def tensor(num_bytes: int, fill: int = 1) -> WireTensor:
-    return WireTensor("uint8", (num_bytes,), np.full(num_bytes, fill, dtype=np.uint8).data)
-
-
-async def take(endpoint: StreamEndpoint, count: int) -> list[TransportEvent]:
-    events = endpoint.events()
-    with anyio.fail_after(20):
-        return [await anext(events) for _ in range(count)]
 
 
 async def linked(endpoint: Any, **limits: int | float) -> tuple[StreamEndpoint, StreamEndpoint]:

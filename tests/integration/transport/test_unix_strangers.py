@@ -9,39 +9,21 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import numpy as np
 import pytest
 
-from shoal.ids import PeerId, RunId, StepKey
+from shoal.ids import PeerId, RunId
 from shoal.transport import unix
-from shoal.transport.base import PeerLost, PeerUp, Received, TransportEvent
+from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
 from shoal.wire.frame import HEADER, encode_frame
 from shoal.wire.handshake import HandshakeDecoder, Hello, Refusal, encode_handshake
 from shoal.wire.limits import WireLimits
 from shoal.wire.messages.step import Forward, Opened
-from shoal.wire.tensors import WireTensor
+
+from .samples import MIB, RUN, A, B, C, key, take, tensor
 
 pytestmark = pytest.mark.anyio
-
-A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
-RUN = RunId("run")
-MIB = 1 << 20
-
-
-def key(number: int = 0) -> StepKey:
-    return StepKey(0, 0, number, 0)
-
-
-def tensor(num_bytes: int, fill: int = 1) -> WireTensor:
-    return WireTensor("uint8", (num_bytes,), np.full(num_bytes, fill, dtype=np.uint8).data)
-
-
-async def take(endpoint: StreamEndpoint, count: int) -> list[TransportEvent]:
-    events = endpoint.events()
-    with anyio.fail_after(20):
-        return [await anext(events) for _ in range(count)]
 
 
 class Stranger:
