@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -37,7 +38,8 @@ def _child_pids() -> set[int]:
     """Return the direct children of this process, on Linux; elsewhere the check is off."""
     children: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):
-        children.update(int(pid) for pid in path.read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since
+            children.update(int(pid) for pid in path.read_text().split())
     return children
 
 

@@ -20,6 +20,10 @@
     +-- NoPipeline*                  names the stages without a replica
     +-- RoundAborted*
     |   +-- RoundClosed*             replicas take no more steps of the round
+    +-- TrainingDiverged             nothing but steps that are not finite
+    +-- SampleError                  a sample of the data set cannot be prepared
+    +-- StorageError                 a file that the run cannot do without cannot be written
+    +-- MachineBusy*                 other processes take the cores: nothing can be measured; exit code 3
     +-- StateMismatch                two replicas that should hold the same bytes do not
     +-- InvariantViolation           a bug; never caught below the process
 
@@ -28,6 +32,8 @@ places, and every retry has a deadline. A message holds the values and the next 
 """
 
 from __future__ import annotations
+
+import enum
 
 
 class ShoalError(Exception):
@@ -46,8 +52,33 @@ class IdentityError(ShoalError):
     """A peer is not who it should be, or a key cannot be used."""
 
 
+class Offence(enum.StrEnum):
+    """Why a connection was refused or closed by this side: what refusals are counted by."""
+
+    SWARM_KEY = "swarm_key"
+    TLS = "tls"
+    GARBAGE = "garbage"
+    VERSION = "version"
+    RUN = "run"
+    IDENTITY = "identity"
+    USER = "user"
+    SLOW = "slow"
+    CROWDED = "crowded"
+    SOCKET = "socket"
+    FRAME = "frame"
+
+
 class HandshakeError(IdentityError):
-    """The first exchange on a connection failed: wrong swarm key, wrong peer or wrong protocol version."""
+    """The first exchange on a connection failed: wrong swarm key, wrong peer or wrong protocol version.
+
+    Attributes:
+        offence: what the other side did.
+    """
+
+    def __init__(self, message: str, offence: Offence) -> None:
+        """Say what happened, and what kind of offence it is."""
+        super().__init__(message)
+        self.offence = offence
 
 
 class SignatureError(IdentityError):
@@ -112,6 +143,22 @@ class RoundAborted(Transient, ShoalError):
 
 class RoundClosed(RoundAborted):
     """Replicas refuse steps because their round is closed; the step that was to be trained is applied nowhere."""
+
+
+class TrainingDiverged(ShoalError):
+    """Loss or gradients have stopped being finite, and every step is skipped: the message names what to change."""
+
+
+class SampleError(ShoalError):
+    """A sample cannot be read or prepared, or whoever prepares it dies of it; the message names it."""
+
+
+class StorageError(ShoalError):
+    """A file that the run cannot do without cannot be written: the message names it and what to do."""
+
+
+class MachineBusy(Transient, ShoalError):
+    """Other processes take the machine's cores, so that a measurement would mean nothing. Exit code 3."""
 
 
 class StateMismatch(ShoalError):

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
+from collections import Counter
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
-from shoal.clock import utc_iso
+from shoal.clock import Clock, SystemClock, utc_iso
 
 MAX_FILE_BYTES = 8 * 2**20
 NUM_OLD_FILES = 2
@@ -28,6 +31,87 @@ _NO_COLOUR = "\x1b[0m"
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields that the call gave with `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES}
+
+
+class FloodGate:
+    """Logs what strangers can cause, so that none of them fills the log or hides what others do.
+
+    In a window of time each source has a few lines, and all sources together somewhat more. What is left out is counted
+    in the next line that is written (`left_out`).
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        clock: Clock | None = None,
+        *,
+        window_s: float = 10.0,
+        lines_of_source: int = 5,
+        lines: int = 25,
+    ) -> None:
+        """Let everything through at first.
+
+        Args:
+            logger: gets the events.
+            clock: tells the windows apart.
+            window_s: length of a window.
+            lines_of_source: for one source in a window.
+            lines: for all sources in a window.
+        """
+        self._logger = logger
+        self._clock = clock or SystemClock()
+        self._window_s = window_s
+        self._lines_of_source = lines_of_source
+        self._lines = lines
+        self._began_s = self._clock.now_s()
+        self._written: Counter[str] = Counter()  # by source: never more of them than lines
+        self._left_out = 0
+
+    def warning(self, event: str, source: str, /, **fields: object) -> None:
+        """Log an event, if there is still room for one of this source."""
+        now_s = self._clock.now_s()
+        if now_s - self._began_s >= self._window_s:
+            self._began_s, self._written = now_s, Counter()
+        if self._written.total() >= self._lines or self._written[source] >= self._lines_of_source:
+            self._left_out += 1
+            return
+        self._written[source] += 1
+        if self._left_out:
+            fields["left_out"], self._left_out = self._left_out, 0
+        self._logger.warning(event, extra=fields)
+
+
+class _OtherLibraries(logging.Filter):
+    """Lets each library but ours write a bounded number of lines: strangers in the DHT can make hivemind warn."""
+
+    def __init__(self, clock: Clock, *, window_s: float = 10.0, lines: int = 25) -> None:
+        super().__init__()
+        self._clock, self._window_s, self._lines = clock, window_s, lines
+        self._began_s = clock.now_s()
+        self._written: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        library = record.name.partition(".")[0]
+        if library == __package__:
+            return True
+        now_s = self._clock.now_s()
+        if now_s - self._began_s >= self._window_s:
+            self._began_s, self._written = now_s, Counter()
+        self._written[library] += 1
+        return self._written[library] <= self._lines
+
+
+def without_nan(value: Any) -> Any:
+    """Return the value with null for each number that is not finite: JSON has none."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {name: without_nan(item) for name, item in cast("dict[Any, Any]", value).items()}
+        case list() | tuple():
+            return [without_nan(item) for item in cast("list[Any]", value)]
+        case _:
+            return value
 
 
 class JsonFormatter(logging.Formatter):
@@ -51,7 +135,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         # A field may be any object: its text is better than a lost line.
-        return json.dumps(line, default=str, ensure_ascii=False)
+        try:
+            return json.dumps(line, default=str, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            return json.dumps(without_nan(line), default=str, ensure_ascii=False, allow_nan=False)
 
 
 class TerminalFormatter(logging.Formatter):
@@ -74,6 +161,40 @@ class TerminalFormatter(logging.Formatter):
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
+class _FileHandler(RotatingFileHandler):
+    """Says once when the file cannot be written; what is logged until it can is lost, and the process goes on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8")
+        self._is_failing = self._has_failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._has_failed = False
+        super().emit(record)
+        self._is_failing = self._has_failed
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._has_failed = True
+        if not self._is_failing:
+            _say_unwritable(Path(self.baseFilename), error)
+
+    def close(self) -> None:
+        with suppress(OSError):  # it has been said
+            super().close()
+
+
+def _say_unwritable(path: Path, error: OSError) -> None:
+    reason = error.strerror or str(error)
+    # Standard error may be a file on the same disk.
+    with suppress(OSError):
+        sys.stderr.write(f"shoal: cannot write {path} ({reason}): free space there; the run goes on without this log\n")
+        sys.stderr.flush()
+
+
 class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to what `sys.stderr` is at that moment, so that a live display which replaces it stays whole."""
 
@@ -87,17 +208,22 @@ def configure(process: str, log_dir: Path | None, level: int | str = logging.INF
 
     Args:
         process: `<role>_<n>`; the file is `log_dir/<process>.log`.
-        log_dir: folder of the run's logs, made if it is missing; None writes no file.
-        level: the least severe level of shoal's own events; other libraries show warnings and worse.
+        log_dir: folder of the run's logs, made if it is missing; None writes no file. A file that cannot be written is
+            said to be so on standard error, and no more than that: no process ends because of its log.
+        level: the least severe level of shoal's own events, by name in any case or by number; other libraries show
+            warnings and worse.
         terminal: whether to write to standard error as well.
     """
     handlers: list[logging.Handler] = []
     if log_dir is not None:
-        log_dir.mkdir(parents=True, exist_ok=True)
         path = log_dir / f"{process}.log"
-        file = RotatingFileHandler(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8")
-        file.setFormatter(JsonFormatter(process))
-        handlers.append(file)
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            file = _FileHandler(path)
+            file.setFormatter(JsonFormatter(process))
+            handlers.append(file)
+        except OSError as error:
+            _say_unwritable(path, error)
     if terminal:
         stderr = _StderrHandler()
         stderr.setFormatter(TerminalFormatter(process, coloured=sys.stderr.isatty()))
@@ -107,7 +233,8 @@ def configure(process: str, log_dir: Path | None, level: int | str = logging.INF
         root.removeHandler(old)
         old.close()
     for handler in handlers or [logging.NullHandler()]:
+        handler.addFilter(_OtherLibraries(SystemClock()))
         root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    logging.getLogger("shoal").setLevel(level)
+    logging.getLogger("shoal").setLevel(level.upper() if isinstance(level, str) else level)
     logging.captureWarnings(True)

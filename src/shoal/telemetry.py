@@ -1,7 +1,7 @@
 """Counters, gauges and histograms of a process: plain numbers, read by whoever exports them.
 
     metrics = Registry()
-    metrics.counter("steps.committed").add()
+    metrics.counter("transport.refused", offence="tls").add()
     metrics.gauge("queue.length", stage=0).set(3)
     metrics.histogram("round.duration_s").observe(1.7)
     metrics.snapshot()
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter as Sums
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # Histogram buckets grow by 2 ** (1 / 8): a quantile is off by at most 4.5 %.
@@ -24,15 +26,15 @@ class Counter:
     """A sum that only grows."""
 
     _lock: threading.Lock
-    _value: float = 0
+    _value: int = 0
 
-    def add(self, amount: float = 1) -> None:
+    def add(self, amount: int = 1) -> None:
         """Add a non-negative amount."""
         with self._lock:
             self._value += amount
 
     @property
-    def value(self) -> float:
+    def value(self) -> int:
         """The sum so far."""
         return self._value
 
@@ -123,6 +125,18 @@ class Registry:
         """Return the histogram with this name and these labels."""
         with self._lock:
             return self._histograms.setdefault(_full_name(name, labels), Histogram(threading.Lock()))
+
+    def counts(self) -> dict[str, int]:
+        """Return the counters that have counted something, by full name (`name{label=value}`)."""
+        with self._lock:
+            return {name: counter.value for name, counter in sorted(self._counters.items()) if counter.value}
+
+    def totals(self) -> Mapping[str, int]:
+        """Return the counters by name, summed over their labels; 0 for a name that was never counted."""
+        sums = Sums[str]()
+        for name, value in self.counts().items():
+            sums[name.partition("{")[0]] += value
+        return sums
 
     def snapshot(self) -> dict[str, float | dict[str, float]]:
         """Return all values now, by full name (`name{label=value}`); gauges that were never set are left out."""

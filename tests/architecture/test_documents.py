@@ -14,6 +14,7 @@ from typing import get_args
 import pytest
 import yaml
 
+from shoal.bench.registry import BENCHMARKS
 from shoal.cli import main
 from shoal.config import Config, load_config
 from shoal.config.dump import reference_yaml
@@ -73,14 +74,23 @@ def test_readme_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
         runs = words[1] in ("run-local", "start-trainer-client", "start-servers")
         shown = ["--print-config"] if runs and not is_shown else []
         arguments = [str(ROOT / word) if word.startswith(("configs/", "examples/")) else word for word in words[1:]]
-        if words[1] in ("trainer", "key"):
+        if words[1] in ("trainer", "key", "benchmark"):
             arguments, shown = [*arguments, "--help"], []
         assert main([*arguments, *shown]) == 0, f"{command}: {capsys.readouterr().err}"
 
 
 # ---- what the documents name ---------------------------------------------------------------------------------------
 
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/protocol.md", "examples/own_model/README.md")
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "docs/performance.md",
+    "docs/protocol.md",
+    "docs/reliability.md",
+    "docs/security.md",
+    "examples/own_model/README.md",
+)
 SOURCE = ROOT / "src" / "shoal"
 
 
@@ -140,6 +150,15 @@ def test_the_page_on_protocols_names_every_message() -> None:
     text = (ROOT / "docs" / "protocol.md").read_text()
     for message in get_args(Message):
         assert f"`{message.__name__}`" in text, message.__name__
+
+
+def test_every_benchmark_has_its_section_with_command_and_table_and_the_readme_names_the_command() -> None:
+    assert any(command.startswith("shoal benchmark ") for command in _readme_commands())
+    text = (ROOT / "docs" / "performance.md").read_text()
+    sections = {section.partition("\n")[0]: section for section in text.split("\n## ")[1:]}
+    for name in BENCHMARKS:
+        assert re.search(rf"^shoal benchmark {name}\b", sections[name], re.MULTILINE), name
+        assert "| case |" in sections[name]
 
 
 HELP = """

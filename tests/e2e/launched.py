@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.runtime.process_info import descendants, has_environment
+from shoal.runtime.process_info import descendants, has_environment, read_stat
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -53,7 +53,7 @@ def until(holds: Callable[[], Any], within_s: float, what: str) -> Any:
         pause.wait(0.02)
 
 
-@dataclass
+@dataclass(eq=False)
 class Launched:
     """One running script."""
 
@@ -67,20 +67,27 @@ class Launched:
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log_root = self.directory / "logs"
+        self.temporary_dir = self.directory / "tmp"
+        self.temporary_dir.mkdir(exist_ok=True)
         self._output = self.directory / "output.txt"
         self._name, self._value = "TAG_OF_TEST_RUN", secrets.token_hex(8)
-        self._shm_before = _shm()
+        self._shm_before, self._tmp_before = _names("/dev/shm"), _names("/tmp")
         self._seen: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; `close` ends it, also where an interruption comes before it is known which process it is."""
         environment = os.environ | {
             self._name: self._value,
             "XDG_RUNTIME_DIR": str(self.runtime_dir),
+            "TMPDIR": str(self.temporary_dir),
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "160",
             "PYTHONUNBUFFERED": "1",
             **self.environment,
         }
         with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [*self.prefix, sys.executable, *self.command, *self.flags, f"--log-dir={self.log_root}"],
                 cwd=ROOT,
                 env=environment,
@@ -89,6 +96,12 @@ class Launched:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The launcher."""
+        assert self._process is not None, "not started"
+        return self._process
 
     @property
     def output(self) -> str:
@@ -128,13 +141,23 @@ class Launched:
         """Return the living processes of the run: whoever carries its tag, and whoever descends from the launcher."""
         entry = f"{self._name}={self._value}"
         tagged = {pid for pid in _pids() if has_environment(pid, entry)}
-        tagged |= {stat.pid for stat in descendants(self.process.pid) if stat.state != "Z"}
+        if self._process is not None:
+            tagged |= {stat.pid for stat in descendants(self._process.pid) if stat.state != "Z"}
         self._seen |= tagged
         return tagged - {os.getpid()}
 
     def pid_of(self, role: str) -> int:
         """Return the process that was started last for a role such as "server:1"."""
         return self._matching("launcher", "role.started", {"role": role})[-1]["pid"]
+
+    def fork_server(self) -> int:
+        """Return the process that forks the next role: the parent of the last one, unless it has died since."""
+        restarted = self.events("launcher", "fork_server.restarted")
+        if restarted:
+            return restarted[-1]["pid"]
+        stat = read_stat(self.events("launcher", "role.started")[-1]["pid"])
+        assert stat is not None
+        return stat.parent_pid
 
     def interrupt(self) -> None:
         """Press Ctrl-C: the terminal signals the launcher's process group, which is the launcher alone."""
@@ -158,8 +181,11 @@ class Launched:
             sockets = [str(path) for path in self.runtime_dir.glob("shoal-*/*") if path.is_dir()]
             # Other programs may use shared memory meanwhile; ours have our name or the number of a process of the run.
             pids = {str(pid) for pid in self._seen}
-            shared = [name for name in _shm() - self._shm_before if "shoal" in name or _numbers(name) & pids]
-            return [*processes, *sockets, *shared]
+            shared = [n for n in _names("/dev/shm") - self._shm_before if "shoal" in n or _numbers(n) & pids]
+            # The run was told to put its temporary files elsewhere; not every program listens.
+            files = [str(path) for path in self.temporary_dir.rglob("*") if not path.is_dir()]
+            files += [name for name in _names("/tmp") - self._tmp_before if _numbers(name) & pids]
+            return [*processes, *sockets, *shared, *files]
 
         deadline_s = time.monotonic() + within_s
         while found := left():
@@ -172,12 +198,19 @@ class Launched:
         return json.loads((self.log_dir / "summary.json").read_text())
 
     def close(self) -> None:
-        """End whatever a failed test has left running."""
-        for pid in self.processes():
+        """End whatever a failed test, or an interrupted benchmark, has left running."""
+        until(self._all_killed, ALL_GONE_S, "the end of what was killed")
+        if self._process is not None:
+            self._process.wait()
+        shutil.rmtree(self.runtime_dir, ignore_errors=True)
+
+    def _all_killed(self) -> bool:
+        """Kill what is left, also what was being forked at the last look; returns whether nothing was."""
+        processes = self.processes()
+        for pid in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        shutil.rmtree(self.runtime_dir, ignore_errors=True)
+        return not processes
 
 
 @contextlib.contextmanager
@@ -185,6 +218,7 @@ def launched(directory: Path, *flags: str, **options: Any) -> Iterator[Launched]
     """Start `run_local.py` with these flags, and leave nothing of it, however the test ends."""
     run = Launched(directory, flags, **options)
     try:
+        run.start()
         yield run
     finally:
         run.close()
@@ -210,8 +244,8 @@ def _command_of(pid: int) -> str:
         return "gone"
 
 
-def _shm() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+def _names(directory: str) -> set[str]:
+    return {path.name for path in Path(directory).iterdir()}
 
 
 def _numbers(name: str) -> set[str]:

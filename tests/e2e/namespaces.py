@@ -47,11 +47,11 @@ def why_impossible() -> str | None:
     if shutil.which("ip") is None:
         return "network namespaces need iproute2"
     name = f"sh{secrets.token_hex(3)}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if made.returncode:
-        return f"network namespaces cannot be made here: {made.stderr.strip()}"
-    _ip("netns", "del", name)
-    return None
+    try:
+        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return f"network namespaces cannot be made here: {made.stderr.strip()}" if made.returncode else None
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ class Lan:
     def namespace(self, host: str) -> str:
         """Return the name of the host's namespace."""
         return f"{self.tag}-{host}"
+
+    def set_link(self, host: str, *, up: bool) -> None:
+        """Put the host's network cable in, or take it out."""
+        _ip("-n", self.namespace(host), "link", "set", "eth0", "up" if up else "down")
 
     def link_bytes(self, host: str) -> tuple[int, int]:
         """Return the bytes that the host's only link has received and sent."""

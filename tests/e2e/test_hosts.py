@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-import shlex
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.launched import ENDLESS, SMALL, START_S, Launched, launched, until
-from tests.e2e.namespaces import Lan, lan, why_impossible
+from tests.e2e.hosts import Hosts, hosts_of, invited
+from tests.e2e.launched import ENDLESS, SMALL, START_S, Launched, until
+from tests.e2e.namespaces import lan, why_impossible
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -33,72 +30,6 @@ _WIDE = (
 )
 _OVERHEAD_BYTES = 1_200_000
 """DHT, heartbeats, handshakes and messages without tensors, on one link in a run of a few seconds."""
-
-
-@dataclass
-class Hosts:
-    """The commands on all hosts of one swarm; with a `Lan` each runs in a namespace of its own."""
-
-    directory: Path
-    lan: Lan | None = None
-    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-    def __post_init__(self) -> None:
-        self._shared_path = Path(tempfile.mkdtemp(prefix="sh", dir="/tmp"))
-
-    def run(
-        self, host: str, *command: str, environment: Mapping[str, str] | None = None, start: str = "first"
-    ) -> Launched:
-        """Run a script on a host, with its own home and runtime directory; each start has its own logs."""
-        home = self.home(host)
-        own = {} if self.lan is None else {"prefix": self.lan.prefix(host), "runtime_dir": self._shared_path}
-        if self.lan is not None:
-            self._shared_path.mkdir(exist_ok=True)
-        script, *flags = command
-        return self.stack.enter_context(
-            launched(
-                self.directory / host / start,
-                *flags,
-                command=(script,),
-                environment={"HOME": str(home), **(environment or {})},
-                **own,
-            )
-        )
-
-    def home(self, host: str) -> Path:
-        """Return the home directory on a host."""
-        home = self.directory / host / "home"
-        home.mkdir(parents=True, exist_ok=True)
-        return home
-
-    def give_key(self, sender: str, receiver: str) -> None:
-        """Copy the swarm's key, as the printed line asks for."""
-        target = self.home(receiver) / ".config/shoal/swarm.key"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(self.home(sender) / ".config/shoal/swarm.key", target)
-
-
-@contextlib.contextmanager
-def hosts_of(directory: Path, network: Lan | None = None) -> Iterator[Hosts]:
-    """Give hosts; whatever runs on them at the end is ended."""
-    hosts = Hosts(directory, network)
-    try:
-        with hosts.stack:
-            yield hosts
-    finally:
-        shutil.rmtree(hosts._shared_path, ignore_errors=True)
-
-
-def invited(client: Launched) -> tuple[dict[str, str], list[str]]:
-    """Return the variable and the command that the client's host prints for the others."""
-
-    def lines() -> tuple[dict[str, str], list[str]] | None:
-        assert client.process.poll() is None, client.output
-        export = re.search(r"^export (\w+)=(\S+)$", client.output, re.MULTILINE)
-        command = re.search(r"^python (start_servers\.py .*)$", client.output, re.MULTILINE)
-        return ({export[1]: export[2]}, shlex.split(command[1])) if export and command else None
-
-    return until(lines, START_S, "the printed invitation")
 
 
 def finished(client: Launched, servers: Sequence[Launched]) -> dict[str, Any]:
@@ -123,6 +54,7 @@ def last_hashes(servers: Sequence[Launched]) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         client = hosts.run("client", "start_trainer_client.py", *SMALL, "--num-servers=4")
@@ -201,26 +133,24 @@ def test_activations_and_gradients_cross_one_link_from_server_to_server(tmp_path
 
 def test_a_host_is_told_what_it_lacks_and_what_differs(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
+        # All at once: each waits for something else.
         nothing = hosts.run("empty", "start_servers.py", "--num-servers=1")
+        client = hosts.run("client", "start_trainer_client.py", *SMALL)
         assert nothing.ends(START_S) == 2
         assert "export INITIAL_PEERS=" in nothing.output
         assert "swarm.key" in nothing.output
-        client = hosts.run("client", "start_trainer_client.py", *SMALL)
         variable, command = invited(client)
         hosts.give_key("client", "servers")
+        hosts.give_key("client", "lost")
+        strange = hosts.run("strange", "start_servers.py", "--num-servers=1", *_unreachable(hosts))
+        lost = hosts.run(
+            "lost", *command, "--experiment-prefix=elsewhere", "--network.bootstrap-timeout-s=2", environment=variable
+        )
         other = hosts.run("servers", *command, "--model.hidden-size=64", environment=variable)
         assert other.ends(START_S) == 2, other.output
         assert "model.hidden_size = 64 (--model.hidden-size): the run has 48" in other.output
-        strange = hosts.run("strange", "start_servers.py", "--num-servers=1", *_unreachable(hosts))
         assert strange.ends(START_S) == 2, strange.output
         assert "none of the initial peers answered" in strange.output
-        lost = hosts.run(
-            "servers",
-            *command,
-            "--experiment-prefix=elsewhere",
-            "--network.bootstrap-timeout-s=2",
-            environment=variable,
-        )
         assert lost.ends(START_S) == 2, lost.output
         assert "experiment_prefix = elsewhere" in lost.output
         assert client.process.poll() is None
@@ -258,6 +188,8 @@ def test_a_host_of_servers_comes_late_leaves_and_comes_back_as_the_same_peers(tm
         again = hosts.run("late", *command, environment=variable, start="second")
         assert _swaps_like_the_client(client, again)
         assert _key_files(hosts, "late") == keys
+        # One host cannot hear it from the registry.
+        os.kill(_scout_of(early), signal.SIGSTOP)
         client.interrupt()
         assert client.ends(15.0) == 130, client.output
         for servers in (early, again):
@@ -266,6 +198,35 @@ def test_a_host_of_servers_comes_late_leaves_and_comes_back_as_the_same_peers(tm
             servers.leaves_nothing()
         summary = client.summary()
     assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("interrupted", 0, 0)
+
+
+def test_servers_hear_why_a_run_has_failed_also_from_the_successor_of_a_killed_scout(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *ENDLESS)
+        variable, command = invited(client)
+        hosts.give_key("client", "servers")
+        servers = hosts.run("servers", *command, environment=variable)
+        client.saw("client_0", "round.recorded", round=1)
+        for num_before in (0, 1):  # the first successor is a new role to the supervisor, the second one is its own work
+            os.kill(_scout_of(servers), signal.SIGKILL)
+            until(lambda n=num_before: len(servers.events("scout_0", "scout.watching")) > n, START_S, "another scout")
+        # What the client writes next it cannot write: that ends the run.
+        assert client.log_dir is not None
+        rounds = client.log_dir / "rounds"
+        rounds.rename(rounds.with_name("moved"))
+        rounds.write_text("in the way")
+        assert client.ends(30.0) == 1, client.output
+        assert servers.ends(30.0) == 1, servers.output
+        assert "has failed: " in servers.output
+        assert "rounds" in servers.output
+        for each in (client, servers):
+            each.leaves_nothing()
+        assert client.summary()["exit"] == "failed"
+
+
+def _scout_of(servers: Launched) -> int:
+    [scout] = [pid for pid in servers.processes() if "scout" in Path(f"/proc/{pid}/comm").read_text()]
+    return scout
 
 
 def _key_files(hosts: Hosts, host: str) -> dict[Path, bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.launched import ALL_GONE_S, ENDLESS, SMALL, START_S, Launched, launched, until
 
-from shoal.runtime.process_info import descendants, read_stat
+from shoal.runtime.process_info import descendants
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -123,20 +123,6 @@ def test_one_ctrl_c_ends_a_run_with_a_role_that_hangs_within_five_seconds(tmp_pa
         training(run)
         os.kill(run.pid_of("server:1"), signal.SIGSTOP)
         _interrupted(run, lambda _: None)
-
-
-@pytest.mark.slow
-def test_a_run_whose_fork_server_is_killed_fails_and_leaves_nothing(tmp_path: Path) -> None:
-    with launched(tmp_path, *ENDLESS) as run:
-        training(run)
-        stat = read_stat(run.pid_of("trainer:0"))
-        assert stat is not None
-        run.processes()
-        os.kill(stat.parent_pid, signal.SIGKILL)
-        assert run.ends(ALL_GONE_S) == 1
-        assert "fork server" in run.output
-        assert "Traceback" not in run.output
-        run.leaves_nothing(1.0)
 
 
 @pytest.mark.slow

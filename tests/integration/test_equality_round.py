@@ -15,6 +15,7 @@ from tests.reference.diloco import Batch, PlainDiloco, flat
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.member import RoundMember
 from shoal.averaging.replica_state import ReplicaState
+from shoal.averaging.round_average import RingSettings
 from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
@@ -97,6 +98,7 @@ class Swarm:
             lr=LR,
             path=tuple(stage[slot].endpoint.hop for stage in self.replicas),
             replicas=tuple(tuple(replica.endpoint.hop for replica in stage) for stage in self.replicas),
+            caps={},
             note=lambda _key, _path: None,
         )
         assert result.committed
@@ -116,8 +118,8 @@ class Swarm:
 
 
 @asynccontextmanager
-async def make_swarm(family: Family, num_stages: int, num_slots: int, segment_bytes: int) -> AsyncIterator[Swarm]:
-    network = MemoryNetwork()
+async def make_swarm(family: Family, num_stages: int, num_slots: int, ring: RingSettings) -> AsyncIterator[Swarm]:
+    network = MemoryNetwork(seed=0)
     clock = SystemClock()
     client = Identity.generate()
     # Random generators belong to the process, so all replicas of the test share one device thread.
@@ -146,7 +148,7 @@ async def make_swarm(family: Family, num_stages: int, num_slots: int, segment_by
                     steps=worker,
                     state=ReplicaState(compute, OUTER),
                     device=device,
-                    segment_bytes=segment_bytes,
+                    ring=ring,
                 )
                 worker.start_round(1)
                 tasks.start_soon(worker.run)
@@ -174,6 +176,7 @@ async def make_swarm(family: Family, num_stages: int, num_slots: int, segment_by
             incarnation=1,
             settings=RoundSettings("test", num_stages, "D0"),
             clock=clock,
+            journal=lambda *_: None,
         )
         tasks.start_soon(dispatch, endpoint, [coordinator])
         tasks.start_soon(coordinator.run)
@@ -195,28 +198,41 @@ IDLE = [[[3, 2]], [], [[2, 2], [1]]]
 
 
 @pytest.mark.parametrize(
-    ("model", "num_stages", "num_slots", "work"),
+    ("model", "num_stages", "num_slots", "work", "wire"),
     [
-        ("gpt", 2, 2, EQUAL),
-        ("gpt", 2, 3, EQUAL),
-        ("gpt", 3, 2, UNEQUAL),
-        ("gpt", 2, 3, UNEQUAL),
-        ("gpt", 1, 3, IDLE),
-        ("gpt", 2, 1, EQUAL),
-        ("resnet18", 2, 2, UNEQUAL),
-        ("resnet18", 2, 3, IDLE),
+        ("gpt", 2, 2, EQUAL, None),
+        ("gpt", 2, 3, EQUAL, None),
+        ("gpt", 3, 2, UNEQUAL, None),
+        ("gpt", 2, 3, UNEQUAL, None),
+        ("gpt", 1, 3, IDLE, None),
+        ("gpt", 2, 1, EQUAL, None),
+        ("gpt", 2, 3, UNEQUAL, torch.float16),
+        ("resnet18", 2, 2, UNEQUAL, None),
+        pytest.param("resnet18", 2, 3, IDLE, None, marks=pytest.mark.slow),
+        pytest.param("resnet18", 2, 3, UNEQUAL, torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
 async def test_pipelines_are_bit_equal_to_plain_diloco(
-    model: str, num_stages: int, num_slots: int, work: Sequence[Sequence[Sequence[int]]]
+    model: str,
+    num_stages: int,
+    num_slots: int,
+    work: Sequence[Sequence[Sequence[int]]],
+    wire: torch.dtype | None,
 ) -> None:
     family, make_batch = (gpt(), text_batch) if model == "gpt" else (resnet(), image_batch)
-    segment_bytes = 256 if model == "gpt" else 1 << 20
+    ring = RingSettings(segment_bytes=256 if model == "gpt" else 1 << 20, wire=wire)
     generator = torch.Generator().manual_seed(1)
     plain = PlainDiloco(
-        family, num_stages, num_slots, seed=SEED, max_norm=MAX_NORM, outer_lr=OUTER.lr, outer_momentum=OUTER.momentum
+        family,
+        num_stages,
+        num_slots,
+        seed=SEED,
+        max_norm=MAX_NORM,
+        outer_lr=OUTER.lr,
+        outer_momentum=OUTER.momentum,
+        wire=wire,
     )
-    async with make_swarm(family, num_stages, num_slots, segment_bytes) as swarm:
+    async with make_swarm(family, num_stages, num_slots, ring) as swarm:
         for round in (1, 2, 3):
             batches = [[make_batch(generator, sizes) for sizes in work[slot]] for slot in range(num_slots)]
             plain.round(batches, first_number=10 * round, lr=LR)

@@ -1,8 +1,15 @@
 """DiLoCo in one process, as plainly as it can be written: R workers, one after the other, and the outer step.
 
 It knows nothing of rings, rounds or replicas; what it shares with the swarm is the model, the seeds of operations, and
-one agreement: the order in which contributions are added. With n members, a vector is cut into n contiguous chunks,
-the first ones larger by one element where n does not divide; chunk j is summed as ((c[j+1] + c[j+2]) + ...) + c[j].
+one agreement: the order in which contributions are added. With n members:
+
+    ring       a vector is cut into n contiguous chunks, the first ones larger by one element where n does not divide;
+               chunk j is summed as ((c[j+1] + c[j+2]) + ...) + c[j]
+    tree       neighbours first, then neighbouring pairs, and so on: ((c0 + c1) + (c2 + c3)) + (c4 + ...)
+    central    c0 + c1 + c2 + ... from left to right
+
+A vector of at most 128 KiB goes through the centre with up to three members and along the tree with more, a larger one
+around the ring. With a wire type, float32 sums are cast to it and back wherever they are handed on, and at the end.
 """
 
 from __future__ import annotations
@@ -62,8 +69,10 @@ def adamw(stage: StageModule) -> torch.optim.Optimizer:
 class OuterStage:
     """The outer state of one stage over all workers."""
 
-    def __init__(self, stages: Sequence[StageModule], lr: float, momentum: float) -> None:
-        self.stages, self.lr, self.mu = stages, lr, momentum
+    def __init__(
+        self, stages: Sequence[StageModule], lr: float, momentum: float, wire: torch.dtype | None = None
+    ) -> None:
+        self.stages, self.lr, self.mu, self.wire = stages, lr, momentum, wire
         self.outer = flat(stages[0].parameters())
         self.momentum = torch.zeros_like(self.outer)
 
@@ -72,11 +81,12 @@ class OuterStage:
         if total == 0:
             return
         deltas = [self.outer - flat(stage.parameters()) for stage in self.stages]
-        average = ring_sum([d * (n / total) if n else 0 * d for d, n in zip(deltas, samples, strict=True)])
+        shares = [d * (n / total) if n else 0 * d for d, n in zip(deltas, samples, strict=True)]
+        average = agreed_sum(shares, self.wire)
         self.momentum = self.momentum * self.mu + average
         self.outer = self.outer - (self.momentum * self.mu + average) * self.lr
         floats = [flat(b for b in stage.buffers() if b.is_floating_point()) for stage in self.stages]
-        averaged = ring_sum([f * (n / total) if n else 0 * f for f, n in zip(floats, samples, strict=True)])
+        averaged = agreed_sum([f * (n / total) if n else 0 * f for f, n in zip(floats, samples, strict=True)])
         counts = [[b.clone() for b in stage.buffers() if not b.is_floating_point()] for stage in self.stages]
         for stage in self.stages:
             unflatten(self.outer, stage.parameters())
@@ -85,7 +95,14 @@ class OuterStage:
                 buffer.copy_(torch.stack([of_worker[index] for of_worker in counts]).amax(0))
 
 
-def ring_sum(contributions: Sequence[Tensor]) -> Tensor:
+def agreed_sum(contributions: Sequence[Tensor], wire: torch.dtype | None = None) -> Tensor:
+    """The sum as a swarm forms it that chooses the collective by itself."""
+    if contributions[0].nbytes > 131072:
+        return ring_sum(contributions, wire)
+    return central_sum(contributions, wire) if len(contributions) <= 3 else tree_sum(contributions, wire)
+
+
+def ring_sum(contributions: Sequence[Tensor], wire: torch.dtype | None = None) -> Tensor:
     n = len(contributions)
     sizes = [len(contributions[0]) // n + (1 if j < len(contributions[0]) % n else 0) for j in range(n)]
     chunked = [torch.split(c, sizes) for c in contributions]
@@ -93,9 +110,28 @@ def ring_sum(contributions: Sequence[Tensor]) -> Tensor:
     for j in range(n):
         total = chunked[(j + 1) % n][j]
         for step in range(2, n + 1):
-            total = total + chunked[(j + step) % n][j]
-        result.append(total)
+            total = handed_on(total, wire) + chunked[(j + step) % n][j]
+        result.append(handed_on(total, wire) if n > 1 else total)
     return torch.cat(result)
+
+
+def tree_sum(contributions: Sequence[Tensor], wire: torch.dtype | None = None) -> Tensor:
+    sums = list(contributions)
+    while len(sums) > 1:
+        pairs = [sums[i : i + 2] for i in range(0, len(sums), 2)]
+        sums = [pair[0] if len(pair) == 1 else pair[0] + handed_on(pair[1], wire) for pair in pairs]
+    return handed_on(sums[0], wire) if len(contributions) > 1 else sums[0]
+
+
+def central_sum(contributions: Sequence[Tensor], wire: torch.dtype | None = None) -> Tensor:
+    total = contributions[0]
+    for contribution in contributions[1:]:
+        total = total + handed_on(contribution, wire)
+    return handed_on(total, wire) if len(contributions) > 1 else total
+
+
+def handed_on(values: Tensor, wire: torch.dtype | None) -> Tensor:
+    return values if wire is None else values.to(wire).to(values.dtype)
 
 
 def flat(tensors: Sequence[Tensor] | nn.Module) -> Tensor:
@@ -125,10 +161,11 @@ class PlainDiloco:
         outer_lr: float,
         outer_momentum: float,
         dtype: torch.dtype = torch.float32,
+        wire: torch.dtype | None = None,
     ) -> None:
         self.workers = [Worker(family, num_stages, seed, t, max_norm, dtype) for t in range(num_workers)]
         self.outer = [
-            OuterStage([worker.stages[s] for worker in self.workers], outer_lr, outer_momentum)
+            OuterStage([worker.stages[s] for worker in self.workers], outer_lr, outer_momentum, wire)
             for s in range(num_stages)
         ]
 

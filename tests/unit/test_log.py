@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def restored_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers.clear()
+    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it when it is imported, here by other tests
     yield
     shoal.log.configure("none", None)
     root.handlers[:] = handlers
@@ -75,3 +77,48 @@ def test_configuring_again_replaces_the_file(tmp_path: Path) -> None:
     logging.getLogger("shoal.test").info("once")
     assert _lines(tmp_path / "a.log") == []
     assert len(_lines(tmp_path / "b.log")) == 1
+
+
+def test_other_libraries_cannot_fill_the_file(tmp_path: Path) -> None:
+    shoal.log.configure("server_0", tmp_path)
+    for number in range(1000):
+        logging.getLogger("other.p2p").warning("handler failed")
+        logging.getLogger("shoal.test").info("step.done", extra={"number": number})
+    logging.getLogger("asyncio").warning("slow")
+    lines = (tmp_path / "server_0.log").read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines]
+    assert (events.count("handler failed"), events.count("step.done"), events.count("slow")) == (25, 1000, 1)
+
+
+def test_a_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    shoal.log.configure("server_0", tmp_path)
+    logging.getLogger("shoal.test").info(
+        "step", extra={"loss": math.nan, "norms": [1.0, math.inf], "by": {"a": -math.inf}}
+    )
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    [line] = (tmp_path / "server_0.log").read_text().splitlines()
+    found = json.loads(line, parse_constant=refuse)
+    assert (found["loss"], found["norms"], found["by"]) == (None, [1.0, None], {"a": None})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux' /dev/full")
+def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "server_0.log").symlink_to("/dev/full")
+    shoal.log.configure("server_0", tmp_path)
+    for number in range(3):
+        logging.getLogger("shoal.test").info("lost", extra={"number": number})
+    shoal.log.configure("server_0", None)
+    assert capsys.readouterr().err == (
+        f"shoal: cannot write {tmp_path}/server_0.log (No space left on device): free space there; the run goes on "
+        "without this log\n"
+    )
+
+
+def test_a_log_that_cannot_be_made_is_said_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    shoal.log.configure("server_0", tmp_path / "file" / "logs")
+    logging.getLogger("shoal.test").info("lost")
+    assert "cannot write" in capsys.readouterr().err

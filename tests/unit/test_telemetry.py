@@ -19,6 +19,16 @@ def test_the_same_name_and_labels_are_the_same_metric() -> None:
     assert registry.snapshot() == {"bytes{hop=1,traffic=state}": 7, "bytes{hop=1,traffic=control}": 1}
 
 
+def test_counters_that_counted_are_listed_and_summed_over_their_labels() -> None:
+    registry = Registry()
+    registry.counter("refused", offence="tls").add(3)
+    registry.counter("refused", offence="slow").add()
+    registry.counter("lost")
+    assert registry.counts() == {"refused{offence=slow}": 1, "refused{offence=tls}": 3}
+    assert registry.totals() == {"refused": 4}
+    assert registry.totals()["never"] == 0
+
+
 def test_a_gauge_appears_once_it_is_set() -> None:
     registry = Registry()
     gauge = registry.gauge("queue")

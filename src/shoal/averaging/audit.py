@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.averaging.journal import StepLine, read_steps, rounds_with_steps
+from shoal.averaging.journal import StepLine, read_records, read_steps, rounds_with_steps
 from shoal.ids import StepKey
 from shoal.swarm.sample_ranges import count, merge
 from shoal.wire.messages.base import SampleRange
@@ -29,7 +29,8 @@ class Audit:
         duplicates: Samples that are in a step although an earlier step has them, counted each time.
         missing: Samples of a pass that no step contains: all of a pass after which another was begun, and of the last
             pass those below the highest one that was trained.
-        steps_lost: By stage, steps in the log of which the stage's replica had no part when the round ended.
+        steps_lost: By stage, steps that the stage has no part in: those that none of its replicas held when their round
+            ended, and all of the rounds that were lost when the stage was restored.
     """
 
     rounds: int
@@ -49,16 +50,22 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
         num_samples_per_pass: N: positions 0..N-1 of each pass.
 
     Raises:
-        RecordRejected: A file is no step log.
+        RecordRejected: A file is no step log, or no record.
         OSError: A file cannot be read.
     """
     rounds = rounds_with_steps(directory)
     steps: dict[tuple[int, StepKey], StepEntry] = {}
-    lost: Counter[int] = Counter()
+    lost: defaultdict[int, set[tuple[int, StepKey]]] = defaultdict(set)
     for round in rounds:
         lines = read_steps(directory, round)
-        lost.update(_lost(lines))
+        for stage, key in _lost(lines):
+            lost[stage].add((round, key))
         steps.update({(round, line.entry.key): line.entry for line in lines})
+    for record, _ in read_records(directory):
+        for outcome in record.stages:
+            if outcome.restored is not None:
+                first = outcome.restored.round + 1
+                lost[outcome.stage].update(step for step in steps if first <= step[0] < record.round)
     num_stages = max((len(entry.path) for entry in steps.values()), default=0)
     everything = [item for entry in steps.values() for item in entry.samples]
     distinct = merge(everything)
@@ -69,18 +76,18 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
         skipped=count(merge(item for entry in steps.values() if entry.skipped for item in entry.samples)),
         duplicates=count(everything) - count(distinct),
         missing=_missing(distinct, num_samples_per_pass),
-        steps_lost={stage: lost[stage] for stage in range(num_stages)},
+        steps_lost={stage: len(lost[stage]) for stage in range(num_stages)},
     )
 
 
-def _lost(lines: Iterable[StepLine]) -> Counter[int]:
-    """Of one round: for each stage, the steps that are in the log of some stage, but of no replica of this one."""
+def _lost(lines: Iterable[StepLine]) -> list[tuple[int, StepKey]]:
+    """Of one round: stages, and the steps that are in the log of some stage, but of no replica of this one."""
     stages: defaultdict[StepKey, set[int]] = defaultdict(set)
     lengths: dict[StepKey, int] = {}
     for line in lines:
         stages[line.entry.key].add(line.stage)
         lengths[line.entry.key] = len(line.entry.path)
-    return Counter(stage for key, held in stages.items() for stage in set(range(lengths[key])) - held)
+    return [(stage, key) for key, held in stages.items() for stage in set(range(lengths[key])) - held]
 
 
 def _missing(distinct: Iterable[SampleRange], num_samples_per_pass: int) -> int:

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
-from anyio.streams.memory import MemoryObjectSendStream
+import anyio.to_thread
 
 from shoal.averaging.signing import sealer, unsealer
 from shoal.clock import Clock
 from shoal.errors import LocalProtocolError, RoundAborted
 from shoal.identity import Identity
 from shoal.ids import Ballot, PeerId
-from shoal.swarm.records import Logs, Tip
+from shoal.runtime.mailbox import Mailbox
+from shoal.swarm.records import Logs
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CoordinatorEffect,
     Decided,
     Deposed,
     Introduce,
+    Journal,
     Ready,
     ReplicaIn,
     ReplicaOut,
+    Restored,
     Send,
     Stuck,
 )
-from shoal.swarm.round_settings import CloseRequest, RoundSettings
+from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Hop
@@ -45,6 +48,9 @@ from shoal.wire.messages.round import (
 
 logger = logging.getLogger(__name__)
 
+CoordinatorEvent = ReplicaIn | ReplicaOut | Restored | Stuck
+"""What the client may want to act on, or to say."""
+
 Answer = RoundState | StaleBallot | Join | Staged | MemberLost | Held | Swapped
 """What only replicas send."""
 
@@ -56,14 +62,12 @@ class RoundOutcome:
     Attributes:
         record: D_round.
         signed: The same, encoded and signed.
-        logs: The final members' step logs, by peer, with their stage; empty if an earlier coordinator gathered them.
         sent_bytes: What the holders sent in the round, by traffic.
         holders: The replicas that hold the record now, with their stages.
     """
 
     record: Record
     signed: SignedRecord
-    logs: Logs
     sent_bytes: Mapping[str, int]
     holders: Mapping[PeerId, int]
 
@@ -74,12 +78,12 @@ class Leading:
 
     Attributes:
         held_round: The record that stands; training goes on in the round after it.
-        record: That record, None for D_0.
+        outcome: How that round ended, None for D_0.
         holders: The replicas that hold it, with their stages.
     """
 
     held_round: int
-    record: Record | None
+    outcome: RoundOutcome | None
     holders: Mapping[PeerId, int]
 
 
@@ -92,8 +96,9 @@ class RoundCoordinator:
         incarnation: Which start of this client it is.
         settings: Of the run.
         clock: For repetitions.
+        journal: Writes step logs down before their record is held (see `journal.hold_steps`); called in a thread.
         recorded: Samples in the records known from before a restart (see `journal.recorded_samples`).
-        events: Told of replicas that are out and of stages that lack one; must never be full.
+        on_event: Told of replicas that are in and out, of stages that lack one and of those that are restored.
     """
 
     def __init__(
@@ -104,12 +109,15 @@ class RoundCoordinator:
         incarnation: int,
         settings: RoundSettings,
         clock: Clock,
+        journal: Callable[[int, str, Logs], None],
         recorded: Ranges = (),
-        events: MemoryObjectSendStream[ReplicaOut | Stuck] | None = None,
+        on_event: Callable[[CoordinatorEvent], None] = lambda _: None,
     ) -> None:
         self._endpoint = endpoint
         self._clock = clock
-        self._events = events
+        self._journal = journal
+        self._to_journal = Mailbox[Journal]()
+        self._tell = on_event
         self._unseal = unsealer(settings.run_id)
         self._machine = RoundCoordinatorMachine(
             endpoint.peer_id, incarnation, settings, sealer(identity), self._unseal, recorded
@@ -118,6 +126,7 @@ class RoundCoordinator:
         self._ready: Ready | None = None
         self._deposed: Ballot | None = None
         self._stuck: tuple[int, ...] = ()
+        self._stages: dict[PeerId, int] = {}
         self._changed = anyio.Event()
 
     # -- commands
@@ -125,6 +134,11 @@ class RoundCoordinator:
     def replicas(self, hops: Mapping[PeerId, Hop]) -> None:
         """Name all replicas of the run; to be called whenever they change."""
         self._do(self._machine.replicas(hops, self._clock.now_s()))
+
+    def stand(self) -> None:
+        """Take a ballot and ask all replicas what they hold; `leading` waits for what comes of it."""
+        self._ready, self._deposed = None, None
+        self._do(self._machine.lead(self._clock.now_s()))
 
     async def lead(self) -> Leading:
         """Become the coordinator: returns when every reachable replica that can holds one record.
@@ -134,10 +148,21 @@ class RoundCoordinator:
         Raises:
             RoundAborted: Another client has become the coordinator meanwhile.
         """
-        self._ready, self._deposed = None, None
-        self._do(self._machine.lead(self._clock.now_s()))
+        self.stand()
+        return await self.leading()
+
+    async def leading(self) -> Leading:
+        """Wait until every reachable replica that can holds one record; see `lead`.
+
+        Raises:
+            RoundAborted: Another client has become the coordinator meanwhile.
+        """
         ready = await self._wait_ready(0)
-        return Leading(ready.tip.round, self._record_of(ready.tip), ready.holders)
+        outcome: RoundOutcome | None = None
+        if ready.tip.signed is not None:
+            record = self._unseal(ready.tip.signed)
+            outcome = RoundOutcome(record, ready.tip.signed, ready.sent_bytes, ready.holders)
+        return Leading(ready.tip.round, outcome, ready.holders)
 
     def close_round(
         self,
@@ -175,7 +200,7 @@ class RoundCoordinator:
         decided = self._decided
         if decided is None or decided.record.round != round:
             raise RoundAborted(f"round {round} was decided by another coordinator: record {ready.tip.round} stands")
-        return RoundOutcome(decided.record, decided.signed, decided.logs, ready.sent_bytes, ready.holders)
+        return RoundOutcome(decided.record, decided.signed, ready.sent_bytes, ready.holders)
 
     @property
     def stuck(self) -> tuple[int, ...]:
@@ -190,21 +215,63 @@ class RoundCoordinator:
         """
         return self._machine.holders
 
+    @property
+    def stages(self) -> Mapping[PeerId, int]:
+        """The stage of each replica that has said so on the connection that it has now."""
+        return self._stages
+
+    @property
+    def ballot(self) -> Ballot:
+        """Of this client."""
+        return self._machine.ballot
+
+    @property
+    def leads(self) -> bool:
+        """Whether this client coordinates, as far as it knows."""
+        return self._machine.phase is not Phase.WAITING
+
+    @property
+    def round(self) -> int:
+        """The round after the record that stands."""
+        return self._machine.tip.round + 1
+
+    async def changed(self) -> None:
+        """Wait until a replica has said something, or something was decided."""
+        await self._changed.wait()
+
     # -- events
 
     def receive(self, event: Received) -> bool:
         """Take a replica's round message; see `transport.dispatch.Handler`."""
         if not isinstance(event.message, Answer):
             return False
+        if isinstance(event.message, RoundState):
+            self._stages[event.peer] = event.message.stage
         self._do(self._machine.receive(event.peer, event.message, self._clock.now_s()))
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
         """See `transport.dispatch.Handler`."""
+        self._stages.pop(peer, None)
         self._do(self._machine.lost(peer, self._clock.now_s()))
 
     async def run(self) -> None:
-        """Repeat what is not answered, until cancelled."""
+        """Journal step logs, and repeat what is not answered, until cancelled.
+
+        Raises:
+            OSError: Step logs cannot be written.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._write_journal)
+            tasks.start_soon(self._repeat)
+
+    async def _write_journal(self) -> None:
+        async for each in self._to_journal:
+            # It is forced to the disk, which may take long; the event loop has connections to keep.
+            await anyio.to_thread.run_sync(self._journal, each.record.round, each.digest, each.logs)
+            self._do(self._machine.journaled(each.digest))
+
+    async def _repeat(self) -> None:
         while True:
             changed = self._changed
             wake_at_s = self._machine.wake_at_s
@@ -219,14 +286,14 @@ class RoundCoordinator:
     # -- effects
 
     def _do(self, effects: Sequence[CoordinatorEffect]) -> None:
-        if any(isinstance(effect, Ready | Decided) for effect in effects):
-            self._stuck = ()
         for effect in effects:
             match effect:
                 case Send(peer, message):
                     self._endpoint.post(peer, message)
                 case Introduce(hop):
                     self._endpoint.introduce(hop)
+                case Journal():
+                    self._to_journal.put(effect)
                 case Decided(record):
                     logger.info("round.decided", extra={"round": record.round, "ballot": str(record.ballot)})
                     self._decided = effect
@@ -239,20 +306,28 @@ class RoundCoordinator:
                     self._tell(effect)
                 case ReplicaIn(peer):
                     logger.info("replica.in", extra={"peer": peer, "round": self._machine.tip.round + 1})
+                    self._tell(effect)
                 case Stuck(stages):
-                    if stages != self._stuck:
-                        logger.warning("round.stuck", extra={"stages": stages})
-                        self._tell(effect)
+                    logger.log(
+                        logging.WARNING if stages else logging.INFO,
+                        "round.stuck" if stages else "round.goes_on",
+                        extra={"stages": stages or self._stuck},
+                    )
                     self._stuck = stages
+                    self._tell(effect)
+                case Restored(stage, round, basis):
+                    fields = {"stage": stage, "held_round": round}
+                    if basis is None:
+                        logger.info("stage.found", extra=fields)
+                    else:
+                        lost = {"lost_rounds": [basis.round + 1, round], "parameters": basis.hashes.parameters}
+                        logger.warning("stage.restored", extra=fields | lost)
+                    self._tell(effect)
                 case Deposed(highest):
                     logger.warning("round.deposed", extra={"ballot": str(highest)})
                     self._deposed = highest
         self._changed.set()
         self._changed = anyio.Event()
-
-    def _tell(self, event: ReplicaOut | Stuck) -> None:
-        if self._events is not None:
-            self._events.send_nowait(event)
 
     async def _wait_ready(self, round: int) -> Ready:
         while True:
@@ -263,6 +338,3 @@ class RoundCoordinator:
             if self._ready is not None and self._ready.tip.round >= round:
                 return self._ready
             await self._changed.wait()
-
-    def _record_of(self, tip: Tip) -> Record | None:
-        return None if tip.signed is None else self._unseal(tip.signed)

@@ -3,6 +3,7 @@
     rounds/round_0000.json     D_0: seed, configuration, thread count, versions
     rounds/round_0001.json     D_1, readable, with its encoded bytes, signature and hash
     steps/round_0001.jsonl     one line for each step that each final member has committed in round 1, in apply order
+    steps/round_0001.*.held    the same while the round's record, whose hash it names, is not decided
 
 A file is there as a whole or not at all: it is written under another name, forced to the disk, and renamed.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.errors import RecordRejected
+from shoal.errors import RecordRejected, StorageError
 from shoal.ids import PeerId
 from shoal.swarm.records import Logs, record_hash
 from shoal.swarm.sample_ranges import Ranges, merge
@@ -48,28 +49,51 @@ def write_genesis(
         versions: Of the programs, by name.
 
     Raises:
-        OSError: The file cannot be written.
+        StorageError: The file cannot be written.
     """
     content = {"seed": seed, "configuration": configuration, "num_threads": num_threads, "versions": versions}
-    _write(_round_file(directory, 0), json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
+    write_whole(_round_file(directory, 0), json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
 
 
-def write_round(directory: Path, record: Record, signed: SignedRecord, logs: Logs) -> None:
-    """Write a decided round: first its step logs, then the record, so that a record is never without its steps.
+def hold_steps(directory: Path, round: int, digest: str, logs: Logs) -> None:
+    """Write the step logs of a record that may be decided from now on, even if this process is no more.
 
-    Logs that are empty, because the coordinator that had gathered them is gone, do not replace what it has written.
+    Args:
+        directory: The run's directory.
+        round: Of the record.
+        digest: Hash of the record.
+        logs: Of its members.
 
     Raises:
-        OSError: A file cannot be written.
+        StorageError: The file cannot be written.
     """
     lines = [
         msgspec.json.encode(StepLine(peer, stage, entry)) + b"\n"
         for peer, (stage, log) in sorted(logs.items(), key=lambda item: (item[1][0], item[0]))
         for entry in log
     ]
+    write_whole(_held_file(directory, round, digest), b"".join(lines))
+
+
+def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
+    """Write a decided round: first its step logs, then the record, so that a record is never without its steps.
+
+    The logs are those that were held for this record; those of records that were not decided are removed. There are
+    none, and the round's file is empty, only if the coordinator of another host had gathered them. Writing a round
+    again changes nothing.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
     steps = _steps_file(directory, record.round)
-    if logs or not steps.exists():
-        _write(steps, b"".join(lines))
+    held = _held_file(directory, record.round, record_hash(signed))
+    if held.exists():
+        held.replace(steps)
+        _sync(steps.parent)
+    elif not steps.exists():
+        write_whole(steps, b"")
+    for path in steps.parent.glob(f"{steps.stem}.*.held"):
+        path.unlink()
     content = {
         "record": _readable(record),
         "body": base64.b64encode(signed.body).decode(),
@@ -77,7 +101,7 @@ def write_round(directory: Path, record: Record, signed: SignedRecord, logs: Log
         "signature": signed.signature.hex(),
         "hash": record_hash(signed),
     }
-    _write(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
+    write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
 
 
 def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
@@ -135,6 +159,10 @@ def _steps_file(directory: Path, round: int) -> Path:
     return directory / _STEPS / f"round_{round:04d}.jsonl"
 
 
+def _held_file(directory: Path, round: int, digest: str) -> Path:
+    return directory / _STEPS / f"round_{round:04d}.{digest[:16]}.held"
+
+
 def _readable(record: Record) -> object:
     """The record with names for its fields; the wire form has none."""
     return {
@@ -151,6 +179,14 @@ def _readable(record: Record) -> object:
                 "momentum": outcome.hashes.momentum,
                 "buffers": outcome.hashes.buffers,
                 "steps_lost": outcome.steps_lost,
+                "restored": None
+                if outcome.restored is None
+                else {
+                    "from_round": outcome.restored.round,
+                    "parameters": outcome.restored.hashes.parameters,
+                    "momentum": outcome.restored.hashes.momentum,
+                    "buffers": outcome.restored.hashes.buffers,
+                },
             }
             for outcome in record.stages
         ],
@@ -160,13 +196,23 @@ def _readable(record: Record) -> object:
     }
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Put a file in place as a whole, or raise and leave what was there.
 
     Raises:
-        OSError: It could not be written to the disk in full.
+        StorageError: It could not be written to the disk in full.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(path, content)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path} ({error.strerror or error}): without its records a run can be neither checked nor "
+            "continued, so it ends; free space there, or start again with --log-dir on another disk"
+        ) from error
+
+
+def _write_whole(path: Path, content: bytes) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:
@@ -175,13 +221,18 @@ def _write(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         size_bytes = unfinished.stat().st_size
         if written != len(content) or size_bytes != len(content):
-            raise OSError(f"{path}: only {size_bytes} of {len(content)} bytes were written; is the disk full?")
+            raise OSError(f"only {size_bytes} of {len(content)} bytes were written; is the disk full?")
         unfinished.replace(path)
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    """Force to the disk which files a directory has."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)

@@ -8,6 +8,7 @@ that was left behind fetches the newest state (`state_sync`), and gives its own 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,17 +16,16 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, TypeVarTuple
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 
-from shoal.averaging.replica_state import Contribution, ReplicaState
+from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
+from shoal.averaging.round_average import DEFAULT_RING, Device, RingSettings, RoundAverage
 from shoal.averaging.signing import unsealer
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_sync import StateSync
-from shoal.collective.inbox import RingInbox, RingTag
-from shoal.collective.plan import SEGMENT_BYTES
-from shoal.collective.ring import Reduction, Ring, RingVector
-from shoal.errors import RemoteProtocolError, RoundAborted, StateMismatch
+from shoal.errors import RoundAborted, StateMismatch
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import (
@@ -34,16 +34,18 @@ from shoal.swarm.round_effects import (
     Introduce,
     MemberEffect,
     Pin,
+    Relocate,
     ReplicaOut,
     ResolveStep,
     RunRing,
     Send,
     Swap,
 )
-from shoal.swarm.round_member import Order, RoundMemberMachine, StepsClosed
+from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.round_orders import Order, StepsClosed
 from shoal.swarm.view import NOTHING_HELD
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import Propose, Record, StageHashes
+from shoal.wire.messages.round import MAX_LINK_REPORTS, LinkReport, Propose, Record, StageHashes
 from shoal.wire.messages.step import StepEntry
 
 logger = logging.getLogger(__name__)
@@ -85,14 +87,6 @@ class StepService(Protocol):
         ...
 
 
-class Device(Protocol):
-    """The thread that computes; `runtime.DeviceThread` is one."""
-
-    async def run(self, function: Callable[[*_Args], _Result], *args: *_Args) -> _Result:
-        """Call a function on it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class RoundSwapped:
     """The replica now holds `record`, and its stage's bytes have these hashes."""
@@ -101,7 +95,7 @@ class RoundSwapped:
     hashes: StageHashes
 
 
-RoundEvent = RoundSwapped | ReplicaOut
+RoundEvent = RoundSwapped | ReplicaOut | Relocate
 """What a member tells the role that runs it."""
 
 _Job = CloseSteps | RunRing | Swap | Fetch
@@ -122,7 +116,8 @@ class RoundMember:
         sync: Fetches the newest state when the replica does not hold it; without it, it is out until it is restarted.
         donor: Gives the replica's state to others.
         is_behind: The replica has reason to believe that the run is further than D_0.
-        segment_bytes: Size of the parts of a ring; the same on all replicas.
+        ring: How vectors are reduced; the same on all replicas.
+        links: What is known of the links to others of the stage; the coordinator orders the ring by it.
     """
 
     def __init__(
@@ -139,7 +134,8 @@ class RoundMember:
         sync: StateSync | None = None,
         donor: StateDonor | None = None,
         is_behind: bool = False,
-        segment_bytes: int = SEGMENT_BYTES,
+        ring: RingSettings = DEFAULT_RING,
+        links: Callable[[], Sequence[LinkReport]] = tuple,
     ) -> None:
         self._endpoint = endpoint
         self._stage = stage
@@ -147,11 +143,13 @@ class RoundMember:
         self._state = state
         self._device = device
         self._events = events
-        self._segment_bytes = segment_bytes
-        self._machine = RoundMemberMachine(endpoint.hop, stage, Tip(0, genesis, None), unsealer(run_id), is_behind)
+        self._links = links
+        self._ring = RoundAverage(endpoint, stage, state, device, ring)
+        self._machine = RoundMemberMachine(
+            endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unsealer(run_id), is_behind
+        )
         self._sync = sync
         self._donor = donor or StateDonor(endpoint, stage)
-        self._inbox = RingInbox(stage, state.ring_bytes)
         self._jobs: deque[_Job] = deque()
         self._has_jobs = anyio.Event()
         self._ring_scope = anyio.CancelScope()
@@ -173,11 +171,33 @@ class RoundMember:
         """Of the state that the replica holds."""
         return self._state.hashes
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the end of the round has begun for this replica."""
+        return self._machine.closing
+
+    def stay(self, reason: str) -> None:
+        """Answer an order to move (`Relocate`): the server cannot."""
+        self._do(self._machine.stay(reason))
+
+    def succeed(self, other: RoundMember) -> None:
+        """Take the place of this peer's replica of another stage, whose promises stay."""
+        has_begun = other.offered_round != 0
+        self._machine.succeed(other._machine.promised, has_begun)
+
+    async def resume(self) -> None:
+        """Go on after the server had left this stage in vain: from the state of the record that the replica holds."""
+        self._ring_scope.cancel()
+        self._fetch_scope.cancel()
+        self._jobs.clear()
+        await self._device.run(self._state.restore)
+        self._steps.start_round(self._machine.round)
+
     # -- events
 
     def receive(self, event: Received) -> bool:
         """Take a round message for a replica; see `transport.dispatch.Handler`."""
-        if self._inbox.receive(event) or self._donor.receive(event):
+        if self._ring.receive(event) or self._donor.receive(event):
             return True
         if self._sync is not None and self._sync.receive(event):
             return True
@@ -195,6 +215,10 @@ class RoundMember:
 
     async def run(self) -> None:
         """Work until cancelled."""
+        with contextlib.closing(self._ring):
+            await self._run()
+
+    async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._donor.run)
             while True:
@@ -207,9 +231,7 @@ class RoundMember:
                         case Swap(record, hashes):
                             await self._swap(record, hashes)
                         case Fetch() as order:
-                            self._fetch_scope.cancel()
-                            self._fetch_scope = anyio.CancelScope()
-                            tasks.start_soon(self._fetch, order, self._fetch_scope)
+                            self._start_fetch(tasks, order)
                 self._has_jobs = anyio.Event()
                 await self._has_jobs.wait()
 
@@ -227,6 +249,8 @@ class RoundMember:
                     self._state.pin(hashes)
                 case ReplicaOut(_, reason):
                     logger.warning("replica.out", extra={"round": self._machine.round, "reason": reason})
+                    self._tell(effect)
+                case Relocate():
                     self._tell(effect)
                 case CloseSteps() | RunRing() | Swap() | Fetch():
                     self._put(effect)
@@ -249,7 +273,8 @@ class RoundMember:
             return
         if round != self._machine.round:
             return
-        self._do(self._machine.steps_closed(StepsClosed(closed.num_samples, closed.in_doubt, closed.log)))
+        links = tuple(self._links())[:MAX_LINK_REPORTS]
+        self._do(self._machine.steps_closed(StepsClosed(closed.num_samples, closed.in_doubt, closed.log, links)))
 
     def _sent_bytes(self) -> dict[str, int]:
         return {traffic.value: count for traffic, count in self._endpoint.sent_bytes.items()}
@@ -263,50 +288,49 @@ class RoundMember:
         """Average with the view's members and stage the outer step."""
         with scope:
             peers = [hop.peer for hop in view.members]
-            me = peers.index(self._endpoint.peer_id)
             logger.info("ring.started", extra={"round": view.round, "epoch": view.epoch, "members": peers})
             try:
-                hashes = await self._reduce(view, peers, view.weights[me])
+                average = await self._ring.run(view)
+                hashes = await self._device.run(self._state.stage, average, self._donor.is_followed)
             except StateMismatch as error:
                 self._donor.release()
                 self._do(self._machine.state_broken(str(error)))
                 return
-            except RemoteProtocolError as error:
-                # Only the previous member sends to this one; without it the view cannot end, and a new one begins.
-                self._endpoint.disconnect(peers[me - 1], str(error))
-                return
             self._do(self._machine.ring_done(view, hashes))
 
-    async def _reduce(self, view: Propose, peers: Sequence[PeerId], weight: int) -> StageHashes:
-        tag = RingTag(view.round, view.ballot, view.epoch)
-        parts = self._inbox.open(tag)
-        if view.epoch > 0:
-            await self._device.run(self._state.check)
-        total = sum(view.weights)
-        if total == 0:
-            return await self._device.run(self._state.stage, None)
-        share = await self._device.run(self._state.contribution, weight, total)
-        ring = Ring(self._endpoint, tag, self._stage, peers, _vectors(share), self._device.run, self._segment_bytes)
-        await ring.run(parts)
-        return await self._device.run(self._state.stage, share)
-
-    async def _fetch(self, order: Fetch, scope: anyio.CancelScope) -> None:
-        """Get the state of a record from its holders and stage it."""
-        if self._sync is None:
+    def _start_fetch(self, tasks: TaskGroup, order: Fetch) -> None:
+        """Go on to a newer record from the one that is being fetched, or begin with it."""
+        if self._sync is None or self._sync.follow(order):
             return
+        self._fetch_scope.cancel()
+        self._fetch_scope = anyio.CancelScope()
+        tasks.start_soon(self._fetch, self._sync, order, self._fetch_scope)
+
+    async def _fetch(self, sync: StateSync, order: Fetch, scope: anyio.CancelScope) -> None:
+        """Get the state of the newest record from its holders and stage it."""
         with scope:
-            state = await self._sync.fetch(order, self._state.held)
-            await self._device.run(self._state.stage_fetched, state, order.hashes)
-            self._do(self._machine.fetched(order.record_hash, order.hashes))
+            base: tuple[OuterState, StageHashes] | None = None
+            if order.follows_held:
+                with contextlib.suppress(StateMismatch):  # then the whole state is fetched
+                    await self._device.run(self._state.check)
+                    base = (self._state.held, self._state.hashes)
+            newest = await sync.fetch(order, self._state.held, base, self._successor, self._stage_fetched)
+            self._do(self._machine.fetched(newest.record_hash, newest.hashes))
+
+    async def _successor(self, state: OuterState, average: Contribution) -> OuterState:
+        return await self._device.run(self._state.successor, state, average)
+
+    async def _stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:
+        await self._device.run(self._state.stage_fetched, state, hashes)
 
     async def _swap(self, record: Record, hashes: StageHashes) -> None:
         self._ring_scope.cancel()
         self._fetch_scope.cancel()
-        self._inbox.close()
+        self._ring.end()
         if self._machine.joined is None:
             self._steps.start_round(0)  # it was left out of the round: what it still trains is lost
         try:
-            await self._device.run(self._state.swap, hashes)
+            average = await self._device.run(self._state.swap, hashes)
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))
             return
@@ -314,15 +338,10 @@ class RoundMember:
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._steps.start_round(record.round + 1)
         self._do(self._machine.swapped(hashes, sent))
-        self._donor.hold(record.round, self._machine.tip.hash, self._state.held)
-        logger.info("round.swapped", extra={"round": record.round, "parameters": hashes.parameters})
+        if self._machine.is_restored:
+            logger.warning("stage.restored", extra={"round": record.round, "from": self._machine.basis.round})
+        else:
+            self._donor.hold(record.round, self._machine.tip.hash, self._state.held, average)
+        fields = {"round": record.round, "stage": self._stage, **msgspec.structs.asdict(hashes)}
+        logger.info("round.swapped", extra=fields)
         self._tell(RoundSwapped(record, hashes))
-
-
-def _vectors(share: Contribution) -> tuple[RingVector, ...]:
-    """The three vectors of a ring, numbered as `RingPart.buffer` counts them."""
-    return (
-        RingVector(0, share.parameters_N, Reduction.SUM),
-        RingVector(1, share.floats_F, Reduction.SUM),
-        RingVector(2, share.integers_I, Reduction.MAX),
-    )

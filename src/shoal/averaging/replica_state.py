@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -55,8 +54,7 @@ class AveragedStage(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(NamedTuple):
     """What a member brings to the ring, and after it what the ring has made of it: three vectors of its own."""
 
     parameters_N: Tensor
@@ -82,6 +80,13 @@ class OuterState(NamedTuple):
         )
 
 
+class _Staged(NamedTuple):
+    """A successor of the held state, and what it was made from if that is to be kept."""
+
+    state: OuterState
+    average: Contribution | None
+
+
 class ReplicaState:
     """The outer state of one replica. Every method runs on the device thread.
 
@@ -103,7 +108,7 @@ class ReplicaState:
             stage.float_buffers_flat().cpu(),
             stage.integer_buffers_flat().cpu(),
         )
-        self._staged: dict[StageHashes, OuterState] = {}
+        self._staged: dict[StageHashes, _Staged] = {}
         self._pinned: StageHashes | None = None
         self.hashes = self._held.hashes()
         stage.held_parameters = self.held_parameters
@@ -123,7 +128,12 @@ class ReplicaState:
         held = self._held
         return held.parameters_N.nbytes + held.floats_F.nbytes + held.integers_I.nbytes
 
-    def contribution(self, weight: int, total_weight: int) -> Contribution:
+    @property
+    def gradient_kind(self) -> tuple[int, torch.dtype]:
+        """Elements and dtype of a pseudo-gradient."""
+        return self._held.parameters_N.numel(), self._held.parameters_N.dtype
+
+    def contribution(self, weight: int, total_weight: int, gradient_N: Tensor | None = None) -> Contribution:
         """This replica's share in the averages, in buffers of its own.
 
         Pseudo-gradient and floating buffers are multiplied by weight / total_weight, one rounded product in their
@@ -132,59 +142,80 @@ class ReplicaState:
         Args:
             weight: Samples of this replica in the round.
             total_weight: Of all members; at least 1.
+            gradient_N: Where the pseudo-gradient is put; its values do not matter. None makes a new vector.
         """
         held, stage = self._held, self._stage
         integers_I = stage.integer_buffers_flat().cpu()
+        if gradient_N is None:
+            gradient_N = torch.empty_like(held.parameters_N)
         if weight == 0:
-            return Contribution(torch.zeros_like(held.parameters_N), torch.zeros_like(held.floats_F), integers_I)
+            return Contribution(gradient_N.zero_(), torch.zeros_like(held.floats_F), integers_I)
         share = weight / total_weight
-        gradient_N = pseudo_gradient(held.parameters_N, stage.parameters_flat().cpu())
+        pseudo_gradient(held.parameters_N, stage.parameters_flat().cpu(), out=gradient_N)
         return Contribution(gradient_N.mul_(share), stage.float_buffers_flat().cpu().mul_(share), integers_I)
 
-    def stage(self, average: Contribution | None) -> StageHashes:
+    def stage(self, average: Contribution | None, keep_average: bool = False) -> StageHashes:
         """Compute the outer step into new buffers and return their hashes.
 
         What was staged before is dropped, unless it is pinned.
 
         Args:
             average: What the ring has made of the contributions; None if no member has trained: the state stays.
+            keep_average: Whether `swap` is to return it, in memory of its own: that of `average` is used again.
         """
-        held = self._held
-        staged = held
-        if average is not None:
-            parameters_N, momentum_N = self._optimizer.stage(held.parameters_N, held.momentum_N, average.parameters_N)
-            staged = OuterState(parameters_N, momentum_N, average.floats_F, average.integers_I)
+        staged = self._held if average is None else self.successor(self._held, average)
         hashes = staged.hashes()
-        self._staged = {key: state for key, state in self._staged.items() if key == self._pinned}
-        self._staged[hashes] = staged
+        self._staged = {key: held for key, held in self._staged.items() if key == self._pinned}
+        kept = average if keep_average else None
+        if kept is not None:
+            kept = kept._replace(parameters_N=kept.parameters_N.clone())
+        self._staged[hashes] = _Staged(staged, kept)
         return hashes
+
+    def successor(self, state: OuterState, average: Contribution) -> OuterState:
+        """The state that follows from another one and the averages of the round after it, in new buffers."""
+        parameters_N, momentum_N = self._optimizer.stage(state.parameters_N, state.momentum_N, average.parameters_N)
+        return OuterState(parameters_N, momentum_N, average.floats_F, average.integers_I)
 
     def stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:
         """Take what was fetched from other replicas as staged; whoever fetched it has compared it with the hashes."""
-        self._staged[hashes] = state
+        self._staged[hashes] = _Staged(state, None)
 
     def pin(self, hashes: StageHashes) -> None:
         """Keep the staged bytes with these hashes until a swap, and no longer those that were pinned before."""
         self._pinned = hashes
 
-    def swap(self, hashes: StageHashes) -> None:
+    def swap(self, hashes: StageHashes) -> Contribution | None:
         """Make the staged bytes with these hashes the state, and the local parameters and buffers equal to it.
 
-        Inner optimizer moments stay local.
+        Those that are held already will do as well: then only what was trained on top of them is dropped. Inner
+        optimizer moments stay local.
+
+        Returns:
+            The averages from which it was computed, if they were to be kept.
 
         Raises:
-            StateMismatch: They are not staged; nothing has changed.
+            StateMismatch: They are neither; nothing has changed.
         """
-        staged = self._staged.get(hashes)
+        staged = self._staged.get(hashes, _Staged(self._held, None) if hashes == self.hashes else None)
         if staged is None:
             raise StateMismatch(f"parameters {hashes.parameters[:16]} are not staged here")
-        self._held = staged
+        state, average = staged
+        self._held = state
         self.hashes = hashes
+        self.restore()
+        return average
+
+    def restore(self) -> None:
+        """Make the local parameters and buffers equal to the held state, and forget what is staged.
+
+        Inner optimizer moments stay local.
+        """
         self._staged.clear()
         self._pinned = None
-        self._stage.load_parameters(staged.parameters_N)
-        self._stage.load_float_buffers(staged.floats_F)
-        self._stage.load_integer_buffers(staged.integers_I)
+        self._stage.load_parameters(self._held.parameters_N)
+        self._stage.load_float_buffers(self._held.floats_F)
+        self._stage.load_integer_buffers(self._held.integers_I)
 
     def check(self) -> None:
         """Compare the held bytes with the hashes that the record gave them.

@@ -1,4 +1,4 @@
-"""A holder's end of a state transfer: offers what it holds, and sends the chunks that it is asked for.
+"""A holder's end of a state transfer: offers what it holds and keeps, and sends the chunks that it is asked for.
 
 Chunks are sent out of the held vectors themselves, which never change, so nothing is copied and the device thread is
 not needed. Each peer is served by itself, at the speed at which it takes what is sent: at most the transport's high
@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 
 import anyio
 import anyio.to_thread
 import torch
+from torch import Tensor
 
-from shoal.averaging.replica_state import OuterState
+from shoal.averaging.replica_state import Contribution, OuterState
 from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.swarm.state_keeping import PieceKey, StateKeeping
 from shoal.swarm.state_transfer import CHUNK_BYTES, ChunkPlan
 from shoal.swarm.view import NOTHING_HELD
 from shoal.transport.base import Endpoint, Received
@@ -36,22 +39,25 @@ MAX_REQUESTS = 64
 _Request = AskState | ReadState
 
 
-class _Held:
-    """The state that is offered, cut into chunks that share its memory."""
+class _Offered:
+    """Vectors that are offered, cut into chunks that share their memory."""
 
-    def __init__(self, round: int, record_hash: str, state: OuterState, chunk_bytes: int) -> None:
-        self.round = round
-        self.record_hash = record_hash
-        self.plan = ChunkPlan([vector.nbytes for vector in state], chunk_bytes)
-        self._vectors = [vector.view(torch.uint8) if vector.numel() else vector for vector in state]
+    def __init__(self, vectors: Sequence[Tensor], chunk_bytes: int) -> None:
+        self.plan = ChunkPlan([vector.nbytes for vector in vectors], chunk_bytes)
+        self._vectors = [vector.view(torch.uint8) if vector.numel() else vector for vector in vectors]
+        self._hashes: bytes | None = None
 
     def chunk(self, number: int) -> WireTensor:
         """Raises IndexError: there is no such chunk."""
         place = self.plan.place(number)
         return to_wire(self._vectors[place.vector][place.start : place.stop])
 
-    def digests(self) -> bytes:
-        return b"".join(hashlib.sha256(self.chunk(number).data).digest() for number in range(len(self.plan)))
+    def hashes(self) -> bytes:
+        """SHA-256 of the chunks, computed when they are first asked for."""
+        if self._hashes is None:
+            chunks = (self.chunk(number) for number in range(len(self.plan)))
+            self._hashes = b"".join(hashlib.sha256(chunk.data).digest() for chunk in chunks)
+        return self._hashes
 
 
 class StateDonor:
@@ -67,24 +73,44 @@ class StateDonor:
         self._endpoint = endpoint
         self._stage = stage
         self._chunk_bytes = chunk_bytes
-        self._held: _Held | None = None
-        self._hashes: tuple[str, bytes] | None = None
+        self._keeping = StateKeeping()
+        self._offered: dict[PieceKey, _Offered] = {}
+        self._held_round = NOTHING_HELD
         self._hashing = anyio.Lock()
         self._requests: dict[PeerId, dict[_Request, None]] = {}
         self._in_vain: dict[PeerId, AskState] = {}
         self._new: list[PeerId] = []
         self._has_new = anyio.Event()
 
-    def hold(self, round: int, record_hash: str, state: OuterState) -> None:
-        """From now on this state is offered, and no other; its vectors must not change any more."""
-        self._held = _Held(round, record_hash, state, self._chunk_bytes)
+    @property
+    def is_followed(self) -> bool:
+        """Whether some newcomer is on its way, and may need the averages of the next round."""
+        return self._keeping.is_followed
+
+    def hold(self, round: int, record_hash: str, state: OuterState, average: Contribution | None = None) -> None:
+        """From now on this state is offered, beside what others are still reading.
+
+        Args:
+            round: Of the record.
+            record_hash: Its hash.
+            state: What it names; its vectors must not change any more.
+            average: What the ring has made of its round, if that is at hand; it must not change either.
+        """
+        for key in self._keeping.swapped(record_hash, round, average is not None):
+            self._offered.pop(key, None)
+        self._held_round = round
+        self._offered[PieceKey(record_hash, False)] = _Offered(state, self._chunk_bytes)
+        if average is not None and self._keeping.keeps(PieceKey(record_hash, True)):
+            self._offered[PieceKey(record_hash, True)] = _Offered(average, self._chunk_bytes)
         for peer, request in list(self._in_vain.items()):
-            if self._fits(request, self._held):
+            if self._find(request) is not None:
                 self._queue(peer, request)
 
     def release(self) -> None:
-        """Offer nothing any more."""
-        self._held = None
+        """Offer nothing any more: this machine's memory is not to be trusted."""
+        self._keeping = StateKeeping()
+        self._offered.clear()
+        self._held_round = NOTHING_HELD
 
     def receive(self, event: Received) -> bool:
         """Take a request; see `transport.dispatch.Handler`.
@@ -135,33 +161,33 @@ class StateDonor:
         del self._requests[peer]
 
     async def _answer(self, peer: PeerId, request: _Request) -> None:
-        held = self._held
-        if isinstance(request, AskState) and held is not None and self._fits(request, held):
-            chunk_hashes = await self._chunk_hashes(held)
-            if self._held is held:
-                logger.info("state.offered", extra={"peer": peer, "round": held.round, "chunks": len(held.plan)})
-                self._in_vain.pop(peer, None)
-                self._endpoint.post(peer, StateOffer(request.record_hash, chunk_hashes))
-                return
-            held = self._held
-        if isinstance(request, ReadState) and held is not None and request.record_hash == held.record_hash:
-            try:
-                chunk = held.chunk(request.chunk)
-            except IndexError as error:
-                self._endpoint.disconnect(peer, f"it asked for a chunk in vain: {error}")
-                return
-            self._endpoint.post(peer, StateChunk(request.record_hash, request.chunk), (chunk,), Traffic.STATE)
+        key = PieceKey(request.record_hash, request.is_average)
+        offered = self._find(request)
+        if offered is None:
+            if isinstance(request, AskState):
+                self._in_vain[peer] = request
+            self._endpoint.post(peer, NoState(key.record_hash, self._held_round, key.is_average))
             return
+        self._keeping.asked(key)
         if isinstance(request, AskState):
-            self._in_vain[peer] = request
-        self._endpoint.post(peer, NoState(request.record_hash, NOTHING_HELD if held is None else held.round))
+            # What is hashed stays alive meanwhile; if it is dropped, the reads that follow are told so.
+            async with self._hashing:
+                hashes = await anyio.to_thread.run_sync(offered.hashes)
+            fields = {"peer": peer, "record": key.record_hash, "average": key.is_average, "chunks": len(offered.plan)}
+            logger.info("state.offered", extra=fields)
+            self._in_vain.pop(peer, None)
+            self._endpoint.post(peer, StateOffer(key.record_hash, hashes, key.is_average))
+            return
+        try:
+            chunk = offered.chunk(request.chunk)
+        except IndexError as error:
+            self._endpoint.disconnect(peer, f"it asked for a chunk in vain: {error}")
+            return
+        message = StateChunk(key.record_hash, request.chunk, key.is_average)
+        self._endpoint.post(peer, message, (chunk,), Traffic.STATE)
 
-    def _fits(self, request: AskState, held: _Held) -> bool:
-        return request.stage == self._stage and request.record_hash == held.record_hash
-
-    async def _chunk_hashes(self, held: _Held) -> bytes:
-        """Of the held state, computed when they are first asked for, beside the event loop."""
-        async with self._hashing:
-            if self._hashes is None or self._hashes[0] != held.record_hash:
-                self._hashes = (held.record_hash, await anyio.to_thread.run_sync(held.digests))
-            return self._hashes[1]
+    def _find(self, request: _Request) -> _Offered | None:
+        """What is asked for, if it is here and of this stage."""
+        if isinstance(request, AskState) and request.stage != self._stage:
+            return None
+        return self._offered.get(PieceKey(request.record_hash, request.is_average))

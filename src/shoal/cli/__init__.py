@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments without the program's name; None takes those of the process.
 
     Returns:
-        The exit code: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted.
+        The exit code: 0 done, 1 the run failed, 2 the user's input is wrong, 3 too busy to measure, 130 interrupted.
     """
     try:
         from shoal.cli.output import open_closed_streams

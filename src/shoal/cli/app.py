@@ -13,7 +13,6 @@ from cyclopts import App, Parameter
 from shoal import __version__
 from shoal.cli.exits import guarded
 from shoal.cli.key import key_app
-from shoal.cli.output import discard_stdout
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -157,6 +156,33 @@ def trainer(
     return run_baseline_locally(config)
 
 
+@app.command
+def benchmark(
+    name: Annotated[str, Parameter(help="What to measure; without it the names are listed.")] = "",
+    *,
+    as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
+    repeat: Annotated[int, Parameter(help="Measured repetitions of each side.")] = 5,
+    link: Annotated[str | None, Parameter(help="Emulate a link between the peers, e.g. 20mbit,150ms.")] = None,
+    ignore_busy: Annotated[
+        bool, Switch, Parameter(help="Measure although other processes take the cores; the table says so.")
+    ] = False,
+) -> int:
+    """Measure shoal on this machine beside what others use for the same job.
+
+    Ours and the reference take turns; a ratio above 1 means that ours is better. Exit code 3: the machine is too busy.
+    """
+    if not name:
+        from shoal.bench.registry import BENCHMARKS
+
+        _emit("".join(f"{name:<12}{entry.summary}\n" for name, entry in BENCHMARKS.items()))
+        return 0
+    from shoal.bench.case import BenchmarkOptions
+    from shoal.cli.benchmark import run_benchmark
+
+    options = BenchmarkOptions(repeat=repeat, link=link)
+    return run_benchmark(name, options, as_json=as_json, ignore_busy=ignore_busy)
+
+
 @config_app.command
 def show(*flags: ConfigFlags, config_path: ConfigPath = None) -> int:
     """Print the configuration that results from file, environment and flags."""
@@ -211,8 +237,5 @@ def _print_config(config: Config) -> int:
 
 
 def _emit(text: str) -> None:
-    """Print a long text; a reader that has seen enough (`| head`) is no error."""
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:
-        discard_stdout()
+    """Print a long text."""
+    print(text, end="", flush=True)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from shoal.clock import SystemClock
 from shoal.config import Config
-from shoal.data.catalog import open_source
+from shoal.data.catalog import open_source, opening_of
 from shoal.data.feed import Feed
 from shoal.data.server import DataService
 from shoal.ids import PeerId
@@ -41,6 +41,7 @@ async def _run(config: Config) -> None:
         seed=config.run.seed,
         deterministic=config.run.deterministic,
         num_workers=config.data.num_workers,
+        opening=opening_of(config),
         client=None,
     )
     feed = Feed(endpoint=trainer, data_server=server.hop, trainer=-1, incarnation=1)

@@ -40,7 +40,7 @@ def start_trainer_client(config: Config, early: EarlyStart) -> int:
         clock = SystemClock()
         run_id = new_run_id(config, clock)
         log_dir = make_log_dir(config, run_id)
-        log.configure("launcher", log_dir, terminal=False)
+        log.configure("launcher", log_dir, config.log_level)
 
         async def run() -> int:
             host = HostRun(
@@ -55,6 +55,7 @@ def start_trainer_client(config: Config, early: EarlyStart) -> int:
             )
             return await host.run(early)
 
+        early.require_uninterrupted()
         return anyio.run(run, backend_options={"use_uvloop": True})
     finally:
         identities.close()

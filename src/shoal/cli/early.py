@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from shoal.runtime.fork_server_process import ForkServerProcess
+from shoal.cli.interrupts import Interrupts
+from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.run_dir import RunDir
 
 PRELOAD = (
@@ -39,11 +40,21 @@ class EarlyStart:
 
     Attributes:
         run_dir: the private directory of the run's sockets.
-        fork_server: the process that all roles will be forked from.
+        fork_servers: where all roles will be forked; the first one runs.
     """
 
     run_dir: RunDir
-    fork_server: ForkServerProcess
+    fork_servers: ForkServers
+    _interrupts: Interrupts = field(repr=False)
+
+    def require_uninterrupted(self) -> None:
+        """Leave Ctrl-C to the event loop that starts now.
+
+        Raises:
+            KeyboardInterrupt: it was pressed before.
+        """
+        self._interrupts.give_back()
+        self._interrupts.check()
 
 
 @contextmanager
@@ -53,9 +64,13 @@ def early_start() -> Generator[EarlyStart, None, None]:
     Raises:
         ConfigError: the runtime directory cannot be made.
     """
-    with RunDir() as run_dir:
-        fork_server = ForkServerProcess(PRELOAD, run_dir.path)
-        try:
-            yield EarlyStart(run_dir, fork_server)
-        finally:
-            fork_server.kill()
+    interrupts = Interrupts()
+    try:
+        with RunDir() as run_dir:
+            fork_servers = ForkServers(PRELOAD, run_dir.path)
+            try:
+                yield EarlyStart(run_dir, fork_servers, interrupts)
+            finally:
+                fork_servers.kill()
+    finally:
+        interrupts.give_back()

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 from cyclopts import CycloptsError
 
-from shoal.errors import BootstrapError, ConfigError, InvariantViolation, ShoalError
+from shoal.cli.output import discard_stdout, flush_stdout, takes_output
+from shoal.errors import BootstrapError, ConfigError, InvariantViolation, MachineBusy, ShoalError
 
 DONE = 0
 FAILED = 1
 USER_ERROR = 2
+BUSY = 3
 INTERRUPTED = 130
 
 
@@ -26,6 +28,7 @@ def guarded(call: Callable[[], int | None]) -> int:
     """
     try:
         code = call()
+        flush_stdout()
     except (ConfigError, BootstrapError) as error:
         _say(str(error))
         return USER_ERROR
@@ -33,12 +36,24 @@ def guarded(call: Callable[[], int | None]) -> int:
         # Its texts are made for a terminal box: one line is enough here.
         _say(" ".join(str(error).split()))
         return USER_ERROR
+    except MachineBusy as error:
+        _say(str(error))
+        return BUSY
     except KeyboardInterrupt:
         return INTERRUPTED
     except InvariantViolation:
         raise
     except ShoalError as error:
         _say(f"{type(error).__name__}: {error}")
+        return FAILED
+    except OSError as error:
+        # What prints is a library at times, which raises what the system has said.
+        if takes_output():
+            raise
+        discard_stdout()
+        if isinstance(error, BrokenPipeError):
+            return DONE  # a reader that has seen enough (`| head`)
+        _say(f"cannot write to standard output: {error.strerror}")
         return FAILED
     return DONE if code is None else code
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from shoal.cli.devices import device_of_server
 from shoal.cli.host_network import LOOPBACK_MADDRS, HostNetwork, local_maddrs
 from shoal.client.spec import ClientSpec
 from shoal.config import Config, config_to_json
@@ -26,6 +28,8 @@ from shoal.data_server.spec import DataServerSpec
 from shoal.errors import ConnectionLost, ShoalError
 from shoal.identity import Identity
 from shoal.monitor.spec import MonitorSpec
+from shoal.runtime.memory import free_memory_bytes
+from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role_handle import RoleEvent, RoleHandle
 from shoal.runtime.role_spec import NEVER_RESTART, RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
@@ -38,9 +42,21 @@ logger = logging.getLogger(__name__)
 
 _Start = TypeVar("_Start", bound=RoleStart)
 
-_POLICY = RestartPolicy(max_restarts=5, window_s=60.0, first_delay_s=0.2, max_delay_s=5.0)
-_RESTARTS: Mapping[str, RestartPolicy] = {"server": _POLICY, "monitor": _POLICY, "data_server": _POLICY}
+# Somebody waits for each of them, and after five times in a minute it is over: long pauses would spare nobody.
+_POLICY = RestartPolicy(max_restarts=5, window_s=60.0, first_delay_s=0.2, max_delay_s=1.0)
+_RESTARTS: Mapping[str, RestartPolicy] = {
+    "server": _POLICY,
+    "monitor": _POLICY,
+    "data_server": _POLICY,
+    "scout": _POLICY,
+    # All trainers may be waiting for it at the end of their round.
+    "client": replace(_POLICY, first_delay_s=0.05, only_killed=True),
+}
 """What is started again when it fails, under the same identity. A trainer's successor is started by its client."""
+
+_MAX_LOSSES = 64
+_BEFORE_CLIENT_S = 1.0
+"""What broke so shortly before the client, it may not have noticed any more."""
 
 _NEED_PEERS = ("server", "client", "scout")
 
@@ -70,8 +86,11 @@ class SwarmHost:
     _identities: dict[tuple[str, int], Identity] = field(default_factory=dict[tuple[str, int], Identity])
     _waiting_for_peers: list[RoleHandle] = field(default_factory=list[RoleHandle])
     _initial_peers: tuple[str, ...] | None = None
+    _memory_bytes: int | None = None
     _joined: dict[RoleHandle, tuple[str, ...]] = field(default_factory=dict[RoleHandle, tuple[str, ...]])
-    _trainers: dict[int, RoleHandle] = field(default_factory=dict[int, RoleHandle])
+    _data_server: RoleHandle | None = None
+    _trainers: dict[int, tuple[int, RoleHandle]] = field(default_factory=dict[int, tuple[int, RoleHandle]])
+    _losses: deque[dict[str, Any]] = field(default_factory=lambda: deque[dict[str, Any]](maxlen=_MAX_LOSSES))
 
     def hop(self, role: str, index: int = 0) -> Hop:
         """Return the peer id and address that a role has or will have."""
@@ -85,7 +104,7 @@ class SwarmHost:
         return await self._start("shoal.monitor.service:main", spec)
 
     async def start_scout(self) -> RoleHandle:
-        """Start the role that finds out which run there is."""
+        """Start the role that finds out which run there is, or, if that is known, watches it."""
         scout = self._spec(ScoutSpec, "scout", 0)
         return self._needs_peers(await self._start("shoal.control.scout:main", scout))
 
@@ -105,7 +124,20 @@ class SwarmHost:
 
     async def start_server(self, index: int, *, expected_servers: int, device: str) -> RoleHandle:
         """Start a server, which chooses its stage itself."""
-        spec = self._spec(ServerSpec, "server", index, stage=None, expected_servers=expected_servers, device=device)
+        if self._memory_bytes is None:
+            # Once, before any server has taken its share: one that is started again has the same.
+            self._memory_bytes = free_memory_bytes() // self.config.num_servers
+        devices = [device_of_server(self.config.device, other) for other in range(self.config.num_servers)]
+        spec = self._spec(
+            ServerSpec,
+            "server",
+            index,
+            stage=None,
+            expected_servers=expected_servers,
+            device=device,
+            memory_bytes=self._memory_bytes,
+            device_sharers=max(1, devices.count(device)),
+        )
         return self._needs_peers(await self._start("shoal.server.service:main", spec))
 
     async def start_baseline(self) -> RoleHandle:
@@ -128,15 +160,24 @@ class SwarmHost:
     async def answer(self, client: RoleHandle, request: RoleEvent) -> RoleHandle | None:
         """Do what the client asks for: start its data server, or a trainer. Returns what was started.
 
-        A request for the data server is answered by `answer_when_ready`: it may have to download first.
+        A request for the data server is answered by `answer_when_ready`: it may have to download first. A client that
+        was started again asks for it again, and (`adopt`) for what it has to know of the time without it.
         """
         fields = request.fields
         started: RoleHandle | None = None
         try:
             match fields.get("request"):
                 case "start_data_server":
+                    if self._data_server is not None:
+                        return None
                     spec = self._spec(DataServerSpec, "data_server", 0, client=self.hop("client").peer)
-                    return await self._start("shoal.data_server.service:main", spec)
+                    self._data_server = await self._start("shoal.data_server.service:main", spec)
+                    return self._data_server
+                case "replace_data_server":
+                    self._end_data_server()
+                case "adopt":
+                    _reply(client, request, trainers=self._known_trainers(), lost=self._lost_with_client())
+                    return None
                 case "start_trainer":
                     started = await self._start_trainer(int(fields["slot"]), int(fields["incarnation"]))
                 case name:
@@ -148,10 +189,18 @@ class SwarmHost:
         _reply(client, request)
         return started
 
-    async def answer_when_ready(self, client: RoleHandle, request: RoleEvent, started: RoleHandle) -> None:
-        """Answer a request for a role that can be used only when it is ready; returns then, or when it has failed."""
+    def _end_data_server(self) -> None:
+        """End a data server that does not answer, for it is frozen; one that has ended comes back by itself."""
+        if self._data_server is not None and self._data_server.serves:
+            logger.warning("data_server.killed", extra={"pid": self._data_server.pid})
+            self.supervisor.kill(self._data_server)
+
+    async def answer_when_ready(self, client: RoleHandle, request: RoleEvent) -> None:
+        """Answer a request for the data server when it can be used; returns then, or when it has failed."""
+        if self._data_server is None:
+            return
         try:
-            await started.ready()
+            await self._data_server.ready()
         except ShoalError as error:
             _reply(client, request, error=str(error))
         else:
@@ -160,7 +209,7 @@ class SwarmHost:
     async def _start_trainer(self, slot: int, incarnation: int) -> RoleHandle:
         """Start a slot's trainer under an identity of its own: a frozen predecessor that wakes up is somebody else."""
         if (predecessor := self._trainers.get(slot)) is not None:
-            self.supervisor.kill(predecessor)
+            self.supervisor.kill(predecessor[1])
         spec = msgspec.structs.replace(
             self._spec(
                 TrainerSpec,
@@ -174,8 +223,29 @@ class SwarmHost:
             identity_key=Identity.generate().private_bytes,
             socket_path=str(self._socket(f"trainer_{slot}", incarnation)),
         )
-        started = self._trainers[slot] = await self._start("shoal.trainer.service:main", spec)
+        started = await self._start("shoal.trainer.service:main", spec)
+        self._trainers[slot] = (incarnation, started)
         return started
+
+    def _known_trainers(self) -> list[dict[str, Any]]:
+        """The last trainer that was started for each slot."""
+        return [
+            {"slot": slot, "incarnation": incarnation, "running": handle.running}
+            for slot, (incarnation, handle) in self._trainers.items()
+        ]
+
+    def _lost_with_client(self) -> list[dict[str, Any]]:
+        """What broke since the client ended the last time, or shortly before; the client is among it."""
+        ended_s = max((loss["at_s"] for loss in self._losses if loss["kind"] == "client"), default=0.0)
+        return [loss for loss in self._losses if loss["at_s"] >= ended_s - _BEFORE_CLIENT_S]
+
+    def exited(self, handle: RoleHandle) -> None:
+        """Note that a process of a role has ended before its time."""
+        role, index = handle.spec.role, handle.spec.index
+        if role not in ("client", "data_server", "server", "trainer"):
+            return
+        who = {"server": {"peer": self.hop(role, index).peer}, "trainer": {"slot": index}}
+        self._losses.append({"kind": role, "at_s": process_age_s(os.getpid()), **who.get(role, {})})
 
     async def _start(self, entry: str, spec: RoleStart) -> RoleHandle:
         output = self.log_dir / f"{spec.role}_{spec.index}.log"
@@ -186,7 +256,8 @@ class SwarmHost:
                 entry=entry,
                 payload=msgspec.msgpack.encode(spec),
                 output_path=output.with_suffix(".out"),
-                restart=_RESTARTS.get(spec.role, NEVER_RESTART),
+                # Without a run it has been asked to find one, which is not to be done twice.
+                restart=_RESTARTS.get(spec.role, NEVER_RESTART) if spec.run_id else NEVER_RESTART,
             )
         )
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
 
-from shoal.config.host import NetworkConfig
+from shoal.config.host import MAX_PORT, NetworkConfig
+from shoal.errors import ConfigError
 
 USUAL_MONITOR_PORT: Final = 50000
 LOOPBACK_MADDRS: Final = ("/ip4/127.0.0.1/tcp/0",)
-ANYWHERE_MADDRS: Final = ("/ip4/0.0.0.0/tcp/0",)
 _LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 
@@ -31,10 +31,14 @@ class HostNetwork:
     settings: NetworkConfig
 
     def listen_tcp(self, place: int) -> tuple[str, int]:
-        """Return address and port on which the role at `place` listens for tensors."""
+        """Return address and port on which the role at `place` listens for tensors.
+
+        Raises:
+            ConfigError: the ports after the first one do not suffice.
+        """
         port = self.settings.data_port
         host = "127.0.0.1" if self._is_loopback else "0.0.0.0"
-        return (host, port + place if port else 0)
+        return (host, _port(port, place, f"network.data_port = {port}") if port else 0)
 
     @property
     def announce(self) -> tuple[str, ...]:
@@ -42,7 +46,11 @@ class HostNetwork:
         return (self.settings.public_ip,) if self.settings.public_ip else ()
 
     def dht(self, place: int) -> NetworkConfig:
-        """Return the section for the DHT node of the role at `place`."""
+        """Return the section for the DHT node of the role at `place`.
+
+        Raises:
+            ConfigError: the ports after the first one do not suffice.
+        """
         return self._with(tuple(_shifted(maddr, place) for maddr in self.settings.host_maddrs), place)
 
     def monitor(self) -> NetworkConfig:
@@ -93,12 +101,24 @@ def free_port(wanted: int) -> int:
 
 
 def _shifted(maddr: str, by: int) -> str:
-    """Return a multiaddress with a port that is larger by `by`, unless it is any free one."""
+    """Return a multiaddress with a port that is larger by `by`, unless it is any free one.
+
+    Raises:
+        ConfigError: there is no such port.
+    """
     before, separator, rest = maddr.partition("/tcp/")
     port, slash, after = rest.partition("/")
     if not separator or not port.isdecimal() or port == "0":
         return maddr
-    return f"{before}/tcp/{int(port) + by}{slash}{after}"
+    return f"{before}/tcp/{_port(int(port), by, maddr)}{slash}{after}"
+
+
+def _port(first: int, place: int, origin: str) -> int:
+    if first + place > MAX_PORT:
+        raise ConfigError(
+            f"{origin}: role {place + 1} of this host would need port {first + place}; give a lower first port, or 0"
+        )
+    return first + place
 
 
 def _host_maddr(host: str) -> str:

@@ -16,10 +16,9 @@ from shoal.identity import Identity, create_swarm_key, load_swarm_key
 
 PEERS_VARIABLE: Final = "INITIAL_PEERS"
 _STATE_DIR: Final = Path("~/.config/shoal/identities")
-# The run says into how many parts a batch is cut. Until it is known, no batch that a host names is too small.
-_LEAST: Final = {"model_pipeline": {"microbatches": 1}}
 _MAX_LAUNCHERS: Final = 64
-_DEFAULT_PREFIX: Final = str(Config.model_fields["experiment_prefix"].default)
+USUAL_PREFIX: Final = "sandbox"
+"""Of the run that a client starts without a configuration file; a host that says no other name joins that one."""
 
 
 class LastingIdentities:
@@ -75,12 +74,14 @@ def load_joining_config(
     Raises:
         ConfigError: as `load_config` does.
     """
-    config, origins = load_with_origins(config_path, flags, env, other_flags=other_flags, below=_LEAST)
+    config, origins = load_with_origins(config_path, flags, env, other_flags=other_flags)
     peers = env.get(PEERS_VARIABLE, "").strip()
-    if config.network.initial_peers or not peers:
-        return config, origins
-    given = (*flags, f"--network.initial-peers={peers}")
-    return load_with_origins(config_path, given, env, other_flags=other_flags, below=_LEAST)
+    if not config.network.initial_peers and peers:
+        given = (*flags, f"--network.initial-peers={peers}")
+        config, origins = load_with_origins(config_path, given, env, other_flags=other_flags)
+    if "experiment_prefix" not in origins:
+        config = config.model_copy(update={"experiment_prefix": USUAL_PREFIX})
+    return config, origins
 
 
 def require_membership(config: Config) -> bytes:
@@ -116,7 +117,7 @@ def invitation(config: Config, maddrs: Sequence[str], *, new_key: bool) -> Itera
     """Yield the lines that the user pastes on other hosts."""
     path = config.network.swarm_key_file
     command = ["python", "start_servers.py", "--num-servers", str(config.num_stages)]
-    if config.experiment_prefix != _DEFAULT_PREFIX:
+    if config.experiment_prefix != USUAL_PREFIX:
         command += ["--experiment-prefix", config.experiment_prefix]
     if path != type(config.network).model_fields["swarm_key_file"].default:
         command += ["--swarm-key-file", str(path)]

@@ -111,6 +111,7 @@ class LiveView:
         self._last_line_s = self._started_s - PLAIN_INTERVAL_S
         self._status: Mapping[str, float] = {}
         self._phase = "starting"
+        self._is_outdated = False
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
@@ -135,12 +136,17 @@ class LiveView:
     def update(self, status: Mapping[str, float]) -> None:
         """Show newer numbers, by name as in `monitor.status.Status`."""
         self._status = status
+        self._is_outdated = False
         if self._phase == "starting" and "loss/train" in status:
             self._phase = "training"
         now_s = self._clock.now_s()
         if not self._console.is_terminal and now_s - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = now_s
             self._say(self._line())
+
+    def outdated(self) -> None:
+        """Nobody gathers numbers for the moment: those that are shown are old until `update`."""
+        self._is_outdated = True
 
     def notice(self, text: str) -> None:
         """Show one line that stays."""
@@ -161,9 +167,11 @@ class LiveView:
             path: of `summary.json`, if it was written.
             log_dir: where to look when something failed.
         """
-        # A run that failed before its first step has no results.
-        if summary is not None and (failure is None or summary.get("samples")):
+        # A run that ended in its first round has no results: without a record, what was trained is gone.
+        if summary is not None and summary.get("samples"):
             self._print(_results(summary))
+        elif summary is not None and failure is None:
+            self._say("no round was completed, so nothing was trained for good")
         if path is not None:
             self._say(f"summary: {path}")
         if failure is not None:
@@ -201,6 +209,8 @@ class LiveView:
         missing = int(self._status.get("missing_stages", 0))
         if missing and self._phase != "stopping":
             return f"{self._phase}: {missing} stage{'s'[: missing != 1]} without a server"
+        if self._is_outdated and self._phase != "stopping":
+            return f"{self._phase}: these numbers are old, the monitor is started again"
         return self._phase
 
     def _cells(self) -> list[tuple[str, str]]:

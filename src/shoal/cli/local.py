@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from shoal.cli.live import LiveView
 from shoal.cli.run_files import make_log_dir, new_run_id, remove_empty_outputs, write_summary
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError, ConnectionLost, ShoalError
 from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime.process_info import process_age_s, tree_usage
@@ -60,11 +61,12 @@ def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> i
     clock = SystemClock()
     run_id = new_run_id(config, clock)
     log_dir = make_log_dir(config, run_id)
-    log.configure("launcher", log_dir, terminal=False)
+    log.configure("launcher", log_dir, config.log_level)
 
     async def run() -> int:
         return await HostRun(config, run_id, log_dir, clock, devices, baseline).run(early)
 
+    early.require_uninterrupted()
     return anyio.run(run, backend_options={"use_uvloop": True})
 
 
@@ -117,6 +119,7 @@ class HostRun:
     _ended: anyio.Event = field(default_factory=anyio.Event)
     _hurry: anyio.Event = field(default_factory=anyio.Event)
     _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _client: RoleHandle | None = None
     _client_followed: anyio.Event | None = None
     _data_ready: anyio.Event = field(default_factory=anyio.Event)
     _baseline_done: anyio.Event = field(default_factory=anyio.Event)
@@ -129,7 +132,9 @@ class HostRun:
                 tasks.start_soon(self._watch_signals, signals)
                 with view:
                     try:
-                        async with Supervisor(fork_server=early.fork_server, clock=self.clock) as supervisor:
+                        async with Supervisor(
+                            fork_servers=early.fork_servers, clock=self.clock, notice=view.notice
+                        ) as supervisor:
                             await self._supervise(supervisor, early, view)
                     except ShoalError as error:
                         self._fail(str(error))
@@ -157,6 +162,10 @@ class HostRun:
             view.stopping(interrupted=self.exit_code == INTERRUPTED)
             self.usage.sample()
             tasks.start_soon(self._stop_at_once, supervisor)
+            if self._client is not None and self.failure is not None:
+                # It tells servers of other hosts why the run is over, unless it has ended itself.
+                with suppress(ConnectionLost):
+                    self._client.send(stop="graceful", reason=self.failure)
             await supervisor.stop(GRACE_S, STOP_ORDER)
             if self._client_followed is not None:
                 # What it said last may still be on its way: an interrupted client says what was reached.
@@ -176,7 +185,7 @@ class HostRun:
         logger.info("fork_server.ready", extra={"after_s": round(process_age_s(os.getpid()), 2)})
         tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0
-        client = await host.start_client(expected, patient=self.invite is not None)
+        client = self._client = await host.start_client(expected, patient=self.invite is not None)
         self._client_followed = anyio.Event()
         tasks.start_soon(self._follow_client, tasks, client, host, view)
         for index, device in enumerate(self.devices):
@@ -216,8 +225,8 @@ class HostRun:
                     started = await host.answer(client, event)
                     if started is not None:
                         tasks.start_soon(self._follow, started, host, view)
-                    if started is not None and started.spec.role == "data_server":
-                        tasks.start_soon(self._follow_data_server, client, event, started, host)
+                    if event.fields["request"] == "start_data_server":
+                        tasks.start_soon(self._follow_data_server, client, event, host)
                 case "notice":
                     view.notice(event.fields["text"])
                 case "summary":
@@ -236,10 +245,8 @@ class HostRun:
                 self._ended.set()
         await self._ended_early(client)
 
-    async def _follow_data_server(
-        self, client: RoleHandle, request: RoleEvent, data_server: RoleHandle, host: SwarmHost
-    ) -> None:
-        await host.answer_when_ready(client, request, data_server)
+    async def _follow_data_server(self, client: RoleHandle, request: RoleEvent, host: SwarmHost) -> None:
+        await host.answer_when_ready(client, request)
         self._data_ready.set()
 
     async def _follow_baseline(self, baseline: RoleHandle, host: SwarmHost, view: LiveView) -> None:
@@ -254,17 +261,31 @@ class HostRun:
         # What one role cannot do with this configuration, its successors could not do either.
         if role.spec.role in ESSENTIAL or (status.code == USER_ERROR and not role.was_ready):
             await self._ended_early(role)
-        elif not self._ended.is_set() and not status.ok:
+        elif self._ended.is_set():
+            return
+        elif self.invite is None and role.spec.role == "server" and not self._has_servers(host):
+            name = f"server {role.spec.index}"
+            self._fail(f"no server is left, and none is started again: {name} has ended ({role.last_error or status})")
+        elif not status.ok:
             name = f"{role.spec.role} {role.spec.index}"
             logger.warning("role.lost", extra={"role": name, "status": str(status)})
             view.notice(f"{name} has ended ({role.last_error or status}); the swarm goes on without it")
 
+    def _has_servers(self, host: SwarmHost) -> bool:
+        """Whether a server runs here, is started again, or has yet to be started."""
+        servers = [handle for handle in host.supervisor.roles if handle.spec.role == "server"]
+        return len(servers) < len(self.devices) or any(handle.running for handle in servers)
+
     def _lives_on(self, event: RoleEvent, role: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         """Say that a role has ended and will be back; tell it what it has to know when it is."""
         match event.name:
+            case "exited" if event.fields["code"] != 0 and not self._ended.is_set():
+                host.exited(role)
             case "restarting" if not self._ended.is_set():
                 status = event.fields["status"]
                 view.notice(f"{role.spec.role} {role.spec.index} has ended ({status}); it is started again")
+                if role.spec.role == "monitor":
+                    view.outdated()
             case "restarted":
                 host.restarted(role)
             case "joined":
@@ -324,5 +345,6 @@ class HostRun:
         try:
             return write_summary(self.log_dir, self.summary)
         except OSError as error:
-            self._fail(f"cannot write {error.filename or self.log_dir} ({error.strerror})")
+            where = error.filename or self.log_dir
+            self._fail(f"cannot write the summary to {where} ({error.strerror}): free space there")
             return None

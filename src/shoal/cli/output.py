@@ -19,6 +19,26 @@ def open_closed_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
+def flush_stdout() -> None:
+    """Write what is still buffered, now that somebody can still say that it cannot be written.
+
+    Raises:
+        OSError: standard output takes no more.
+    """
+    if sys.stdout is not None:  # so it is where the caller has closed it
+        sys.stdout.flush()
+
+
+def takes_output() -> bool:
+    """Return whether standard output takes a line, by writing an empty one: a full disk refuses it like any other."""
+    try:
+        flush_stdout()
+        os.write(1, b"\n")
+    except OSError:
+        return False
+    return True
+
+
 def discard_stdout() -> None:
     """Send what is printed from now on nowhere, because standard output takes no more (`| head`, a full disk).
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal import log
 from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config
 from shoal.errors import ConfigError
@@ -67,14 +68,18 @@ def make_server_log_dir(config: Config, run_id: str) -> Path:
 
 
 def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
-    """Write `summary.json` so that it is there either whole or not at all."""
+    """Write `summary.json` so that it is there either whole or not at all; a number that is not finite becomes null."""
     path = log_dir / "summary.json"
     aside = path.with_suffix(".tmp")
-    with aside.open("w") as file:
-        json.dump(summary, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with aside.open("w") as file:
+            json.dump(log.without_nan(summary), file, indent=2, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
     aside.rename(path)
     return path
 

@@ -30,7 +30,7 @@ from shoal.config import Config
 from shoal.config.shared import adopt_shared
 from shoal.errors import BootstrapError, RemoteError, ShoalError
 from shoal.identity import Identity
-from shoal.runtime.role_handle import RoleHandle
+from shoal.runtime.role_handle import RoleEvent, RoleHandle
 from shoal.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ def start_servers(config: Config, origins: Mapping[str, str], early: EarlyStart)
             host = ServerHost(config, origins, swarm_key, devices, identities.identity, SystemClock(), early)
             return await host.run()
 
+        early.require_uninterrupted()
         return anyio.run(run, backend_options={"use_uvloop": True})
     finally:
         identities.close()
@@ -94,7 +95,9 @@ class ServerHost:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_signals, signals)
                 try:
-                    async with Supervisor(fork_server=self.early.fork_server, clock=self.clock) as supervisor:
+                    async with Supervisor(
+                        fork_servers=self.early.fork_servers, clock=self.clock, notice=self._say
+                    ) as supervisor:
                         await self._supervise(supervisor)
                 except ShoalError as error:
                     self._failure = self._failure or error
@@ -130,15 +133,15 @@ class ServerHost:
         config = adopt_shared(self.config, self.origins, found["configuration"])
         run_id = str(found["run_id"])
         log_dir = self._log_dir = make_server_log_dir(config, run_id)
-        log.configure("launcher", log_dir, terminal=False)
+        log.configure("launcher", log_dir, config.log_level)
         self._say(f"run {run_id}, logs in {log_dir}")
-        tasks.start_soon(self._follow_scout, scout)
         host = self._host(config, run_id, log_dir, supervisor)
+        tasks.start_soon(self._watch_run, scout, host)
         for index, device in enumerate(self.devices):
             # Servers of other hosts start too, so nobody knows how many there will be.
             server = await host.start_server(index, expected_servers=0, device=device)
             self._serving += 1
-            tasks.start_soon(self._follow_server, server, log_dir)
+            tasks.start_soon(self._follow_server, server, host)
 
     def _host(self, config: Config, run_id: str, log_dir: Path, supervisor: Supervisor) -> SwarmHost:
         host = SwarmHost(
@@ -154,21 +157,35 @@ class ServerHost:
         host.initial_peers_known(config.network.initial_peers)
         return host
 
-    async def _follow_scout(self, scout: RoleHandle) -> None:
+    async def _watch_run(self, scout: RoleHandle, host: SwarmHost) -> None:
+        """Hear from the scout how the run goes, and if it dies from its successor, which is started again."""
         async for event in scout.events:
-            if event.name == "run_over" and not self._ended.is_set():
-                self._say(f"{event.fields['reason']}: the servers of this host leave")
-                self.exit_code = DONE if event.fields["ended"] else FAILED
-                self._ended.set()
+            self._hear(event, scout, host)
         if not self._ended.is_set():
-            # The servers have peers of their own by now; only the word that the run is over will not be heard.
             logger.warning("scout.lost", extra={"status": str(await scout.wait())})
+            # The first one was started to find the run. This one only watches it, however often it has to be started.
+            scout = await host.start_scout()
+            async for event in scout.events:
+                self._hear(event, scout, host)
+        if not self._ended.is_set():
+            logger.error("scout.given_up", extra={"status": str(await scout.wait())})
+            self._say(f"nobody on this host hears any more when run {host.run_id} is over: then end it by Ctrl-C")
 
-    async def _follow_server(self, server: RoleHandle, log_dir: Path) -> None:
+    def _hear(self, event: RoleEvent, scout: RoleHandle, host: SwarmHost) -> None:
+        match event.name:
+            case "run_announced":
+                back, silent = "is announced again", "is not announced any more: its client is gone without a word"
+                told = back if event.fields["is_announced"] else silent
+                self._say(f"run {host.run_id} {told}; the servers keep their state and wait for it (Ctrl-C ends)")
+            case _:
+                self._lives_on(event, scout, host)
+
+    async def _follow_server(self, server: RoleHandle, host: SwarmHost) -> None:
         name = f"{server.spec.role} {server.spec.index}"
         async for event in server.events:
             if event.name == "ready":
                 self._say(f"{name} serves stage {event.fields['stage']}")
+            self._lives_on(event, server, host)
         status = await server.wait()
         self._serving -= 1
         if self._ended.is_set():
@@ -177,8 +194,25 @@ class ServerHost:
         logger.warning("server.lost", extra={"role": name, "reason": reason})
         self._say(f"{name} has ended ({reason})")
         if not self._serving:
-            message = f"no server of this host is left; the logs are in {log_dir}"
+            message = f"no server of this host is left; the logs are in {host.log_dir}"
             self._fail(BootstrapError(f"{reason}; {message}") if status.code == USER_ERROR else RemoteError(message))
+
+    def _lives_on(self, event: RoleEvent, role: RoleHandle, host: SwarmHost) -> None:
+        """Hear that the run is over, or that a role has ended and will be back, and what it has to know then."""
+        match event.name:
+            case "run_over" if not self._ended.is_set():
+                self._say(f"{event.fields['reason']}: the servers of this host leave")
+                self.exit_code = DONE if event.fields["ended_well"] else FAILED
+                self._ended.set()
+            case "restarting" if not self._ended.is_set():
+                status = event.fields["status"]
+                self._say(f"{role.spec.role} {role.spec.index} has ended ({status}); it is started again")
+            case "restarted":
+                host.restarted(role)
+            case "joined":
+                host.joined(role, event.fields["maddrs"])
+            case _:
+                pass
 
     async def _watch_signals(self, signals: AsyncIterator[signal.Signals]) -> None:
         async for number in signals:

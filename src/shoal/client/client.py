@@ -6,7 +6,9 @@ membership -> RoundLoop -> RoundCoordinator, trainers, data server
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,17 @@ import anyio
 import anyio.to_thread
 
 from shoal.averaging.audit import audit
-from shoal.averaging.coordinator import RoundCoordinator
-from shoal.averaging.journal import write_genesis
+from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
+from shoal.averaging.journal import hold_steps, write_genesis
+from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
+from shoal.client.diary import Counts, Diary, Lost, Plan, Saved, ServersMoved, StagesRestored, Started
+from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
+from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.rounds import RoundLoop
+from shoal.client.stage_watch import StageWatch
 from shoal.client.summary import build_summary
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import Launcher, TrainerPool
@@ -37,9 +44,13 @@ from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import Heartbeat, StepReport, TrainerStuck
 
-INCARNATION = 1
 TRAINER_START_TIMEOUT_S = 20.0
+SAME_LOSS_S = 1.0
+"""An earlier start of the client may have seen a loss of which the launcher tells."""
+
+logger = logging.getLogger(__name__)
 
 
 class Client:
@@ -49,6 +60,7 @@ class Client:
         reports: what the trainers have reported, with the running totals.
         rounds: the round loop.
         watch: what broke, and when the first step was committed.
+        stages: which ones nobody serves, and which had to be restored.
         trainers: the trainer of each slot.
     """
 
@@ -66,6 +78,7 @@ class Client:
         monitor: Hop,
         clock: Clock,
         age_s: Callable[[], float],
+        diary: Diary,
         expected_servers: int,
         patient: bool = False,
         notice: Callable[[str], None] = lambda _: None,
@@ -84,45 +97,71 @@ class Client:
             monitor: gets numbers.
             clock: for deadlines and rates.
             age_s: seconds since the run was launched.
+            diary: what an earlier start of this client has left, and where this one writes.
             expected_servers: servers that the first round waits for, for a while.
             notice: tells the user something that stays on the screen.
             patient: wait for them, or for the first complete pipeline, however long it takes.
 
         Raises:
-            OSError: `log_dir` cannot be written.
+            StorageError: `log_dir` cannot be written.
         """
         self._config, self._run_id, self._log_dir = config, run_id, log_dir
         self._endpoint = endpoint
         self._membership = membership
-        self._num_train = 0
-        self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=-1, incarnation=INCARNATION, clock=clock)
+        self._diary, self._launcher, self._clock, self._age_s = diary, launcher, clock, age_s
+        saved = diary.saved
+        self._num_train = saved.num_train
+        self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=-1, incarnation=diary.start, clock=clock)
         self.trainers = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=TRAINER_START_TIMEOUT_S)
         self.watch = Watch(
             membership=membership,
             trainers=self.trainers,
             slots_of_replica=self._slots_of,
             age_s=age_s,
+            clock=clock,
+            note=diary.note,
+            is_moving=lambda peer: self._reassignment.is_moving(peer),
+            dial=lambda peer: endpoint.post(peer, Heartbeat()),
         )
         shared = shared_configuration(config)
         self._coordinator = RoundCoordinator(
             endpoint=endpoint,
             identity=identity,
-            incarnation=INCARNATION,
+            incarnation=diary.start,
             settings=RoundSettings(
                 run_id=run_id,
                 num_stages=config.num_stages,
                 genesis=genesis_hash(run_id, config.run.seed, shared),
                 stage_timeout_s=config.diloco.averaging_timeout_s,
+                lost_state_after_s=config.health.lost_state_after_s,
             ),
             clock=clock,
+            journal=partial(hold_steps, log_dir),
+            recorded=saved.recorded,
+            on_event=self._round_event,
         )
+        divergence = Divergence(config.diloco)
         self.reports = Reports(
             endpoint=endpoint,
             monitor=monitor,
             trainers=self.trainers,
-            clock=clock,
             swarm_numbers=self._swarm_numbers,
-            on_stuck=lambda _: self.rounds.update_trainers(),
+            on_stuck=self._stuck,
+            note=diary.note,
+            divergence=divergence,
+            notice=notice,
+        )
+        self._counters = CounterTotals(
+            endpoint, monitor, clock, note=lambda peer, counts: diary.note(Counts(peer, counts))
+        )
+        self._reassignment = Reassignment(
+            endpoint=endpoint,
+            coordinator=self._coordinator,
+            membership=membership,
+            clock=clock,
+            num_stages=config.num_stages,
+            notice=notice,
+            note=lambda number: diary.note(ServersMoved(number)),
         )
         self._fencing = Fencing(
             endpoint=endpoint,
@@ -134,8 +173,10 @@ class Client:
             data_server=data_server,
             clock=clock,
             trainers=lambda: {slot: self.trainers.incarnations[slot] for slot in self.trainers.present},
-            on_lost=lambda: self.watch.failovers.lost("data_server", self.trainers.present, age_s()),
+            replace=lambda: launcher.request("replace_data_server"),
+            on_lost=lambda: self.watch.lost("data_server", self.trainers.present),
         )
+        self.stages = StageWatch(clock=clock, notice=notice, note=lambda stages: diary.note(StagesRestored(stages)))
         self.rounds = RoundLoop(
             config=config,
             log_dir=log_dir,
@@ -145,19 +186,26 @@ class Client:
             trainers=self.trainers,
             reports=self.reports,
             takeover=Takeover(trainers=self.trainers, reports=self.reports, fencing=self._fencing, data=self._data),
+            divergence=divergence,
             data=self._data,
+            reassignment=self._reassignment,
             clock=clock,
+            saved=saved,
+            save=self._save,
             expected_servers=expected_servers,
             patient=patient,
-            notice=notice,
+            stages=self.stages,
         )
-        write_genesis(
-            log_dir,
-            seed=config.run.seed,
-            configuration=shared,
-            num_threads=config.servers.threads,
-            versions={name: version(name) for name in ("shoal", "torch", "numpy")},
-        )
+        if diary.is_resumed:
+            self._resume()
+        else:
+            write_genesis(
+                log_dir,
+                seed=config.run.seed,
+                configuration=shared,
+                num_threads=config.servers.threads,
+                versions={name: version(name) for name in ("shoal", "torch", "numpy")},
+            )
 
     async def run(self) -> None:
         """Train all rounds.
@@ -165,24 +213,38 @@ class Client:
         Raises:
             ShoalError: the run failed.
         """
+        if self._diary.saved.is_finished:
+            return
+        if self._diary.is_resumed:
+            self._adopt(await self._launcher.request("adopt"))
         async with anyio.create_task_group() as tasks:
             handlers = (
                 self.watch,
                 self.trainers,
                 self.reports,
                 self._coordinator,
+                self._reassignment,
                 self._fencing,
                 self._data,
                 self._feed,
+                self._counters,
             )
             tasks.start_soon(dispatch, self._endpoint, handlers, self._membership.found)
             tasks.start_soon(self._coordinator.run)
+            tasks.start_soon(self.stages.run)
             tasks.start_soon(self._data.run)
             tasks.start_soon(self._feed.run)
-            sizes = await self._feed.hello()
-            self._num_train, self.reports.num_holdout = sizes.num_train, sizes.num_holdout
+            tasks.start_soon(self._counters.run)
+            if not self._num_train:
+                sizes = await self._feed.hello()
+                self._num_train, self.reports.num_holdout = sizes.num_train, sizes.num_holdout
             await self.rounds.run()
             tasks.cancel_scope.cancel()
+
+    def _round_event(self, event: CoordinatorEvent) -> None:
+        """Act on what happens to replicas between records."""
+        self.stages.take(event)
+        self.rounds.update_trainers()
 
     async def summary(self, exit_reason: str) -> dict[str, Any]:
         """Return what was reached so far, as `summary.json` has it.
@@ -204,8 +266,92 @@ class Client:
             hashes=self.rounds.hashes,
             seconds_to_first_step=self.watch.seconds_to_first_step,
             failovers=self.watch.failovers.as_json(),
+            counters=self._counters.totals(),
+            servers_moved=self._reassignment.moved,
+            stages_restored=self.stages.as_json(),
             exit_reason=exit_reason,
         )
+
+    def _save(self, plan: Plan | None) -> None:
+        """Put down how things stand at the beginning of a round, or (None) at the end of the run."""
+        rounds = self.rounds
+        saved = Saved(
+            run_id=self._run_id,
+            start=self._diary.start,
+            plan=plan,
+            is_finished=plan is None,
+            rounds=rounds.rounds,
+            num_replicas=rounds.num_replicas,
+            idle_rounds=rounds.idle_rounds,
+            durations_s=rounds.durations_s,
+            hashes=dict(rounds.hashes),
+            recorded=self._data.recorded,
+            num_train=self._num_train,
+            num_holdout=self.reports.num_holdout,
+            progress=self.reports.progress,
+            last_numbers=dict(self.reports.last_numbers),
+            seconds_to_first_step=self.watch.seconds_to_first_step,
+            failovers=self.watch.failovers,
+            servers=self._membership.servers,
+            counted=self._counters.counted,
+            stages_restored=self.stages.restored,
+            servers_moved=self._reassignment.moved,
+        )
+        self._diary.save(saved)
+
+    def _resume(self) -> None:
+        """Know again what an earlier start has known."""
+        saved, events = self._diary.saved, self._diary.events
+        round = 0 if saved.plan is None else saved.plan.round
+        self.watch.seconds_to_first_step, self.watch.failovers = saved.seconds_to_first_step, saved.failovers
+        self.reports.resume(saved.progress, saved.last_numbers, round, events, saved.num_holdout)
+        counted, me = saved.counted, self._endpoint.peer_id
+        self._reassignment.moved = saved.servers_moved
+        self.stages.resume(saved.stages_restored)
+        for event in events:
+            match event:
+                case StepReport():
+                    self.watch.step_committed(event)
+                case Lost(kind, slots, at_s):
+                    self.watch.failovers.lost(kind, slots, at_s)
+                case Counts(peer, counts):
+                    counted.take(peer, counts)
+                case Started():
+                    counted.started_again(me)
+                case StagesRestored(stages):
+                    self.stages.resume(stages)
+                case ServersMoved(number):
+                    self._reassignment.moved = number
+                case _:
+                    pass
+        self._counters.resume(counted)
+        self._data.know(max(0, round - 1), saved.recorded)
+        # The registry takes a moment to be read; it corrects this as soon as it is.
+        self._membership.update(saved.servers)
+        logger.info("client.resumed", extra={"start": self._diary.start, "round": round, "events": len(events)})
+
+    def _adopt(self, reply: Mapping[str, Any]) -> None:
+        """Take over what the launcher still runs, and note what broke while there was no client.
+
+        Args:
+            reply: to "adopt": `trainers`, each with `slot`, `incarnation` and `running`; `lost`, each with `kind`,
+                `peer` (a server) or `slot` (a trainer), and `at_s`, seconds since the launch; the client is among them.
+        """
+        trainers = reply["trainers"]
+        incarnations = {each["slot"]: each["incarnation"] for each in trainers}
+        self.trainers.adopt(incarnations, [each["slot"] for each in trainers if each["running"]])
+        plan = self._diary.saved.plan
+        slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
+        for each in reply["lost"]:
+            kind, at_s = each["kind"], each["at_s"]
+            # Of the client's own end nobody else tells.
+            if self.watch.failovers.is_known(kind, at_s, 0.0 if kind == "client" else SAME_LOSS_S):
+                continue
+            hit = {"server": self._slots_of(PeerId(each.get("peer", ""))), "trainer": (each.get("slot"),)}
+            self.watch.lost(kind, hit.get(kind, slots), at_s)
+
+    def _stuck(self, _: TrainerStuck) -> None:
+        self.rounds.update_trainers()
 
     def _slots_of(self, peer: PeerId) -> frozenset[int]:
         return self.rounds.slots_of(peer)

@@ -7,7 +7,7 @@ trainers say what they have leased (`data.feed`), so that nothing is trained twi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import anyio
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _CLIENT = -1
 """Who the client is in a `DataHello`: none of the slots."""
+_FROZEN_S = 1.0
+"""A data server that is dialled and neither answers nor refuses for so long is frozen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class DataLink:
         clock: Clock,
         trainers: Callable[[], Mapping[int, int]],
         on_lost: Callable[[], None],
+        replace: Callable[[], Awaitable[object]],
     ) -> None:
         """Remember where the data server is.
 
@@ -61,12 +64,14 @@ class DataLink:
             clock: for the pauses before it is dialled again.
             trainers: slots whose trainer is there now, with their incarnations.
             on_lost: told when the data server is lost.
+            replace: has one that is frozen, and not dead, ended, so that it is started again.
         """
         self._endpoint = endpoint
         self._server = data_server.peer
         self._clock = clock
         self._trainers = trainers
         self._on_lost = on_lost
+        self._replace = replace
         self._plan: _Plan | None = None
         self._recorded: Ranges = ()
         self._held_round = 0
@@ -107,6 +112,7 @@ class DataLink:
             self._on_lost()
         self._is_told = False
         self._lost.set()
+        self._notify()
 
     async def run(self) -> None:
         """Dial a lost data server again, and tell it what it has to know, until cancelled."""
@@ -114,14 +120,51 @@ class DataLink:
             await self._lost.wait()
             self._lost = anyio.Event()
             await self._backoff.wait(self._clock)
-            self._post_record()
-            plan = self._plan
-            if plan is not None and plan.round > self._held_round:
-                trainers = {slot: i for slot, i in self._trainers().items() if slot < plan.num_slots}
-                complete = not self._has_dead and len(trainers) == plan.num_slots
-                self._post(ResumeRound(plan.round, plan.num_slots, plan.inner_steps, trainers, complete))
-            self._sent, self._is_told = (plan, self._held_round), True
-            self._post(DataHello(_CLIENT))
+            self._tell()
+            if not await self._is_heard():
+                logger.warning("data_server.frozen", extra={"waited_s": _FROZEN_S})
+                await self._replace()
+
+    async def _is_heard(self) -> bool:
+        """Wait for an answer, or for the end of the connection: a dead one cannot be dialled, a frozen one can."""
+        with anyio.move_on_after(_FROZEN_S):
+            while not self._is_up and not self._lost.is_set():
+                await self._changed.wait()
+            return True
+        return False
+
+    @property
+    def recorded(self) -> Ranges:
+        """The samples of all records."""
+        return self._recorded
+
+    def know(self, held_round: int, recorded: Ranges) -> None:
+        """Take over what an earlier start of this client knew of the records; a data server may have to hear it."""
+        self._held_round, self._recorded = held_round, recorded
+        self._post_record()
+
+    def resume(self, round: int, num_slots: int, inner_steps: int, *, has_dead: bool) -> None:
+        """Go on in a round that an earlier start of this client has planned.
+
+        A data server that has run on knows it all and changes nothing.
+
+        Args:
+            round, num_slots, inner_steps: the plan.
+            has_dead: trainers of the round have died in it.
+        """
+        self._plan, self._has_dead = _Plan(round, num_slots, inner_steps), has_dead
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the data server all that it would need if it had just started."""
+        self._post_record()
+        plan = self._plan
+        if plan is not None and plan.round > self._held_round:
+            trainers = {slot: i for slot, i in self._trainers().items() if slot < plan.num_slots}
+            complete = not self._has_dead and len(trainers) == plan.num_slots
+            self._post(ResumeRound(plan.round, plan.num_slots, plan.inner_steps, trainers, complete))
+        self._sent, self._is_told = (plan, self._held_round), True
+        self._post(DataHello(_CLIENT))
 
     def plan(self, round: int, num_slots: int, inner_steps: int) -> None:
         """Open a round: its batches may be leased."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal.wire.messages.control import EvalReport, StepReport, TrainerDone
 
 RATE_WINDOW_S = 10.0
+"""The rate is that of so long a time, or of four steps if they take longer."""
 
 
 @dataclass
@@ -32,11 +33,12 @@ class Progress:
     first_step_at_s: float | None = None
     last_step_at_s: float | None = None
     eval_losses: dict[int, float] = field(default_factory=dict[int, float])
-    sent_bytes: dict[str, int] = field(default_factory=dict[str, int])
     pipelines_max: int = 0
     trainers_max: int = 0
     _eval_shares: dict[int, dict[int, EvalReport]] = field(default_factory=dict[int, dict[int, EvalReport]])
-    _recent: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
+    _recent: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    _ring_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    _trainer_bytes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     _round_losses: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
     def step(self, report: StepReport, now_s: float) -> None:
@@ -53,8 +55,9 @@ class Progress:
             self.loss_last = report.loss
             self._round_losses.append((report.loss, report.num_samples))
         self._recent.append((now_s, report.num_samples))
-        while self._recent and self._recent[0][0] < now_s - RATE_WINDOW_S:
-            self._recent.popleft()
+        window_s = max(RATE_WINDOW_S, 4 * report.duration_s)
+        while self._recent and self._recent[0][0] < now_s - window_s:
+            del self._recent[0]
 
     def evaluated(self, report: EvalReport, num_holdout: int) -> float | None:
         """Add one trainer's share; return the mean loss once the whole held-out set has been evaluated.
@@ -77,14 +80,21 @@ class Progress:
         """Forget shares of an earlier attempt: the held-out set may have been cut differently."""
         self._eval_shares.pop(held, None)
 
-    def done(self, report: TrainerDone) -> None:
-        """Add what a trainer has sent in the round."""
-        self.add_sent(report.sent_bytes)
+    def done(self, report: TrainerDone, incarnation: int) -> None:
+        """Take what a trainer has sent since its start; a report that is repeated changes nothing."""
+        self._trainer_bytes[f"{report.slot}.{incarnation}"] = dict(report.sent_bytes)
 
     def add_sent(self, sent_bytes: Mapping[str, int]) -> None:
-        """Add bytes that some peer has sent, by traffic."""
-        for traffic, count in sent_bytes.items():
-            self.sent_bytes[traffic] = self.sent_bytes.get(traffic, 0) + count
+        """Add bytes that replicas have sent in a round, by traffic."""
+        self._ring_bytes = dict(Counter(self._ring_bytes) + Counter(sent_bytes))
+
+    @property
+    def sent_bytes(self) -> Mapping[str, int]:
+        """What trainers and replicas have reported as sent, by traffic."""
+        total = Counter(self._ring_bytes)
+        for sent in self._trainer_bytes.values():
+            total.update(sent)
+        return total
 
     def take_round_loss(self) -> float | None:
         """Return the mean training loss over the round's samples, and start the next round's."""
@@ -94,7 +104,7 @@ class Progress:
         return mean
 
     def recent_samples_per_s(self) -> float:
-        """Return the rate over the last `RATE_WINDOW_S` seconds."""
+        """Return the rate over the last seconds, see `RATE_WINDOW_S`."""
         if len(self._recent) < 2:
             return 0.0
         elapsed_s = self._recent[-1][0] - self._recent[0][0]

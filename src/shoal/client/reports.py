@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import anyio
 
+from shoal.client.diary import Done, Event
+from shoal.client.divergence import Divergence
 from shoal.client.progress import Progress
 from shoal.client.trainers import TrainerPool
-from shoal.clock import Clock
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
@@ -32,9 +33,11 @@ class Reports:
         endpoint: Endpoint,
         monitor: Hop,
         trainers: TrainerPool,
-        clock: Clock,
         swarm_numbers: Callable[[], Mapping[str, float]],
         on_stuck: Callable[[TrainerStuck], None],
+        divergence: Divergence,
+        note: Callable[[StepReport | EvalReport | Done], None] = lambda _: None,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Remember where numbers go.
 
@@ -42,18 +45,22 @@ class Reports:
             endpoint: of the client.
             monitor: gets the numbers.
             trainers: whose reports are believed.
-            clock: for rates.
             swarm_numbers: what the view says now, by name.
             on_stuck: told when a trainer cannot put a path together.
+            note: writes down what is counted.
+            divergence: counts the steps that are skipped.
+            notice: tells the user something that stays on the screen.
         """
         self.progress = Progress()
         self.num_holdout = 0
         self._endpoint = endpoint
         self._monitor = monitor.peer
         self._trainers = trainers
-        self._clock = clock
         self._swarm_numbers = swarm_numbers
         self._on_stuck = on_stuck
+        self._note = note
+        self._divergence = divergence
+        self._notice = notice
         self._round = 0
         self._done: set[int] = set()
         self._last_number: dict[int, int] = {}
@@ -82,6 +89,36 @@ class Reports:
 
     def peer_lost(self, peer: PeerId) -> None:
         """What a lost trainer has reported stands."""
+
+    def resume(
+        self, progress: Progress, last_numbers: Mapping[int, int], round: int, events: Iterable[Event], num_holdout: int
+    ) -> None:
+        """Go on where an earlier start of this client was.
+
+        Args:
+            progress: when the round began.
+            last_numbers: see `last_number`, at that time.
+            round: in progress.
+            events: counted since then.
+            num_holdout: size of the held-out set.
+        """
+        self.progress, self.num_holdout, self._round = progress, num_holdout, round
+        self._last_number = dict(last_numbers)
+        for event in events:
+            match event:
+                case StepReport():
+                    self._count_step(event)
+                case EvalReport():
+                    progress.evaluated(event, num_holdout)
+                case Done(incarnation, report):
+                    self._count_done(report, incarnation)
+                case _:
+                    pass
+
+    @property
+    def last_numbers(self) -> Mapping[int, int]:
+        """The last step that each slot's trainers have reported."""
+        return self._last_number
 
     def begin_round(self, round: int, *, trains: bool) -> None:
         """Forget who was done in the round before.
@@ -119,9 +156,14 @@ class Reports:
         self._endpoint.post(self._monitor, Metrics("client", self._endpoint.peer_id, self.progress.round, dict(values)))
 
     def _step(self, report: StepReport) -> None:
+        if report.key.number <= self.last_number(report.slot):
+            return  # its trainer cannot know that it was counted before the client was started again
         progress = self.progress
-        progress.step(report, self._clock.now_s())
-        self._last_number[report.slot] = max(report.key.number, self.last_number(report.slot))
+        self._note(report)
+        self._count_step(report)
+        if (warning := self._divergence.step(report.skipped)) is not None:
+            logger.warning("training.diverging", extra={"reason": warning})
+            self._notice(warning)
         self.post(
             {
                 "step": float(progress.steps),
@@ -136,17 +178,29 @@ class Reports:
         )
         self._notify()
 
+    def _count_step(self, report: StepReport) -> None:
+        self.progress.step(report, report.at_s)
+        self._last_number[report.slot] = report.key.number
+
     def _evaluated(self, report: EvalReport) -> None:
+        if report.held in self.progress.eval_losses:
+            return
+        self._note(report)
         loss = self.progress.evaluated(report, self.num_holdout)
         if loss is not None:
             logger.info("evaluation.done", extra={"held": report.held, "loss": loss})
             self.post({"loss/eval": loss, "samples": float(self.progress.samples)})
 
     def _trainer_done(self, report: TrainerDone) -> None:
-        self.progress.done(report)
+        incarnation = self._trainers.incarnations[report.slot]
+        self._note(Done(incarnation, report))
+        self._count_done(report, incarnation)
+        self._notify()
+
+    def _count_done(self, report: TrainerDone, incarnation: int) -> None:
+        self.progress.done(report, incarnation)
         if report.round == self._round:
             self._done.add(report.slot)
-        self._notify()
 
     def _notify(self) -> None:
         self._changed.set()

@@ -1,6 +1,7 @@
 """The run from its first round to its last, as the client sees it.
 
     wait for servers -> lead -> [ form pipelines -> start the trainers -> all done -> close -> record ] ... -> evaluate
+                          '-- started again: its trainers are adopted -----^             '-- or it is recorded already
 
 What a round decides is the coordinator's; this module says when it begins and ends, and writes down what came of it.
 """
@@ -8,23 +9,28 @@ What a round decides is the coordinator's; this module says when it begins and e
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
+from shoal.averaging.coordinator import Leading, RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import write_round
 from shoal.client.data_link import DataLink
+from shoal.client.diary import Plan, Saved
+from shoal.client.divergence import Divergence
+from shoal.client.gathering import lead, settled, wait_for_servers
+from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
+from shoal.client.stage_watch import StageWatch
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
-from shoal.errors import ControlError, NoPipeline
+from shoal.errors import ControlError
 from shoal.ids import PeerId
 from shoal.swarm.round_deadline import deadline_s
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
@@ -42,7 +48,8 @@ _SLOWER_IS_NORMAL = 1.5
 _MAX_IDLE_ROUNDS = 2
 """So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
 _MAX_EVALUATIONS = 3
-_SETTLE_S = 1.0
+_RETURN_S = 5.0
+"""So long may a trainer that is there take to dial a client that was started again."""
 
 
 class RoundLoop:
@@ -52,6 +59,8 @@ class RoundLoop:
         hashes: of each stage's outer parameters after the last record.
         rounds: records decided by this client.
         num_replicas: replicas that took part at most, all stages together.
+        idle_rounds: how many of the last rounds have trained nothing.
+        durations_s: of the rounds.
     """
 
     def __init__(
@@ -65,22 +74,30 @@ class RoundLoop:
         trainers: TrainerPool,
         reports: Reports,
         takeover: Takeover,
+        divergence: Divergence,
         data: DataLink,
+        reassignment: Reassignment,
         clock: Clock,
+        saved: Saved,
+        save: Callable[[Plan | None], None],
         expected_servers: int,
         patient: bool = False,
-        notice: Callable[[str], None] = lambda _: None,
+        stages: StageWatch,
     ) -> None:
         """Connect the parts; `run` does the work.
 
         Args:
+            saved: how an earlier start of this client has left the run.
+            save: puts down how things stand, in a round that nobody has heard of, or None at the end of all.
             expected_servers: servers to wait for before the first round, for at most `bootstrap_timeout_s`.
-            notice: tells the user something that stays on the screen.
             patient: wait for them, or for one complete pipeline if there are 0, however long it takes.
+            stages: knows which stages nobody serves.
         """
-        self.hashes: dict[int, str] = {}
-        self.rounds = 0
-        self.num_replicas = 0
+        self.hashes = dict(saved.hashes)
+        self.rounds = saved.rounds
+        self.num_replicas = saved.num_replicas
+        self.idle_rounds = saved.idle_rounds
+        self.durations_s = list(saved.durations_s)
         self._config = config
         self._log_dir = log_dir
         self._endpoint = endpoint
@@ -89,15 +106,18 @@ class RoundLoop:
         self._trainers = trainers
         self._reports = reports
         self._takeover = takeover
-        self._notice = notice
+        self._divergence = divergence
+        self._stages = stages
+        self._changed = anyio.Event()
         self._data = data
+        self._reassignment = reassignment
         self._clock = clock
         self._expected_servers = expected_servers
         self._patient = patient
         self._pipelines: tuple[Pipeline, ...] = ()
         self._holders: Mapping[PeerId, int] = {}
-        self._durations_s: list[float] = []
-        self._idle_rounds = 0
+        self._left = saved.plan
+        self._save = save
 
     @property
     def num_pipelines(self) -> int:
@@ -106,40 +126,77 @@ class RoundLoop:
 
     def slots_of(self, peer: PeerId) -> frozenset[int]:
         """Return the slots whose home pipeline runs over a replica."""
-        return frozenset(pipeline.slot for pipeline in self._pipelines if peer in pipeline.peers)
+        pipelines = self._pipelines or (() if self._left is None else self._left.pipelines)
+        return frozenset(pipeline.slot for pipeline in pipelines if peer in pipeline.peers)
 
     async def run(self) -> None:
         """Train all rounds, then evaluate what came out.
 
         Raises:
-            NoPipeline: a stage has no replica, and none came in time.
+            NoPipeline: a stage had no replica in time, at the start or when this client was started again.
             RoundAborted: another client coordinates the run now.
-            ControlError: no trainer could be started, or none of them trains.
-            OSError: records or step logs cannot be written.
+            ControlError: no trainer could be started, none of them trains, or the replicas are not where this client
+                was when it was started again.
+            TrainingDiverged: nothing but skipped steps.
+            StorageError: records or step logs cannot be written.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_view)
-            await self._wait_for_servers()
-            leading = await self._coordinator.lead()
+            tasks.start_soon(self._reassignment.run, self.update_trainers)
+            tasks.start_soon(self._look_for_servers)
+            expected = 0 if self._left is not None else self._expected_servers
+            await wait_for_servers(
+                self._membership, self._config, expected, patient=self._patient, on_gap=self._coordinator.stand
+            )
+            if not expected and self._left is None:
+                await settled(self._membership)
+            leading = await lead(self._coordinator, self._membership, self._config, patient=self._patient)
             self._holders = leading.holders
+            left = await self._take_up(leading)
             round = leading.held_round + 1
             while round <= self._config.diloco.outer_steps:
-                await self._round(round)
+                await self._round(round, left)
+                left = None
                 round += 1
-            await self._evaluate_last(round)
+            await self._evaluate_last(round, left)
+            self._save(None)
             tasks.cancel_scope.cancel()
 
-    async def _evaluate_last(self, round: int) -> None:
+    async def _take_up(self, leading: Leading) -> Plan | None:
+        """Find out where an earlier start of this client has left the run; return the round that it was in, if any.
+
+        Raises:
+            ControlError: the replicas are elsewhere.
+            OSError: the record of that round cannot be written.
+        """
+        plan, outcome = self._left, leading.outcome
+        if plan is None:
+            return None
+        self._pipelines = plan.pipelines
+        logger.info("round.taken_up", extra={"round": plan.round, "held_round": leading.held_round})
+        if leading.held_round == plan.round - 1:
+            return plan
+        if outcome is None or leading.held_round != plan.round:
+            raise ControlError(
+                f"the servers hold record {leading.held_round}, but this client was in round {plan.round} before it "
+                "was started again: start a new run, or servers that hold the record before"
+            )
+        await self._recorded(outcome)
+        self.durations_s.append(self._clock.now_s() - plan.begun_s)
+        return None
+
+    async def _evaluate_last(self, round: int, left: Plan | None) -> None:
         """Evaluate the last record; again, with new trainers, if some were lost with their shares."""
         for _ in range(_MAX_EVALUATIONS):
-            await self._train(round, inner_steps=0)
+            await self._train(round, 0, left)
+            left = None
             if not self._reports.num_holdout or round - 1 in self._reports.progress.eval_losses:
                 return
             logger.warning("evaluation.incomplete", extra={"held": round - 1})
 
-    async def _round(self, round: int) -> None:
-        begun_s = self._clock.now_s()
-        await self._train(round, self._config.diloco.inner_steps)
+    async def _round(self, round: int, left: Plan | None) -> None:
+        begun_s = self._clock.now_s() if left is None else left.begun_s
+        await self._train(round, self._config.diloco.inner_steps, left)
         slots = {peer: pipeline.slot for pipeline in self._pipelines for peer in pipeline.peers}
         lowest = {
             slot: incarnation + (slot not in self._trainers.present)
@@ -150,10 +207,53 @@ class RoundLoop:
         )
         outcome = await self._finished(round)
         await self._recorded(outcome)
-        self._durations_s.append(self._clock.now_s() - begun_s)
+        self.durations_s.append(self._clock.now_s() - begun_s)
 
-    async def _train(self, round: int, inner_steps: int) -> None:
+    async def _train(self, round: int, inner_steps: int, left: Plan | None) -> None:
         """Let the trainers evaluate the record that stands and do their steps; returns at the boundary."""
+        if left is None:
+            await self._begin(round, inner_steps)
+        first_step = (round - 1) * self._config.diloco.inner_steps
+        progress, shares = self._reports.progress, self._shares(round - 1)
+
+        def go_on(slot: int, first_step: int, num_steps: int) -> None:
+            has_share = progress.has_share(round - 1, slot)
+            self._start(round, slot, first_step, num_steps, None if has_share else shares[slot])
+
+        slots = frozenset(pipeline.slot for pipeline in self._pipelines)
+        idle = frozenset[int]() if left is None else await self._adopt(left, slots)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._takeover.run, slots, first_step, inner_steps, go_on, idle)
+            await self._all_done(slots)
+            tasks.cancel_scope.cancel()
+
+    async def _all_done(self, slots: frozenset[int]) -> None:
+        """Wait for the trainers until the deadline, which begins anew after each time in which no stage may train."""
+        while True:
+            with anyio.move_on_after(self._boundary_deadline_s()) as timer:
+                await self._reports.all_done(slots)
+            if not timer.cancelled_caught or not self._stages.missing:
+                return
+            await self._stages.complete()
+
+    async def _adopt(self, plan: Plan, slots: frozenset[int]) -> frozenset[int]:
+        """Take over the trainers of a round that an earlier start of this client has begun.
+
+        Returns:
+            Slots whose trainer has not been told of the round.
+        """
+        await self._trainers.returned(_RETURN_S)
+        if plan.inner_steps:
+            # The data server knows of those that are lost from now on only what `Takeover` says.
+            has_dead = self._trainers.incarnations != plan.incarnations
+            self._data.resume(plan.round, len(slots), plan.inner_steps, has_dead=has_dead)
+        self.update_trainers()
+        here = slots & self._trainers.present.keys()
+        done = frozenset(slot for slot in here if self._reports.is_done(slot))
+        return frozenset(slot for slot in here - done if self._trainers.round_of(slot) != plan.round)
+
+    async def _begin(self, round: int, inner_steps: int) -> None:
+        """Form the pipelines of a round and start its trainers."""
         self._pipelines = self._form()
         if not self._pipelines:
             await self._wait_for_pipelines()
@@ -163,41 +263,14 @@ class RoundLoop:
         progress.trainers_max = max(progress.trainers_max, len(self._trainers.present))
         self.num_replicas = max(self.num_replicas, len(self._holders))
         self._reports.begin_round(round, trains=inner_steps > 0)
+        incarnations = dict(self._trainers.incarnations)
+        self._save(Plan(round, inner_steps, self._pipelines, incarnations, self._clock.now_s()))
         if inner_steps:
             self._data.plan(round, len(self._pipelines), inner_steps)
         first_step = (round - 1) * self._config.diloco.inner_steps
         shares = self._shares(round - 1)
         for slot in range(len(self._pipelines)):
             self._start(round, slot, first_step, inner_steps, shares[slot])
-
-        def go_on(slot: int, first_step: int, num_steps: int) -> None:
-            has_share = progress.has_share(round - 1, slot)
-            self._start(round, slot, first_step, num_steps, None if has_share else shares[slot])
-
-        slots = frozenset(pipeline.slot for pipeline in self._pipelines)
-        with anyio.move_on_after(self._boundary_deadline_s()):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._require_all_stages)
-                tasks.start_soon(self._takeover.run, slots, first_step, inner_steps, go_on)
-                await self._reports.all_done(slots)
-                tasks.cancel_scope.cancel()
-
-    async def _require_all_stages(self) -> None:
-        """Fail when a stage has been without a replica for too long: its trainers would wait for ever."""
-        num_stages, timeout_s = self._config.num_stages, self._config.diloco.averaging_timeout_s
-        while True:
-            while not self._usable().missing_stages(num_stages):
-                await self._membership.changed()
-            missing = self._usable().missing_stages(num_stages)
-            logger.warning("training.stopped", extra={"stages": missing, "waits_s": timeout_s})
-            self._notice(f"training has stopped: no replica serves stage {_names(missing)}; it waits for servers")
-            with anyio.move_on_after(timeout_s) as scope, self._membership.eager():
-                while self._usable().missing_stages(num_stages):
-                    await self._membership.changed()
-            if scope.cancelled_caught:
-                raise NoPipeline(_no_replica(self._usable().missing_stages(num_stages)))
-            logger.info("training.resumed", extra={"stages": missing})
-            self._notice(f"stage {_names(missing)} is served again: training goes on")
 
     def _start(self, round: int, slot: int, first_step: int, num_steps: int, evaluation: Evaluation | None) -> None:
         hop = self._trainers.present.get(slot)
@@ -214,6 +287,7 @@ class RoundLoop:
                 path=self._pipelines[slot].path,
                 replicas=self._replicas_for(slot),
                 evaluation=evaluation,
+                caps=self._membership.view.caps,
             ),
         )
 
@@ -224,26 +298,29 @@ class RoundLoop:
         return [Evaluation(held, start, stop) if stop > start else None for start, stop in pairwise(bounds)]
 
     async def _finished(self, round: int) -> RoundOutcome:
-        """Wait for the record; a stage that nobody serves any more ends the run, by name, after a while."""
+        """Wait for the record, as long as it takes: for a stage that nobody serves any more, for servers of it."""
         while True:
             with anyio.move_on_after(self._config.diloco.averaging_timeout_s):
                 return await self._coordinator.finish_round(round)
-            if stages := self._coordinator.stuck:
-                raise NoPipeline(_no_replica(stages))
-            logger.warning("round.slow", extra={"round": round, "waited_s": self._config.diloco.averaging_timeout_s})
+            if not self._stages.missing:
+                waited_s = self._config.diloco.averaging_timeout_s
+                logger.warning("round.slow", extra={"round": round, "waited_s": waited_s})
 
     async def _recorded(self, outcome: RoundOutcome) -> None:
         """Write the record down and act on it.
 
         Raises:
             ControlError: too many rounds in a row have trained nothing.
-            OSError: it cannot be written.
+            TrainingDiverged: too many rounds in a row have only skipped steps.
+            StorageError: it cannot be written.
         """
         record = outcome.record
         # It is forced to the disk, which may take long; the event loop has connections to keep.
-        await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed, outcome.logs)
+        await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)
         self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
         self._holders = outcome.holders
+        if record.round < self._config.diloco.outer_steps:
+            self._reassignment.recorded(outcome.holders, record.round)
         self.rounds += 1
         hashes: dict[int, StageHashes] = {stage.stage: stage.hashes for stage in record.stages}
         self.hashes = {stage: each.parameters for stage, each in hashes.items()}
@@ -252,9 +329,10 @@ class RoundLoop:
         logger.info("round.recorded", extra={"round": record.round, "loss": loss, "hashes": self.hashes})
         if loss is not None:
             self._reports.post({"loss/round": loss, "samples": float(self._reports.progress.samples)})
-        self._idle_rounds = 0 if record.samples or record.skipped else self._idle_rounds + 1
-        if self._idle_rounds > _MAX_IDLE_ROUNDS:
-            raise ControlError(f"{self._idle_rounds} rounds have passed without a step: see the trainers' logs")
+        self._divergence.round_over(*(sum(map(len, ranges)) for ranges in (record.samples, record.skipped)))
+        self.idle_rounds = 0 if record.samples or record.skipped else self.idle_rounds + 1
+        if self.idle_rounds > _MAX_IDLE_ROUNDS:
+            raise ControlError(f"{self.idle_rounds} rounds have passed without a step: see the trainers' logs")
 
     # -- the view
 
@@ -266,46 +344,28 @@ class RoundLoop:
             self.update_trainers()
             await self._membership.changed()
 
+    async def _look_for_servers(self) -> None:
+        """Have the registry asked often while a stage waits for servers."""
+        while True:
+            await self._stages.incomplete()
+            with self._membership.eager():
+                await self._stages.complete()
+
     def update_trainers(self) -> None:
-        """Send every trainer of the round the replicas that it may use now."""
+        """Send every trainer of the round the replicas that it may use now; to be called when these have changed."""
+        self._changed.set()
+        self._changed = anyio.Event()
+        caps = self._membership.view.caps
         for pipeline in self._pipelines:
             hop = self._trainers.present.get(pipeline.slot)
             if hop is not None:
-                self._endpoint.post(hop.peer, UpdateReplicas(self._replicas_for(pipeline.slot)))
-
-    async def _wait_for_servers(self) -> None:
-        """Wait for the servers that were started with this client; go on with fewer if some do not come."""
-        stages = self._config.num_stages
-        with anyio.move_on_after(None if self._patient else self._config.network.bootstrap_timeout_s):
-            await self._membership.wait_for(
-                lambda view: len(view.replicas) >= self._expected_servers and view.max_pipelines(stages) > 0
-            )
-            if not self._expected_servers:
-                await self._settled()
-            return
-        if not self._membership.view.max_pipelines(stages):
-            raise NoPipeline(_no_replica(self._membership.view.missing_stages(stages)))
-        logger.warning(
-            "servers.fewer",
-            extra={"expected": self._expected_servers, "found": len(self._membership.view.replicas)},
-        )
-
-    async def _settled(self) -> None:
-        """Let servers that are just starting into the first round: return when nobody has come for a moment."""
-        alone = False
-        with self._membership.eager():
-            while not alone:
-                with anyio.move_on_after(_SETTLE_S) as timer:
-                    await self._membership.changed()
-                alone = timer.cancelled_caught
+                self._endpoint.post(hop.peer, UpdateReplicas(self._replicas_for(pipeline.slot), caps))
 
     async def _wait_for_pipelines(self) -> None:
-        with anyio.move_on_after(self._config.diloco.averaging_timeout_s), self._membership.eager():
+        with self._membership.eager():
             while not self._pipelines:
-                await self._membership.changed()
+                await self._changed.wait()
                 self._pipelines = self._form()
-            return
-        raise NoPipeline(_no_replica(self._usable().missing_stages(self._config.num_stages)))
 
     def _form(self) -> tuple[Pipeline, ...]:
         """Form the pipelines of a round; slots count without holes, since batches are dealt out by slot.
@@ -319,29 +379,16 @@ class RoundLoop:
         return replicas_for(slot, self._usable(), self._pipelines, self._config.num_stages, NOTHING_HELD)
 
     def _usable(self) -> SwarmView:
-        """The view less the replicas that do not hold the record; what they announce about that comes later.
+        """The view less the replicas that do not hold the record, or leave their stage; their own word comes later.
 
         One that has caught up in the middle of a round is in it at once, one that was started again is not.
         """
-        view = self._membership.view
         now = self._coordinator.holders
-        holders = self._holders if now is None else now
-        return view.without([replica.peer for replica in view.replicas if replica.peer not in holders])
+        return self._reassignment.usable(self._membership.view, self._holders if now is None else now)
 
     def _boundary_deadline_s(self) -> float | None:
         if self._config.run.deterministic:
             return None
-        usual_s = deadline_s(self._durations_s, _DEVIATIONS, self._config.run.first_deadline_s)
-        slowest = sorted(self._durations_s)
+        usual_s = deadline_s(self.durations_s, _DEVIATIONS, self._config.run.first_deadline_s)
+        slowest = sorted(self.durations_s)
         return max(usual_s, _SLOWER_IS_NORMAL * slowest[len(slowest) // 2]) if slowest else usual_s
-
-
-def _no_replica(stages: Sequence[int]) -> str:
-    return (
-        f"no replica serves stage {_names(stages)} any more: start servers for it; "
-        "see the servers' logs for why they ended"
-    )
-
-
-def _names(stages: Sequence[int]) -> str:
-    return ", ".join(map(str, stages)) or "of some pipeline"

@@ -1,7 +1,11 @@
-"""The role's entry: joins the swarm, has its data server started, runs the rounds, sums the run up."""
+"""The role's entry: joins the swarm, has its data server started, runs the rounds, sums the run up.
+
+A client that was started again goes on at once, with the servers that it knew; it joins the swarm meanwhile.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -9,18 +13,22 @@ import msgspec
 
 from shoal import log
 from shoal.client.client import Client
+from shoal.client.diary import Diary
 from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
 from shoal.config.shared import shared_configuration
+from shoal.control.counter_report import counters_logged
 from shoal.control.join import join_swarm
-from shoal.control.records import ClientRecord, RunRecord
-from shoal.control.registry import Registry
+from shoal.control.membership import Membership
+from shoal.control.records import MAX_FAILURE_CHARS, ClientRecord, RunRecord
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_config import pack_configuration
+from shoal.control.run_end import say_run_is_over
 from shoal.errors import ControlError
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.process_info import process_age_s
+from shoal.runtime.role import leaves
 from shoal.transport.base import Endpoint
 
 
@@ -36,18 +44,44 @@ async def main(payload: bytes, control: RoleControl) -> None:
         ShoalError: the run failed.
     """
     spec = msgspec.msgpack.decode(payload, type=ClientSpec)
-    log.configure(spec.log_path.stem, Path(spec.log_dir))
+    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
     identity, clock = Identity(spec.identity_key), SystemClock()
-    async with open_role_endpoint(spec, identity) as endpoint:
+    async with open_role_endpoint(spec, identity) as endpoint, counters_logged(endpoint):
+        diary = Diary(Path(spec.log_dir), spec.run_id)
         reply = await control.request("start_data_server")
         if "error" in reply:
             raise ControlError(f"the data server could not be started: {reply['error']}")
-        async with join_swarm(spec, identity, control, clock) as registry:
-            run = _announced_run(spec, clock)
-            registry.advertise(run)
-            await _train(_build(spec, identity, endpoint, registry, control, clock), control)
-            # Its servers may go; without this word they would wait for the client to come back.
-            await registry.conclude(msgspec.structs.replace(run, ended=True))
+        membership = Membership(clock)
+        joined, trained = anyio.Event(), anyio.Event()
+        end = RunEnd()
+
+        async def take_part() -> None:
+            async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
+                run = _announced_run(spec, clock)
+                registry.advertise(run)
+                registry.advertise(ClientRecord(endpoint.addresses, clock.unix_s()))
+                joined.set()
+                try:
+                    await trained.wait()
+                finally:
+                    # The servers may go; without this word they would wait for the client to come back.
+                    last = _last_word(run, end)
+                    servers = (server.peer for server in membership.view.replicas)
+                    say_run_is_over(endpoint, servers, interrupted=last.interrupted, failure=last.failure)
+                    await registry.conclude(last)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take_part)
+            if not diary.is_resumed:
+                await joined.wait()
+            await _train(_build(spec, identity, endpoint, membership, diary, control, clock), control, end)
+            await joined.wait()
+            trained.set()
+
+
+def _last_word(run: RunRecord, end: RunEnd) -> RunRecord:
+    failure = end.failure[:MAX_FAILURE_CHARS]
+    return msgspec.structs.replace(run, ended=True, interrupted=end.exit == "interrupted", failure=failure)
 
 
 def _announced_run(spec: ClientSpec, clock: Clock) -> RunRecord:
@@ -59,47 +93,63 @@ def _build(
     spec: ClientSpec,
     identity: Identity,
     endpoint: Endpoint,
-    registry: Registry,
+    membership: Membership,
+    diary: Diary,
     control: RoleControl,
     clock: Clock,
 ) -> Client:
     config = spec.config()
-    registry.advertise(ClientRecord(endpoint.addresses, clock.unix_s()))
     return Client(
         config=config,
         run_id=spec.run_id,
         log_dir=Path(spec.log_dir),
         identity=identity,
         endpoint=endpoint,
-        membership=registry.membership,
+        membership=membership,
         launcher=control,
         data_server=spec.data_server,
         monitor=spec.monitor,
         clock=clock,
         age_s=lambda: process_age_s(spec.launcher_pid),
+        diary=diary,
         expected_servers=spec.expected_servers,
         patient=spec.patient,
         notice=lambda text: control.event("notice", text=text),
     )
 
 
-async def _train(client: Client, control: RoleControl) -> None:
+@dataclass
+class RunEnd:
+    """How a run has ended.
+
+    Attributes:
+        exit: "done", "failed" or "interrupted".
+        failure: why it has failed.
+    """
+
+    exit: str = "failed"
+    failure: str = ""
+
+
+async def _train(client: Client, control: RoleControl, end: RunEnd) -> None:
     """Run the rounds until they are done, fail, or the launcher says stop; then say what was reached."""
-    exit_reason = "failed"
     try:
         async with anyio.create_task_group() as tasks:
 
             async def stop_when_told() -> None:
-                nonlocal exit_reason
                 await control.stopping.wait()
-                exit_reason = "interrupted"
+                end.failure = control.stop_reason
+                end.exit = "failed" if end.failure else "interrupted"
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(stop_when_told)
             control.ready()
             await client.run()
-            exit_reason = "done"
+            end.exit = "done"
             tasks.cancel_scope.cancel()
+    except Exception as error:
+        end.exit, end.failure = "failed", "; ".join(str(cause) for cause in leaves(error))
+        raise
     finally:
         with anyio.CancelScope(shield=True):
-            control.event("summary", summary=await client.summary(exit_reason))
+            control.event("summary", summary=await client.summary(end.exit))

@@ -21,6 +21,9 @@ def build_summary(
     hashes: dict[int, str],
     seconds_to_first_step: float | None,
     failovers: list[dict[str, Any]],
+    counters: dict[str, int],
+    servers_moved: int,
+    stages_restored: list[dict[str, Any]],
     exit_reason: str,
 ) -> dict[str, Any]:
     """Return the client's part of the summary.
@@ -32,6 +35,9 @@ def build_summary(
         hashes: of the final outer parameters, by stage.
         seconds_to_first_step: from the launcher's start to the first committed step.
         failovers: see `client.failovers`.
+        counters: of all roles together, as far as they have reported them.
+        servers_moved: that have come to another stage.
+        stages_restored: see `client.stage_watch`.
     """
     evaluated = sorted(progress.eval_losses)
     return {
@@ -51,13 +57,17 @@ def build_summary(
         "loss_first": progress.loss_first,
         "loss_last": progress.loss_last,
         "eval_loss_first": progress.eval_losses[evaluated[0]] if evaluated else None,
-        "eval_loss_last": progress.eval_losses[evaluated[-1]] if evaluated else None,
+        # Of what was trained: D_0 alone says nothing about that.
+        "eval_loss_last": progress.eval_losses[evaluated[-1]] if evaluated and evaluated[-1] else None,
         "eval_losses": {str(held): progress.eval_losses[held] for held in evaluated},
-        "samples_per_s": progress.mean_samples_per_s(),
+        "samples_per_s": round(progress.mean_samples_per_s(), 3),
         "seconds_to_first_step": seconds_to_first_step,
         "bytes_sent": {str(traffic): progress.sent_bytes.get(str(traffic), 0) for traffic in Traffic},
         "hashes": {str(stage): digest for stage, digest in sorted(hashes.items())},
         "steps_lost": {str(stage): lost for stage, lost in sorted(audit.steps_lost.items())},
         "failovers": failovers,
+        "counters": counters,
+        "servers_moved": servers_moved,
+        "stages_restored": stages_restored,
         "exit": exit_reason,
     }

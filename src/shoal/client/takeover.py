@@ -47,7 +47,14 @@ class Takeover:
         self._fencing = fencing
         self._data = data
 
-    async def run(self, slots: frozenset[int], first_step: int, num_steps: int, go_on: GoOn) -> None:
+    async def run(
+        self,
+        slots: frozenset[int],
+        first_step: int,
+        num_steps: int,
+        go_on: GoOn,
+        idle: frozenset[int] = frozenset(),
+    ) -> None:
         """Replace lost trainers until cancelled.
 
         Args:
@@ -55,13 +62,14 @@ class Takeover:
             first_step: number of the round's first step.
             num_steps: of the round, for each slot.
             go_on: has a new trainer do what is left.
+            idle: slots whose trainer is there and has not been told of the round: a client died while it took over.
         """
         taken = Counter[int]()
         busy: set[int] = set()
 
-        async def replace(slot: int) -> None:
+        async def replace(slot: int, is_there: bool) -> None:
             try:
-                await self._replace(slot, first_step, num_steps, go_on)
+                await self._replace(slot, first_step, num_steps, go_on, is_there)
             except ControlError as error:
                 logger.error("trainer.not_replaced", extra={"slot": slot, "reason": str(error)})
                 self._reports.excuse(slot)
@@ -78,23 +86,27 @@ class Takeover:
                     continue
                 taken[slot] += 1
                 busy.add(slot)
-                tasks.start_soon(replace, slot)
+                tasks.start_soon(replace, slot, False)
 
         async with anyio.create_task_group() as tasks:
+            busy.update(idle)
+            for slot in sorted(idle):
+                tasks.start_soon(replace, slot, True)
             while True:
                 look(tasks)
                 await self._trainers.changed()
 
-    async def _replace(self, slot: int, first_step: int, num_steps: int, go_on: GoOn) -> None:
-        """Start the slot's next trainer and settle the last one's steps meanwhile.
+    async def _replace(self, slot: int, first_step: int, num_steps: int, go_on: GoOn, is_there: bool) -> None:
+        """Start the slot's next trainer, unless it is there, and settle the last one's steps meanwhile.
 
         Raises:
             ControlError: the launcher could not start it, or it did not say hello.
         """
-        incarnation = self._trainers.advance(slot)
+        incarnation = self._trainers.incarnations[slot] if is_there else self._trainers.advance(slot)
         next_step = first_step
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._trainers.start, slot, incarnation)
+            if not is_there:
+                tasks.start_soon(self._trainers.start, slot, incarnation)
             if num_steps:
                 next_step = await self._settle(slot, incarnation, first_step)
         if not await self._trainers.arrived(slot):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import anyio
@@ -50,6 +50,7 @@ class TrainerPool:
         self._incarnations: dict[int, int] = {}
         self._arrived: dict[int, int] = {}
         self._booting: set[int] = set()
+        self._rounds: dict[int, int] = {}
         self._changed = anyio.Event()
 
     @property
@@ -61,6 +62,24 @@ class TrainerPool:
     def incarnations(self) -> Mapping[int, int]:
         """The latest incarnation of each slot's trainer."""
         return self._incarnations
+
+    def round_of(self, slot: int) -> int:
+        """Return the round that a slot's trainer was in when it said hello; 0: it waits for its first."""
+        return self._rounds.get(slot, 0)
+
+    def adopt(self, incarnations: Mapping[int, int], running: Collection[int]) -> None:
+        """Take over the trainers that an earlier start of this client has had started; before any message is taken.
+
+        Args:
+            incarnations: of the trainer that was started last for each slot.
+            running: slots whose trainer has not ended: it will say hello by itself.
+        """
+        self._incarnations = dict(incarnations)
+        self._booting = set(running)
+
+    async def returned(self, timeout_s: float) -> None:
+        """Wait until the trainers that were adopted have said hello, or are not waited for any longer."""
+        await self._arrivals(sorted(self._booting), timeout_s)
 
     def slot_of(self, peer: PeerId) -> int | None:
         """Return the slot whose trainer `peer` is."""
@@ -79,6 +98,7 @@ class TrainerPool:
         self._endpoint.introduce(hello.hop)
         self._hops[hello.slot] = hello.hop
         self._arrived[hello.slot] = hello.incarnation
+        self._rounds[hello.slot] = hello.round
         self._booting.discard(hello.slot)
         logger.info("trainer.ready", extra={"slot": hello.slot, "incarnation": hello.incarnation})
         self._notify()
@@ -104,7 +124,7 @@ class TrainerPool:
         for slot in missing:
             if slot not in self._booting:
                 await self.start(slot, self.advance(slot))
-        if await self._arrivals(missing):
+        if await self._arrivals(missing, self._start_timeout_s):
             return
         silent = self._silent(missing)
         if not self._hops:
@@ -133,14 +153,14 @@ class TrainerPool:
 
     async def arrived(self, slot: int) -> bool:
         """Wait until the slot's latest trainer has said hello; returns False if it does not in time."""
-        return await self._arrivals([slot])
+        return await self._arrivals([slot], self._start_timeout_s)
 
     async def changed(self) -> None:
         """Wait until a trainer has come or gone."""
         await self._changed.wait()
 
-    async def _arrivals(self, slots: list[int]) -> bool:
-        with anyio.move_on_after(self._start_timeout_s):
+    async def _arrivals(self, slots: list[int], timeout_s: float) -> bool:
+        with anyio.move_on_after(timeout_s):
             # One that is lost after its hello is not waited for.
             while self._silent(slots):
                 await self._changed.wait()

@@ -5,10 +5,12 @@ A `transport.dispatch.Handler` that takes no message: it only looks at them, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from shoal.client.diary import Lost
 from shoal.client.failovers import Failovers
 from shoal.client.trainers import TrainerPool
+from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
 from shoal.transport.base import Received
@@ -30,6 +32,10 @@ class Watch:
         trainers: TrainerPool,
         slots_of_replica: Callable[[PeerId], frozenset[int]],
         age_s: Callable[[], float],
+        clock: Clock,
+        note: Callable[[Lost], None] = lambda _: None,
+        is_moving: Callable[[PeerId], bool] = lambda _: False,
+        dial: Callable[[PeerId], None] = lambda _: None,
     ) -> None:
         """Begin to watch.
 
@@ -38,28 +44,51 @@ class Watch:
             trainers: whose reports are believed.
             slots_of_replica: the slots whose home pipeline runs over a peer.
             age_s: seconds since the run was launched.
+            clock: that of the steps' times.
+            note: writes a loss down.
+            dial: tries to connect with a server; each that is lost is dialled once. The view has no use for a server
+                that this process could not hear while it was frozen itself, until it is connected or announced anew,
+                and that is only done every few seconds.
+            is_moving: whether a server is on its way to another stage; then it ends its connections, and none is lost.
         """
         self.failovers = Failovers()
         self.seconds_to_first_step: float | None = None
+        self._note = note
+        self._clock = clock
         self._membership = membership
         self._trainers = trainers
         self._slots_of_replica = slots_of_replica
         self._age_s = age_s
+        self._is_moving = is_moving
+        self._dial = dial
 
     def receive(self, event: Received) -> bool:
         """Look at step reports; takes nothing."""
         report = event.message
         if isinstance(report, StepReport) and self._trainers.slot_of(event.peer) == report.slot:
-            now_s = self._age_s()
-            if self.seconds_to_first_step is None:
-                self.seconds_to_first_step = now_s
-            self.failovers.step_committed(report.slot, now_s)
+            self.step_committed(report)
         return False
+
+    def step_committed(self, report: StepReport) -> None:
+        """A trainer has committed a step; of one that is reported again nothing new follows."""
+        at_s = self._age_s() - (self._clock.now_s() - report.at_s)
+        if self.seconds_to_first_step is None:
+            self.seconds_to_first_step = round(at_s, 3)
+        self.failovers.step_committed(report.slot, at_s)
+
+    def lost(self, kind: str, slots: Iterable[int], at_s: float | None = None) -> None:
+        """A process of this kind was lost, now or so many seconds after the launch, and these slots needed it."""
+        loss = Lost(kind, tuple(slots), self._age_s() if at_s is None else at_s)
+        self._note(loss)
+        self.failovers.lost(loss.kind, loss.slots, loss.at_s)
 
     def peer_lost(self, peer: PeerId) -> None:
         """A connection has ended, which beats whatever the registry says."""
         if (slot := self._trainers.slot_of(peer)) is not None:
-            self.failovers.lost("trainer", {slot}, self._age_s())
-        elif self._membership.view.replica(peer) is not None:
-            self.failovers.lost("server", self._slots_of_replica(peer), self._age_s())
+            self.lost("trainer", {slot})
+        is_server = self._membership.view.replica(peer) is not None
+        if is_server and not self._is_moving(peer):
+            self.lost("server", self._slots_of_replica(peer))
         self._membership.lost(peer)
+        if is_server:
+            self._dial(peer)

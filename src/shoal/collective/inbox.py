@@ -14,7 +14,7 @@ import anyio
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId
 from shoal.transport.base import Received
-from shoal.wire.messages.round import RingPart
+from shoal.wire.messages.round import RingPart, RingReady, RingTaken
 from shoal.wire.tensors import WireTensor
 
 
@@ -26,12 +26,19 @@ class RingTag(NamedTuple):
     epoch: int
 
 
+MAX_WAITING = 1 << 16
+"""The most messages that wait for a ring that has not started: more than the first chunk of any stage has segments."""
+
+RingMessage = RingPart | RingReady | RingTaken
+"""What members of a ring say to each other."""
+
+
 class Part(NamedTuple):
-    """One part as it arrived."""
+    """One message of a ring as it arrived, with its tensor if it is a RingPart."""
 
     sender: PeerId
-    message: RingPart
-    tensor: WireTensor
+    message: RingMessage
+    tensor: WireTensor | None
 
 
 class Parts:
@@ -55,6 +62,10 @@ class Parts:
             self._arrived = anyio.Event()
             await self._arrived.wait()
         return self._parts.popleft()
+
+    def take_waiting(self) -> Part | None:
+        """Return the next part if there is one."""
+        return self._parts.popleft() if self._parts else None
 
 
 class RingInbox:
@@ -83,15 +94,15 @@ class RingInbox:
             RemoteProtocolError: It is for another stage, has not one tensor, or more arrives than a ring has.
         """
         message = event.message
-        if not isinstance(message, RingPart):
+        if not isinstance(message, RingMessage):
             return False
-        if message.stage != self._stage or len(event.tensors) != 1:
+        if message.stage != self._stage or len(event.tensors) != isinstance(message, RingPart):
             raise RemoteProtocolError(
                 f"{event.peer} sent a ring part with {len(event.tensors)} tensors for stage {message.stage}, this is "
                 f"stage {self._stage}"
             )
         tag = RingTag(message.round, message.ballot, message.epoch)
-        part = Part(event.peer, message, event.tensors[0])
+        part = Part(event.peer, message, event.tensors[0] if event.tensors else None)
         if tag == self._open and self._parts is not None:
             self._parts.put(part)
         elif self._is_superseded(tag):
@@ -122,13 +133,13 @@ class RingInbox:
         if tag != self._waiting_tag:
             self._forget()
             self._waiting_tag = tag
-        self._waiting_bytes += part.tensor.data.nbytes
-        if self._waiting_bytes > self._limit_bytes:
-            size = self._waiting_bytes
+        self._waiting_bytes += 0 if part.tensor is None else part.tensor.num_bytes
+        if self._waiting_bytes > self._limit_bytes or len(self._waiting) >= MAX_WAITING:
+            said = f"{len(self._waiting) + 1} parts, {self._waiting_bytes} bytes"
             self._forget()
             raise RemoteProtocolError(
-                f"{part.sender} sent {size} bytes for a ring that has not started here; "
-                f"at most {self._limit_bytes} are kept"
+                f"{part.sender} sent {said} for a ring that has not started here; at most {self._limit_bytes} bytes "
+                f"in {MAX_WAITING} parts are kept"
             )
         self._waiting.append(part)
 

@@ -1,70 +1,102 @@
-"""One ring all-reduce over an endpoint: the plan's moves, each part added or stored as it comes.
+"""One all-reduce over an endpoint: the plan's moves, each piece added or stored as it comes.
 
-All members end with the same bits: each sum is formed in one order (see `plan`), and everyone takes the owner's bytes.
-Vectors are reduced in place and side by side; N = elements of a vector.
+    parts --> _Span --> on the thread that computes: own = received + own, or own = received --> posted on
+
+Two tasks: one hands work to the computing thread, the other posts what that has finished, so that the next piece is
+being added while the one before is posted, and further ones are received. A neighbour on the same host whose vector
+lies in shared memory is told `RingReady` and reads it there; to any other one it is sent as `RingPart`.
+
+All members end with the same bits: each sum is formed in one order (see `plan`), and everyone takes the root's bytes.
+Vectors are reduced in place and side by side; N = elements of a vector, n = of a piece.
+
+**Memory.** A sum that others read, or that is being sent without a copy, changes only when the complete piece comes
+back, and that depends on what they have made of it. A complete piece does not change any more in this ring; whoever
+reads it from shared memory says `RingTaken` when it has all, and `run` returns after that, and when all else is sent.
+A ring that is cancelled leaves its memory lent, and `SharedMemory` gives the next one another.
 """
 
 from __future__ import annotations
 
-import enum
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-import torch
+import anyio
 from torch import Tensor
 
 from shoal.codec.raw import from_wire, to_wire
 from shoal.collective.inbox import Part, Parts, RingTag
-from shoal.collective.plan import SEGMENT_BYTES, RingPlan
+from shoal.collective.plan import SEGMENT_BYTES, Collective, Plan, choose_collective
+from shoal.collective.shared_memory import SharedMemory
+from shoal.collective.vectors import RingVector
 from shoal.errors import LocalProtocolError, RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Traffic
-from shoal.wire.messages.round import RingPart
+from shoal.wire.messages.round import RingPart, RingReady, RingTaken
 
 INLINE_BYTES = 1 << 18
 """Sums below this size take less time than handing them to a thread."""
+
+SPAN_BYTES = 4 << 20
+"""At most so much is read from shared memory at a time before the next member is told."""
 
 Compute = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs a function on the thread that computes and returns when it is done."""
 
 
-class Reduction(enum.Enum):
-    """How contributions are combined."""
-
-    SUM = "sum"
-    MAX = "max"
-
-
 @dataclass(frozen=True, slots=True)
-class RingVector:
-    """A vector to be reduced in place.
+class _Span:
+    """Consecutive segments of a chunk, and what a neighbour has sent or shows of them.
 
     Attributes:
-        number: What it is in `RingPart.buffer`.
-        values_N: This member's contribution, later the result: contiguous, on the CPU, used by nobody else meanwhile.
-        reduction: The same on all members.
+        number: Of the vector.
+        gather: They are complete.
+        chunk: Whose segments.
+        segments: Which.
+        elements: The same, in the vector.
+        sender: The neighbour's place in the ring.
+        received_n: Its values.
     """
 
     number: int
-    values_N: Tensor
-    reduction: Reduction
+    gather: bool
+    chunk: int
+    segments: range
+    elements: range
+    sender: int
+    received_n: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Segments of the own vector that are to be passed on; `gather`: they are complete."""
+
+    number: int
+    gather: bool
+    chunk: int
+    segments: range
 
 
 class Ring:
     """One member's end of one all-reduce.
 
     Args:
-        endpoint: Sends to the next member.
+        endpoint: Sends to the other members.
         tag: Of the view; on every part.
         stage: Of the view.
         members: In ring order, this endpoint's peer among them, each once.
-        vectors: The same numbers, sizes, dtypes and reductions on all members.
+        vectors: The same numbers, sizes, dtypes, wire types and reductions on all members.
         compute: Where large sums are formed, so that the event loop is not held up.
+        memory: Where the vectors are that neighbours on the same host may read; without it everything is sent.
         segment_bytes: How much travels in one frame; the same on all members.
+        choose: The collective for a vector of so many bytes and so many members; the same on all members.
+
+    Attributes:
+        offender: Who broke the protocol, when `run` has raised.
 
     Raises:
-        LocalProtocolError: This endpoint's peer is not in the ring, or a vector cannot be reduced.
+        LocalProtocolError: This endpoint's peer is not in the ring.
     """
 
     def __init__(
@@ -75,118 +107,243 @@ class Ring:
         members: Sequence[PeerId],
         vectors: Sequence[RingVector],
         compute: Compute,
+        *,
+        memory: SharedMemory | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        choose: Callable[[int, int], Collective] = choose_collective,
     ) -> None:
         if members.count(endpoint.peer_id) != 1:
             raise LocalProtocolError(f"{endpoint.peer_id} is not once in the ring {tag}")
-        for vector in vectors:
-            values_N = vector.values_N
-            if values_N.dim() != 1 or not values_N.is_contiguous() or values_N.device.type != "cpu":
-                raise LocalProtocolError(f"vector {vector.number} of ring {tag} is not a contiguous CPU vector")
+        self.offender: PeerId | None = None
         self._endpoint = endpoint
         self._tag = tag
         self._stage = stage
+        self._members = tuple(members)
         self._me = members.index(endpoint.peer_id)
-        self._next = members[(self._me + 1) % len(members)]
-        self._previous = members[self._me - 1]
         self._vectors = {vector.number: vector for vector in vectors}
-        self._plans = {
-            vector.number: RingPlan(
-                len(members), vector.values_N.numel(), max(1, segment_bytes // vector.values_N.element_size())
-            )
-            for vector in vectors
-        }
+        self._plans = {v.number: _plan(v, len(members), segment_bytes, choose) for v in vectors}
         self._compute = compute
-        self._taken: set[tuple[int, bool, int, int]] = set()
+        self._memory = memory or SharedMemory()
+        self._span_segments = max(1, SPAN_BYTES // segment_bytes)
+        self._remaining = sum(plan.num_received(self._me) for plan in self._plans.values())
+        self._taken: set[tuple[int, int, bool, int, int]] = set()
+        self._added: Counter[tuple[int, int, int]] = Counter()
+        self._early: list[_Span] = []
+        self._finished: deque[_Piece | None] = deque()
+        self._has_finished = anyio.Event()
+        self._read_from: set[int] = set()
+        self._lent_to: set[int] = set()
+        self._sent_to: set[int] = set()
 
     async def run(self, parts: Parts) -> None:
         """Reduce the vectors with the other members; on return they hold the result, the same bits on all members.
 
-        Ends only with the result or by cancellation: whoever watches the members cancels it when one is lost.
+        Then nobody reads them any more. Ends only so or by cancellation: whoever watches the members cancels it when
+        one is lost.
 
         Raises:
-            RemoteProtocolError: A member sent what the plan does not have.
+            RemoteProtocolError: A member (`offender`) sent what the plan does not have.
         """
-        remaining = sum(plan.num_received(self._me) for plan in self._plans.values())
-        if remaining == 0:
+        if self._remaining == 0:
             return
+        self._memory.lend()
+        failure: RemoteProtocolError | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._post_finished)
+            try:
+                await self._reduce(parts)
+            except RemoteProtocolError as error:
+                failure = error
+                tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        while self._lent_to:
+            self._spans(await parts.take())  # only acknowledgements are left
+        for member in self._sent_to:
+            await self._endpoint.flushed(self._members[member])
+        self._memory.take_back()
+
+    # -- receive and combine
+
+    async def _reduce(self, parts: Parts) -> None:
+        """Do everything but the last posts."""
         for number, plan in self._plans.items():
-            chunk = plan.first_chunk(self._me)
-            for segment in range(plan.num_segments(chunk)):
-                await self._send(number, False, chunk, segment)
-        while remaining:
-            remaining -= await self._take(await parts.take())
+            for chunk in range(plan.num_chunks):
+                is_leaf = not plan.children(self._me, chunk) and plan.parent(self._me, chunk) is not None
+                if is_leaf and plan.num_segments(chunk):
+                    self._finish(_Piece(number, False, chunk, range(plan.num_segments(chunk))))
+        while self._remaining:
+            for span in self._spans(await parts.take()):
+                await self._apply(span)
+        self._finish(None)
+        for member in self._read_from:
+            message = RingTaken(self._tag.ballot, self._tag.round, self._tag.epoch, self._stage)
+            self._endpoint.post(self._members[member], message, traffic=Traffic.PSEUDO_GRADIENTS)
 
-    async def _take(self, part: Part) -> int:
-        """Add or store one part and pass it on; returns 1, or 0 for a part that was taken before."""
-        message = part.message
-        own_n, reduction = self._check(part)
-        key = (message.buffer, message.gather, message.chunk, message.segment)
-        if key in self._taken:
-            return 0
-        self._taken.add(key)
-        received_n = from_wire(part.tensor)
-        plan = self._plans[message.buffer]
-        if message.gather:
-            own_n.copy_(received_n)
-            if plan.passes_gather(self._me, message.chunk):
-                await self._send(message.buffer, True, message.chunk, message.segment)
-            return 1
-
-        def combine() -> None:
-            # received + own, in this order (see `plan`); in place, because the sum replaces the contribution.
-            if reduction is Reduction.SUM:
-                torch.add(received_n, own_n, out=own_n)
-            else:
-                torch.maximum(received_n, own_n, out=own_n)
-
-        if part.tensor.data.nbytes < INLINE_BYTES:
-            combine()
-        else:
-            await self._compute(combine)
-        gather = plan.ends_reduce(self._me, message.chunk)
-        await self._send(message.buffer, gather, message.chunk, message.segment)
-        return 1
-
-    def _check(self, part: Part) -> tuple[Tensor, Reduction]:
-        """Returns the own segment that the part is for."""
-        message = part.message
-        vector = self._vectors.get(message.buffer)
-        if part.sender != self._previous or vector is None:
-            raise RemoteProtocolError(f"{part.sender} sent buffer {message.buffer} in ring {self._tag}, unasked")
-        plan = self._plans[message.buffer]
-        # Nobody sends a member the chunk whose sum starts there, nor its own chunk once it is complete.
-        never = self._me if message.gather else plan.first_chunk(self._me)
+    def _spans(self, part: Part) -> list[_Span]:
+        """What there is to do for a message: nothing for an acknowledgement, or for what has come before."""
         try:
-            elements = plan.segment(message.chunk, message.segment)
+            return self._checked(part)
+        except RemoteProtocolError:
+            self.offender = part.sender
+            raise
+
+    def _checked(self, part: Part) -> list[_Span]:
+        message = part.message
+        sender = self._members.index(part.sender) if part.sender in self._members else None
+        if isinstance(message, RingTaken):
+            if sender not in self._lent_to:
+                raise RemoteProtocolError(f"{part.sender} gives back memory of ring {self._tag} that it was not lent")
+            self._lent_to.discard(sender)
+            return []
+        vector, plan = self._vectors.get(message.buffer), self._plans.get(message.buffer)
+        if sender is None or vector is None or plan is None:
+            raise RemoteProtocolError(f"{part.sender} sent buffer {message.buffer} in ring {self._tag}, unasked")
+        count = message.count if isinstance(message, RingReady) else 1
+        segments = range(message.segment, message.segment + count)
+        try:
+            elements = plan.span(message.chunk, segments)
         except ValueError as error:
             raise RemoteProtocolError(f"{part.sender}: {error}") from error
-        own_n = vector.values_N[elements.start : elements.stop]
-        dtype = str(own_n.dtype).removeprefix("torch.")
-        if message.chunk == never or part.tensor.dtype != dtype or part.tensor.shape != (len(elements),):
+        allowed = (
+            (plan.copies_from(self._me, message.chunk),) if message.gather else plan.children(self._me, message.chunk)
+        )
+        if sender not in allowed:
             raise RemoteProtocolError(
-                f"{part.sender} sent {part.tensor.dtype}{part.tensor.shape} as segment {message.segment} of chunk "
-                f"{message.chunk} in ring {self._tag}; {dtype}({len(elements)},) was expected"
+                f"{part.sender} sent chunk {message.chunk} in ring {self._tag}, which is not its to send here"
             )
-        return own_n, vector.reduction
+        received_n = self._received(part, vector, elements)
+        keys = {(sender, message.buffer, message.gather, message.chunk, segment) for segment in segments}
+        if keys <= self._taken:
+            return []
+        if keys & self._taken:
+            raise RemoteProtocolError(f"{part.sender} sent some of segments {segments} in ring {self._tag} again")
+        self._taken |= keys
+        if isinstance(message, RingReady) and message.gather:
+            self._read_from.add(sender)
+        step = self._span_segments
+        cuts = [segments[start : start + step] for start in range(0, count, step)]
+        spans: list[_Span] = []
+        for cut in cuts:
+            within = plan.span(message.chunk, cut)
+            own_n = received_n[within.start - elements.start : within.stop - elements.start]
+            spans.append(_Span(message.buffer, message.gather, message.chunk, cut, within, sender, own_n))
+        return spans
 
-    async def _send(self, number: int, gather: bool, chunk: int, segment: int) -> None:
-        """Send a segment of the own vector as it is now.
+    def _received(self, part: Part, vector: RingVector, elements: range) -> Tensor:
+        """The values that a message carries or refers to, for these elements."""
+        if isinstance(part.message, RingReady):
+            process = self._endpoint.process_of(part.sender)
+            num_elements = vector.values_N.numel()
+            theirs_N = self._memory.look(part.sender, process, part.message.vector, num_elements, vector.values_N)
+            return theirs_N[elements.start : elements.stop]
+        tensor, dtype = part.tensor, str(vector.wire_dtype).removeprefix("torch.")
+        if tensor is None or tensor.dtype != dtype or tensor.shape != (len(elements),):
+            found = "no tensor" if tensor is None else f"{tensor.dtype}{tensor.shape}"
+            raise RemoteProtocolError(
+                f"{part.sender} sent {found} in ring {self._tag}; {dtype}({len(elements)},) was expected"
+            )
+        return from_wire(tensor)
 
-        The memory is sent without a copy. It changes again only when the complete segment comes back, and that depends
-        on the bytes sent here: they have left by then.
-        """
-        elements = self._plans[number].segment(chunk, segment)
+    async def _apply(self, span: _Span) -> None:
+        """Add or store a span, and those that have waited for it; what is finished is passed on."""
+        vector, plan = self._vectors[span.number], self._plans[span.number]
+        children = plan.children(self._me, span.chunk)
+        keys = [(span.number, span.chunk, segment) for segment in span.segments]
+        is_root = plan.parent(self._me, span.chunk) is None
+        if span.gather:
+            await self._run(span, lambda: vector.store(span.elements, span.received_n))
+            is_finished = True
+        elif any(children[self._added[key]] != span.sender for key in keys):
+            self._early.append(span)
+            return
+        else:
+            is_finished = span.sender == children[-1]
+            await self._run(span, lambda: vector.add(span.elements, span.received_n, is_root=is_root and is_finished))
+            self._added.update(keys)
+        self._remaining -= len(span.segments)
+        if is_finished:
+            self._finish(_Piece(span.number, span.gather or is_root, span.chunk, span.segments))
+            return
+        early, self._early = self._early, []
+        for waiting in early:
+            await self._apply(waiting)
+
+    async def _run(self, span: _Span, function: Callable[[], None]) -> None:
+        if span.received_n.nbytes < INLINE_BYTES:
+            function()
+        else:
+            await self._compute(function)
+
+    # -- pass on
+
+    def _finish(self, piece: _Piece | None) -> None:
+        """Hand a piece to the task that posts; None ends it."""
+        self._finished.append(piece)
+        self._has_finished.set()
+
+    async def _post_finished(self) -> None:
+        while True:
+            while self._finished:
+                piece = self._finished.popleft()
+                if piece is None:
+                    return
+                await self._post(piece)
+            self._has_finished = anyio.Event()
+            await self._has_finished.wait()
+
+    async def _post(self, piece: _Piece) -> None:
+        """Tell whoever comes next that segments are ready, or send them."""
+        plan, vector = self._plans[piece.number], self._vectors[piece.number]
+        parent = plan.parent(self._me, piece.chunk)
+        targets = plan.copied_by(self._me, piece.chunk) if piece.gather else () if parent is None else (parent,)
+        for target in targets:
+            peer = self._members[target]
+            reference = None
+            if self._endpoint.process_of(peer) is not None:
+                reference = self._memory.reference(vector.values_N)
+            if reference is None:
+                self._sent_to.add(target)
+                for segment in piece.segments:
+                    await self._send(peer, piece, segment, vector, plan.segment(piece.chunk, segment))
+                continue
+            if piece.gather:
+                self._lent_to.add(target)
+            message = RingReady(
+                ballot=self._tag.ballot,
+                round=self._tag.round,
+                epoch=self._tag.epoch,
+                stage=self._stage,
+                gather=piece.gather,
+                buffer=piece.number,
+                chunk=piece.chunk,
+                segment=piece.segments.start,
+                count=len(piece.segments),
+                vector=reference,
+            )
+            self._endpoint.post(peer, message, traffic=Traffic.PSEUDO_GRADIENTS)
+
+    async def _send(self, peer: PeerId, piece: _Piece, segment: int, vector: RingVector, elements: range) -> None:
+        encoded: list[Tensor] = []
+        if vector.wire is None or len(elements) * vector.values_N.element_size() < INLINE_BYTES:
+            encoded.append(vector.encoded(elements))
+        else:
+            await self._compute(lambda: encoded.append(vector.encoded(elements)))
         message = RingPart(
             ballot=self._tag.ballot,
             round=self._tag.round,
             epoch=self._tag.epoch,
             stage=self._stage,
-            gather=gather,
-            buffer=number,
-            chunk=chunk,
+            gather=piece.gather,
+            buffer=piece.number,
+            chunk=piece.chunk,
             segment=segment,
         )
-        tensor = to_wire(self._vectors[number].values_N[elements.start : elements.stop])
-        self._endpoint.post(self._next, message, (tensor,), Traffic.PSEUDO_GRADIENTS)
-        await self._endpoint.drained(self._next)
+        self._endpoint.post(peer, message, (to_wire(encoded[0]),), Traffic.PSEUDO_GRADIENTS)
+        await self._endpoint.drained(peer)
+
+
+def _plan(vector: RingVector, num_members: int, segment_bytes: int, choose: Callable[[int, int], Collective]) -> Plan:
+    values_N = vector.values_N
+    collective = choose(values_N.nbytes, num_members)
+    return Plan(collective, num_members, values_N.numel(), max(1, segment_bytes // values_N.element_size()))

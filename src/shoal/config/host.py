@@ -3,11 +3,13 @@
 import json
 import re
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from pydantic import Field, field_validator
 
-from shoal.config.base import PositiveFloat, PositiveInt, Section
+from shoal.config.base import ByteSize, PositiveFloat, PositiveInt, Section
+
+MAX_PORT: Final = 65535
 
 
 def split_addresses(value: object) -> object:
@@ -56,14 +58,14 @@ class NetworkConfig(Section):
     monitor_port: int = Field(
         default=0,
         ge=0,
-        le=65535,
+        le=MAX_PORT,
         description="TCP port of the monitor, the first peer. 0: any free port, and where other hosts join 50000 if it "
         "is free.",
     )
     data_port: int = Field(
         default=0,
         ge=0,
-        le=65535,
+        le=MAX_PORT,
         description="TCP port on which the client, or the first server of a host, listens for tensors of other hosts; "
         "further servers take the next ones. 0 takes any free ports.",
     )
@@ -74,6 +76,12 @@ class NetworkConfig(Section):
     public_ip: str | None = Field(
         default=None,
         description="Address or name under which other hosts reach this one; null: the addresses of its interfaces.",
+    )
+    max_upload_mbit: PositiveFloat | None = Field(
+        default=None,
+        description="Most that each process of this host sends to other hosts, in millions of bits per second. "
+        "Messages without tensors count and are not held back. A host with two servers sends up to twice that. null: "
+        "no limit.",
     )
     bootstrap_timeout_s: PositiveFloat = Field(
         default=20.0, description="A peer that reaches none of its initial peers for so long gives up (exit code 2)."
@@ -90,6 +98,9 @@ class NetworkConfig(Section):
         for address in value:
             if not address.startswith("/"):
                 raise ValueError(f"{address!r} is not a multiaddress such as /ip4/203.0.113.7/tcp/50000/p2p/12D3Koo...")
+            port = re.search(r"/(?:tcp|udp)/([^/]*)", address)
+            if port is not None and not (port[1].isdecimal() and int(port[1]) <= MAX_PORT):
+                raise ValueError(f"{port[1]!r} in {address!r} is not a port; use 0 to {MAX_PORT}")
         return value
 
 
@@ -99,6 +110,11 @@ class HealthConfig(Section):
     heartbeat_s: PositiveFloat = Field(default=0.25, description="Interval of heartbeats on an idle connection.")
     deadline_s: PositiveFloat = Field(
         default=2.0, description="Silence after which a connection is closed; at least 4 heartbeats."
+    )
+    lost_state_after_s: PositiveFloat = Field(
+        default=30.0,
+        description="How long a stage without replicas waits for one that may still hold its state, when servers "
+        "without it are there; then it starts again from the newest state that is left.",
     )
 
 
@@ -110,6 +126,17 @@ class ServersConfig(Section):
     )
     replicas: PositiveInt = Field(default=2, description="Servers per stage where num_servers is null.")
     threads: PositiveInt = Field(default=1, description="CPU threads that a server computes with.")
+    max_microbatch_samples: PositiveInt | None = Field(
+        default=None,
+        description="The most samples that the servers of this host take at a time: a trainer cuts its batch into more "
+        "microbatches where its path needs it. null: any number. On a host that joins, DistQat's "
+        "diloco.batch_size_per_step does the same.",
+    )
+    max_memory_bytes: ByteSize | None = Field(
+        default=None,
+        description="The most memory that each server may plan with, of its GPU or, on the CPU, of this host: 4GiB, "
+        "800MB or bytes. It takes no stage that needs more. null: what is free, shared evenly.",
+    )
 
 
 class ParamMirrorConfig(Section):

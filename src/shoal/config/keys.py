@@ -39,6 +39,7 @@ _NO_PRETRAINED = "this version trains the native families from scratch; see mode
 REMOVED = {
     "data.full_model_name": _NO_PRETRAINED,
     "data.sampling_rate": "this version has no speech task",
+    "data.shuffle_buffer_size": "all samples of a pass are shuffled, not a buffer of them; see run.seed",
     "diloco.min_refresh_period": _NO_REFRESH,
     "diloco.max_refresh_period": _NO_REFRESH,
     "diloco.default_refresh_period": _NO_REFRESH,

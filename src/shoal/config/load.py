@@ -1,6 +1,5 @@
 """From file, environment and flags to one checked `Config`: flags beat environment beats file beats defaults."""
 
-import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -46,7 +45,7 @@ def load_config(
     *,
     other_flags: Iterable[str] = (),
 ) -> Config:
-    """Read the configuration.
+    """Read the configuration of a run.
 
     Args:
         path: a YAML file; None starts from the defaults.
@@ -58,7 +57,10 @@ def load_config(
         ConfigError: a missing file, an unknown key, a wrong type or a combination that cannot run; the message
             names the key, the value, where it stands, and what to do.
     """
-    return load_with_origins(path, overrides, env, other_flags=other_flags)[0]
+    config, _ = load_with_origins(path, overrides, env, other_flags=other_flags)
+    if problem := config.run_problem():
+        raise ConfigError(problem)
+    return config
 
 
 def load_with_origins(
@@ -67,17 +69,15 @@ def load_with_origins(
     env: Mapping[str, str] | None = None,
     *,
     other_flags: Iterable[str] = (),
-    below: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Mapping[str, str]]:
-    """Like `load_config`; also return, for each dotted key that was set, the file, variable or flag that did.
+    """Return what this host says, and for each dotted key that was set the file, variable or flag that did.
 
-    Values in `below` (nested, canonical names) stand for the defaults: everything wins over them, and they have no
-    origin.
+    Unlike `load_config` it may be no run by itself: a host that joins takes the rest from the run.
 
     Raises:
         ConfigError: as `load_config` does.
     """
-    layer = Layer(values=copy.deepcopy(dict(below or {})))
+    layer = Layer()
     if path is not None:
         layer.merge(from_file(Path(path)))
     layer.merge(from_env(os.environ if env is None else env))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -30,6 +30,9 @@ class Config(Section):
         description='"auto": server i uses GPU i where there are GPUs, else the CPU; or "cpu", "cuda", "cuda:<i>".',
     )
     log_dir: Path = Field(default=Path("logs"), description="Each run writes to log_dir/<run_id>.")
+    log_level: Literal["debug", "info", "warning"] = Field(
+        default="info", description="The least severe events in the log files; debug adds one for every training step."
+    )
     checkpoint_dir: Path | None = Field(default=None, description="Not supported yet: must stay null.")
     wandb: bool = Field(default=True, description="Log to Weights & Biases, offline without an account.")
     wandb_project: str | None = Field(default="shoal", description="W&B project; null: W&B's own default.")
@@ -60,10 +63,15 @@ class Config(Section):
             return self.servers.num_servers
         return self.num_stages * self.servers.replicas
 
-    @property
-    def microbatches_per_step(self) -> int:
-        """Microbatches of one full training step: those of every batch that it accumulates."""
-        return self.model_pipeline.microbatches * self.diloco.gradient_accumulation_steps
+    def run_problem(self) -> str | None:
+        """Return why no run can be made of this, or None; what a host that joins a run says may be no run by itself."""
+        microbatches, batch = self.model_pipeline.microbatches, self.diloco.batch_size_per_step
+        if microbatches > batch:
+            return (
+                f"model_pipeline.microbatches = {microbatches} is more than diloco.batch_size_per_step = {batch}: a "
+                "microbatch needs at least one sample; lower one or raise the other"
+            )
+        return None
 
     def whole_swarm_problem(self) -> str | None:
         """Return why the servers of this host alone make no whole swarm, or None."""
@@ -104,7 +112,6 @@ class Config(Section):
         for problem in (
             self._stage_problem(),
             self._task_problem(),
-            self._batch_problem(),
             self._health_problem(),
         ):
             if problem is not None:
@@ -129,15 +136,6 @@ class Config(Section):
             return (
                 f"model.hidden_size = {self.model.hidden_size} is not a multiple of model.num_heads = "
                 f"{self.model.num_heads}; change one of them"
-            )
-        return None
-
-    def _batch_problem(self) -> str | None:
-        microbatches, batch = self.model_pipeline.microbatches, self.diloco.batch_size_per_step
-        if microbatches > batch:
-            return (
-                f"model_pipeline.microbatches = {microbatches} is more than diloco.batch_size_per_step = {batch}: a "
-                "microbatch needs at least one sample; lower one or raise the other"
             )
         return None
 

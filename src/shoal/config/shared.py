@@ -38,6 +38,8 @@ def shared_configuration(config: Config) -> dict[str, Any]:
 def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, Any]) -> Config:
     """Return a host's configuration with what the run shares taken from the run.
 
+    A `diloco.batch_size_per_step` below the run's is this host's cap of microbatches (as in DistQat), not a difference.
+
     Args:
         host: as file, environment and flags of this host give it.
         origins: the keys that they set, and where.
@@ -46,7 +48,13 @@ def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, 
     Raises:
         ConfigError: this host sets a shared key to something else, or its version does not know the run's keys.
     """
+    cap = _batch_cap(host, origins, shared)
     problems = list(_differences(shared_configuration(host), shared, origins))
+    if cap is not None and host.servers.max_microbatch_samples not in (None, cap):
+        problems.append(
+            f"{_BATCH} = {cap} ({origins[_BATCH]}) and servers.max_microbatch_samples = "
+            f"{host.servers.max_microbatch_samples} both cap the microbatches of this host: remove one"
+        )
     family = shared["model"]["family"] if isinstance(shared.get("model"), Mapping) else None
     if family not in (*NATIVE_FAMILIES, host.model.family):
         problems.append(
@@ -62,6 +70,8 @@ def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, 
         else:
             values[section] = content
     values["model_pipeline"]["pipeline"] = None
+    if cap is not None:
+        values["servers"]["max_microbatch_samples"] = cap
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -71,6 +81,12 @@ def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, 
         ) from None
 
 
+def _batch_cap(host: Config, origins: Mapping[str, str], shared: Mapping[str, Any]) -> int | None:
+    """The most samples that this host takes at a time, if it says so by a batch that is smaller than the run's."""
+    mine, wanted = host.diloco.batch_size_per_step, _at(shared, _BATCH)
+    return mine if _BATCH in origins and isinstance(wanted, int) and mine < wanted else None
+
+
 def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
     for key, origin in sorted(origins.items()):
         for name in _PIPELINE_SETS if key == "model_pipeline.pipeline" else (key,):
@@ -78,10 +94,6 @@ def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], origins: Map
             if mine is _MISSING or mine == wanted:
                 continue
             if name == _BATCH and isinstance(wanted, int) and mine < wanted:
-                yield (
-                    f"{name} = {mine} ({origin}): the run has {wanted}, and a share of the batch for one host is not "
-                    "supported yet; remove it"
-                )
                 continue
             yield (
                 f"{name} = {mine!r} ({origin}): the run has {None if wanted is _MISSING else wanted!r}, which all "

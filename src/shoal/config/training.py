@@ -37,11 +37,12 @@ class DataConfig(Section):
         description="Token for gated hub data sets; the environment variable HF_TOKEN serves as well. Never written "
         "to logs or to the resolved configuration.",
     )
-    num_workers: PositiveInt = Field(default=1, description="Threads of the data server that prepare batches.")
-    shuffle_buffer_size: PositiveInt = Field(
-        default=8192,
-        description="Not used yet: all sources are read by index and shuffled as a whole. Samples held for shuffling "
-        "where a source can only be read in order.",
+    num_workers: int = Field(
+        default=0,
+        ge=0,
+        le=256,
+        description="Processes in which the data server of this host prepares batches: as many as decoding keeps busy. "
+        "0: two threads of the data server itself, which is best for data that lies in memory.",
     )
     precision: Literal["32-true"] = Field(default="32-true", description="Number format of training.")
     task_type: Literal["llm", "cv"] = Field(
@@ -132,9 +133,14 @@ class DilocoConfig(Section):
         default=60.0,
         description="Longest duration of averaging within a stage before a new attempt without the silent.",
     )
+    averaging_compression: Literal["none", "bf16", "fp16"] = Field(
+        default="none",
+        description="As what pseudo-gradients travel: as they are, or as half the bytes, rounded at every hop.",
+    )
     load_state_timeout_s: PositiveFloat = Field(
         default=600.0,
-        description="Not used yet: no newcomer takes part. Longest time in which one fetches the state of its stage.",
+        description="A newcomer that has not got the state of its stage so long after the first offer asks everybody "
+        "again, also those whose bytes were wrong.",
     )
 
     @property

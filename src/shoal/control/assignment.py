@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 import anyio
 import msgspec
 
+from shoal.config.sizes import format_bytes
 from shoal.control.membership import Membership
 from shoal.control.records import StageRecord
 from shoal.control.registry import Registry
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ControlError
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.assignment import assign
-from shoal.swarm.view import SwarmView
+from shoal.swarm.assignment import StageNeed, assign
+from shoal.swarm.view import Candidate, SwarmView
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,9 @@ class StageChooser:
         registry: Registry,
         peer: PeerId,
         record: StageRecord,
-        num_stages: int,
+        needs: Sequence[StageNeed],
         *,
         num_servers: int | None = None,
-        stage_bytes: Sequence[int] = (),
         settle_s: float = SETTLE_S,
     ) -> None:
         """Prepare.
@@ -43,37 +43,31 @@ class StageChooser:
             registry: running; the record is announced through it.
             peer: this server.
             record: of this server, with `stage` None.
-            num_stages: stages are 0..num_stages-1.
+            needs: memory that each stage needs.
             num_servers: how many servers are known to start, so that nobody needs to wait for more; None: not known.
-            stage_bytes: memory that each stage needs; empty: any fits.
             settle_s: without a change of servers for so long, those that are seen are all there are.
         """
         self._registry = registry
         self._membership: Membership = registry.membership
         self._peer = peer
         self._record = record
-        self._num_stages = num_stages
+        self._needs = needs
         self._num_servers = num_servers
-        self._stage_bytes = stage_bytes
         self._settle_s = settle_s
 
     async def choose(self) -> StageIndex:
         """Announce this server as a candidate, wait for the others, and announce and return the stage that it takes.
 
         Raises:
-            ConfigError: no stage fits into this server's memory.
+            ControlError: it cannot see itself, so that nobody else can either.
         """
         self._registry.advertise(self._record)
         with self._membership.eager():
             settle_s = self._settle_s * (1.0 if self._num_servers is None else _MISSING_FACTOR)
             await self._settled(self._complete, settle_s)
-        stage = assign(self._membership.view, self._num_stages, self._stage_bytes).get(self._peer)
+        stage = assign(self._membership.view, len(self._needs), self._needs).get(self._peer)
         if stage is None:
-            needed = min(self._stage_bytes, default=0)
-            raise ConfigError(
-                f"no stage fits into the {self._record.free_memory_bytes} bytes of free memory here: the smallest one "
-                f"needs {needed}; cut the model into more stages (model_pipeline.stages) or use a larger machine"
-            )
+            raise ControlError("this server does not see its own record in the registry: start it again")
         logger.info("stage.chosen", extra={"stage": stage, "servers": self._membership.view.num_servers})
         self._registry.advertise(msgspec.structs.replace(self._record, stage=stage))
         return stage
@@ -84,7 +78,7 @@ class StageChooser:
     async def _settled(self, done: Callable[[SwarmView], bool], settle_s: float) -> None:
         """Return when `done`, or when the servers and their stages have not changed for `settle_s`."""
         seen = _servers(self._membership.view)
-        while not (self._sees_itself() and done(self._membership.view)):
+        while not (self._is_candidate() and done(self._membership.view)):
             with anyio.move_on_after(settle_s) as timer:
                 while _servers(self._membership.view) == seen:
                     await self._membership.changed()
@@ -92,9 +86,36 @@ class StageChooser:
                 return
             seen = _servers(self._membership.view)
 
-    def _sees_itself(self) -> bool:
-        view = self._membership.view
-        return view.replica(self._peer) is not None or any(c.peer == self._peer for c in view.candidates)
+    def _is_candidate(self) -> bool:
+        """Whether the view has the announcement of this choice.
+
+        A server that was started again is still known as the replica that it was until that announcement is out.
+        """
+        return any(candidate.peer == self._peer for candidate in self._membership.view.candidates)
+
+
+def require_fit(server: Candidate, needs: Sequence[StageNeed], stages: Sequence[int]) -> None:
+    """Check that the server's memory suffices for one of these stages.
+
+    Raises:
+        ConfigError: it suffices for none; the message has the sizes and what to do.
+    """
+    if any(needs[stage].fits(server) for stage in stages):
+        return
+    sizes = "; ".join(f"stage {stage} needs {_amounts(*needs[stage].of(server))}" for stage in stages)
+    none = f"stage {stages[0]} does not fit" if len(stages) == 1 else "no stage fits"
+    raise ConfigError(
+        f"{none} into the {_amounts(server.free_memory_bytes, server.device_memory_bytes)} that this server may use: "
+        f"{sizes}. Start fewer servers on this host (--num-servers; they share its memory), let them take fewer "
+        "samples at a time (servers.max_microbatch_samples), raise servers.max_memory_bytes if it is set, cut the "
+        "model into more stages (model_pipeline.stages, at the client), or use a larger machine"
+    )
+
+
+def _amounts(host_bytes: int, device_bytes: int) -> str:
+    if not device_bytes:
+        return format_bytes(host_bytes)
+    return f"{format_bytes(device_bytes)} of the GPU with {format_bytes(host_bytes)} of the host"
 
 
 def _servers(view: SwarmView) -> tuple[object, ...]:

@@ -11,13 +11,11 @@ stands, p2pd's own idle timeout ends it after `_IDLE_TIMEOUT_S`.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
-import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -31,11 +29,13 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from shoal.clock import Backoff, Clock, Deadline
+from shoal.control.dht_ports import check_port_free, pinned
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import MAX_RECORD_BYTES, Opened
 from shoal.errors import BootstrapError, ConfigError, RecordRejected
 from shoal.identity import Identity
 from shoal.ids import PeerId
+from shoal.telemetry import Registry
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,9 @@ _WAIT_TIMEOUT_S = 1.0
 _BOOTSTRAP_GRACE_S = 0.2
 _IDLE_TIMEOUT_S = 4.0
 _CLOSE_TIMEOUT_S = 2.0
+# Enough to find back into the swarm by.
+_LOOK_AROUND_S = 1.0
+_MAX_NEIGHBOURS = 16
 _LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 _decode_bytes = msgspec.msgpack.Decoder(bytes).decode
@@ -67,6 +70,7 @@ class DhtNode:
         self._launcher = launcher
         self._daemon: P2P | None = None
         self._node: DHTNode | None = None
+        self._neighbours: tuple[str, ...] = ()
 
     @classmethod
     async def create(
@@ -76,6 +80,7 @@ class DhtNode:
         namespace: str,
         state_dir: Path,
         clock: Clock,
+        metrics: Registry | None = None,
         initial_peers: Sequence[str] = (),
         host_maddrs: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
         announce_maddrs: Sequence[str] = (),
@@ -88,6 +93,7 @@ class DhtNode:
             namespace: `identity.namespace(swarm_key, experiment_prefix)`; records of other namespaces are refused.
             state_dir: existing private directory with a short path, for the key file and the sockets of p2pd.
             clock: for expiries, and for the pauses between attempts.
+            metrics: counts the records that are dropped; None counts them for nobody.
             initial_peers: multiaddresses of peers to join; empty starts a new swarm.
             host_maddrs: multiaddresses to listen on; with loopback ones alone, nothing for NATs is started.
             announce_maddrs: multiaddresses to tell others, where they differ.
@@ -99,14 +105,17 @@ class DhtNode:
         """
         _calm_logging()
         for maddr in host_maddrs:
-            _check_port_free(maddr)
-        checker = RecordChecker(namespace, lambda topic: _key(namespace, topic).to_bytes(), clock)
+            check_port_free(maddr)
+        checker = RecordChecker(
+            namespace, lambda topic: _key(namespace, topic).to_bytes(), clock, metrics or Registry()
+        )
         launcher = _Launcher(
             state_dir=state_dir,
             key_file=state_dir / f"{identity.peer_id}.key",
             checker=checker,
             initial_peers=tuple(initial_peers),
             host_maddrs=tuple(host_maddrs),
+            any_maddrs=tuple(host_maddrs),
             announce_maddrs=tuple(announce_maddrs),
             startup_timeout_s=bootstrap_timeout_s,
         )
@@ -128,16 +137,22 @@ class DhtNode:
                 return dht
 
     async def revive(self) -> None:
-        """Start p2pd, also again after it has died; the addresses change where the port is any free one.
+        """Start p2pd, also again after it has died: at the addresses that others know, if nobody took them meanwhile.
 
         Raises:
-            BootstrapError: it did not start, or reached none of the initial peers.
+            BootstrapError: it did not start, or reached neither the initial peers nor those that it knew last.
         """
         await self._end()
+        launcher = self._launcher
+        # The initial peers may have died or moved since; those of the last connections are in the swarm.
+        initial_peers = (*launcher.initial_peers, *self._neighbours)
         try:
-            self._daemon, self._node = await self._launcher.launch()
-        except (P2PDaemonError, RuntimeError) as error:
-            raise BootstrapError(_bootstrap_message(self._launcher.initial_peers, error)) from error
+            self._daemon, self._node = await launcher.launch(initial_peers)
+            self._launcher = launcher.pinned(await self.visible_maddrs())
+        except (P2PDaemonError, RuntimeError, OSError, EOFError) as error:
+            # One that needed nobody to begin with begins anew; next time too.
+            self._neighbours = ()
+            raise BootstrapError(_bootstrap_message(initial_peers, error)) from error
 
     async def visible_maddrs(self) -> tuple[str, ...]:
         """Return the multiaddresses, with peer id, under which others can join through this node."""
@@ -167,6 +182,7 @@ class DhtNode:
         """Return all believable records under these topics, the newest of each peer and topic, from all who answer."""
         if self._node is None:
             return ()
+        await self._look_around()
         names = {f"{self._namespace}/{topic}": topic for topic in topics}
         # An infinite expiry asks all the nearest peers and merges: the first answer alone would hide newer records.
         found = cast(dict[str, Any], await self._node.get_many(names, sufficient_expiration_time=float("inf")))
@@ -198,6 +214,17 @@ class DhtNode:
     async def __aexit__(self, *_exception: object) -> None:
         await self.aclose()
 
+    async def _look_around(self) -> None:
+        """Remember who is connected, for the time after p2pd's death."""
+        if self._daemon is None:
+            return
+        # p2pd may be dying; `alive` says so. hivemind closes the connection of a call only at its end, so none is
+        # cancelled in the middle.
+        with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S, shield=True):
+            peers = await self._daemon.list_peers()
+            found = [f"{maddr}/p2p/{peer.peer_id.to_base58()}" for peer in peers for maddr in peer.addrs]
+            self._neighbours = tuple(found[:_MAX_NEIGHBOURS])
+
     async def _end(self) -> None:
         node, daemon, alive = self._node, self._daemon, self.alive
         self._node = self._daemon = None
@@ -218,7 +245,7 @@ class _SignedRecords(RecordValidatorBase):
     def validate(self, record: DHTRecord) -> bool:
         try:
             subkey, value = _decode_text(record.subkey), _decode_bytes(record.value)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return self._checker.malformed(record.subkey)
         return self._checker.check(record.key, subkey, value, record.expiration_time)
 
@@ -235,17 +262,40 @@ def _key(namespace: str, topic: str) -> DHTID:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Everything that it takes to start p2pd and a node on it."""
+    """Everything that it takes to start p2pd and a node on it.
+
+    Attributes:
+        host_maddrs: where to listen.
+        any_maddrs: the same as they were asked for, with any free port where none was named.
+    """
 
     state_dir: Path
     key_file: Path
     checker: RecordChecker
     initial_peers: tuple[str, ...]
     host_maddrs: tuple[str, ...]
+    any_maddrs: tuple[str, ...]
     announce_maddrs: tuple[str, ...]
     startup_timeout_s: float
 
-    async def launch(self) -> tuple[P2P, DHTNode]:
+    def pinned(self, visible: Sequence[str]) -> _Launcher:
+        """Return the same with the ports on which p2pd listens now in place of any free ones."""
+        if self.announce_maddrs:
+            # What it shows are these, and their ports may be those of a router.
+            return self
+        return replace(self, host_maddrs=pinned(self.host_maddrs, visible))
+
+    def _free_maddrs(self) -> tuple[str, ...]:
+        """The addresses to listen on; any free port where somebody has taken the one of before."""
+        try:
+            for maddr in self.host_maddrs:
+                check_port_free(maddr)
+        except ConfigError as error:
+            logger.warning("dht.port_taken", extra={"error": str(error)})
+            return self.any_maddrs
+        return self.host_maddrs
+
+    async def launch(self, initial_peers: Sequence[str]) -> tuple[P2P, DHTNode]:
         """Start both; whatever goes wrong, no process is left."""
         made: list[P2P] = []
 
@@ -260,8 +310,8 @@ class _Launcher:
         wide = not all(maddr.startswith(_LOOPBACK) for maddr in self.host_maddrs)
         try:
             daemon = await Daemon.create(
-                self.initial_peers,
-                host_maddrs=self.host_maddrs,
+                initial_peers,
+                host_maddrs=self._free_maddrs(),
                 announce_maddrs=self.announce_maddrs or None,
                 identity_path=str(self.key_file),
                 check_if_identity_free=False,
@@ -273,7 +323,7 @@ class _Launcher:
             )
             node = await DHTNode.create(
                 daemon,
-                initial_peers=self.initial_peers,
+                initial_peers=initial_peers,
                 wait_timeout=_WAIT_TIMEOUT_S,
                 bootstrap_timeout=_BOOTSTRAP_GRACE_S,
                 # Reads have to be fresh, so caches would only add copies.
@@ -315,34 +365,6 @@ def _calm_logging() -> None:
     # hivemind renames the level for the whole process.
     logging.addLevelName(logging.WARNING, "WARNING")
     os.environ.setdefault("GOLOG_LOG_LEVEL", "ERROR")
-
-
-def _check_port_free(maddr: str) -> None:
-    """Refuse a TCP port that somebody listens on: p2pd would share it (SO_REUSEPORT) and get half of the connections.
-
-    Raises:
-        ConfigError: the port is taken.
-    """
-    parts = maddr.split("/")
-    if (
-        len(parts) < 5
-        or parts[1] not in ("ip4", "ip6")
-        or parts[3] != "tcp"
-        or not parts[4].isdigit()
-        or parts[4] == "0"
-    ):
-        return
-    with socket.socket(socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6, socket.SOCK_STREAM) as probe:
-        # Connections of a run that has just ended do not count as somebody who listens.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((parts[2], int(parts[4])))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                return  # p2pd says more about an address that is not ours
-            raise ConfigError(
-                f"cannot listen on {maddr}: port {parts[4]} is taken; choose another one, or 0 for any"
-            ) from error
 
 
 def _bootstrap_message(initial_peers: Sequence[str], error: Exception) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
 import anyio
 
+from shoal import telemetry
 from shoal.clock import Clock
 from shoal.config.start import RoleStart
 from shoal.control.dht import DhtNode
+from shoal.control.membership import Membership
 from shoal.control.registry import Registry
 from shoal.errors import BootstrapError
 from shoal.identity import Identity, namespace
@@ -19,8 +21,54 @@ from shoal.runtime.control_pipe import RoleControl
 
 
 @asynccontextmanager
+async def open_registry(
+    start: RoleStart,
+    identity: Identity,
+    clock: Clock,
+    initial_peers: Sequence[str],
+    host_maddrs: Sequence[str],
+    metrics: telemetry.Registry | None = None,
+    membership: Membership | None = None,
+) -> AsyncGenerator[tuple[DhtNode, Registry]]:
+    """Start a DHT node, and the registry over it, which the caller runs; the node ends with the context.
+
+    Args:
+        start: whose configuration and key say which swarm it is.
+        identity: of this peer.
+        clock: for expiries.
+        initial_peers: where others are; empty for the first one.
+        host_maddrs: where to listen.
+        metrics: counts refused records.
+        membership: that the registry feeds; by default one of its own.
+
+    Raises:
+        BootstrapError: none of the initial peers answered.
+        ConfigError: a port to listen on is taken.
+    """
+    config = start.config()
+    swarm = namespace(start.swarm_key, config.experiment_prefix)
+    async with await DhtNode.create(
+        identity,
+        namespace=swarm,
+        state_dir=Path(start.socket_path).parent,
+        clock=clock,
+        metrics=metrics,
+        initial_peers=tuple(initial_peers),
+        host_maddrs=tuple(host_maddrs),
+        announce_maddrs=config.network.announce_maddrs,
+        bootstrap_timeout_s=config.network.bootstrap_timeout_s,
+    ) as node:
+        yield node, Registry(node, identity, swarm, config.num_stages, clock, membership)
+
+
+@asynccontextmanager
 async def join_swarm(
-    start: RoleStart, identity: Identity, control: RoleControl, clock: Clock
+    start: RoleStart,
+    identity: Identity,
+    control: RoleControl,
+    clock: Clock,
+    metrics: telemetry.Registry | None = None,
+    membership: Membership | None = None,
 ) -> AsyncGenerator[Registry]:
     """Join the DHT and watch it until the context is left; own records are withdrawn then.
 
@@ -29,6 +77,8 @@ async def join_swarm(
         identity: of this peer.
         control: the pipe to the launcher; told `joined(maddrs=...)`.
         clock: for expiries.
+        metrics: counts the records that are dropped.
+        membership: the view that the registry feeds; by default a new one.
 
     Raises:
         BootstrapError: the launcher did not say in time where the initial peers are, or none of them answered.
@@ -38,20 +88,10 @@ async def join_swarm(
     # The first peer may need as long to reach peers of its own; if it does not, its error says more than ours.
     patience_s = 2 * timeout_s if config.network.initial_peers else timeout_s
     initial_peers = start.initial_peers or await _initial_peers(control, patience_s)
-    swarm = namespace(start.swarm_key, config.experiment_prefix)
-    async with await DhtNode.create(
-        identity,
-        namespace=swarm,
-        state_dir=Path(start.socket_path).parent,
-        clock=clock,
-        initial_peers=initial_peers,
-        host_maddrs=config.network.host_maddrs,
-        announce_maddrs=config.network.announce_maddrs,
-        bootstrap_timeout_s=timeout_s,
-    ) as node:
+    where = config.network.host_maddrs
+    async with open_registry(start, identity, clock, initial_peers, where, metrics, membership) as (node, registry):
         # A monitor that is started again finds the swarm by those who are in it.
         control.event("joined", maddrs=await node.visible_maddrs())
-        registry = Registry(node, identity, swarm, config.num_stages, clock)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(registry.run)
             try:

@@ -6,16 +6,21 @@ whatever its record says, until it is connected again or signs a record that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+import logging
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 import anyio
 
 from shoal.clock import Clock
-from shoal.control.records import Opened
+from shoal.control.records import Opened, OtherVersion, StageRecord
 from shoal.control.view_builder import build_view
 from shoal.ids import PeerId
+from shoal.log import FloodGate
 from shoal.swarm.view import SwarmView
+from shoal.wire.handshake import version_misfit
+
+logger = logging.getLogger(__name__)
 
 
 class Membership:
@@ -28,6 +33,8 @@ class Membership:
         self._lost: dict[PeerId, int] = {}
         self._view = SwarmView()
         self._changed = anyio.Event()
+        self._other_versions: dict[PeerId, int] = {}
+        self._gate = FloodGate(logger, clock)
         self._num_eager = 0
         self._eager = anyio.Event()
 
@@ -35,6 +42,17 @@ class Membership:
     def view(self) -> SwarmView:
         """What is known now."""
         return self._view
+
+    @property
+    def servers(self) -> tuple[Opened, ...]:
+        """The records of the servers that are in the view."""
+        found = [opened for opened in self._records.values() if isinstance(opened.record, StageRecord)]
+        return tuple(opened for opened in found if opened.sequence > self._lost.get(opened.peer, -1))
+
+    @property
+    def other_versions(self) -> Mapping[PeerId, int]:
+        """Peers whose records are of another version of the protocol, and of which: they are not in the view."""
+        return self._other_versions
 
     async def changed(self) -> SwarmView:
         """Wait for the next change; return the new view."""
@@ -46,12 +64,6 @@ class Membership:
         with self.eager():
             while not predicate(self._view):
                 await self.changed()
-        return self._view
-
-    async def wait_until(self, predicate: Callable[[SwarmView], bool]) -> SwarmView:
-        """Wait, however long and without hurry, until the view fulfils `predicate`; return that view."""
-        while not predicate(self._view):
-            await self.changed()
         return self._view
 
     @contextmanager
@@ -83,6 +95,7 @@ class Membership:
                 self._records[opened.peer, opened.topic] = opened
         now_unix_s = self._clock.unix_s()
         self._records = {key: opened for key, opened in self._records.items() if opened.expires_unix_s > now_unix_s}
+        self._note_other_versions()
         self._rebuild()
 
     def lost(self, peer: PeerId) -> None:
@@ -96,6 +109,14 @@ class Membership:
         """Believe a peer's records again: there is a connection with it."""
         if self._lost.pop(peer, None) is not None:
             self._rebuild()
+
+    def _note_other_versions(self) -> None:
+        """Name a peer of another version when it appears, since it can only be upgraded by people."""
+        found = {o.peer: o.record.version for o in self._records.values() if isinstance(o.record, OtherVersion)}
+        for peer, version in found.items():
+            if self._other_versions.get(peer) != version:
+                self._gate.warning("peer.other_version", peer, peer=peer, reason=f"it {version_misfit(version)}")
+        self._other_versions = found
 
     def _rebuild(self) -> None:
         view = build_view(o for o in self._records.values() if o.sequence > self._lost.get(o.peer, -1))

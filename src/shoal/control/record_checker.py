@@ -7,18 +7,22 @@ that it uses (`accept`, which also knows the time and the newest sequence number
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from shoal.clock import Clock
 from shoal.control.records import MAX_TTL_S, Opened, Rejection, unseal
 from shoal.ids import PeerId
+from shoal.log import FloodGate
+from shoal.telemetry import Registry
 
 logger = logging.getLogger(__name__)
 
 # hivemind lets clocks differ by 3 s before it refuses a peer.
 _CLOCK_SKEW_S = 3.0
 _CACHE_ENTRIES = 4096
+# Copies that lag behind are nothing to warn of: every swarm has them.
+_USUAL = (Rejection.EXPIRED, Rejection.OUTDATED)
 
 
 class RecordChecker:
@@ -28,25 +32,28 @@ class RecordChecker:
         rejected: how many records were dropped, by reason.
     """
 
-    def __init__(self, namespace: str, key_of: Callable[[str], bytes], clock: Clock) -> None:
+    def __init__(self, namespace: str, key_of: Callable[[str], bytes], clock: Clock, metrics: Registry) -> None:
         """Start with nothing seen.
 
         Args:
             namespace: of this swarm and experiment.
             key_of: gives the DHT's binary key of a topic.
             clock: its wall clock decides what has expired.
+            metrics: counts what is dropped, as `records.dropped` by reason.
         """
         self._namespace = namespace
         self._key_of = key_of
         self._clock = clock
-        self._rejected: Counter[Rejection] = Counter()
-        self._newest: dict[tuple[PeerId, str], int] = {}
+        self._counters = {reason: metrics.counter("records.dropped", reason=reason.value) for reason in Rejection}
+        self._gate = FloodGate(logger, clock)
+        # The newest sequence number of each peer and topic, and until when an older record could still be alive.
+        self._newest: OrderedDict[tuple[PeerId, str], tuple[int, float]] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, bytes], Opened | Rejection] = OrderedDict()
 
     @property
     def rejected(self) -> Mapping[Rejection, int]:
-        """Counts by reason."""
-        return self._rejected
+        """Counts by reason; only reasons that occurred."""
+        return {reason: counter.value for reason, counter in self._counters.items() if counter.value}
 
     def check(self, key: bytes, subkey: str, value: bytes, expires_unix_s: float) -> bool:
         """Return whether the DHT may store or pass on a record.
@@ -64,8 +71,7 @@ class RecordChecker:
             return self._reject(opened, subkey)
         if self._key_of(opened.topic) != key:
             return self._reject(Rejection.WRONG_TOPIC, subkey)
-        too_late = self._clock.unix_s() + MAX_TTL_S + _CLOCK_SKEW_S
-        if opened.expires_unix_s != expires_unix_s or opened.expires_unix_s > too_late:
+        if opened.expires_unix_s != expires_unix_s or opened.expires_unix_s > self._latest_expiry_unix_s():
             return self._reject(Rejection.BAD_EXPIRY, subkey)
         return True
 
@@ -81,16 +87,31 @@ class RecordChecker:
         if opened.expires_unix_s <= self._clock.unix_s():
             self._reject(Rejection.EXPIRED, subkey)
             return None
-        newest = self._newest.get((opened.peer, topic), -1)
+        if opened.expires_unix_s > self._latest_expiry_unix_s():
+            self._reject(Rejection.BAD_EXPIRY, subkey)
+            return None
+        newest, _ = self._newest.get((opened.peer, topic), (-1, 0.0))
         if opened.sequence < newest:
             self._reject(Rejection.OUTDATED, subkey)
             return None
-        self._newest[opened.peer, topic] = opened.sequence
+        self._remember(opened)
         return opened
 
     def malformed(self, subkey: object) -> bool:
         """Count something that is not even a sealed record; return False for the convenience of validators."""
         return self._reject(Rejection.MALFORMED, str(subkey)[:64])
+
+    def _latest_expiry_unix_s(self) -> float:
+        return self._clock.unix_s() + MAX_TTL_S + _CLOCK_SKEW_S
+
+    def _remember(self, opened: Opened) -> None:
+        """Note the newest record of a peer, and forget peers whose older ones have all expired by now."""
+        key = (opened.peer, opened.topic)
+        self._newest[key] = (opened.sequence, self._latest_expiry_unix_s())
+        self._newest.move_to_end(key)
+        now_unix_s = self._clock.unix_s()
+        while (oldest := next(iter(self._newest.values())))[1] < now_unix_s and oldest is not self._newest[key]:
+            self._newest.popitem(last=False)
 
     def _unseal(self, subkey: str, value: bytes) -> Opened | Rejection:
         seen = (subkey, value)
@@ -105,6 +126,9 @@ class RecordChecker:
         return verdict
 
     def _reject(self, reason: Rejection, subkey: str) -> bool:
-        self._rejected[reason] += 1
-        logger.debug("record.rejected", extra={"reason": reason.value, "subkey": subkey[:64]})
+        self._counters[reason].add()
+        if reason not in _USUAL:
+            self._gate.warning("record.rejected", subkey[:64], subkey=subkey[:64], reason=reason.value)
+        else:
+            logger.debug("record.rejected", extra={"subkey": subkey[:64], "reason": reason.value})
         return False

@@ -1,8 +1,9 @@
 """What peers announce in the DHT: schema-checked structs, sealed with the announcing peer's signature.
 
-A sealed record is `(topic, peer, sequence, expiry, body, signature)`. The signature also covers the namespace, which is
-derived from the swarm's key and never sent: the DHT sees only a hash of `namespace/topic`. So whoever lacks the key can
-neither forge a record nor sign a valid one for itself, and a record of one experiment cannot be replayed in another.
+A sealed record is `(version, topic, peer, sequence, expiry, body, signature)`. The signature also covers the namespace,
+which is derived from the swarm's key and never sent: the DHT sees only a hash of `namespace/topic`. So whoever lacks
+the key can neither forge a record nor sign a valid one for itself, and a record of one experiment cannot be replayed in
+another. The form of the envelope is the same in all versions of the protocol, so a peer of another one can be named.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ import msgspec
 from shoal.errors import SignatureError
 from shoal.identity import Identity, verify
 from shoal.ids import PeerId
+from shoal.wire.handshake import PROTOCOL_VERSION
 from shoal.wire.messages.base import Hop, Struct
-
-PROTOCOL_VERSION = 1
-"""Counts changes of the records and of the data plane that old peers do not understand."""
 
 MAX_RECORD_BYTES = 8 * 1024
 """Larger sealed records are refused; hivemind itself loses values above 4 MiB without a word."""
@@ -29,12 +28,15 @@ MAX_TTL_S = 120.0
 
 MAX_CONFIG_BYTES = 6 * 1024
 """Of a run's shared configuration, packed."""
+MAX_FAILURE_CHARS = 300
+"""Of the reason why a run could not go on."""
 
-_SIGNED_AS = b"shoal-record-v1"
+_SIGNED_AS = b"shoal-record"
 _MAX_STAGES = 4096
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]
+# An infinite capacity or age would win every comparison, and break sums.
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 FolderName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(min_length=1, max_length=16)]
@@ -56,7 +58,8 @@ class StageRecord(Struct, frozen=True, tag="stage"):
     held_round: Annotated[int, msgspec.Meta(ge=-1)] = 0
     pinned: bool = False
     serving: bool = False
-    version: int = PROTOCOL_VERSION
+    max_microbatch_samples: Count = 0
+    device_memory_bytes: Count = 0
 
 
 class ClientRecord(Struct, frozen=True, tag="client"):
@@ -65,13 +68,13 @@ class ClientRecord(Struct, frozen=True, tag="client"):
     addresses: Addresses
     join_unix_s: Amount
     held_round: Count = 0
-    version: int = PROTOCOL_VERSION
 
 
 class RunRecord(Struct, frozen=True, tag="run"):
     """The training job, announced by a client.
 
-    `config` is its shared configuration, see `run_config`; an `ended` run needs no servers any more.
+    `config` is its shared configuration, see `run_config`; an `ended` run needs no servers any more. One that has not
+    reached its end was `interrupted` by its user, or says in `failure` why it could not go on.
     """
 
     run_id: FolderName
@@ -79,7 +82,8 @@ class RunRecord(Struct, frozen=True, tag="run"):
     join_unix_s: Amount
     config: Annotated[bytes, msgspec.Meta(max_length=MAX_CONFIG_BYTES)] = b""
     ended: bool = False
-    version: int = PROTOCOL_VERSION
+    interrupted: bool = False
+    failure: Annotated[str, msgspec.Meta(max_length=MAX_FAILURE_CHARS)] = ""
 
 
 class MonitorRecord(Struct, frozen=True, tag="monitor"):
@@ -87,7 +91,6 @@ class MonitorRecord(Struct, frozen=True, tag="monitor"):
 
     addresses: Addresses
     join_unix_s: Amount
-    version: int = PROTOCOL_VERSION
 
 
 class GoneRecord(Struct, frozen=True, tag="gone"):
@@ -98,7 +101,15 @@ Record = StageRecord | ClientRecord | RunRecord | MonitorRecord | GoneRecord
 """What a body may be."""
 
 
+@dataclass(frozen=True)
+class OtherVersion:
+    """In place of the record of a peer that speaks another version of the protocol: what it says is not read."""
+
+    version: int
+
+
 class _Envelope(Struct, frozen=True):
+    version: Count
     topic: str
     peer: PeerId
     sequence: Count
@@ -120,7 +131,7 @@ class Opened:
     peer: PeerId
     sequence: int
     expires_unix_s: float
-    record: Record
+    record: Record | OtherVersion
 
 
 class Rejection(enum.StrEnum):
@@ -146,7 +157,7 @@ def stage_topic(stage: int | None) -> str:
     return "candidates" if stage is None else f"stage.{stage}"
 
 
-def topic_of(record: Record) -> str | None:
+def topic_of(record: Record | OtherVersion) -> str | None:
     """Return the only topic under which a record may stand; None where any will do."""
     match record:
         case StageRecord():
@@ -157,7 +168,7 @@ def topic_of(record: Record) -> str | None:
             return "run"
         case MonitorRecord():
             return "monitor"
-        case GoneRecord():
+        case GoneRecord() | OtherVersion():
             return None
 
 
@@ -172,12 +183,18 @@ def hop_of(opened: Opened) -> Hop:
 
 
 def seal(
-    identity: Identity, namespace: str, topic: str, record: Record, *, sequence: int, expires_unix_s: float
+    identity: Identity,
+    namespace: str,
+    topic: str,
+    record: Record,
+    *,
+    sequence: int,
+    expires_unix_s: float,
+    version: int = PROTOCOL_VERSION,
 ) -> bytes:
     """Return the bytes to store under `topic` and the identity's peer id."""
-    body = _encode(record)
-    signature = identity.sign(_signed(namespace, topic, identity.peer_id, sequence, expires_unix_s, body))
-    return _encode(_Envelope(topic, identity.peer_id, sequence, expires_unix_s, body, signature))
+    unsigned = _Envelope(version, topic, identity.peer_id, sequence, expires_unix_s, _encode(record), b"")
+    return _encode(msgspec.structs.replace(unsigned, signature=identity.sign(_signed(namespace, unsigned))))
 
 
 def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
@@ -192,22 +209,21 @@ def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
         return Rejection.OVERSIZED
     try:
         envelope = _decode_envelope(value)
-        record = _decode_record(envelope.body)
-    except msgspec.DecodeError:
+        is_ours = envelope.version == PROTOCOL_VERSION
+        record = _decode_record(envelope.body) if is_ours else OtherVersion(envelope.version)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Rejection.MALFORMED
     if topic_of(record) not in (envelope.topic, None):
         return Rejection.WRONG_TOPIC
     if envelope.peer != subkey:
         return Rejection.WRONG_SIGNER
-    signed = _signed(
-        namespace, envelope.topic, envelope.peer, envelope.sequence, envelope.expires_unix_s, envelope.body
-    )
     try:
-        verify(envelope.peer, signed, envelope.signature)
+        verify(envelope.peer, _signed(namespace, envelope), envelope.signature)
     except SignatureError:
         return Rejection.BAD_SIGNATURE
     return Opened(envelope.topic, envelope.peer, envelope.sequence, envelope.expires_unix_s, record)
 
 
-def _signed(namespace: str, topic: str, peer: PeerId, sequence: int, expires_unix_s: float, body: bytes) -> bytes:
-    return _encode((_SIGNED_AS, namespace, topic, peer, sequence, expires_unix_s, body))
+def _signed(namespace: str, envelope: _Envelope) -> bytes:
+    """Return what the signature is over: the namespace, and all of the envelope but the signature."""
+    return _encode((_SIGNED_AS, namespace, msgspec.structs.replace(envelope, signature=b"")))

@@ -73,7 +73,15 @@ class Registry:
         membership: the view that it feeds.
     """
 
-    def __init__(self, store: RecordStore, identity: Identity, namespace: str, num_stages: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: RecordStore,
+        identity: Identity,
+        namespace: str,
+        num_stages: int,
+        clock: Clock,
+        membership: Membership | None = None,
+    ) -> None:
         """Prepare; `run` does the work.
 
         Args:
@@ -82,8 +90,9 @@ class Registry:
             namespace: of this swarm and experiment.
             num_stages: how many topics there are to watch.
             clock: for expiries and sequence numbers.
+            membership: the view to feed; by default a new one.
         """
-        self.membership = Membership(clock)
+        self.membership = membership or Membership(clock)
         self._store = store
         self._identity = identity
         self._namespace = namespace
@@ -194,6 +203,7 @@ class Registry:
         except BootstrapError as error:
             logger.warning("registry.dht_unreachable", extra={"error": str(error)})
             return False
+        logger.info("registry.dht_back")
         self._dirty |= set(self._own)
         self._wake.set()
         return True

@@ -22,6 +22,7 @@ def open_role_endpoint(start: RoleStart, identity: Identity) -> StreamEndpoint:
     Raises:
         ConfigError: on entering, if an address cannot be used.
     """
+    config = start.config()
     return open_endpoint(
         identity=identity,
         run_id=RunId(start.run_id),
@@ -30,5 +31,6 @@ def open_role_endpoint(start: RoleStart, identity: Identity) -> StreamEndpoint:
         swarm_key=start.swarm_key if start.between_hosts else None,
         tcp=start.listen_tcp,
         announce=start.announce,
-        limits=limits_for(start.config().health),
+        max_upload_mbit=config.network.max_upload_mbit,
+        limits=limits_for(config.health),
     )

@@ -49,7 +49,7 @@ def unpack_configuration(packed: bytes) -> dict[str, Any]:
                 f"the run's configuration is cut off, or has more than {_MAX_UNPACKED_BYTES} bytes once unpacked"
             )
         values = cast(object, _decode(raw))
-    except (zlib.error, msgspec.DecodeError) as error:
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordRejected(f"the run's configuration cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise RecordRejected("the run's configuration is no mapping")

@@ -2,7 +2,8 @@
 
     join the DHT -> `ready(run_id, configuration)` -> watch -> `run_over(reason)`
 
-It computes nothing. Servers can only be started once the run is known, because they take its configuration.
+It computes nothing. Servers can only be started once the run is known, because they take its configuration. A scout
+that follows one that has died is told which run it is, and only watches.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import msgspec
 from shoal import log
 from shoal.clock import SystemClock
 from shoal.control.join import join_swarm
+from shoal.control.membership import Membership
 from shoal.control.registry import Registry
 from shoal.control.run_config import unpack_configuration
+from shoal.control.run_end import how_it_ended
 from shoal.control.scout_spec import ScoutSpec
 from shoal.errors import BootstrapError
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.swarm.view import Run
+from shoal.wire.handshake import version_misfit
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +36,15 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ScoutSpec` in msgpack.
-        control: told `ready(run_id=..., configuration=...)`, later `run_over(reason=..., ended=...)`.
+        control: told `ready(run_id=..., configuration=...)`, without fields if the run is known; then
+            `run_announced(is_announced=...)` when that changes, and in the end `run_over(reason=..., ended_well=...)`.
 
     Raises:
         BootstrapError: no initial peer answered, or none of them knows a run.
         RecordRejected: the run's configuration cannot be read.
     """
     spec = msgspec.msgpack.decode(payload, type=ScoutSpec)
-    log.configure(spec.log_path.stem, Path(spec.log_dir))
+    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_scout, spec, control)
         await control.stopping.wait()
@@ -49,20 +54,42 @@ async def main(payload: bytes, control: RoleControl) -> None:
 async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
     config = spec.config()
     async with join_swarm(spec, Identity(spec.identity_key), control, SystemClock()) as registry:
-        run = await _running(registry, config.network.bootstrap_timeout_s, config.experiment_prefix)
-        logger.info("run.found", extra={"run": run.run_id, "client": run.client})
-        control.ready(run_id=run.run_id, configuration=unpack_configuration(run.config))
-        now = await registry.membership.wait_until(lambda view: _replaces(view.run, run))
-        ended = now.run is None or now.run.run_id == run.run_id
-        reason = f"run {run.run_id} has ended" if ended else f"a new run has begun in place of {run.run_id}"
-        logger.info("run.over", extra={"run": run.run_id, "reason": reason})
-        control.event("run_over", reason=reason, ended=ended)
+        run_id = spec.run_id
+        if run_id:
+            control.ready()
+        else:
+            run = await _running(registry, config.network.bootstrap_timeout_s, config.experiment_prefix)
+            run_id = run.run_id
+            logger.info("run.found", extra={"run": run_id, "client": run.client})
+            control.ready(run_id=run_id, configuration=unpack_configuration(run.config))
+        await _watch(registry.membership, run_id, control)
         await control.stopping.wait()
 
 
-def _replaces(now: Run | None, run: Run) -> bool:
-    """Whether `run` will not go on. One that is not announced any more may: its client may be started again."""
-    return now is not None and (now.ended or now.run_id != run.run_id)
+async def _watch(membership: Membership, run_id: str, control: RoleControl) -> None:
+    """Say when the run is over, and meanwhile whether somebody announces it."""
+    logger.info("scout.watching", extra={"run": run_id})
+    is_announced = True
+    while True:
+        now = membership.view.run
+        if now is not None and (now.ended or now.run_id != run_id):
+            break
+        # One that is not announced any more may go on: its client may be started again.
+        if is_announced != (now is not None):
+            is_announced = now is not None
+            logger.info("run.announced" if is_announced else "run.silent", extra={"run": run_id})
+            control.event("run_announced", is_announced=is_announced)
+        await membership.changed()
+    reason, ended_well = _how_it_ended(now, run_id)
+    logger.info("run.over", extra={"run": run_id, "reason": reason})
+    control.event("run_over", reason=reason, ended_well=ended_well)
+
+
+def _how_it_ended(now: Run, run_id: str) -> tuple[str, bool]:
+    """In words, and whether nothing went wrong."""
+    if now.run_id != run_id:
+        return f"a new run, {now.run_id}, has begun in place of {run_id}", False
+    return how_it_ended(run_id, interrupted=now.interrupted, failure=now.failure)
 
 
 async def _running(registry: Registry, timeout_s: float, prefix: str) -> Run:
@@ -70,7 +97,13 @@ async def _running(registry: Registry, timeout_s: float, prefix: str) -> Run:
         view = await registry.membership.wait_for(lambda view: view.run is not None and not view.run.ended)
         if view.run is not None:
             return view.run
+    strangers = [f"{peer} {version_misfit(version)}" for peer, version in registry.membership.other_versions.items()]
+    if strangers:
+        raise BootstrapError(f"the swarm is there, but its peer {strangers[0]}")
     raise BootstrapError(
         f"the initial peers answered, but within {timeout_s:.0f} s none of them knew a run with experiment_prefix = "
-        f"{prefix} and this swarm key: use the --experiment-prefix of the client, compare `shoal key fingerprint`"
+        f"{prefix} and this swarm key. What a swarm announces can only be found with both, so one of them is not the "
+        "client's:\n"
+        "give --experiment-prefix exactly as the line has it that the client's host has printed,\n"
+        "compare `shoal key fingerprint` on both hosts, and see whether the client still runs"
     )

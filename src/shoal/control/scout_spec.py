@@ -6,4 +6,4 @@ from shoal.config.start import RoleStart
 
 
 class ScoutSpec(RoleStart, frozen=True, kw_only=True):
-    """Start parameters of a scout: those of every role; `run_id` is empty, since nobody knows it yet."""
+    """Start parameters of a scout: those of every role; `run_id` is empty as long as nobody knows it."""

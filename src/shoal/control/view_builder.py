@@ -15,6 +15,7 @@ from shoal.control.records import (
 )
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.view import Candidate, Client, Replica, Run, SwarmView
+from shoal.wire.messages.base import Hop
 
 
 def build_view(records: Iterable[Opened]) -> SwarmView:
@@ -34,7 +35,7 @@ def build_view(records: Iterable[Opened]) -> SwarmView:
         elif opened.peer not in of_server or of_server[opened.peer].sequence < opened.sequence:
             of_server[opened.peer] = opened
     servers = [
-        _server(opened, opened.record) for opened in of_server.values() if isinstance(opened.record, StageRecord)
+        server_of(opened.peer, opened.record) for opened in of_server.values() if isinstance(opened.record, StageRecord)
     ]
     replicas = (s for s in servers if isinstance(s, Replica))
     candidates = (s for s in servers if not isinstance(s, Replica))
@@ -53,14 +54,16 @@ def is_server_topic(topic: str) -> bool:
     return topic == stage_topic(None) or topic.startswith("stage.")
 
 
-def _server(opened: Opened, record: StageRecord) -> Candidate:
-    hop = hop_of(opened)
+def server_of(peer: PeerId, record: StageRecord) -> Candidate:
+    """Return what others see in a server's record: a `Replica` if it has a stage."""
+    hop = Hop(peer, record.addresses)
+    resources = (record.free_memory_bytes, record.device_memory_bytes, record.max_microbatch_samples)
     if record.stage is None:
-        return Candidate(hop, record.join_unix_s, record.free_memory_bytes)
+        return Candidate(hop, record.join_unix_s, *resources)
     return Replica(
         hop,
         record.join_unix_s,
-        record.free_memory_bytes,
+        *resources,
         stage=StageIndex(record.stage),
         capacity=record.capacity,
         load=record.load,
@@ -84,4 +87,12 @@ def _run(records: Iterable[Opened]) -> Run | None:
     if not announced:
         return None
     opened, record = min(announced, key=lambda a: (a[1].ended, a[1].join_unix_s, a[0].peer))
-    return Run(record.run_id, record.num_stages, opened.peer, record.config, record.ended)
+    return Run(
+        run_id=record.run_id,
+        num_stages=record.num_stages,
+        client=opened.peer,
+        config=record.config,
+        ended=record.ended,
+        interrupted=record.interrupted,
+        failure=record.failure,
+    )

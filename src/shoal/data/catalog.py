@@ -6,10 +6,13 @@ this installation, every other name from the Hugging Face hub.
 
 from __future__ import annotations
 
+from shoal.config.dump import config_to_json
+from shoal.config.load import config_from_json
 from shoal.config.schema import Config
 from shoal.data.builtin import BUILTINS
 from shoal.data.huggingface import open_hub
 from shoal.data.source import DataSet
+from shoal.data.worker_messages import Opening
 from shoal.errors import ConfigError
 
 
@@ -29,3 +32,17 @@ def open_source(config: Config) -> DataSet:
             f"{dataset.num_classes} different labels; set model.{key} to at least {dataset.num_classes}"
         )
     return dataset
+
+
+def opening_of(config: Config) -> Opening:
+    """Return how another process opens the same data set; it holds the secrets of the configuration."""
+    return Opening("shoal.data.catalog:open_configured", config_to_json(config))
+
+
+def open_configured(config_json: bytes) -> DataSet:
+    """Open the data set of a configuration that came from another process of this run.
+
+    Raises:
+        ConfigError: as `open_source`.
+    """
+    return open_source(config_from_json(config_json))

@@ -242,11 +242,11 @@ class Feed:
             finally:
                 self.give_back(batch)
 
-    def note(self, key: StepKey, batch: LeasedBatch, path: tuple[PeerId, ...]) -> None:
+    def note(self, key: StepKey, batch: LeasedBatch) -> None:
         """Tell the data server, before any replica hears of it, which attempt will train on the batch."""
         if (held := self._held.get(batch.ticket)) is not None:
             self._held[batch.ticket] = msgspec.structs.replace(held, keys=(*held.keys, key))
-        self._post(NoteAttempt(key, batch.ticket, path))
+        self._post(NoteAttempt(key, batch.ticket))
 
     def acknowledge(self, key: StepKey, batch: LeasedBatch, *, committed: bool) -> None:
         """The step is over: trained, or (`committed` false) its fate is left to the round's record. Ends the batch."""

@@ -51,6 +51,11 @@ class GreyImages(Source):
         """See `Source.num_samples`."""
         return len(self._pixels_nhw)
 
+    @property
+    def in_memory(self) -> bool:
+        """True: see `Source.in_memory`."""
+        return True
+
     def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
         """See `Source.read_into`."""
         resized_nHW = resize_nearest(self._pixels_nhw[indices], self._size)

@@ -39,6 +39,10 @@ class BatchLayout:
         """Size of a place."""
         return self.labels_offset_bytes + _aligned(self.labels.num_bytes * self.max_samples)
 
+    def batch_bytes(self, num_samples: int) -> int:
+        """Return the bytes of a batch, without what aligns them."""
+        return (self.inputs.num_bytes + self.labels.num_bytes) * num_samples
+
     def arrays(self, memory: Bytes, num_samples: int) -> tuple[Array, Array]:
         """Return inputs (n, ...) and labels (n, ...) as views of a place."""
         return _view(memory, self.inputs, num_samples), _view(

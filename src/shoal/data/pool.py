@@ -62,6 +62,11 @@ class Pool:
         self.close()
 
     @property
+    def fd(self) -> int:
+        """The descriptor of the segment, for a process that shall write into it as well: see `PoolWriter`."""
+        return self._fd
+
+    @property
     def num_free(self) -> int:
         """Places that nobody uses."""
         return len(self._free)
@@ -96,6 +101,27 @@ class Pool:
         os.close(self._fd)
         if self._file is not None:
             self._file.unlink(missing_ok=True)
+
+
+class PoolWriter:
+    """The places of a pool in another process of the data server, which says who writes where."""
+
+    def __init__(self, fd: int, place_bytes: int) -> None:
+        """Map the segment of an inherited descriptor, which is closed.
+
+        Args:
+            fd: `Pool.fd`.
+            place_bytes: size of each place.
+        """
+        self._place_bytes = place_bytes
+        try:
+            self._map = mmap.mmap(fd, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+
+    def memory(self, place: int) -> Bytes:
+        """Return the bytes of a place, writable."""
+        return np.frombuffer(self._map, np.uint8, self._place_bytes, place * self._place_bytes)
 
 
 def has_memfd() -> bool:

@@ -19,9 +19,14 @@ import anyio
 
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
-from shoal.data.preparer import Content, Preparer
+from shoal.data.preparation import Content, Job, Preparation
+from shoal.data.preparer import Preparer
+from shoal.data.preparing_threads import PreparingThreads
+from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet
-from shoal.errors import RemoteProtocolError
+from shoal.data.worker_messages import Opening
+from shoal.data.workers import DataWorkers
+from shoal.errors import InvariantViolation, RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.swarm.lease import Denial, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream
@@ -82,6 +87,7 @@ class DataService:
     Attributes:
         table: who has which samples.
         pool: the shared memory.
+        preparation: where batches are prepared.
     """
 
     def __init__(
@@ -93,6 +99,7 @@ class DataService:
         seed: int,
         deterministic: bool,
         num_workers: int,
+        opening: Opening | None,
         client: PeerId | None,
         num_places: int = DEFAULT_NUM_PLACES,
         pool_directory: Path | None = None,
@@ -105,7 +112,8 @@ class DataService:
             samples_per_step: samples of a full step batch.
             seed: of the order of the passes.
             deterministic: batches depend on slot and step, not on who asks first.
-            num_workers: threads that prepare batches.
+            num_workers: processes that prepare batches; 0: two threads of this process do.
+            opening: how these open the data set; None where there are none.
             client: the only peer that may plan, record and release; None: nobody.
             num_places: batches that can lie in the pool.
             pool_directory: for systems without memfd; see `Pool`.
@@ -120,14 +128,8 @@ class DataService:
         self._layout = BatchLayout.of(dataset, max(samples_per_step, MIN_READ_SAMPLES))
         self.pool = Pool(place_bytes=self._layout.place_bytes, num_places=num_places, directory=pool_directory)
         self._changed = anyio.Event()
-        self._preparer = Preparer(
-            dataset=dataset,
-            layout=self._layout,
-            pool=self.pool,
-            seed=seed,
-            num_workers=num_workers,
-            on_ready=self._wake,
-        )
+        self.preparation = self._prepared_by(num_workers, opening, PassOrder(seed, dataset.train.num_samples))
+        self._preparer = Preparer(self.pool, self.preparation)
         self._waiters: list[_Waiter] = []
         self._early: list[tuple[PeerId, Lease]] = []
         # By ticket, not by place: a late message about a place that has changed hands must not hit its new user.
@@ -192,19 +194,46 @@ class DataService:
         self._wake()
 
     async def run(self) -> None:
-        """Prepare and answer until cancelled; sleeps while there is nothing to do."""
+        """Prepare and answer until cancelled; sleeps while there is nothing to do.
+
+        Raises:
+            SampleError: a sample cannot be prepared.
+            ConfigError: the processes that prepare batches cannot open the data set.
+        """
         async with anyio.create_task_group() as group:
+            group.start_soon(self.preparation.run)
             while True:
                 self._changed = anyio.Event()
                 self._answer_ready()
                 urgent = [waiter.content for waiter in self._waiters]
                 ahead = [Content(batch.samples) for batch in self.table.upcoming(self._num_ahead)]
-                self._preparer.start(group, urgent, ahead)
+                self._preparer.start(urgent, ahead)
                 await self._changed.wait()
 
     def close(self) -> None:
         """Let go of the pool, after `run` has ended."""
         self.pool.close()
+
+    def _prepared_by(self, num_workers: int, opening: Opening | None, order: PassOrder) -> Preparation:
+        if num_workers == 0:
+            return PreparingThreads(
+                dataset=self._dataset, layout=self._layout, pool=self.pool, order=order, on_filled=self._on_filled
+            )
+        if opening is None:
+            raise InvariantViolation(f"{num_workers} data workers were asked for and not told what to open")
+        return DataWorkers(
+            num_workers=num_workers,
+            opening=opening,
+            dataset=self._dataset,
+            layout=self._layout,
+            pool=self.pool,
+            order=order,
+            on_filled=self._on_filled,
+        )
+
+    def _on_filled(self, job: Job) -> None:
+        self._preparer.filled(job)
+        self._wake()
 
     def _wake(self) -> None:
         self._changed.set()

@@ -56,6 +56,11 @@ class Source(ABC):
     def num_samples(self) -> int:
         """Number of samples; indices are 0..num_samples-1."""
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading only copies and computes: nothing is waited for, and nothing is decoded."""
+        return False
+
     @abstractmethod
     def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
         """Write samples `indices` (n) into `inputs` (n, *inputs.shape) and `labels` (n, *labels.shape)."""
@@ -95,6 +100,11 @@ class Selection(Source):
     def num_samples(self) -> int:
         """See `Source.num_samples`."""
         return len(self._chosen)
+
+    @property
+    def in_memory(self) -> bool:
+        """See `Source.in_memory`."""
+        return self._source.in_memory
 
     def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
         """See `Source.read_into`."""

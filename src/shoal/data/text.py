@@ -16,8 +16,11 @@ class ByteText(Source):
 
     def __init__(self, text: NDArray[np.uint8], seq_len: int) -> None:
         """Take the text as a flat array of bytes, which is not copied."""
-        self._text = text
         self._seq_len = seq_len
+        end = max(0, (len(text) - 1) // seq_len) * seq_len
+        # A window is a row, so a batch is one gather of bytes, widened as it is written.
+        self._inputs_nT = text[:end].reshape(-1, seq_len)
+        self._labels_nT = text[1 : end + 1].reshape(-1, seq_len)
 
     @property
     def inputs(self) -> ArraySpec:
@@ -32,13 +35,17 @@ class ByteText(Source):
     @property
     def num_samples(self) -> int:
         """See `Source.num_samples`."""
-        return max(0, (len(self._text) - 1) // self._seq_len)
+        return len(self._inputs_nT)
+
+    @property
+    def in_memory(self) -> bool:
+        """True: see `Source.in_memory`."""
+        return True
 
     def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
         """See `Source.read_into`."""
-        at_nT = indices[:, None] * self._seq_len + np.arange(self._seq_len)
-        inputs[...] = self._text[at_nT]
-        labels[...] = self._text[at_nT + 1]
+        inputs[...] = self._inputs_nT[indices]
+        labels[...] = self._labels_nT[indices]
 
 
 def text_dataset(name: str, text: bytes | bytearray, seq_len: int, holdout_fraction: float) -> DataSet:

@@ -10,15 +10,18 @@ import anyio.to_thread
 import msgspec
 
 from shoal import log
+from shoal.clock import SystemClock
 from shoal.config.schema import Config
+from shoal.control.counter_report import counters_reported
 from shoal.control.role_endpoint import open_role_endpoint
-from shoal.data.catalog import open_source
+from shoal.data.catalog import open_source, opening_of
 from shoal.data.pool import has_memfd
 from shoal.data.server import DataService
 from shoal.data_server.spec import DataServerSpec
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.transport.dispatch import dispatch
+from shoal.wire.messages.base import Hop
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
         ConfigError: the data set cannot be opened.
     """
     start = msgspec.msgpack.decode(spec, type=DataServerSpec)
-    log.configure(start.log_path.stem, Path(start.log_dir))
+    log.configure(start.log_path.stem, Path(start.log_dir), start.config().log_level)
     async with anyio.create_task_group() as group:
         group.start_soon(_serve, start, start.config(), control)
         await control.stopping.wait()
@@ -53,7 +56,12 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
             "num_holdout": dataset.holdout.num_samples,
         },
     )
-    async with open_role_endpoint(start, Identity(start.identity_key)) as endpoint:
+    # The client dials its data server: no address is needed.
+    client = None if start.client is None else Hop(start.client, ())
+    async with (
+        open_role_endpoint(start, Identity(start.identity_key)) as endpoint,
+        counters_reported(endpoint, start.role, lambda: client, SystemClock()),
+    ):
         service = DataService(
             endpoint=endpoint,
             dataset=dataset,
@@ -61,6 +69,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
             seed=config.run.seed,
             deterministic=config.run.deterministic,
             num_workers=config.data.num_workers,
+            opening=opening_of(config),
             client=start.client,
             pool_directory=None if has_memfd() else socket_path.parent,
         )

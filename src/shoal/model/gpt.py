@@ -180,6 +180,17 @@ class GptFamily(Family):
         logits = output if output.dtype == torch.float64 else output.float()
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
+    def activation_bytes(self, index: int) -> int:
+        shape = self.shape
+        hidden, masks = shape.width * shape.seq_len, 2 * (shape.dropout > 0)
+        if index == 0:
+            return 4 * hidden * (1 + masks // 2)
+        if index == self.num_units - 1:
+            # What the norm puts out, the logits, their log-softmax.
+            return 4 * (hidden + 2 * shape.vocab_size * shape.seq_len)
+        # Two norms, q, k, v, what attention and its projection take, one residual sum, the output; the MLP twice.
+        return 4 * (8 + 2 * shape.mlp_ratio + masks) * hidden
+
     def unit_costs(self) -> list[float]:
         # Multiply-adds per token; memory-bound work (embedding, norms, softmax of the loss) counts as the multiply-adds
         # that take as long on a CPU, some 10 a value touched.

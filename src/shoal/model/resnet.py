@@ -189,6 +189,21 @@ class ResNetFamily(Family):
         """Mean cross-entropy in nats of logits (B, K) and classes (B)."""
         return F.cross_entropy(output if output.dtype == torch.float64 else output.float(), labels)
 
+    def activation_bytes(self, index: int) -> int:
+        # Of each convolution what it puts out and what follows its norm, but the last one's, which the block's output
+        # follows; the shortcut's convolution; the larger image before the pooling of the imagenet stem.
+        if index == 0:
+            pixels = self._stem_size**2
+            larger = 2 * _halved(self.shape.img_size) ** 2
+            return 4 * 64 * (2 * pixels if self.shape.stem == "cifar" else larger + 3 * pixels)
+        if index == self.num_units - 1:
+            return 4 * (self._blocks[-1].outputs + 2 * self.shape.num_classes)
+        plan = self._blocks[index - 1]
+        pixels_in, pixels_out = (plan.size_out * plan.stride) ** 2, plan.size_out**2
+        has_shortcut = plan.inputs != plan.outputs or plan.stride != 1
+        inner = 2 * plan.width * (pixels_in + pixels_out if self.shape.bottleneck else pixels_out)
+        return 4 * (inner + (2 + has_shortcut) * plan.outputs * pixels_out)
+
     def unit_costs(self) -> list[float]:
         # Multiply-adds a sample, plus some 10 for each value that norms and activations touch.
         shape = self.shape

@@ -13,6 +13,7 @@ B.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from shoal.config.training import DataConfig
 
 
+_KEPT_TENSORS = 16
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One sample's tensor.
@@ -47,6 +51,11 @@ class TensorSpec:
     @property
     def torch_dtype(self) -> torch.dtype:
         return cast("torch.dtype", getattr(torch, self.dtype))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.shape) * self.torch_dtype.itemsize
 
     def with_float(self, dtype: torch.dtype) -> TensorSpec:
         """The same with `dtype` if this is floating, else this itself."""
@@ -102,6 +111,15 @@ class Family(ABC):
     @abstractmethod
     def unit_costs(self) -> list[float]:
         """Rough relative cost of each unit's forward and backward, for an even cut."""
+
+    def activation_bytes(self, index: int) -> int:
+        """About what unit `index` keeps of one sample from its forward to its backward, without its input.
+
+        It decides which machines a stage fits. Unless a family knows better, 16 times the larger of what the unit
+        takes and what it puts out: a transformer block keeps 17 times that, most others less.
+        """
+        received = self.boundary_spec(index - 1) if index else self.input_spec()
+        return _KEPT_TENSORS * max(received.num_bytes, self.boundary_spec(index).num_bytes)
 
     def unit_name(self, index: int) -> str:
         """The unit's name in parameter names: unique, without dots."""

@@ -19,12 +19,14 @@ import msgspec
 from shoal import log
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config, public_values
-from shoal.control.dht import DhtNode, outward
+from shoal.control.counter_report import client_hop, counters_reported
+from shoal.control.dht import outward
+from shoal.control.join import open_registry
 from shoal.control.records import MonitorRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.errors import ConnectionLost
-from shoal.identity import Identity, namespace
+from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.monitor.spec import MonitorSpec
 from shoal.monitor.status import Status
@@ -55,7 +57,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
         ConfigError: the port to listen on is taken.
     """
     start = msgspec.msgpack.decode(spec, type=MonitorSpec)
-    log.configure(start.log_path.stem, Path(start.log_dir))
+    log.configure(start.log_path.stem, Path(start.log_dir), start.config().log_level)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_serve, start, control)
         await control.stopping.wait()
@@ -65,28 +67,25 @@ async def main(spec: bytes, control: RoleControl) -> None:
 async def _serve(start: MonitorSpec, control: RoleControl) -> None:
     config, clock, identity = start.config(), SystemClock(), Identity(start.identity_key)
     joined_unix_s = clock.unix_s()
-    swarm = namespace(start.swarm_key, config.experiment_prefix)
     gatherer = Gatherer(Status(config.num_stages), _wandb_run(start, config, control))
     try:
         async with (
             open_role_endpoint(start, identity) as endpoint,
-            await DhtNode.create(
+            open_registry(
+                start,
                 identity,
-                namespace=swarm,
-                state_dir=Path(start.socket_path).parent,
-                clock=clock,
-                initial_peers=start.initial_peers or await _known_before(start, control),
-                host_maddrs=listen_maddrs(config),
-                announce_maddrs=config.network.announce_maddrs,
-                bootstrap_timeout_s=config.network.bootstrap_timeout_s,
-            ) as node,
+                clock,
+                start.initial_peers or await _known_before(start, control),
+                listen_maddrs(config),
+                endpoint.metrics,
+            ) as (node, registry),
         ):
             maddrs = outward(await node.visible_maddrs())
-            await anyio.to_thread.run_sync(write_lines, Path(start.log_dir) / INITIAL_PEERS, maddrs)
-            registry = Registry(node, identity, swarm, config.num_stages, clock)
+            await _write_peers(Path(start.log_dir) / INITIAL_PEERS, maddrs, control)
             registry.advertise(MonitorRecord(endpoint.addresses, joined_unix_s))
             control.ready(maddrs=maddrs, hop=endpoint.hop)
-            async with anyio.create_task_group() as tasks:
+            reported = counters_reported(endpoint, start.role, lambda: client_hop(registry.membership.view), clock)
+            async with reported, anyio.create_task_group() as tasks:
                 tasks.start_soon(registry.run)
                 tasks.start_soon(gatherer.follow, registry)
                 tasks.start_soon(gatherer.report, control, clock)
@@ -161,6 +160,16 @@ def listen_maddrs(config: Config) -> tuple[str, ...]:
         f"{maddr.removesuffix('/tcp/0')}/tcp/{port}" if maddr.endswith("/tcp/0") else maddr
         for maddr in config.network.host_maddrs
     )
+
+
+async def _write_peers(path: Path, maddrs: tuple[str, ...], control: RoleControl) -> None:
+    """Write where others can join; the swarm does without the file, and its reader is told."""
+    try:
+        await anyio.to_thread.run_sync(write_lines, path, maddrs)
+    except OSError as error:
+        text = f"cannot write {path} ({error.strerror or error}): free space there; the addresses are also printed"
+        logger.error("peers.unwritten", extra={"reason": text})
+        control.event("notice", text=text)
 
 
 def write_lines(path: Path, lines: tuple[str, ...]) -> None:

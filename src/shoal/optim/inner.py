@@ -44,6 +44,11 @@ class InnerOptimizer(ABC):
             gradients = [cast(Tensor, parameter.grad) for parameter in params]
             self._apply(params, gradients, [self._state[index] for index in indices], lr, weight_decay)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state once every parameter has had a gradient."""
+        return sum(tensor.nbytes for p in self._params for tensor in self._initial_state(p).values())
+
     def state_dict(self) -> dict[str, Any]:
         """The state (tensors, not copies) by the parameter's number, then by name."""
         return {str(index): dict(state) for index, state in sorted(self._state.items())}

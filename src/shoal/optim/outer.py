@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 
-def pseudo_gradient(outer_N: Tensor, local_N: Tensor) -> Tensor:
-    """What a replica contributes to the round: the outer parameters minus its local ones, in a new buffer."""
-    return outer_N - local_N
+def pseudo_gradient(outer_N: Tensor, local_N: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """What a replica contributes to the round: the outer parameters minus its local ones, in `out` or a new vector."""
+    return torch.sub(outer_N, local_N, out=out)
 
 
 @dataclass(frozen=True, slots=True)

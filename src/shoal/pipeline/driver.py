@@ -16,8 +16,10 @@ from shoal.clock import Clock
 from shoal.errors import LocalProtocolError, NoPipeline, RoundClosed
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.eval_driver import EvalDriver
-from shoal.pipeline.microbatch import Microbatch
+from shoal.pipeline.microbatch import Microbatch, take
+from shoal.swarm.microbatch_cut import Caps, cut, smallest_cap
 from shoal.swarm.step_trainer import (
+    Dial,
     Feed,
     Finished,
     NoPath,
@@ -30,6 +32,7 @@ from shoal.swarm.step_trainer import (
 )
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Hop, SampleRange, Traffic
+from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.step import (
     Aborted,
     Broken,
@@ -122,6 +125,10 @@ class StepDriver:
         self._evaluation.peer_lost(peer)
         self._do(self._machine.peer_lost(peer, self._clock.now_s()))
 
+    def peer_found(self, peer: PeerId) -> None:
+        """There is a new connection with a peer."""
+        self._machine.peer_found(peer)
+
     async def train(
         self,
         *,
@@ -132,6 +139,7 @@ class StepDriver:
         lr: float,
         path: tuple[Hop, ...],
         replicas: tuple[tuple[Hop, ...], ...],
+        caps: Caps,
         note: Callable[[StepKey, tuple[PeerId, ...]], None],
     ) -> StepResult:
         """Trains one step, over other replicas where those of `path` fail, until it is applied or skipped.
@@ -142,11 +150,13 @@ class StepDriver:
         Args:
             round: In which round.
             number: Of the step, counted from 0 over the whole run.
-            microbatches: The step's samples, in the order in which their gradients are added.
+            microbatches: The step's samples, in the order in which their gradients are added. An attempt over a path
+                with caps cuts them further.
             samples: The positions of the samples in the data.
             lr: Learning rate.
             path: The home replicas, one for each stage.
             replicas: All replicas of each stage, best first.
+            caps: The most samples in a microbatch, of replicas that do not take any number.
             note: Called with each attempt and its path before anything is sent for it.
 
         Raises:
@@ -161,7 +171,7 @@ class StepDriver:
             self._endpoint.introduce(hop)
         self._microbatches, self._note = microbatches, note
         try:
-            plan = StepPlan(round, number, sizes, samples, lr, path, replicas)
+            plan = StepPlan(round, number, sizes, samples, lr, path, replicas, caps)
             self._do(self._machine.start(plan, self._clock.now_s()))
             end = await self._ended()
         finally:
@@ -186,7 +196,7 @@ class StepDriver:
                 )
 
     async def evaluate(
-        self, *, evaluation: int, held: int, microbatches: Sequence[Microbatch], path: tuple[Hop, ...]
+        self, *, evaluation: int, held: int, microbatches: Sequence[Microbatch], path: tuple[Hop, ...], caps: Caps
     ) -> tuple[float, int]:
         """Evaluates record `held` over `path`.
 
@@ -195,6 +205,7 @@ class StepDriver:
             held: The round whose record the replicas must hold.
             microbatches: The held-out samples.
             path: One replica for each stage.
+            caps: As for `train`.
 
         Returns:
             The sum of the losses over the samples, and their number.
@@ -202,7 +213,9 @@ class StepDriver:
         Raises:
             RoundAborted: A replica does not hold the record, is lost, or does not answer in time.
         """
-        return await self._evaluation.evaluate(evaluation, held, microbatches, path)
+        cap = smallest_cap((hop.peer for hop in path), caps)
+        parts = [take(microbatches, part) for part in cut([each.num_samples for each in microbatches], cap)]
+        return await self._evaluation.evaluate(evaluation, held, parts, path)
 
     async def _ended(self) -> StepEnd:
         """Runs the machine's timer until the step has ended."""
@@ -227,11 +240,13 @@ class StepDriver:
                 case Note(key, path):
                     if self._note is not None:
                         self._note(key, tuple(hop.peer for hop in path))
-                case Feed(key, path, number):
-                    microbatch = self._microbatches[number]
+                case Feed(key, path, number, part):
+                    microbatch = take(self._microbatches, part)
                     traffic = Traffic.ACTIVATIONS
                     self._endpoint.post(path[0], Forward(key, number), (microbatch.inputs,), traffic)
                     self._endpoint.post(path[-1], Labels(key, number), (microbatch.labels,), traffic)
+                case Dial(to):
+                    self._endpoint.post(to, Heartbeat())
                 case _:
                     if isinstance(effect.message, Open) and effect.message.key.attempt > 0:
                         logger.info("step.replayed", extra={"key": str(effect.message.key), "peer": effect.to})

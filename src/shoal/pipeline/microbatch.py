@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.swarm.microbatch_cut import Part
 from shoal.wire.tensors import WireTensor
 
 
@@ -17,3 +19,12 @@ class Microbatch:
     inputs: WireTensor
     labels: WireTensor
     num_samples: int
+
+
+def take(microbatches: Sequence[Microbatch], part: Part) -> Microbatch:
+    """Return a part of uncut microbatches, as views."""
+    whole = microbatches[part.whole]
+    if part.num_samples == whole.num_samples:
+        return whole
+    inputs, labels = (tensor.rows(part.start, part.stop) for tensor in (whole.inputs, whole.labels))
+    return Microbatch(inputs, labels, part.num_samples)

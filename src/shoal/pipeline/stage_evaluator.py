@@ -12,6 +12,7 @@ from shoal.ids import PeerId
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.tensor_check import misfit
 from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.microbatch_cut import too_large
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Traffic
 from shoal.wire.messages.step import EvalForward, EvalLabels, EvalRefused, EvalResult
@@ -37,10 +38,13 @@ class _Batch:
 class StageEvaluator:
     """Queue of evaluation batches of one replica."""
 
-    def __init__(self, endpoint: Endpoint, compute: StageCompute, *, stage: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, compute: StageCompute, *, stage: int, max_samples: int | None = None
+    ) -> None:
         self._endpoint = endpoint
         self._compute = compute
         self._stage = stage
+        self._max_samples = max_samples
         self._pending: dict[_Pair, _Batch] = {}
 
     @property
@@ -58,7 +62,8 @@ class StageEvaluator:
             self._endpoint.introduce(message.trainer)
             trainer = message.trainer.peer
             spec = self._compute.module.input_spec
-        problem = misfit(tensors, spec, tensors[0].shape[0] if tensors and tensors[0].shape else 0)
+        num_samples = tensors[0].shape[0] if tensors and tensors[0].shape else 0
+        problem = misfit(tensors, spec, num_samples) or too_large(num_samples, self._max_samples)
         if message.held != held_round:
             problem = f"this replica holds the record of round {held_round}, not {message.held}"
         elif isinstance(message, EvalForward) and not self._is_on_path(message):

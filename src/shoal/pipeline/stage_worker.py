@@ -87,14 +87,21 @@ class StageWorker:
         stage: int,
         num_stages: int,
         max_open_steps: int,
+        max_microbatch_samples: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._compute = compute
         self._device = device
         self._clock = clock or SystemClock()
-        self._machine = StepReplica(endpoint.peer_id, stage=stage, num_stages=num_stages, max_open_steps=max_open_steps)
-        self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
+        self._machine = StepReplica(
+            endpoint.peer_id,
+            stage=stage,
+            num_stages=num_stages,
+            max_open_steps=max_open_steps,
+            max_microbatch_samples=max_microbatch_samples,
+        )
+        self._evaluator = StageEvaluator(endpoint, compute, stage=stage, max_samples=max_microbatch_samples)
         self._payloads: dict[StepKey, dict[tuple[type, int], WireTensor]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
         self._committed_before = 0

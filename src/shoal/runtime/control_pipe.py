@@ -1,7 +1,7 @@
 """The control pipe between a role and the supervisor: one JSON object a line, both ways, on a Unix socket pair.
 
-From the role: `{"event": name, ...}`; one of them, "request", asks for an answer. To the role: `{"stop": "graceful"}`,
-`{"reply": id, ...}`, and whatever else the launcher has to say to that role.
+From the role: `{"event": name, ...}`; one of them, "request", asks for an answer. To the role:
+`{"stop": "graceful", "reason": ...}`, `{"reply": id, ...}`, and whatever else the launcher has to say to that role.
 """
 
 from __future__ import annotations
@@ -104,12 +104,14 @@ class RoleControl:
 
     Attributes:
         stopping: set when the role shall leave gracefully, by SIGTERM or by a message.
+        stop_reason: what the message gave as the reason, if it is not the user's wish.
         messages: what the launcher sent to this role, other than the order to stop and replies to requests.
     """
 
     def __init__(self) -> None:
         """Used by `open_role_control`."""
         self.stopping = anyio.Event()
+        self.stop_reason = ""
         self._pipe = ControlPipe(self._deliver)
         self.messages = Mailbox[Message]()
         self._request_ids = itertools.count()
@@ -149,6 +151,7 @@ class RoleControl:
 
     def _deliver(self, message: Message) -> None:
         if "stop" in message:
+            self.stop_reason = str(message.get("reason", ""))
             self.stopping.set()
         elif "reply" in message:
             request_id: int = message.pop("reply")

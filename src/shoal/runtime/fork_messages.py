@@ -1,7 +1,8 @@
 """What the supervisor and its fork server say to each other, and how it is framed on their Unix socket.
 
 A frame is the length of its body in 4 bytes, little-endian, and the body in msgpack. A `ForkRole` travels with one file
-descriptor, the role's end of its control pipe; descriptors arrive in the order of the frames that they belong to.
+descriptor, the role's end of its control pipe, and a `Forked` with another, a pidfd of the new process; descriptors
+arrive in the order of the frames that they belong to.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import struct
 import msgspec
 
 from shoal.errors import LocalProtocolError
+
+TAG_NAME = "SHOAL_PROCESS_TAG"
+"""Environment variable of every process below a supervisor, which has made up its value; it is no secret."""
 
 _LENGTH = struct.Struct("<I")
 _MAX_BODY_BYTES = 64 << 20
@@ -30,8 +34,6 @@ class ForkRole(msgspec.Struct, frozen=True, tag=True):
         role, index: what the role is called.
         entry: "package.module:function", resolved after the fork.
         payload: opaque to the runtime, handed to the entry; may hold secrets.
-        environment: changes to the environment of the role.
-        nice: by how much the priority of the role is lowered.
         output_path: file to which standard output and error are appended; empty to share the supervisor's.
     """
 
@@ -40,16 +42,7 @@ class ForkRole(msgspec.Struct, frozen=True, tag=True):
     index: int
     entry: str
     payload: bytes
-    environment: dict[str, str]
-    nice: int
     output_path: str
-
-
-class SignalRole(msgspec.Struct, frozen=True, tag=True):
-    """Send a signal to a launch. Only its parent can do that without hitting another process of the same number."""
-
-    number: int
-    signal: int
 
 
 class Preloaded(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +56,11 @@ class PreloadFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The launch runs."""
+    """The launch runs: its process says so itself, before it does anything else, and sends a pidfd of itself.
+
+    So whoever has read the stream to its end knows every process that lives, also of a fork server that was killed
+    in the middle of a fork.
+    """
 
     number: int
     pid: int
@@ -77,13 +74,13 @@ class ForkFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """The launch has ended and is reaped: its exit code, or the signal that ended it, negated."""
+    """The launch has ended and is about to be reaped: its exit code, or the signal that ended it, negated."""
 
     number: int
     code: int
 
 
-Request = Configure | ForkRole | SignalRole
+Request = Configure | ForkRole
 Reply = Preloaded | PreloadFailed | Forked | ForkFailed | Exited
 
 _encoder = msgspec.msgpack.Encoder()
@@ -95,10 +92,18 @@ def encode(message: Request | Reply) -> bytes:
     Raises:
         LocalProtocolError: the message is larger than a frame may be.
     """
-    body = _encoder.encode(message)
+    return framed(_encoder.encode(message))
+
+
+def framed(body: bytes) -> bytes:
+    """Return a body with its length before it, as `FrameBuffer` takes it apart.
+
+    Raises:
+        LocalProtocolError: it is larger than a frame may be.
+    """
     if len(body) > _MAX_BODY_BYTES:
         raise LocalProtocolError(
-            f"a message to the fork server has {len(body)} bytes, at most {_MAX_BODY_BYTES} may be sent"
+            f"a message to another process of this run has {len(body)} bytes, at most {_MAX_BODY_BYTES} may be sent"
         )
     return _LENGTH.pack(len(body)) + body
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Generator
@@ -20,18 +21,24 @@ EXIT_LIFELINE_CUT = 70
 """Exit code of a role that ended because its supervisor was gone."""
 
 
-def watch_in_thread(read_fd: int) -> None:
+def watch_in_thread(read_fd: int, run_dir: str) -> None:
     """End this process at once, with its descendants, when the lifeline is cut; call it only after the last fork.
 
     A thread and not the event loop, because a loop that hangs is one of the cases in which this has to work.
+
+    Args:
+        read_fd: the lifeline.
+        run_dir: directory that ends with the run; empty if there is none.
     """
-    threading.Thread(target=_wait_and_exit, args=(read_fd,), name="lifeline", daemon=True).start()
+    threading.Thread(target=_wait_and_exit, args=(read_fd, run_dir), name="lifeline", daemon=True).start()
 
 
-def _wait_and_exit(read_fd: int) -> None:
+def _wait_and_exit(read_fd: int, run_dir: str) -> None:
     os.read(read_fd, 1)
     # The fork server does this as well, unless it was killed together with the supervisor.
     kill_descendants()
+    if run_dir:
+        shutil.rmtree(run_dir, ignore_errors=True)
     os._exit(EXIT_LIFELINE_CUT)
 
 

@@ -1,4 +1,4 @@
-"""Calls that change processes: adopt orphans, name a process, kill whole trees.
+"""Calls that change processes: adopt orphans, name a process, kill whole trees and runs.
 
 The Linux-only ones (`prctl(2)`) do nothing elsewhere and say so by their result.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterable
 
-from shoal.runtime.process_info import descendants, read_stat
+from shoal.runtime.process_info import descendants, read_stat, with_environment
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -81,3 +82,37 @@ def end_descendants(known: Iterable[int] = ()) -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def end_tagged(entry: str) -> None:
+    """Kill all other processes that were started with `entry` in their environment; returns when they have ended.
+
+    It finds those that do not descend from this process: roles of an earlier fork server, when nobody else is left who
+    could end a frozen one.
+    """
+    while others := [pid for pid in with_environment(entry) if pid != os.getpid()]:
+        for pid in others:
+            kill(pid)
+        for pid in others:
+            _wait_until_ended(pid)
+
+
+def _wait_until_ended(pid: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        select.select([pidfd], [], [])
+    finally:
+        os.close(pidfd)
+
+
+def reap(pid: int) -> None:
+    """Forget a child that has ended."""
+    os.waitpid(pid, 0)
+
+
+def exit_code(ended: os.waitid_result) -> int:
+    """Return how a child ended: its exit code, or the signal that ended it, negated."""
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

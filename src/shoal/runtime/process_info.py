@@ -85,6 +85,20 @@ def has_environment(pid: int, entry: str) -> bool:
         return False
 
 
+def command_line(pid: int) -> list[str]:
+    """Return the words of a process's command line, or what it shows instead; empty if it is gone."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def with_environment(entry: str) -> list[int]:
+    """Return all processes that were started with `entry` in their environment, wherever they hang in the tree."""
+    pids = [int(path.name) for path in _PROC.iterdir() if path.name.isdecimal()] if _PROC.is_dir() else []
+    return [pid for pid in pids if has_environment(pid, entry)]
+
+
 def pss_bytes(pid: int) -> int:
     """Return the proportional set size of a process in bytes: a page that n share counts 1/n; 0 if it is gone."""
     try:

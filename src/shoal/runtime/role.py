@@ -40,7 +40,7 @@ def resolve_entry(entry: str) -> RoleEntry:
     return cast(RoleEntry, getattr(importlib.import_module(module_name), function_name))
 
 
-def run_role(entry: str, payload: bytes, control: socket.socket, lifeline_fd: int) -> int:
+def run_role(entry: str, payload: bytes, control: socket.socket, lifeline_fd: int, run_dir: str) -> int:
     """Run a role in this process until it returns, fails or the lifeline is cut.
 
     Args:
@@ -48,11 +48,12 @@ def run_role(entry: str, payload: bytes, control: socket.socket, lifeline_fd: in
         payload: what the entry gets.
         control: connected Unix socket to the supervisor.
         lifeline_fd: read end of the lifeline.
+        run_dir: directory that ends with the run; empty if there is none.
 
     Returns:
         The exit code: 0 done, 1 failed, 2 the user's error.
     """
-    watch_in_thread(lifeline_fd)
+    watch_in_thread(lifeline_fd, run_dir)
     return anyio.run(partial(_serve, entry, payload, control), backend_options={"use_uvloop": True})
 
 
@@ -70,7 +71,7 @@ async def _serve(entry: str, payload: bytes, control: socket.socket) -> int:
 
 def _report(error: Exception, control: RoleControl) -> int:
     """Log why the role failed, tell the launcher, and return the exit code."""
-    causes = list(_leaves(error))
+    causes = list(leaves(error))
     known = [cause for cause in causes if isinstance(cause, ShoalError)]
     if len(known) == len(causes):
         _logger.error("role.failed", extra={"kind": type(known[0]).__name__, "reason": str(known[0])})
@@ -81,10 +82,10 @@ def _report(error: Exception, control: RoleControl) -> int:
     return EXIT_USER_ERROR if isinstance(first, ConfigError | BootstrapError) else EXIT_FAILED
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors that task groups have wrapped into groups."""
     if isinstance(error, BaseExceptionGroup):
         for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _leaves(member)
+            yield from leaves(member)
     else:
         yield error

@@ -24,6 +24,8 @@ class RoleEvent(msgspec.Struct, frozen=True):
 
     name: str
     fields: dict[str, Any]
+    start: int = 0
+    """Which process of the role it is about, from 1."""
 
 
 class RoleHandle:
@@ -46,6 +48,7 @@ class RoleHandle:
         self.was_ready = False
         self.events = Mailbox[RoleEvent]()
         self._pipe: ControlPipe | None = None
+        self._start = 0
         self._ready_fields: Message | None = None
         self._status: ExitStatus | None = None
         self.last_error = ""
@@ -55,6 +58,11 @@ class RoleHandle:
     def running(self) -> bool:
         """Whether the role has not ended for good."""
         return self._status is None
+
+    @property
+    def serves(self) -> bool:
+        """Whether the process that runs it now has said that it serves, and has not ended."""
+        return self._ready_fields is not None
 
     async def ready(self) -> Message:
         """Wait until the role serves and return the fields of its "ready" event.
@@ -91,11 +99,13 @@ class RoleHandle:
         Raises:
             ConnectionLost: the role does not run now.
         """
-        self.send(reply=request.fields["id"], **fields)
+        if request.start == self._start:
+            self.send(reply=request.fields["id"], **fields)
 
     def connect(self, pipe: ControlPipe) -> None:
         """Note the control pipe of a process that is about to be forked; used by the supervisor."""
         self._pipe = pipe
+        self._start += 1
 
     def deliver(self, message: Message) -> None:
         """Take in a line from the role; used by its control pipe."""
@@ -110,7 +120,7 @@ class RoleHandle:
 
     def emit(self, name: str, **fields: object) -> None:
         """Append an event; used by the supervisor."""
-        self.events.put(RoleEvent(name, fields))
+        self.events.put(RoleEvent(name, fields, self._start))
 
     def exited(self, status: ExitStatus) -> None:
         """Note the end of a process; used by the supervisor."""

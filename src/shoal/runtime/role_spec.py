@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.clock import Backoff
@@ -22,12 +21,14 @@ class RestartPolicy:
         window_s: the time over which restarts are counted; a role that ran longer starts with a short pause again.
         first_delay_s: the pause before the first restart; it doubles with each further one.
         max_delay_s: the longest pause.
+        only_killed: what fails by itself is not started again: its error is its last word.
     """
 
     max_restarts: int = 0
     window_s: float = 60.0
     first_delay_s: float = 0.2
     max_delay_s: float = 10.0
+    only_killed: bool = False
 
 
 NEVER_RESTART = RestartPolicy()
@@ -42,8 +43,6 @@ class RoleSpec:
         entry: "package.module:function", an async function; see `shoal.runtime.role.RoleEntry`.
         payload: handed to the entry; travels over a socket, so it may hold secrets.
         restart: what happens when it fails.
-        environment: changes to its environment, such as numbers of threads.
-        nice: by how much its priority is lowered, 0 to 19.
         output_path: file to which its standard output and error are appended; None shares the launcher's.
     """
 
@@ -52,8 +51,6 @@ class RoleSpec:
     entry: str
     payload: bytes = b""
     restart: RestartPolicy = NEVER_RESTART
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    nice: int = 0
     output_path: Path | None = None
 
     def __str__(self) -> str:

@@ -6,9 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from shoal.averaging.member import RoundSwapped
 from shoal.control.records import Record, StageRecord
-from shoal.server.replica import Replica
 
 
 class Advertises(Protocol):
@@ -19,32 +17,63 @@ class Advertises(Protocol):
         ...
 
 
-class Announcer:
-    """Announces one replica."""
+class _Worker(Protocol):
+    @property
+    def num_committed(self) -> int: ...
 
-    def __init__(self, registry: Advertises, record: StageRecord, replica: Replica) -> None:
-        """Announce the replica at once; `run` follows its rounds.
+    @property
+    def num_open(self) -> int: ...
+
+
+class _Member(Protocol):
+    @property
+    def offered_round(self) -> int: ...
+
+
+class Announced(Protocol):
+    """What is announced of a replica; `server.replica.Replica` is one."""
+
+    @property
+    def stage(self) -> int: ...
+
+    @property
+    def worker(self) -> _Worker: ...
+
+    @property
+    def member(self) -> _Member: ...
+
+
+class Announcer:
+    """Announces what one server hosts."""
+
+    def __init__(self, registry: Advertises, record: StageRecord) -> None:
+        """Announce nothing yet.
 
         Args:
             registry: of this process.
-            record: of this server, with its stage.
-            replica: which serves now.
+            record: of this server; what is said of its replica is filled in.
         """
         self._registry = registry
-        self._record = msgspec.structs.replace(record, serving=True)
-        self._replica = replica
-        registry.advertise(self._record)
+        self._record = record
 
-    async def run(self) -> None:
-        """Announce each new record that the replica holds, until cancelled."""
-        async with self._replica.events as events:
-            async for event in events:
-                if isinstance(event, RoundSwapped):
-                    self._announce(event.record.round)
+    @property
+    def pinned(self) -> bool:
+        """Whether the server's user has given it its stage."""
+        return self._record.pinned
 
-    def _announce(self, held_round: int) -> None:
-        worker = self._replica.worker
+    def announce(self, replica: Announced, *, serving: bool = True) -> None:
+        """Announce a replica as it is now.
+
+        Args:
+            replica: that the server hosts.
+            serving: it may be used; False while it is being left, or loaded.
+        """
         self._record = msgspec.structs.replace(
-            self._record, held_round=held_round, step=worker.num_committed, load=float(worker.num_open)
+            self._record,
+            stage=replica.stage,
+            held_round=replica.member.offered_round,
+            step=replica.worker.num_committed,
+            load=float(replica.worker.num_open),
+            serving=serving,
         )
         self._registry.advertise(self._record)

@@ -14,11 +14,14 @@ import anyio
 import torch
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.replica_state import ReplicaState
+from shoal.averaging.round_average import RingSettings
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_sync import StateSync
 from shoal.clock import Clock, SystemClock
+from shoal.codec.cast import CASTS
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError
@@ -31,14 +34,12 @@ from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.quant.apply import apply_quant
 from shoal.runtime.device_thread import DeviceThread
+from shoal.server.memory import MAX_OPEN_STEPS
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import Handler
-
-MAX_OPEN_STEPS = 4
-"""Steps of different trainers that a replica works on at the same time; each keeps gradients of its own."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Replica:
     def handlers(self) -> tuple[Handler, ...]:
         """Who takes the endpoint's events."""
         return (self.worker, self.member)
+
+    def close(self) -> None:
+        """Give back what a replica that does not run any more, or never did, has opened."""
+        self._sender.close()
+        self.events.close()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -124,6 +130,7 @@ async def build_replica(
         stage=stage,
         num_stages=config.num_stages,
         max_open_steps=MAX_OPEN_STEPS,
+        max_microbatch_samples=config.servers.max_microbatch_samples,
     )
     sender, receiver = anyio.create_memory_object_stream[RoundEvent](math.inf)
     member = RoundMember(
@@ -144,6 +151,9 @@ async def build_replica(
             chunk_bytes=chunk_bytes,
         ),
         donor=StateDonor(endpoint, stage, chunk_bytes),
+        # Measurements differ from run to run, and the order of the ring decides the last bits.
+        links=tuple if config.run.deterministic else lambda: link_reports(endpoint),
+        ring=RingSettings(wire=CASTS[config.diloco.averaging_compression]),
         is_behind=run_has_begun(view()),
     )
     worker.start_round(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -10,18 +11,27 @@ import msgspec
 
 from shoal import log
 from shoal.clock import SystemClock
-from shoal.control.assignment import StageChooser
+from shoal.config.schema import Config
+from shoal.control.assignment import StageChooser, require_fit
+from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import join_swarm
 from shoal.control.records import StageRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.run_end import RunEndListener
+from shoal.control.view_builder import server_of
+from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
-from shoal.server.replica import build_replica, device_initialiser
+from shoal.server.memory import server_memory, stage_needs
+from shoal.server.reassignment_monitor import ReassignmentMonitor
+from shoal.server.replica import Replica, build_replica, device_initialiser
 from shoal.server.spec import ServerSpec
+from shoal.swarm.assignment import StageNeed
+from shoal.swarm.microbatch_cut import MAX_MICROBATCHES, cut
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 
@@ -33,14 +43,15 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ServerSpec` in msgpack.
-        control: told `ready(stage=...)` once the replica can be used.
+        control: told `ready(stage=...)` once the replica can be used, and `run_over(reason=..., ended_well=...)` when
+            the client says so.
 
     Raises:
         BootstrapError: no initial peer answered.
         ConfigError: no stage fits, or the device does not exist.
     """
     spec = msgspec.msgpack.decode(payload, type=ServerSpec)
-    log.configure(spec.log_path.stem, Path(spec.log_dir))
+    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_serve, spec, control)
         await control.stopping.wait()
@@ -49,44 +60,92 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
 async def _serve(spec: ServerSpec, control: RoleControl) -> None:
     config = spec.config()
+    _require_few_parts(config)
     clock = SystemClock()
     identity = Identity(spec.identity_key)
     initialiser = device_initialiser(spec.device, config.servers.threads)
     async with (
         DeviceThread(initialiser, name="device") as device,
         open_role_endpoint(spec, identity) as endpoint,
-        join_swarm(spec, identity, control, clock) as registry,
+        join_swarm(spec, identity, control, clock, endpoint.metrics) as registry,
+        counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
     ):
+        memory = await device.run(
+            server_memory, spec.device, spec.memory_bytes, spec.device_sharers, config.servers.max_memory_bytes
+        )
         record = StageRecord(
             addresses=endpoint.addresses,
             join_unix_s=clock.unix_s(),
             stage=spec.stage,
             pinned=spec.stage is not None,
+            free_memory_bytes=memory.host_bytes,
+            device_memory_bytes=memory.device_bytes,
+            max_microbatch_samples=config.servers.max_microbatch_samples or 0,
         )
-        stage = await _stage(spec, registry, endpoint, record, config.num_stages)
-        replica = await build_replica(
-            config=config,
-            run_id=RunId(spec.run_id),
-            stage=stage,
-            device=device,
-            device_name=spec.device,
+        needs = await device.run(stage_needs, config)
+        server = server_of(endpoint.peer_id, record)
+        stage = await _stage(spec, registry, endpoint, record, needs)
+
+        async def build(stage: int) -> Replica:
+            require_fit(server, needs, (stage,))
+            return await build_replica(
+                config=config,
+                run_id=RunId(spec.run_id),
+                stage=stage,
+                device=device,
+                device_name=spec.device,
+                endpoint=endpoint,
+                view=lambda: registry.membership.view,
+                clock=clock,
+            )
+
+        monitor = ReassignmentMonitor(
             endpoint=endpoint,
+            announcer=Announcer(registry, record),
+            replica=await build(stage),
+            rebuild=build,
             view=lambda: registry.membership.view,
-            clock=clock,
+            num_stages=config.num_stages,
         )
-        record = msgspec.structs.replace(record, stage=stage, held_round=replica.member.offered_round)
-        announcer = Announcer(registry, record, replica)
+        listener = RunEndListener(
+            spec.run_id,
+            view=lambda: registry.membership.view,
+            on_over=lambda reason, ended_well: control.event("run_over", reason=reason, ended_well=ended_well),
+        )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(replica.run)
-            tasks.start_soon(dispatch, endpoint, replica.handlers)
-            tasks.start_soon(announcer.run)
-            logger.info("server.ready", extra={"stage": stage, "device": spec.device})
+            tasks.start_soon(monitor.run)
+            tasks.start_soon(dispatch, endpoint, (monitor, listener), monitor.peer_up)
+            logger.info("server.ready", extra={"stage": stage, "device": spec.device, "peer": endpoint.peer_id})
             control.ready(stage=stage)
 
 
-async def _stage(spec: ServerSpec, registry: Registry, endpoint: Endpoint, record: StageRecord, num_stages: int) -> int:
-    """The given stage, or the one that needs a server most."""
+def _require_few_parts(config: Config) -> None:
+    """Check that this server's cap leaves a step with a number of microbatches that replicas take.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    cap, diloco = config.servers.max_microbatch_samples, config.diloco
+    whole = -(-diloco.batch_size_per_step // config.model_pipeline.microbatches)
+    sizes = [whole] * config.model_pipeline.microbatches * diloco.gradient_accumulation_steps
+    if cap is not None and (num_parts := len(cut(sizes, cap))) > MAX_MICROBATCHES:
+        raise ConfigError(
+            f"servers.max_microbatch_samples = {cap} (or diloco.batch_size_per_step of this host) would cut a step of "
+            f"{diloco.samples_per_step} samples into {num_parts} microbatches; at most {MAX_MICROBATCHES} are taken, "
+            "so take more samples at a time"
+        )
+
+
+async def _stage(
+    spec: ServerSpec, registry: Registry, endpoint: Endpoint, record: StageRecord, needs: Sequence[StageNeed]
+) -> int:
+    """The given stage, or the one that needs a server most.
+
+    Raises:
+        ConfigError: none fits into this server's memory.
+    """
     if spec.stage is not None:
         return spec.stage
-    chooser = StageChooser(registry, endpoint.peer_id, record, num_stages, num_servers=spec.expected_servers or None)
+    require_fit(server_of(endpoint.peer_id, record), needs, range(len(needs)))
+    chooser = StageChooser(registry, endpoint.peer_id, record, needs, num_servers=spec.expected_servers or None)
     return await chooser.choose()

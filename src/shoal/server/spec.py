@@ -12,8 +12,12 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
         stage: The stage to host; None takes the one that needs it most.
         expected_servers: Servers that are being started with it, itself included; 0 if unknown.
         device: Torch device, resolved: "cpu" or "cuda:<i>".
+        memory_bytes: Its share of the host's memory when the first server started; 0 if unknown.
+        device_sharers: Servers of this host on the same device, itself included.
     """
 
     stage: int | None
     expected_servers: int
     device: str
+    memory_bytes: int = 0
+    device_sharers: int = 1

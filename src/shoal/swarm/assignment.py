@@ -1,26 +1,72 @@
 """Which stage a server takes that was given none, by a rule that everybody computes alike.
 
 Servers that start together must not race into one gap. So nobody grabs a stage: each announces itself as a candidate,
-waits until it sees the others, and computes the assignment of *all* of them, oldest first, each to the stage that has
-the least capacity at that point. Who has announced its stage a moment earlier is counted as if it were still a
-candidate (as long as it has trained nothing), so that it does not matter in which order the announcements are seen.
+waits until it sees the others, and computes the assignment of *all* of them, each to the stage that has the least
+capacity at that point: first those that the fewest stages fit, so that a large machine does not take what a small one
+could have hosted, and of these the oldest. Who has announced its stage a moment earlier is counted as if it were still
+a candidate (as long as it has trained nothing), so that it does not matter in which order the announcements are seen.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from shoal.ids import PeerId, StageIndex
+from shoal.swarm.microbatch_cut import EVAL_SAMPLES
 from shoal.swarm.view import Candidate, Replica, SwarmView
 
 
-def assign(view: SwarmView, num_stages: int, stage_bytes: Sequence[int] = ()) -> dict[PeerId, StageIndex]:
+@dataclass(frozen=True, slots=True)
+class StageNeed:
+    """Memory that a replica of a stage needs, the same for everybody who computes it.
+
+    Attributes:
+        device_bytes: of the device that computes, always.
+        step_bytes: of the device, while steps are open.
+        sample_bytes: likewise, for each sample of a microbatch: activations of all that are in flight.
+        eval_sample_bytes: of the device, for each sample that is evaluated: steps wait meanwhile.
+        host_bytes: of the host, always.
+        round_bytes: of the host, while averaging: then no step is open.
+        max_samples: of the largest microbatch.
+    """
+
+    device_bytes: int
+    step_bytes: int = 0
+    sample_bytes: int = 0
+    eval_sample_bytes: int = 0
+    host_bytes: int = 0
+    round_bytes: int = 0
+    max_samples: int = 1
+
+    def of(self, server: Candidate) -> tuple[int, int]:
+        """Return the bytes that the stage needs of the server's host and of its device.
+
+        A server without a device of its own (`device_memory_bytes` 0) needs all of its host.
+        """
+        cap = server.max_microbatch_samples
+        samples = min(cap or self.max_samples, self.max_samples)
+        evaluated = min(cap or EVAL_SAMPLES, EVAL_SAMPLES)
+        step_bytes = self.step_bytes + max(samples * self.sample_bytes, evaluated * self.eval_sample_bytes)
+        if server.device_memory_bytes:
+            return self.host_bytes + self.round_bytes, self.device_bytes + step_bytes
+        return self.host_bytes + self.device_bytes + max(step_bytes, self.round_bytes), 0
+
+    def fits(self, server: Candidate) -> bool:
+        """Whether the server's memory suffices; what is not known is taken to be enough."""
+        host_bytes, device_bytes = self.of(server)
+        fits_host = not server.free_memory_bytes or host_bytes <= server.free_memory_bytes
+        return fits_host and device_bytes <= server.device_memory_bytes
+
+
+def assign(view: SwarmView, num_stages: int, needs: Sequence[StageNeed] = ()) -> dict[PeerId, StageIndex]:
     """Return the stage of every server that is still free to choose.
 
     Args:
         view: the servers that are there.
         num_stages: stages are 0..num_stages-1.
-        stage_bytes: memory that each stage needs; a server that says it has less does not take it. Empty: any fits.
+        needs: memory that each stage needs; a server that says it has less does not take it. Empty: any fits.
 
     Returns:
         A stage for each candidate and for each replica that is not pinned and has trained nothing yet. A candidate
@@ -28,11 +74,16 @@ def assign(view: SwarmView, num_stages: int, stage_bytes: Sequence[int] = ()) ->
     """
     settled = [r for r in view.replicas if r.pinned or _has_trained(r)]
     movable = [r for r in view.replicas if not (r.pinned or _has_trained(r))]
-    assigned = _fill(settled, [*view.candidates, *movable], num_stages, stage_bytes)
+    assigned = _fill(settled, [*view.candidates, *movable], num_stages, needs)
     if all(assigned.get(replica.peer) == replica.stage for replica in movable):
         return assigned
     # Somebody who was counted on has left, or chose by another view: what is announced counts, not what should be.
-    return {r.peer: r.stage for r in movable} | _fill(view.replicas, view.candidates, num_stages, stage_bytes)
+    return {r.peer: r.stage for r in movable} | _fill(view.replicas, view.candidates, num_stages, needs)
+
+
+def fitting_stages(server: Candidate, num_stages: int, needs: Sequence[StageNeed]) -> tuple[StageIndex, ...]:
+    """Return the stages that a server's memory suffices for."""
+    return tuple(StageIndex(s) for s in range(num_stages) if not needs or needs[s].fits(server))
 
 
 def _has_trained(replica: Replica) -> bool:
@@ -41,9 +92,9 @@ def _has_trained(replica: Replica) -> bool:
 
 
 def _fill(
-    settled: Sequence[Replica], choosers: Iterable[Candidate], num_stages: int, stage_bytes: Sequence[int]
+    settled: Sequence[Replica], choosers: Iterable[Candidate], num_stages: int, needs: Sequence[StageNeed]
 ) -> dict[PeerId, StageIndex]:
-    """Give each chooser, oldest first, the stage that has the least capacity with those before it."""
+    """Give each chooser, the most constrained and then the oldest first, the stage that needs it most."""
     measured = [r.capacity for r in settled if r.capacity > 0]
     # A server that has not measured itself counts as an average one.
     average = sum(measured) / len(measured) if measured else 1.0
@@ -53,22 +104,31 @@ def _fill(
         if replica.stage < num_stages:
             counts[replica.stage] += 1
             capacity[replica.stage] += replica.capacity or average
+    fitting = [(chooser, fitting_stages(chooser, num_stages, needs)) for chooser in choosers]
+    # Of stages that need a server equally, the one comes first that the fewest choosers could host.
+    num_fitting = {s: sum(s in stages for _, stages in fitting) for s in range(num_stages)}
+    placed: list[tuple[frozenset[str], int]] = [(replica.hosts, replica.stage) for replica in settled]
     assigned: dict[PeerId, StageIndex] = {}
-    for chooser in sorted(choosers, key=lambda c: c.seniority):
-        fitting = [s for s in range(num_stages) if _fits(chooser, s, stage_bytes)]
-        if not fitting:
+    for chooser, stages in sorted(fitting, key=lambda found: (len(found[1]), found[0].seniority)):
+        if not stages:
             continue
-        stage = min(fitting, key=lambda s: _need(s, counts, capacity))
+        # When a machine dies, no stage should lose all of its replicas with it.
+        beside = Counter(stage for names, stage in placed if names & chooser.hosts)
+        stage = min(stages, key=lambda s: _need(s, counts, capacity, beside, num_fitting))
+        placed.append((chooser.hosts, stage))
         counts[stage] += 1
         capacity[stage] += average
-        assigned[chooser.peer] = StageIndex(stage)
+        assigned[chooser.peer] = stage
     return assigned
 
 
-def _need(stage: int, counts: Mapping[int, int], capacity: Mapping[int, float]) -> tuple[bool, float, int, int]:
-    """Order stages by need, the neediest first: none at all, then least capacity, then fewest replicas."""
-    return (counts[stage] > 0, capacity[stage], counts[stage], stage)
-
-
-def _fits(server: Candidate, stage: int, stage_bytes: Sequence[int]) -> bool:
-    return not stage_bytes or not server.free_memory_bytes or stage_bytes[stage] <= server.free_memory_bytes
+def _need(
+    stage: int,
+    counts: Mapping[int, int],
+    capacity: Mapping[int, float],
+    beside: Mapping[int, int],
+    num_fitting: Mapping[int, int],
+) -> tuple[bool, float, int, int, int, int]:
+    """Order stages by need: none at all, least capacity, fewest replicas, fewest of them on the chooser's own machine,
+    hardest to find a host for."""
+    return (counts[stage] > 0, capacity[stage], counts[stage], beside[stage], num_fitting[stage], stage)

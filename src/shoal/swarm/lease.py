@@ -22,6 +22,7 @@ import bisect
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import StepKey
@@ -321,7 +322,7 @@ class LeaseTable:
         The second case is a trainer that does not know which steps a predecessor has done.
         """
         plan = self._plan
-        steps = (step,) if plan.resumed else (step, *range(plan.inner_steps))
+        steps = chain((step,), () if plan.resumed else range(plan.inner_steps))
         for index in (wanted * plan.num_slots + slot for wanted in steps):
             while plan.numbered <= index:
                 self._number_next()

@@ -15,7 +15,7 @@ import msgspec
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.sample_ranges import Ranges, merge, subtract
-from shoal.wire.messages.round import Join, Record, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.round import Basis, Join, Record, SignedRecord, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
 
 Sign = Callable[[bytes], bytes]
@@ -95,6 +95,12 @@ def outcome_of(record: Record, stage: int) -> StageOutcome | None:
     return next((outcome for outcome in record.stages if outcome.stage == stage), None)
 
 
+def names(record: Record, stage: int, hashes: StageHashes) -> bool:
+    """Whether these are the bytes that the record names for a stage."""
+    outcome = outcome_of(record, stage)
+    return outcome is not None and outcome.hashes == hashes
+
+
 def steps_held(logs: Iterable[tuple[StepEntry, ...]]) -> dict[StepKey, StepEntry]:
     """Every step that some log holds: these are in the record."""
     return {entry.key: entry for log in logs for entry in log}
@@ -109,6 +115,7 @@ def build_record(
     joins: Mapping[PeerId, Join],
     recorded: Ranges,
     incarnations: Mapping[int, int],
+    restored: Mapping[int, Basis],
 ) -> Record:
     """The record that follows `previous`, from the joins of the final members alone.
 
@@ -122,6 +129,7 @@ def build_record(
         joins: Of the members at least; those of others are not looked at.
         recorded: Samples of all earlier records: they are never recorded again.
         incarnations: Lowest incarnation of each trainer that may still act.
+        restored: What the stages were trained from of which nobody held the bytes of `previous`.
     """
     logs = {peer: joins[peer].log for view in views for peer in view.members}
     steps = steps_held(logs.values())
@@ -129,7 +137,8 @@ def build_record(
     for view in sorted(views, key=lambda view: view.stage):
         held = steps_held(logs[peer] for peer in view.members)
         lost = len(steps.keys() - held.keys())
-        stages.append(StageOutcome(view.stage, view.epoch, view.members, view.weights, view.hashes, lost))
+        basis = restored.get(view.stage)
+        stages.append(StageOutcome(view.stage, view.epoch, view.members, view.weights, view.hashes, lost, basis))
     trained = merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)
     skipped = merge(item for entry in steps.values() if entry.skipped for item in entry.samples)
     return Record(

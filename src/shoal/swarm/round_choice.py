@@ -2,7 +2,9 @@
 
 The newest record that some replica has swapped to stands. On top of it, a record that replicas have answered Held for
 may have been decided, so the one of the highest ballot is finished. It is dropped only when it cannot be finished: no
-replica has swapped it, and no holder of some stage's bytes answers for long enough.
+replica has swapped it, no holder of some stage's bytes answers for long enough, and the record before it has holders of
+every stage. Where that one has not either, dropping it would gain nothing, and the stage has to be restored. D_0 has
+holders wherever a replica has just started, which says nothing, so the first record is never dropped.
 
 Everybody can compute D_0, so newcomers hold it at any time. It stands only as long as nothing speaks for a record.
 """
@@ -25,10 +27,12 @@ class Choice:
     Attributes:
         tip: The record that everyone is to hold.
         missing: Stages without a reachable holder of the tip's bytes; until there is one, nobody can go on.
+        may_be_dropped: The tip is a held record that is still waited for; after that the one before it stands.
     """
 
     tip: Tip
     missing: tuple[int, ...]
+    may_be_dropped: bool = False
 
 
 def tip_of(state: RoundState, genesis: str) -> Tip:
@@ -45,6 +49,7 @@ def choose(
     unseal: Callable[[SignedRecord], Record],
     drop_pending: bool,
     has_records: bool = False,
+    known: Tip | None = None,
 ) -> Choice:
     """Choose what stands among what the replicas hold; `states` is not empty.
 
@@ -58,8 +63,12 @@ def choose(
         unseal: Decodes a record.
         drop_pending: A record that cannot be finished has been waited for long enough.
         has_records: The coordinator knows of records: D_0 is not what stands.
+        known: A decided record that the coordinator knows, though nobody may hold it any more.
     """
     tips = {tip_of(state, genesis) for state in states.values()}
+    held = {tip.hash for tip in tips}
+    if known is not None and known.signed is not None:
+        tips.add(known)
     pending: dict[str, SignedRecord] = {}
     for state in states.values():
         if state.pending is not None:
@@ -76,13 +85,15 @@ def choose(
             ),
         )
 
-    best = min(tips, key=lambda tip: (-tip.round, bool(missing(tip)), tip.hash))
+    best = min(tips, key=lambda tip: (-tip.round, tip.hash not in held, bool(missing(tip)), tip.hash))
     records = {digest: unseal(signed) for digest, signed in pending.items()}
     above = [digest for digest, record in records.items() if record.previous == best.hash]
-    if above and not drop_pending:
+    can_drop = best.signed is not None and not missing(best)
+    if above:
         digest = max(above, key=lambda digest: _rank(records[digest]))
         tip = Tip(records[digest].round, digest, pending[digest])
-        return Choice(tip, missing(tip))
+        if not (missing(tip) and drop_pending and can_drop):
+            return Choice(tip, missing(tip), can_drop)
     if best.signed is None:
         # Those that are behind do not count at first; if nobody is there who is not, they are what there is.
         sure = (state.stage for state in states.values() if state.held_round != NOTHING_HELD)

@@ -5,34 +5,34 @@
                         '------- a stage has nobody left --+-----------'   '--------' a member is lost: new epoch
 
 `asking` takes a new ballot and hears every reachable replica; what stands is chosen once, by `round_choice`. `joining`
-settles the steps in doubt from all joins. `staging` runs the stages' views, each with its own epochs. Only when every
-member of every stage has answered Held is the record decided.
+settles the steps in doubt from all joins. `staging` runs the stages' views, each with its own epochs. `holding` has the
+step logs journaled, then sends Hold; only when every member of every stage has answered Held is the record decided. A
+stage whose bytes are gone is restored (`round_restoration`) before the views are proposed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId
-from shoal.swarm.records import Tip, build_record, outcome_of, record_hash
+from shoal.swarm.records import Tip, build_record
 from shoal.swarm.round_choice import choose, tip_of
-from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, ReplicaIn, Send, Stuck
+from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, ReplicaIn, Send
+from shoal.swarm.round_hold import HeldRecord
 from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_replicas import RoundReplicas
+from shoal.swarm.round_restoration import Restoration
 from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
-from shoal.swarm.round_views import StageView, first_view
+from shoal.swarm.round_stages import RoundStages
+from shoal.swarm.round_views import RoundViews, StageView
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
     Close,
-    Decide,
     Held,
-    Hold,
     Join,
     MemberLost,
-    Propose,
     Record,
     Resolve,
     RoundMessage,
@@ -76,15 +76,15 @@ class RoundCoordinatorMachine:
         self._recorded = recorded
         self._seal = seal
         self._unseal = unseal
-        self._replicas = RoundReplicas(settings.genesis)
+        self._restoration = Restoration(settings.lost_state_after_s)
+        self._replicas = RoundReplicas(settings.genesis, self._restoration)
+        self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, unseal)
         self._judged: set[str] = set()  # hashes of the tips among which was chosen
         self._ready = False
         self._request: CloseRequest | None = None
         self._joins = RoundJoins()
-        self._views: dict[int, StageView] = {}
-        self._epochs: Counter[int] = Counter()  # first unused epoch of each stage in this round
-        self._signed: SignedRecord | None = None
-        self._held: set[PeerId] = set()
+        self._views = RoundViews()
+        self._held = HeldRecord()
         self._since_s = 0.0
         self._tick_at_s = 0.0
 
@@ -96,7 +96,7 @@ class RoundCoordinatorMachine:
     @property
     def wake_at_s(self) -> float | None:
         """When to call `tick`; None if nothing waits for time."""
-        unanswered = self._replicas.silent or self._replicas.told
+        unanswered = self._replicas.silent or self._replicas.told or self._restoration.missing
         if self.phase is Phase.WAITING or (self.phase is Phase.IDLE and not unanswered):
             return None
         return self._tick_at_s
@@ -107,6 +107,8 @@ class RoundCoordinatorMachine:
         """Take a ballot above every one seen and ask all replicas what they hold."""
         self.highest = max(self.highest, self.ballot)
         self.ballot = self.ballot._replace(number=self.highest.number + 1)
+        if self.phase is Phase.WAITING:
+            self._restoration.wait_anew(now_s)
         return self._ask(now_s)
 
     def replicas(self, known: Mapping[PeerId, Hop], now_s: float) -> Effects:
@@ -128,6 +130,12 @@ class RoundCoordinatorMachine:
         self._tick_at_s = now_s + self.settings.retry_s
         return self._advance(now_s)
 
+    def journaled(self, digest: str) -> Effects:
+        """The step logs of the record with this hash are safe: now its members may hold it."""
+        if self.phase is not Phase.HOLDING:
+            return []
+        return [*self._held.journaled(digest, self.ballot, self._views.members)]
+
     # -- events
 
     def lost(self, peer: PeerId, now_s: float) -> Effects:
@@ -143,8 +151,8 @@ class RoundCoordinatorMachine:
             return []
         self._tick_at_s = now_s + self.settings.retry_s
         effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in self._replicas.silent]
-        if self.tip.signed is not None:
-            effects += [Send(peer, Decide(self.ballot, self.tip.signed)) for peer in sorted(self._replicas.told)]
+        for peer in sorted(self._replicas.told):
+            effects += self._replicas.offer(peer, self.ballot, self.tip)
         if self.phase is Phase.JOINING:
             effects += self._send_close()
         elif self.phase is Phase.STAGING and now_s - self._since_s > self.settings.stage_timeout_s:
@@ -172,8 +180,7 @@ class RoundCoordinatorMachine:
             case MemberLost() if self._is_current(message):
                 effects = self._member_lost(peer, message, now_s)
             case Held() if self._is_current(message):
-                if self._signed is not None and message.record_hash == record_hash(self._signed):
-                    self._held.add(peer)
+                self._held.note(peer, message)
                 effects = []
             case _:
                 return []
@@ -201,21 +208,28 @@ class RoundCoordinatorMachine:
 
     def _choose(self, now_s: float) -> Effects:
         states, settings = self._replicas.states, self.settings
-        if not states or not self._replicas.all_answered:
+        if not self._replicas.all_answered:
             return []
-        absent = set(range(settings.num_stages)) - {state.stage for state in states.values()}
+        absent = self._stages.without({state.stage for state in states.values()})
         if absent:
-            return [Stuck(tuple(sorted(absent)))]
+            return self._stages.miss(absent, now_s)
         waited, begun = now_s - self._since_s > settings.drop_after_s, bool(self._recorded or self.tip.round)
-        choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited, begun)
-        if choice.missing:
-            return [*self._replicas.hint(choice, self.ballot), Stuck(choice.missing)]
+        choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited, begun, self.tip)
+        effects = self._stages.miss(choice.missing, now_s)
+        lost = {} if choice.may_be_dropped else self._stages.lost(choice.tip, now_s)
+        if lost.keys() != set(choice.missing):
+            return effects + self._replicas.hint(choice, self.ballot)
         self._judged = {tip_of(state, settings.genesis).hash for state in states.values()}
         self.phase = Phase.IDLE
-        effects = self._set_tip(choice.tip, {}) if choice.tip.hash != self.tip.hash else []
-        return effects + self._tell()
+        others: Iterable[PeerId] = ()
+        if choice.tip.hash != self.tip.hash:
+            effects += self._set_tip(choice.tip)
+            others = states  # those that hold it already say again what they have sent in its round
+        return effects + self._stages.go_on(lost, self.ballot, self.tip, others)
 
     def _state(self, peer: PeerId, state: RoundState, now_s: float) -> Effects:
+        if self._replicas.is_older(peer, state):
+            return []
         tip = self._replicas.answer(peer, state)
         if self.phase is Phase.ASKING:
             return []
@@ -223,18 +237,9 @@ class RoundCoordinatorMachine:
             return self._replicas.mark_out(peer, state.refused) + self._leave(peer, now_s)
         if tip.round >= self.tip.round and tip.hash != self.tip.hash and tip.hash not in self._judged:
             return self.lead(now_s)  # another chain, or a newer record: choose once more, having heard everyone
-        return self._tell()
-
-    def _tell(self) -> Effects:
-        """Offer the tip to those that do not hold it: they swap if they have its bytes staged, else they refuse."""
-        effects: Effects = []
-        for peer in self._replicas.lacking(self.tip):
-            if self.tip.signed is None:
-                effects += self._replicas.mark_out(peer, "it holds a record of another run")
-            else:
-                self._replicas.told.add(peer)
-                effects.append(Send(peer, Decide(self.ballot, self.tip.signed)))
-        return effects
+        effects = self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
+        is_in = self._ready and peer in self._replicas.holders(self.tip)
+        return [*effects, ReplicaIn(peer)] if is_in else effects
 
     def _swapped(self, peer: PeerId, message: Swapped) -> Effects:
         signed = self.tip.signed
@@ -242,12 +247,18 @@ class RoundCoordinatorMachine:
             return []
         was_out = self._replicas.swapped(peer, message)
         if message.record_hash != self.tip.hash:
-            return self._tell()  # it had been told of the tip while it swapped to the record before
-        outcome = outcome_of(self._unseal(signed), message.stage)
-        if outcome is None or outcome.hashes != message.hashes:
-            return self._replicas.mark_out(peer, "it swapped other bytes than the record's")
-        effects: Effects = [ReplicaIn(peer)] if was_out else []
+            # It had been told of the tip while it swapped to the record before.
+            return self._replicas.tell(self.ballot, self.tip)
+        effects = self._reconsider(peer)
+        if not self._restoration.fits(self._replicas.here[peer]):
+            return effects + self._replicas.mark_out(peer, "it swapped other bytes than its stage goes on from")
+        if was_out or message.stage in self._restoration.bases:
+            effects.append(ReplicaIn(peer))
         return effects + (self._send_close() if self.phase is Phase.JOINING else [])
+
+    def _reconsider(self, peer: PeerId) -> Effects:
+        is_early = self.phase in (Phase.IDLE, Phase.JOINING)
+        return self._stages.reconsider(peer, self.ballot, self.tip) if is_early else []
 
     # -- the round
 
@@ -256,6 +267,8 @@ class RoundCoordinatorMachine:
         effects: Effects = []
         if self.phase is Phase.ASKING:
             effects += self._choose(now_s)
+        if self.phase in (Phase.IDLE, Phase.JOINING):
+            effects += self._stages.watch(self.ballot, self.tip, now_s)
         if self.phase is Phase.IDLE and not self._ready and not self._replicas.told:
             self._ready = True
             effects.append(Ready(self.tip, self._replicas.holders(self.tip), self._replicas.sent_bytes))
@@ -265,10 +278,11 @@ class RoundCoordinatorMachine:
             effects += self._send_close()
         if self.phase is Phase.JOINING and self._request is not None:
             effects += self._settle(self._request, now_s)
-        if self.phase is Phase.STAGING and all(view.agreed for view in self._views.values()):
+        if self.phase is Phase.STAGING and self._views.agreed:
             effects += self._hold()
-        if self.phase is Phase.HOLDING and self._held >= self._members():
-            effects += self._decide()
+        if self.phase is Phase.HOLDING and self._held.tip is not None and self._held.is_held_by(self._views.members):
+            self.phase = Phase.IDLE
+            effects += self._set_tip(self._held.tip) + self._replicas.tell(self.ballot, self.tip)
         return effects
 
     def _send_close(self) -> Effects:
@@ -291,9 +305,8 @@ class RoundCoordinatorMachine:
         late = request.join_by_s is not None and now_s >= request.join_by_s
         if holders.keys() - joins.keys() and not late:
             return []
-        absent = set(range(self.settings.num_stages)) - {join.stage for join in joins.values()}
-        if absent:
-            return [Stuck(tuple(sorted(absent)))]
+        if self._stages.without({join.stage for join in joins.values()}):
+            return []
         orders = self._joins.settle()
         if orders:
             return [Send(peer, Resolve(self.ballot, self.tip.round + 1, *fate)) for peer, fate in orders]
@@ -302,23 +315,16 @@ class RoundCoordinatorMachine:
     def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
         self.phase = Phase.STAGING
         self._since_s = now_s
-        effects: Effects = []
-        for stage in range(self.settings.num_stages):
-            view = first_view(stage, self._joins.joins, request.slots, self._epochs[stage])
-            self._views[stage] = view
-            effects += self._propose(view)
-        return effects
+        self._views.begin(self.settings.num_stages, self._joins.joins, request.slots)
+        return [effect for view in self._views.values() for effect in self._propose(view)]
 
     def _propose(self, view: StageView) -> Effects:
-        self._epochs[view.stage] = view.epoch + 1
-        members = tuple(self._replicas.states[peer].hop for peer in view.members)
-        weights = tuple(view.weights[peer] for peer in view.members)
-        message = Propose(self.ballot, self.tip.round + 1, view.epoch, view.stage, members, weights)
-        return [Send(peer, message) for peer in view.members]
+        hops = {peer: state.hop for peer, state in self._replicas.states.items()}
+        return [*self._views.propose(view, self.ballot, self.tip.round + 1, hops)]
 
     def _new_epoch(self, view: StageView, without: frozenset[PeerId]) -> Effects:
         self.phase = Phase.STAGING
-        self._signed = None
+        self._held.clear()
         view.next_epoch(without)
         return self._propose(view)
 
@@ -353,9 +359,6 @@ class RoundCoordinatorMachine:
             effects += self._replicas.mark_out(one, "its outer step differs from the other members'")
         return effects + self._new_epoch(view, odd)
 
-    def _members(self) -> set[PeerId]:
-        return {peer for view in self._views.values() for peer in view.members}
-
     def _is_current(self, message: Staged | MemberLost | Held) -> bool:
         averaging = self.phase in (Phase.STAGING, Phase.HOLDING)
         return averaging and message.ballot == self.ballot and message.round == self.tip.round + 1
@@ -369,31 +372,21 @@ class RoundCoordinatorMachine:
             joins=self._joins.joins,
             recorded=self._recorded,
             incarnations=self._request.incarnations if self._request is not None else {},
+            restored=self._restoration.bases,
         )
         self.phase = Phase.HOLDING
-        self._signed = self._seal(record)
-        self._held = set()
-        return [Send(peer, Hold(self.ballot, self._signed)) for peer in sorted(self._members())]
+        return [self._held.propose(record, self._seal(record), self._views.members, self._joins.joins)]
 
-    def _decide(self) -> Effects:
-        signed = self._signed
-        if signed is None:
-            return []
-        joins = {peer: self._joins.joins[peer] for peer in sorted(self._members())}
-        self.phase = Phase.IDLE
-        return self._set_tip(Tip(self.tip.round + 1, record_hash(signed), signed), joins) + self._tell()
-
-    def _set_tip(self, tip: Tip, joins: Mapping[PeerId, Join]) -> Effects:
+    def _set_tip(self, tip: Tip) -> Effects:
         self.tip = tip
         self._replicas.readmit()
         self._ready = False
         self._request = None
-        self._signed = None
-        self._joins = RoundJoins()
-        self._views.clear()
-        self._epochs.clear()
-        if tip.signed is None:
+        self._held.clear()
+        self._joins, self._views = RoundJoins(), RoundViews()
+        record = None if tip.signed is None else self._unseal(tip.signed)
+        self._restoration.begin(record)
+        if record is None or tip.signed is None:
             return []
-        record = self._unseal(tip.signed)
         self._recorded = merge((*self._recorded, *record.samples, *record.skipped))
-        return [Decided(record, tip.signed, {peer: (join.stage, join.log) for peer, join in joins.items()})]
+        return [Decided(record, tip.signed)]

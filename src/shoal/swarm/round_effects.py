@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Logs, Tip
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Propose, Record, Resolve, RoundMessage, SignedRecord, StageHashes
+from shoal.wire.messages.round import Basis, Propose, Record, Resolve, RoundMessage, SignedRecord, StageHashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,33 @@ class ReplicaIn:
 
 
 @dataclass(frozen=True, slots=True)
+class Journal:
+    """Write these step logs down so that they survive this process, then report `journaled`.
+
+    Whoever holds a record may make it decided, also after this client's death; then its steps have to be known.
+
+    Attributes:
+        record: That is about to be held.
+        digest: Its hash.
+        logs: Step logs of its members.
+    """
+
+    record: Record
+    digest: str
+    logs: Logs
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """D_round is decided.
 
     Attributes:
         record: D_round.
         signed: The same, as it travels.
-        logs: Step logs of the final members; empty when an earlier coordinator had gathered them.
     """
 
     record: Record
     signed: SignedRecord
-    logs: Logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +97,22 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """The round cannot go on: these stages have no replica that takes part."""
+    """The run cannot go on: these stages have no replica that takes part. None, once it can again."""
 
     stages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Nobody holds the bytes of record `round` of a stage: it goes on from these.
+
+    What it had learnt in the rounds after that of `basis` is lost. Without a basis: a replica with the record's bytes
+    has come back, and they stand.
+    """
+
+    stage: int
+    round: int
+    basis: Basis | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +122,7 @@ class Deposed:
     highest: Ballot
 
 
-CoordinatorEffect = Send | Introduce | ReplicaOut | ReplicaIn | Decided | Ready | Stuck | Deposed
+CoordinatorEffect = Send | Introduce | ReplicaOut | ReplicaIn | Journal | Decided | Ready | Stuck | Restored | Deposed
 
 
 # -- of a member
@@ -138,6 +166,8 @@ class Pin:
 class Swap:
     """Make the staged bytes with these hashes the replica's state, then report `swapped` (or `state_broken`).
 
+    They are those that it holds already where its stage is restored; then they are not to be given as the record's.
+
     Steps that are still open, which only a replica that was left out can have, are dropped before.
     """
 
@@ -149,12 +179,29 @@ class Swap:
 class Fetch:
     """Get the bytes with these hashes from the holders of the record, stage them, then report `fetched`.
 
-    Ends the one before it; a swap ends it, too.
+    Replaces the one before it as the aim; a swap ends it. With `follows_held` it is the next record after the decided
+    one that the replica holds. With `starts_anew` the stage was restored: its state does not follow from that of the
+    record before.
     """
 
     record: Record
     record_hash: str
     hashes: StageHashes
+    follows_held: bool = False
+    starts_anew: bool = False
 
 
-MemberEffect = Send | Introduce | ReplicaOut | CloseSteps | ResolveStep | RunRing | Pin | Swap | Fetch
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """The server is to serve another stage; until it does, or says that it cannot (`stay`), all goes on as before.
+
+    Attributes:
+        stage: Where it goes.
+        urgent: At once: no round's end is waited for.
+    """
+
+    stage: int
+    urgent: bool
+
+
+MemberEffect = Send | Introduce | ReplicaOut | CloseSteps | ResolveStep | RunRing | Pin | Swap | Fetch | Relocate

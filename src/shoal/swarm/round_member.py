@@ -10,41 +10,49 @@ Rules, each of which a simulation breaks if it is left out:
 - What was staged is known by its hashes; only bytes whose hashes are the record's are swapped, else the replica is out.
 - Held is answered only by who has the record's bytes staged; they are then kept until a record replaces the old state.
 - A replica that cannot swap to a decided record fetches its bytes, always those of the newest; then it swaps as usual.
+- A server is sent to another stage once: until it is there, further orders only hear where it goes. What it has
+  promised goes with it: a promise is the peer's, not the stage's.
+- Where nobody has them, the coordinator says which older bytes stand for them. A replica follows that only if it has
+  exactly these; it keeps saying which they are, and gives them to nobody as the record's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import NO_BALLOT, Ballot, PeerId, StepKey
-from shoal.swarm.records import Tip, outcome_of, record_hash
+from shoal.swarm.records import Tip, names, outcome_of, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
     Fetch,
     Introduce,
     MemberEffect,
     Pin,
+    Relocate,
     ReplicaOut,
     ResolveStep,
     RunRing,
     Send,
     Swap,
 )
+from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_view
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
+    Basis,
     Close,
     Decide,
     Held,
     Hold,
-    Join,
     MemberLost,
+    Move,
+    Moving,
     Propose,
     Record,
     Resolve,
+    Restore,
     RoundMessage,
     RoundState,
     SignedRecord,
@@ -53,20 +61,8 @@ from shoal.wire.messages.round import (
     StaleBallot,
     Swapped,
 )
-from shoal.wire.messages.step import StepEntry
 
 Effects = list[MemberEffect]
-Order = AskRound | Close | Resolve | Propose | Hold | Decide
-"""What only a coordinator sends."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepsClosed:
-    """What the replica has committed in the round, in apply order, and what it cannot decide alone."""
-
-    num_samples: int
-    in_doubt: tuple[StepKey, ...]
-    log: tuple[StepEntry, ...]
 
 
 class RoundMemberMachine:
@@ -76,20 +72,30 @@ class RoundMemberMachine:
         hop: This replica, as others dial it.
         stage: Its stage.
         tip: The record whose state it holds.
+        hashes: Of that state.
         unseal: Checks and decodes a record; raises IdentityError or RemoteProtocolError.
         is_behind: It has the state of D_0, and has reason to believe that the run is further: what it holds is not to
             stand because others do not answer.
     """
 
     def __init__(
-        self, hop: Hop, stage: int, tip: Tip, unseal: Callable[[SignedRecord], Record], is_behind: bool = False
+        self,
+        hop: Hop,
+        stage: int,
+        tip: Tip,
+        hashes: StageHashes,
+        unseal: Callable[[SignedRecord], Record],
+        is_behind: bool = False,
     ) -> None:
         self.hop = hop
         self.stage = stage
         self.tip = tip
+        self.basis = Basis(tip.round, hashes)
         self._unseal = unseal
         self.is_behind = is_behind
         self.promised: Ballot = NO_BALLOT
+        self.destination: int | None = None
+        self._greets = False
         self._sent_bytes: dict[str, int] = {}
         self._reset()
 
@@ -110,6 +116,11 @@ class RoundMemberMachine:
         """The round whose steps the replica may train."""
         return self.tip.round + 1
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether the bytes are not those of the record: nobody held these."""
+        return self.tip.signed is not None and not names(self._unseal(self.tip.signed), self.stage, self.basis.hashes)
+
     # -- messages
 
     def receive(self, peer: PeerId, message: RoundMessage) -> Effects:
@@ -128,7 +139,7 @@ class RoundMemberMachine:
         self.promised = message.ballot
         match message:
             case AskRound():
-                return [self._state()]
+                return [*self._moving(), self._state()]
             case Close():
                 return self._close(message)
             case Resolve():
@@ -139,9 +150,16 @@ class RoundMemberMachine:
                 return self._hold(message)
             case Decide():
                 return self._decide(message)
+            case Move():
+                return self._move(message)
+            case Restore():
+                return self._restore(message)
 
     def lost(self, peer: PeerId) -> Effects:
         """The connection to a peer has ended: the coordinator learns of it if the peer is needed for the ring."""
+        if self._greets and peer == self._coordinator:
+            self._greets = False
+            return [Send(peer, Moving(self.promised, self.stage, "")), self._state()]
         view = self.view
         if view is None or (view.ballot, view.epoch) in self.staged or peer not in {hop.peer for hop in view.members}:
             return []
@@ -173,6 +191,7 @@ class RoundMemberMachine:
             self.swapping = None
             self.staged.clear()
             return self._fetch(swapping, self._unseal(swapping), reason)
+        self.basis = NO_BYTES
         out = ReplicaOut(self.hop.peer, reason)
         if view is None:
             return [out, self._state(reason)]
@@ -184,9 +203,7 @@ class RoundMemberMachine:
         signed = self.fetching
         if signed is None or record_hash(signed) != digest:
             return []
-        self.fetching = None
-        self.swapping = signed
-        return [Swap(self._unseal(signed), hashes)]
+        return self._swap(signed, self._unseal(signed), hashes)
 
     def swapped(self, hashes: StageHashes, sent_bytes: Mapping[str, int]) -> Effects:
         """The state is now that of the record that was being swapped.
@@ -198,11 +215,34 @@ class RoundMemberMachine:
         signed = self.swapping
         if signed is None:
             return []
-        self.tip = Tip(self._unseal(signed).round, record_hash(signed), signed)
+        record = self._unseal(signed)
+        self.tip = Tip(record.round, record_hash(signed), signed)
+        if names(record, self.stage, hashes):
+            self.basis = Basis(record.round, hashes)
         self.is_behind = False
         self._sent_bytes = dict(sent_bytes)
         self._reset()
         return [self._swapped_report(hashes)]
+
+    def stay(self, reason: str) -> Effects:
+        """The server cannot go where it was sent; everything goes on as before."""
+        stage, self.destination = self.destination, None
+        return [] if stage is None else [Send(self._coordinator, Moving(self.promised, stage, reason))]
+
+    def succeed(self, promised: Ballot, has_begun: bool) -> None:
+        """This peer has been a replica of another stage until now, or comes back to this one: nothing is begun.
+
+        Its connections end. The coordinator is greeted on the next one, since it dials nobody whom it has lost.
+
+        Args:
+            promised: The highest ballot that it has answered there.
+            has_begun: It has seen there that the run is further than D_0.
+        """
+        self.promised = max(self.promised, promised)
+        self.is_behind = self.is_behind or (has_begun and self.tip.round == 0)
+        self.destination = None
+        self._greets = True
+        self._reset()
 
     # -- single orders; the ballot has been checked
 
@@ -231,15 +271,7 @@ class RoundMemberMachine:
         return [ResolveStep(message)]
 
     def _propose(self, message: Propose) -> Effects:
-        peers = [hop.peer for hop in message.members]
-        if (
-            message.stage != self.stage
-            or peers.count(self.hop.peer) != 1
-            or len(set(peers)) != len(peers)
-            or len(message.weights) != len(peers)
-            or min(message.weights) < 0
-        ):
-            raise RemoteProtocolError(f"view {message.epoch} of stage {message.stage} is none for {self.hop.peer}")
+        check_view(message, self.stage, self.hop.peer)
         if message.round < self.round or self.swapping is not None:
             return []
         if message.round > self.round or self.joined is None:
@@ -257,8 +289,7 @@ class RoundMemberMachine:
         hashes = self._staged_for(record)
         if record.round != self.round or record.previous != self.tip.hash or hashes is None:
             return [self._state(f"the bytes of record {record.round} are not staged here")]
-        self.pending = message.record
-        self.pinned = hashes
+        self.pending, self.pinned = message.record, hashes
         reply = Held(message.ballot, record.round, record_hash(message.record))
         return [Pin(hashes), Send(message.ballot.peer, reply)]
 
@@ -266,15 +297,16 @@ class RoundMemberMachine:
         record = self._unseal(message.record)
         digest = record_hash(message.record)
         if digest == self.tip.hash:
-            self.fetching = None
-            outcome = outcome_of(record, self.stage)
-            return [self._swapped_report(outcome.hashes)] if outcome is not None else []
+            if self.fetching is not None and record_hash(self.fetching) != digest:
+                self.fetching = None
+            return [self._swapped_report(self.basis.hashes)]
         if record.round < self.round or self.swapping is not None:
             return []
         hashes = self._staged_for(record) if record.round == self.round and record.previous == self.tip.hash else None
+        if hashes is None and names(record, self.stage, self.basis.hashes):
+            hashes = self.basis.hashes  # nothing was trained since: what is held are the record's bytes
         if hashes is not None:
-            self.swapping, self.fetching = message.record, None
-            return [Swap(record, hashes)]
+            return self._swap(message.record, record, hashes)
         reason = f"it holds record {self.tip.round} and has not staged the bytes of record {record.round}"
         if record.round == self.round and record.previous != self.tip.hash:
             reason = f"record {record.round} does not follow the record {self.tip.round} that it holds"
@@ -282,7 +314,48 @@ class RoundMemberMachine:
             return [self._state(reason)]
         return self._fetch(message.record, record, reason)
 
+    def _restore(self, message: Restore) -> Effects:
+        record, digest = self._unseal(message.record), record_hash(message.record)
+        is_held = digest == self.tip.hash
+        if message.stage != self.stage or self.swapping is not None or (record.round < self.round and not is_held):
+            return []
+        if is_held and not self.is_restored:
+            return [self._swapped_report(self.basis.hashes)]  # it has better ones
+        if message.basis.hashes == self.basis.hashes:
+            self.fetching = None
+            if is_held:
+                return [self._swapped_report(self.basis.hashes)]
+            return self._swap(message.record, record, self.basis.hashes)
+        reason = f"it holds the bytes of record {self.basis.round}, its stage goes on from other ones"
+        is_fetching = self.fetching is not None and record_hash(self.fetching) == digest
+        if is_fetching or not names(record, self.stage, message.basis.hashes):
+            return [self._state(reason)]
+        return self._fetch(message.record, record, reason)
+
     # -- parts
+
+    def _swap(self, signed: SignedRecord, record: Record, hashes: StageHashes) -> Effects:
+        self.swapping, self.fetching = signed, None
+        return [Swap(record, hashes)]
+
+    def _move(self, message: Move) -> Effects:
+        if self.destination is not None:
+            return self._moving()
+        if message.stage == self.stage:
+            return [Send(self._coordinator, Moving(self.promised, self.stage, ""))]
+        if message.round < self.round:
+            return []  # late: it was ordered for what has passed
+        if message.round > self.round:
+            reason = f"it is in round {self.round}, not in round {message.round}"
+            return [Send(self._coordinator, Moving(self.promised, message.stage, reason))]
+        self.destination = message.stage
+        return [*self._moving(), Relocate(message.stage, message.urgent)]
+
+    # -- parts
+
+    def _moving(self) -> Effects:
+        stage = self.destination
+        return [] if stage is None else [Send(self._coordinator, Moving(self.promised, stage, ""))]
 
     def _fetch(self, signed: SignedRecord, record: Record, reason: str) -> Effects:
         """Leave the round and get the bytes of a decided record."""
@@ -290,7 +363,9 @@ class RoundMemberMachine:
         effects: Effects = [ReplicaOut(self.hop.peer, reason)]
         if outcome is not None:
             self.fetching = signed
-            effects.append(Fetch(record, record_hash(signed), outcome.hashes))
+            anew = outcome.restored is not None
+            follows_held = self.tip.signed is not None and record.previous == self.tip.hash and not self.is_restored
+            effects.append(Fetch(record, record_hash(signed), outcome.hashes, follows_held and not anew, anew))
         return [*effects, self._state(reason)]
 
     def _is_superseded(self, record: Record) -> bool:
@@ -308,25 +383,14 @@ class RoundMemberMachine:
         return self.promised.peer
 
     def _state(self, refused: str = "") -> Send:
-        tip = self.tip
-        held_round = NOTHING_HELD if self.is_behind else tip.round
-        state = RoundState(self.promised, self.stage, held_round, tip.signed, self.pending, self.hop, refused)
-        return Send(self._coordinator, state)
+        held_round = NOTHING_HELD if self.is_behind else self.tip.round
+        held = (held_round, self.tip.signed, self.pending, self.hop, refused, self.basis)
+        return Send(self._coordinator, RoundState(self.promised, self.stage, *held))
 
     def _join(self) -> Send:
         joined = self.joined
-        if joined is None:
-            return self._state()
-        message = Join(
-            ballot=self.promised,
-            round=self.round,
-            stage=self.stage,
-            num_samples=joined.num_samples,
-            in_doubt=joined.in_doubt,
-            log=joined.log,
-            aborted=self.aborted,
-        )
-        return Send(self._coordinator, message)
+        message = None if joined is None else joined.join(self.promised, self.round, self.stage, self.aborted)
+        return self._state() if message is None else Send(self._coordinator, message)
 
     def _report(self, view: Propose, hashes: StageHashes) -> Send:
         return Send(self._coordinator, Staged(view.ballot, view.round, view.epoch, self.stage, hashes))

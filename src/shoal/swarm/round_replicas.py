@@ -2,37 +2,47 @@
 
 known --RoundState--> holder of the tip ------------------------> takes part
                  '--> holder of another record --Decide (told)--> swapped: takes part, or refused: out
+                 '--> or of other bytes than its stage goes on from --Restore (told)--> the same
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip
 from shoal.swarm.round_choice import Choice, tip_of
 from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut, Send
+from shoal.swarm.round_restoration import Here, Restoration
+from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Decide, RoundState, Swapped
+from shoal.wire.messages.round import Basis, Decide, Restore, RoundState, Swapped
 
 
 class RoundReplicas:
     """The replicas of a run as one coordinator sees them under its ballot.
 
+    Args:
+        genesis: Hash that stands for D_0.
+        restoration: Which bytes stand for the tip's.
+
     Attributes:
         known: Those that the client has named, with their addresses.
         states: What those have answered that can be reached.
         told: Those that have been sent the tip's record and have neither swapped nor refused.
-        genesis: Hash that stands for D_0.
+        here: What stage those serve, and with which bytes.
     """
 
-    def __init__(self, genesis: str) -> None:
+    def __init__(self, genesis: str, restoration: Restoration) -> None:
         self.genesis = genesis
+        self._restoration = restoration
         self.known: dict[PeerId, Hop] = {}
         self.states: dict[PeerId, RoundState] = {}
         self.told: set[PeerId] = set()
+        self.here: dict[PeerId, Here] = {}
         self._tips: dict[PeerId, str] = {}
+        self._rounds: dict[PeerId, int] = {}  # of the record that a replica has swapped to last
         self._reachable: set[PeerId] = set()
         self._out: set[PeerId] = set()
         self._reported: set[PeerId] = set()
@@ -58,6 +68,8 @@ class RoundReplicas:
         """A replica cannot be reached; when it answers again it is taken as new."""
         self._reachable.discard(peer)
         self.states.pop(peer, None)
+        self.here.pop(peer, None)
+        self._rounds.pop(peer, None)
         self._tips.pop(peer, None)
         self.told.discard(peer)
         self._out.discard(peer)
@@ -66,15 +78,24 @@ class RoundReplicas:
     def begin_asking(self) -> None:
         """Forget all answers: they were given under another ballot, or before something was lost."""
         self.states.clear()
+        self.here.clear()
+        self._rounds.clear()
         self._tips.clear()
         self.told.clear()
         self._out.clear()
         self._hinted.clear()
 
+    def is_older(self, peer: PeerId, state: RoundState) -> bool:
+        """Whether a replica had said this before it swapped, and it has come only now."""
+        known = self.states.get(peer)
+        is_same = known is not None and known.stage == state.stage
+        return is_same and state.held_round < self._rounds.get(peer, NOTHING_HELD)
+
     def answer(self, peer: PeerId, state: RoundState) -> Tip:
         """Take note of what a replica holds."""
         self._reachable.add(peer)
         self.states[peer] = state
+        self.here[peer] = Here(state.stage, state.basis)
         tip = tip_of(state, self.genesis)
         self._tips[peer] = tip.hash
         return tip
@@ -84,6 +105,9 @@ class RoundReplicas:
         self.told.discard(peer)
         self._reported.discard(peer)
         self._sent_bytes[peer] = message.sent_bytes
+        self._rounds[peer] = message.round
+        if message.hashes != self.here[peer].basis.hashes:
+            self.here[peer] = Here(self.here[peer].stage, Basis(message.round, message.hashes))
         # A late repetition of what is known says nothing about why the replica is out now.
         was_out = peer in self._out and self._tips[peer] != message.record_hash
         if was_out:
@@ -116,18 +140,52 @@ class RoundReplicas:
     def holders(self, tip: Tip) -> dict[PeerId, int]:
         """The replicas that hold `tip` and take part, with their stages."""
         return {
-            peer: state.stage
-            for peer, state in self.states.items()
-            if self._tips[peer] == tip.hash and peer not in self._out
+            peer: state.stage for peer, state in self.states.items() if self._holds(peer, tip) and peer not in self._out
         }
 
-    def lacking(self, tip: Tip) -> list[PeerId]:
-        """The replicas that do not hold `tip`, have not been told of it, and are not out."""
-        return [
-            peer
-            for peer in sorted(self.states)
-            if self._tips[peer] != tip.hash and peer not in self.told and peer not in self._out
-        ]
+    def at(self, tip: Tip) -> list[Here]:
+        """What the replicas have that hold `tip`, whichever bytes of it."""
+        return [here for peer, here in self.here.items() if self._tips[peer] == tip.hash]
+
+    def invite(self, stage: int, basis: Basis) -> None:
+        """Who was out for want of the record's bytes is not any more, if it has those that stand for them."""
+        self._out -= {peer for peer, here in self.here.items() if here == (stage, basis)}
+
+    def tell(self, ballot: Ballot, tip: Tip, others: Iterable[PeerId] = ()) -> list[CoordinatorEffect]:
+        """Offer the tip to those that lack it and are not out: they swap if they have its bytes, else they refuse.
+
+        Args:
+            ballot: Of the coordinator.
+            tip: The record that stands.
+            others: Are told as well; those that hold it say again that they do.
+        """
+        effects: list[CoordinatorEffect] = []
+        again = set(others)
+        for peer in sorted(self.states):
+            is_there = self._holds(peer, tip) or peer in self.told or peer in self._out
+            if tip.signed is None and not is_there:
+                effects += self.mark_out(peer, "it holds a record of another run")
+            elif tip.signed is not None and (not is_there or peer in again):
+                self.told.add(peer)
+                effects += self.offer(peer, ballot, tip)
+        return effects
+
+    def offer(self, peer: PeerId, ballot: Ballot, tip: Tip) -> list[CoordinatorEffect]:
+        """Tell a replica of the tip; and of the bytes that stand for it if that concerns the replica."""
+        if tip.signed is None:
+            return []
+        here = self.here[peer]
+        standing = self._restoration.standing(here.stage)
+        is_concerned = self._tips[peer] == tip.hash or here.stage in self._restoration.bases
+        has_bytes = standing is not None and standing.hashes == here.basis.hashes
+        if self._holds(peer, tip):
+            return [Send(peer, Decide(ballot, tip.signed))]
+        if standing is not None and is_concerned and (has_bytes or self._tips[peer] == tip.hash):
+            return [Send(peer, Restore(ballot, tip.signed, here.stage, standing))]
+        return [Send(peer, Decide(ballot, tip.signed))]
+
+    def _holds(self, peer: PeerId, tip: Tip) -> bool:
+        return self._tips[peer] == tip.hash and self._restoration.fits(self.here[peer])
 
     def hint(self, choice: Choice, ballot: Ballot) -> list[CoordinatorEffect]:
         """Tell the replicas of the stages that lack a holder, once, what they are to look for: if it is decided.

@@ -20,6 +20,7 @@ class RoundSettings:
         retry_s: Between repetitions of what must be answered.
         drop_after_s: How long a held record whose bytes nobody has is waited for.
         stage_timeout_s: After which a view that does not end is proposed anew.
+        lost_state_after_s: How long a replica that may hold the bytes of its stage alone is waited for.
     """
 
     run_id: str
@@ -28,6 +29,7 @@ class RoundSettings:
     retry_s: float = 0.5
     drop_after_s: float = 10.0
     stage_timeout_s: float = 120.0
+    lost_state_after_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.ids import PeerId
+from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import FinalView, weight
-from shoal.wire.messages.round import Join, StageHashes
+from shoal.swarm.ring_order import ring_order
+from shoal.swarm.round_effects import Send
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import Join, Propose, StageHashes
 
 
 @dataclass(slots=True)
@@ -67,16 +70,52 @@ class StageView:
         return odd_ones_out(self.members, self.staged)
 
 
+class RoundViews(dict[int, StageView]):
+    """The views of all stages in one round, by stage.
+
+    Attributes:
+        epochs: First unused epoch of each stage: views that are begun anew go on counting.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: Counter[int] = Counter()
+
+    def begin(self, num_stages: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]) -> None:
+        """The views of all that have joined."""
+        self.update({stage: first_view(stage, joins, slots, self.epochs[stage]) for stage in range(num_stages)})
+
+    def propose(self, view: StageView, ballot: Ballot, round: int, hops: Mapping[PeerId, Hop]) -> list[Send]:
+        """Tell the members of a view that they are, and use up its epoch."""
+        self.epochs[view.stage] = view.epoch + 1
+        members = tuple(hops[peer] for peer in view.members)
+        weights = tuple(view.weights[peer] for peer in view.members)
+        message = Propose(ballot, round, view.epoch, view.stage, members, weights)
+        return [Send(peer, message) for peer in view.members]
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all members of all stages have staged the bytes of their stage."""
+        return all(view.agreed for view in self.values())
+
+    @property
+    def members(self) -> set[PeerId]:
+        """Of all stages."""
+        return {peer for view in self.values() for peer in view.members}
+
+
 def first_view(stage: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int], epoch: int) -> StageView:
     """The view of all that have joined for a stage.
 
-    They stand in the order of their home slots, so that sums do not depend on random peer ids, and spares come last. A
-    spare has trained nothing: its weight is 0, and the ring keeps it current.
+    They stand in the order of their home slots, so that sums do not depend on random peer ids, and spares come last;
+    where they have measured their links, in the order that makes the best ring of these (`ring_order`). A spare has
+    trained nothing: its weight is 0, and the ring keeps it current.
     """
     spare = max(slots.values(), default=0) + 1
     peers = [peer for peer, join in joins.items() if join.stage == stage]
     peers.sort(key=lambda peer: (slots.get(peer, spare), peer))
-    return StageView(stage, tuple(peers), {peer: weight(joins[peer].log) for peer in peers}, epoch)
+    order = ring_order(peers, {peer: joins[peer].links for peer in peers})
+    return StageView(stage, order, {peer: weight(joins[peer].log) for peer in peers}, epoch)
 
 
 def odd_ones_out(members: Sequence[PeerId], staged: Mapping[PeerId, StageHashes]) -> frozenset[PeerId]:

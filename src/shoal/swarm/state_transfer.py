@@ -186,6 +186,11 @@ class StateTransfer:
         """When to call `tick`; None when it is done."""
         return None if self._done else self._tick_at_s
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether somebody who is believed offers the bytes now."""
+        return any(donor.offer is not None for donor in self._donors.values())
+
     # -- events
 
     def peers(self, present: Collection[PeerId], now_s: float) -> Effects:

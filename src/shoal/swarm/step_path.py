@@ -7,7 +7,7 @@ peer that was too slow is only used where there is no other.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shoal.ids import PeerId
 
@@ -25,14 +25,24 @@ class Avoidance:
         self._broken: dict[_Pair, float] = {}
         self._lost: dict[PeerId, float] = {}
         self._suspected: dict[PeerId, float] = {}
+        self._away: set[PeerId] = set()
+        self._looked_for: set[PeerId] = set()
 
     def avoid(self, peer: PeerId, until_s: float) -> None:
         """The peer answers, but cannot take a step now."""
         self._avoided[peer] = until_s
 
     def lose(self, peer: PeerId, until_s: float) -> None:
-        """The peer cannot be reached."""
+        """The peer cannot be reached; until `found` it is only used where there is no other."""
         self._lost[peer] = until_s
+        self._away.add(peer)
+        self._looked_for.discard(peer)
+
+    def found(self, peer: PeerId) -> None:
+        """There is a connection with the peer."""
+        self._lost.pop(peer, None)
+        self._away.discard(peer)
+        self._looked_for.discard(peer)
 
     def suspect(self, peer: PeerId, until_s: float) -> None:
         """The peer may be what made a step fail or take too long."""
@@ -43,7 +53,7 @@ class Avoidance:
         self._broken[_pair(one, other)] = until_s
 
     def forget_losses(self) -> None:
-        """Peers that could not be reached may be tried again."""
+        """Peers that could not be reached may be tried again, if need be."""
         self._lost.clear()
 
     def is_usable(self, peer: PeerId, now_s: float) -> bool:
@@ -54,13 +64,20 @@ class Avoidance:
         """Whether the peer could not be reached a moment ago."""
         return self._lost.get(peer, now_s) > now_s
 
+    def look_for(self, peers: Iterable[PeerId], now_s: float) -> list[PeerId]:
+        """Return which of these peers are to be dialled to see whether they are back; `lose` or `found` follows."""
+        away = [peer for peer in peers if peer in self._away - self._looked_for and not self.is_lost(peer, now_s)]
+        self._looked_for.update(away)
+        return away
+
     def may_follow(self, one: PeerId, other: PeerId, now_s: float) -> bool:
         """Whether the two may be neighbours on a path."""
         return self._broken.get(_pair(one, other), now_s) <= now_s
 
     def cost(self, peer: PeerId, place: int, now_s: float) -> float:
         """What it costs to use the peer at `place` of the order of preference."""
-        return place + (_SUSPECT_COST if self._suspected.get(peer, now_s) > now_s else 0.0)
+        doubted = peer in self._away or self._suspected.get(peer, now_s) > now_s
+        return place + (_SUSPECT_COST if doubted else 0.0)
 
     def next_end_s(self, now_s: float) -> float:
         """When the next peer or pair can be used again; infinite if none is kept out."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger, keys_below
+from shoal.swarm.microbatch_cut import refusal
 from shoal.swarm.open_step import OpenStep
 from shoal.swarm.step_operations import (
     BEHIND,
@@ -64,13 +65,13 @@ class StepReplica:
     """
 
     def __init__(
-        self, me: PeerId, *, stage: int, num_stages: int, max_open_steps: int, max_microbatches: int = 4096
+        self, me: PeerId, *, stage: int, num_stages: int, max_open_steps: int, max_microbatch_samples: int | None = None
     ) -> None:
         self._me = me
         self._stage = stage
         self._num_stages = num_stages
         self._max_open_steps = max_open_steps
-        self._max_microbatches = max_microbatches
+        self._cap = max_microbatch_samples
         self.round = 0
         self.log: list[StepEntry] = []
         self.open: dict[StepKey, OpenStep] = {}
@@ -145,16 +146,15 @@ class StepReplica:
         return [*sends, Send(sender, Opened(key))]
 
     def _refusal(self, request: Open) -> str | None:
-        key, sizes = request.key, request.microbatch_samples
-        if self._ledger.is_fenced(key) or not self._ledger.is_new(key):
+        if self._ledger.is_fenced(request.key) or not self._ledger.is_new(request.key):
             return STALE
         if request.round > self.round:
             return BEHIND
         if request.round < self.round or self._closing:
             return CLOSED
-        fits = len(request.path) == self._num_stages and request.path[self._stage].peer == self._me
-        fits = fits and 0 < len(sizes) <= self._max_microbatches and min(sizes) > 0
-        return None if fits else MALFORMED
+        if len(request.path) != self._num_stages or request.path[self._stage].peer != self._me:
+            return MALFORMED
+        return refusal(request.microbatch_samples, self._cap)
 
     def _on_payload(self, sender: PeerId, message: Forward | Labels | Backward) -> list[Send]:
         step = self.open.get(message.key)

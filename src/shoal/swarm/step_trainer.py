@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.ids import PeerId, StepKey
+from shoal.swarm.microbatch_cut import Caps, Part, cut, smallest_cap
 from shoal.swarm.step_operations import BEHIND, CLOSED, Decision, Send
 from shoal.swarm.step_path import Avoidance, choose_path
 from shoal.wire.messages.base import Hop, SampleRange
@@ -47,7 +48,8 @@ _MAX_REFUSALS = 8
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What to train. `home` is preferred; `replicas[s]` are all replicas of stage s, best first."""
+    """What to train. `home` is preferred; `replicas[s]` are all replicas of stage s, best first. `microbatch_samples`
+    are cut further for an attempt over a path with caps."""
 
     round: int
     number: int
@@ -56,6 +58,7 @@ class StepPlan:
     lr: float
     home: tuple[Hop, ...]
     replicas: tuple[tuple[Hop, ...], ...]
+    caps: Caps = field(default_factory=dict[PeerId, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +71,25 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Effect: send the input of a microbatch to the first replica of the path and its labels to the last one."""
+    """Effect: send the input of a microbatch to the first replica of the path and its labels to the last one.
+
+    `part` is where its samples lie in the microbatches of the plan.
+    """
 
     key: StepKey
     path: tuple[PeerId, ...]
     microbatch: int
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Effect: connect to a peer that was lost; `peer_found` or `peer_lost` follows.
+
+    No step waits for it: a peer that is frozen, or cut off, answers a connection only after seconds, or never.
+    """
+
+    to: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +119,7 @@ class NoPath:
     stages: tuple[int, ...]
 
 
-TrainerEffect = Send | Note | Feed
+TrainerEffect = Send | Note | Feed | Dial
 StepEnd = Finished | RoundOver | NoPath
 
 
@@ -143,8 +160,9 @@ class StepTrainer:
         self.ended: StepEnd | None = None
         self.wake_at_s = math.inf
 
-    def _clear_attempt(self, path: tuple[PeerId, ...]) -> None:
+    def _clear_attempt(self, path: tuple[PeerId, ...], parts: tuple[Part, ...] = ()) -> None:
         self._path = path
+        self._parts = parts
         self._opened: set[PeerId] = set()
         self._fed = 0
         self._done: set[int] = set()
@@ -163,10 +181,12 @@ class StepTrainer:
         self._hops = {hop.peer: hop for hops in (*plan.replicas, plan.home) for hop in hops}
         self._attempts = self._busy = self._refusals = 0
         self._give_up_s = now_s + self._timeout_s
+        listed = [hop.peer for hops in plan.replicas for hop in hops]
+        dials = [Dial(peer) for peer in self._avoidance.look_for(listed, now_s)]
         self._avoidance.forget_ended(now_s)
         self._avoidance.forget_losses()
         self.ended = None
-        return self._open(plan, now_s)
+        return [*dials, *self._open(plan, now_s)]
 
     def handle(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
         """Takes a message; those of another attempt, or of a peer that is not on the path, mean nothing."""
@@ -215,6 +235,10 @@ class StepTrainer:
             return self._conclude(self._plan, now_s)
         return self._again(self._plan, now_s) if self._phase in (Phase.OPENING, Phase.RUNNING) else []
 
+    def peer_found(self, peer: PeerId) -> None:
+        """There is a connection with `peer`: steps may run over it as before."""
+        self._avoidance.found(peer)
+
     def tick(self, now_s: float) -> list[TrainerEffect]:
         """Time has passed."""
         plan = self._plan
@@ -245,11 +269,12 @@ class StepTrainer:
             return self._wait(candidates, now_s)
         self._key = self._key._replace(attempt=self._key.attempt + 1)
         self._attempts += 1
-        self._clear_attempt(path)
+        self._clear_attempt(path, cut(plan.microbatch_samples, smallest_cap(path, plan.caps)))
         self._phase = Phase.OPENING
         self.wake_at_s = now_s + self._timeout_s
         hops = tuple(self._hops[peer] for peer in path)
-        request = Open(self._key, plan.round, hops, plan.microbatch_samples, plan.samples)
+        sizes = tuple(part.num_samples for part in self._parts)
+        request = Open(self._key, plan.round, hops, sizes, plan.samples)
         return [Note(self._key, hops), *(Send(peer, request) for peer in path)]
 
     def _wait(self, candidates: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:
@@ -301,8 +326,8 @@ class StepTrainer:
         if len(self._prepared) == len(self._path):
             return self._first_commit(plan)
         effects: list[TrainerEffect] = []
-        while self._fed < len(plan.microbatch_samples) and self._fed - len(self._done) < self._window:
-            effects.append(Feed(self._key, self._path, self._fed))
+        while self._fed < len(self._parts) and self._fed - len(self._done) < self._window:
+            effects.append(Feed(self._key, self._path, self._fed, self._parts[self._fed]))
             self._fed += 1
         return effects
 
@@ -364,9 +389,10 @@ class StepTrainer:
 
 
 def _candidates(plan: StepPlan) -> list[list[PeerId]]:
-    """Of each stage: the home replica, then the others in their order."""
+    """Of each stage: the home replica, then the others in their order; home comes last where it is no replica now."""
     found: list[list[PeerId]] = []
     for stage, home in enumerate(plan.home):
-        others = plan.replicas[stage] if stage < len(plan.replicas) else ()
-        found.append(list(dict.fromkeys(hop.peer for hop in (home, *others))))
+        listed = [hop.peer for hop in plan.replicas[stage]] if stage < len(plan.replicas) else []
+        preferred = [home.peer] if home.peer in listed else []
+        found.append(list(dict.fromkeys([*preferred, *listed, home.peer])))
     return found

@@ -6,7 +6,7 @@ that hosts no stage yet is a *candidate*; one that does is a *replica* of that s
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,6 +16,9 @@ from shoal.wire.messages.base import Hop
 NOTHING_HELD = -1
 """`held_round` of a replica that holds no record's parameters yet; D_0 is computed, so 0 is what a fresh one holds."""
 
+_TCP = "tcp:"
+"""How an address `tcp:host:port` begins."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -24,12 +27,18 @@ class Candidate:
     Attributes:
         hop: who it is and where it can be dialled.
         join_unix_s: when it joined, by its own wall clock; only the order counts.
-        free_memory_bytes: what a stage may use there; 0 is not known, and nothing is refused for it.
+        free_memory_bytes: host memory that a stage may use there, from when the server started; 0 is not known, and
+            nothing is refused for it.
+        device_memory_bytes: likewise of its device, where that has memory of its own (a GPU); 0: it computes in the
+            host's memory.
+        max_microbatch_samples: the most samples that it takes in a microbatch; 0: any number.
     """
 
     hop: Hop
     join_unix_s: float
     free_memory_bytes: int = 0
+    device_memory_bytes: int = 0
+    max_microbatch_samples: int = 0
 
     @property
     def peer(self) -> PeerId:
@@ -40,6 +49,12 @@ class Candidate:
     def seniority(self) -> tuple[float, PeerId]:
         """Orders servers: who joined first, first; the same for everybody."""
         return (self.join_unix_s, self.hop.peer)
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Names of the machine that it runs on, for others; empty if only its own machine can reach it."""
+        found = (address.removeprefix(_TCP) for address in self.hop.addresses if address.startswith(_TCP))
+        return frozenset(host_and_port.rpartition(":")[0] for host_and_port in found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +96,15 @@ class Client:
 
 @dataclass(frozen=True)
 class Run:
-    """The training job that a client has announced."""
+    """The training job that a client has announced; how it ended is said as in `control.records.RunRecord`."""
 
     run_id: str
     num_stages: int
     client: PeerId
     config: bytes = b""
     ended: bool = False
+    interrupted: bool = False
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +149,11 @@ class SwarmView:
         """Return a peer's replica, if it has one."""
         return self._replica_of.get(peer)
 
+    @cached_property
+    def caps(self) -> dict[PeerId, int]:
+        """The most samples in a microbatch, of the replicas that do not take any number."""
+        return {r.peer: r.max_microbatch_samples for r in self.replicas if r.max_microbatch_samples}
+
     @property
     def num_servers(self) -> int:
         """Servers with and without a stage."""
@@ -151,6 +173,14 @@ class SwarmView:
             clients=tuple(c for c in self.clients if c.peer not in peers),
             monitor=None if self.monitor is not None and self.monitor.peer in peers else self.monitor,
         )
+
+    def placed(self, stages: Mapping[PeerId, int]) -> SwarmView:
+        """Return the view with replicas at the stages that they themselves have named: records come later."""
+        moved = (
+            replace(r, stage=StageIndex(stages[r.peer])) if stages.get(r.peer, r.stage) != r.stage else r
+            for r in self.replicas
+        )
+        return replace(self, replicas=tuple(sorted(moved, key=lambda r: (r.stage, r.seniority))))
 
     @cached_property
     def _replica_of(self) -> dict[PeerId, Replica]:

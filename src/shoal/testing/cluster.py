@@ -23,10 +23,11 @@ from anyio.abc import TaskGroup
 from torch import Tensor
 
 from shoal.client.client import Client
+from shoal.client.diary import Diary
 from shoal.clock import Clock, SystemClock
 from shoal.config.schema import Config
 from shoal.control.records import StageRecord
-from shoal.data.catalog import open_source
+from shoal.data.catalog import open_source, opening_of
 from shoal.data.feed import Feed
 from shoal.data.server import DataService
 from shoal.data.source import DataSet
@@ -35,19 +36,20 @@ from shoal.identity import Identity
 from shoal.ids import PeerId, RunId
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
+from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import Replica, build_replica, device_initialiser
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
-from shoal.testing.faults import Faults
+from shoal.testing.faults.messages import Faults
+from shoal.testing.launcher import ClusterLauncher
+from shoal.testing.monitor import Monitor
 from shoal.testing.process import Process
 from shoal.testing.registry import LocalRegistry
 from shoal.testing.results import ClusterResult, collect
 from shoal.trainer.trainer import Trainer
-from shoal.transport.base import Received
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import Metrics
 
 RUN_ID = RunId("cluster")
 DATA_SERVER, MONITOR = PeerId("data_server"), PeerId("monitor")
@@ -60,14 +62,22 @@ class Server:
     """One server of a cluster.
 
     Attributes:
-        stage: that it serves.
-        replica: its worker, its rounds, its model.
+        monitor: hosts its replica.
         process: kills it.
     """
 
-    stage: int
-    replica: Replica
+    monitor: ReassignmentMonitor
     process: Process
+
+    @property
+    def replica(self) -> Replica:
+        """Its worker, its rounds, its model."""
+        return self.monitor.replica
+
+    @property
+    def stage(self) -> int:
+        """That it serves."""
+        return self.replica.stage
 
     @property
     def peer(self) -> PeerId:
@@ -77,28 +87,6 @@ class Server:
     def parameters(self) -> Tensor:
         """Return a copy of its parameters (N); only while it computes nothing."""
         return self.replica.compute.parameters_flat()
-
-
-class Monitor:
-    """Keeps the numbers that the client sends. A `transport.dispatch.Handler`.
-
-    Attributes:
-        values: all of them, in order.
-    """
-
-    def __init__(self) -> None:
-        """Start without numbers."""
-        self.values: list[Mapping[str, float]] = []
-
-    def receive(self, event: Received) -> bool:
-        """Take numbers."""
-        if isinstance(event.message, Metrics):
-            self.values.append(event.message.values)
-            return True
-        return False
-
-    def peer_lost(self, peer: PeerId) -> None:
-        """Nothing depends on anybody."""
 
 
 class Cluster:
@@ -125,6 +113,8 @@ class Cluster:
         dataset: DataSet | None = None,
         clock: Clock | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        pinned: bool = True,
+        caps: Mapping[int, int] | None = None,
     ) -> None:
         """Prepare; entering the context builds everything.
 
@@ -136,6 +126,8 @@ class Cluster:
             dataset: instead of the one that the configuration names.
             clock: for everything that needs one.
             chunk_bytes: of state transfers.
+            pinned: no server may be moved to another stage.
+            caps: the most samples in a microbatch, by the number of the server; others take any number.
 
         Raises:
             ConfigError: there is no such stage, or the order is none of these servers.
@@ -144,7 +136,7 @@ class Cluster:
         order = list(range(len(stages))) if join_order is None else list(join_order)
         if not all(0 <= stage < config.num_stages for stage in stages) or sorted(order) != list(range(len(stages))):
             raise ConfigError(f"replicas {stages} in order {order} do not fit {config.num_stages} stages")
-        self.network = MemoryNetwork()
+        self.network = MemoryNetwork(seed=0)
         self.servers: list[Server] = []
         self.monitor = Monitor()
         self._config = config
@@ -154,11 +146,14 @@ class Cluster:
         self._dataset = dataset
         self._clock = clock or SystemClock()
         self._chunk_bytes = chunk_bytes
+        self._pinned = pinned
+        self._caps = dict(caps or {})
         self._num_started = 0
         self._faults = Faults()
         self._registry = LocalRegistry(self._clock)
         self._identity = Identity.generate()
-        self._trainers: dict[int, Process] = {}
+        self._launcher = ClusterLauncher(self._start_trainer)
+        self._client_away_s = 0.0
         self._num_train = 0
         self._begun_s = self._clock.now_s()
         self._stack = AsyncExitStack()
@@ -167,7 +162,7 @@ class Cluster:
     # -- faults
 
     def when(self, *kinds: type, action: Callable[[], None], **which: Any) -> None:
-        """Do something when a certain message is about to be delivered; see `testing.faults.Faults.when`."""
+        """Do something when a certain message is about to be delivered; see `testing.faults.messages.Faults.when`."""
         self._faults.when(*kinds, action=action, **which)
 
     def kill_server(self, index: int) -> None:
@@ -180,7 +175,7 @@ class Cluster:
 
     def kill_trainer(self, slot: int) -> None:
         """End a slot's trainer as SIGKILL would; the client starts another one, which goes on in its place."""
-        self._trainers[slot].kill()
+        self._launcher.trainers[slot].kill()
 
     def kill_data_server(self) -> None:
         """End the data server as SIGKILL would; `restart_data_server` starts it again."""
@@ -189,6 +184,13 @@ class Cluster:
     def restart_data_server(self) -> None:
         """Start a killed data server again: the same identity, nothing of what it knew."""
         self._serve_data()
+
+    def kill_client(self, away_s: float = 0.02) -> None:
+        """End the client as SIGKILL would; `run` starts it again: the same identity, and what its diary says."""
+        self._client_away_s = away_s
+        self._diary.close()
+        self._launcher.losses.append({"kind": "client", "at_s": self._age_s()})
+        self._client_process.kill()
 
     @staticmethod
     def trainer_peer(slot: int) -> PeerId:
@@ -202,7 +204,7 @@ class Cluster:
 
     def trainer_endpoint(self, slot: int) -> MemoryEndpoint:
         """Return where a slot's trainer posts from, to have it say something else."""
-        return self._trainers[slot].endpoint
+        return self._launcher.trainers[slot].endpoint
 
     @property
     def client_peer(self) -> PeerId:
@@ -212,12 +214,14 @@ class Cluster:
     # -- the run
 
     async def run(self) -> ClusterResult:
-        """Run the client from the first round to the last.
+        """Run the client from the first round to the last; one that is killed is started again.
 
         Raises:
             ShoalError: the run failed; alone or in an exception group.
         """
-        await self.client.run()
+        while not await self._client_process.run_here(self.client.run):
+            await self._clock.sleep_s(self._client_away_s)
+            self._start_client()
         return await self.result()
 
     async def result(self, exit_reason: str = "done") -> ClusterResult:
@@ -253,25 +257,34 @@ class Cluster:
         tasks = await self._stack.enter_async_context(_cancelled_at_exit())
         self._tasks = tasks
         await self._start_data_server()
-        monitor = Process(self.network, MONITOR)
+        monitor = self._monitor_process = Process(self.network, MONITOR)
         tasks.start_soon(monitor.run, lambda: dispatch(monitor.endpoint, (self.monitor,)))
         for stage in self._stages:
             await self.start_server(stage)
+        self._start_client()
+
+    def _start_client(self) -> None:
         self._client_process = Process(self.network, self._identity.peer_id)
+        self._diary = Diary(self._log_dir, RUN_ID)
+        self._stack.callback(self._diary.close)
         self.client = Client(
-            config=config,
+            config=self._config,
             run_id=RUN_ID,
             log_dir=self._log_dir,
             identity=self._identity,
             endpoint=self._client_process.endpoint,
             membership=self._registry.watch(),
-            launcher=self,
+            launcher=self._launcher,
             data_server=self._data_server,
-            monitor=monitor.endpoint.hop,
+            monitor=self._monitor_process.endpoint.hop,
             clock=self._clock,
-            age_s=lambda: self._clock.now_s() - self._begun_s,
+            age_s=self._age_s,
+            diary=self._diary,
             expected_servers=len(self.servers),
         )
+
+    def _age_s(self) -> float:
+        return self._clock.now_s() - self._begun_s
 
     async def _start_data_server(self) -> None:
         self._opened = self._dataset or await anyio.to_thread.run_sync(open_source, self._config)
@@ -289,6 +302,7 @@ class Cluster:
             seed=config.run.seed,
             deterministic=config.run.deterministic,
             num_workers=config.data.num_workers,
+            opening=opening_of(config),
             client=self._identity.peer_id,
         )
 
@@ -318,43 +332,44 @@ class Cluster:
     async def _build_server(self, number: int, stage: int) -> Server:
         process = Process(self.network, PeerId(f"server{number}"))
         membership = self._registry.watch()
-        replica = await build_replica(
-            config=self._config,
-            run_id=RUN_ID,
-            stage=stage,
-            device=self.device,
-            device_name="cpu",
+        cap = self._caps.get(number)
+        servers = self._config.servers.model_copy(update={"max_microbatch_samples": cap})
+        config = self._config.model_copy(update={"servers": servers})
+
+        async def build(stage: int) -> Replica:
+            return await build_replica(
+                config=config,
+                run_id=RUN_ID,
+                stage=stage,
+                device=self.device,
+                device_name="cpu",
+                endpoint=process.endpoint,
+                view=lambda: membership.view,
+                clock=self._clock,
+                transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
+                chunk_bytes=self._chunk_bytes,
+            )
+
+        joined = float(self._order.index(number) if number in self._order else number)
+        record = StageRecord(process.endpoint.addresses, joined, pinned=self._pinned, max_microbatch_samples=cap or 0)
+        monitor = ReassignmentMonitor(
             endpoint=process.endpoint,
+            announcer=Announcer(self._registry.of(process.peer), record),
+            replica=await build(stage),
+            rebuild=build,
             view=lambda: membership.view,
-            clock=self._clock,
-            transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
-            chunk_bytes=self._chunk_bytes,
+            num_stages=self._config.num_stages,
         )
-        record = StageRecord(
-            addresses=process.endpoint.addresses,
-            join_unix_s=float(self._order.index(number) if number in self._order else number),
-            stage=stage,
-            held_round=replica.member.offered_round,
-            pinned=True,
-        )
-        announcer = Announcer(self._registry.of(process.peer), record, replica)
 
         async def serve() -> None:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(replica.run)
-                tasks.start_soon(dispatch, process.endpoint, replica.handlers)
-                tasks.start_soon(announcer.run)
+                tasks.start_soon(monitor.run)
+                tasks.start_soon(dispatch, process.endpoint, (monitor,), monitor.peer_up)
 
         self._tasks.start_soon(process.run, serve)
-        return Server(stage, replica, process)
+        return Server(monitor, process)
 
-    # -- the launcher, as the client knows it
-
-    async def request(self, name: str, **fields: object) -> Mapping[str, Any]:
-        """Start a trainer, as the launcher of a host does when its client asks for it."""
-        slot, incarnation = fields.get("slot"), fields.get("incarnation")
-        if name != "start_trainer" or not isinstance(slot, int) or not isinstance(incarnation, int):
-            return {"error": f"a cluster knows no request {name!r} with {fields}"}
+    def _start_trainer(self, slot: int, incarnation: int) -> Process:
         process = Process(self.network, self.trainer_peer(slot))
         client: Hop = self._client_process.endpoint.hop
         trainer = Trainer(
@@ -366,9 +381,8 @@ class Cluster:
             data_server=self._data_server,
             clock=self._clock,
         )
-        self._trainers[slot] = process
         self._tasks.start_soon(process.run, trainer.run)
-        return {}
+        return process
 
 
 @asynccontextmanager

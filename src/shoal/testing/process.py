@@ -60,6 +60,13 @@ class Process:
             if not self._frozen:
                 self._leave("ended")
 
+    async def run_here(self, main: Callable[[], Awaitable[None]]) -> bool:
+        """Run the role to its end as `run` does, but let all errors out; returns False if it was killed."""
+        with self._scope:
+            await main()
+            return True
+        return False
+
     def kill(self) -> None:
         """End it as SIGKILL would: the others lose it, and what it posts from now on goes nowhere."""
         self._leave("killed")

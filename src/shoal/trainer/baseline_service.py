@@ -9,6 +9,7 @@ import msgspec
 
 from shoal import log
 from shoal.clock import SystemClock
+from shoal.control.counter_report import counters_logged
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.data.feed import Feed
 from shoal.identity import Identity
@@ -26,19 +27,18 @@ async def main(payload: bytes, control: RoleControl) -> None:
     Args:
         payload: `BaselineSpec` in msgpack.
         control: told `ready()` at once.
-
-    Raises:
-        ConnectionLost: the data server is gone.
     """
     spec = msgspec.msgpack.decode(payload, type=BaselineSpec)
-    log.configure(spec.log_path.stem, Path(spec.log_dir))
+    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
     config = spec.config()
     async with (
         DeviceThread(use_threads(config.servers.threads)) as device,
         open_role_endpoint(spec, Identity(spec.identity_key)) as endpoint,
+        counters_logged(endpoint),
         anyio.create_task_group() as tasks,
     ):
-        feed = Feed(endpoint=endpoint, data_server=spec.data_server, trainer=-1, incarnation=1)
+        clock = SystemClock()
+        feed = Feed(endpoint=endpoint, data_server=spec.data_server, trainer=-1, incarnation=1, clock=clock)
         endpoint.introduce(spec.monitor)
 
         def report(now: BaselineReport) -> None:
@@ -50,11 +50,13 @@ async def main(payload: bytes, control: RoleControl) -> None:
             endpoint.post(spec.monitor.peer, Metrics("baseline", endpoint.peer_id, 0, values))
 
         async def train() -> None:
-            await run_baseline(config, feed, device, SystemClock(), report)
+            await run_baseline(config, feed, device, clock, report)
             control.event("baseline_done")
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(dispatch, endpoint, (feed,))
+        # A data server that dies is started again, and the stream of batches goes on where it was.
+        tasks.start_soon(feed.run)
         tasks.start_soon(train)
         control.ready()
         await control.stopping.wait()

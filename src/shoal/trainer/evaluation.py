@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from shoal.data.feed import LeasedBatch
 from shoal.data.microbatch import Cut
-
-EVAL_SAMPLES = 64
-"""Samples that travel together: evaluation keeps no activations, so they can be more than in training."""
+from shoal.swarm.microbatch_cut import EVAL_SAMPLES
 
 
 def eval_parts(batch: LeasedBatch) -> list[Cut]:

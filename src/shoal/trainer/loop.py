@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import anyio
 
-from shoal.clock import Clock
+from shoal.clock import Backoff, Clock
 from shoal.config.schema import Config
 from shoal.data.feed import Feed, LeasedBatch
 from shoal.errors import NoPipeline, RemoteProtocolError, RoundAborted, RoundClosed
@@ -18,6 +18,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import StepDriver, StepResult
 from shoal.pipeline.microbatch import Microbatch
+from shoal.swarm.microbatch_cut import Caps
 from shoal.trainer.evaluation import eval_parts
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
@@ -32,6 +33,9 @@ from shoal.wire.messages.control import (
 )
 
 logger = logging.getLogger(__name__)
+
+_REDIAL_FIRST_S, _REDIAL_MAX_S = 0.05, 0.4
+"""Pauses before a lost client is dialled: at the end of the round all wait for it."""
 
 
 class TrainerLoop:
@@ -59,11 +63,16 @@ class TrainerLoop:
         self._clock = clock
         self._schedule = LrSchedule.from_config(config.diloco)
         self._replicas: tuple[tuple[Hop, ...], ...] = ()
+        self._caps: Caps = {}
         self._next: StartRound | None = None
         self._changed = anyio.Event()
         self._lost: set[PeerId] = set()
         self._evaluations = 0
-        self._reported_bytes: dict[str, int] = {}
+        self._round_number = 0
+        self._reports: list[StepReport | EvalReport | TrainerDone] = []
+        self._client_lost = anyio.Event()
+        self._is_alone = False
+        self._backoff = Backoff(first_s=_REDIAL_FIRST_S, max_s=_REDIAL_MAX_S)
         endpoint.introduce(client)
 
     def receive(self, event: Received) -> bool:
@@ -85,24 +94,55 @@ class TrainerLoop:
                 raise RemoteProtocolError(f"a round of slot {message.slot} over {len(message.path)} stages is not ours")
             self._next = message
             self._lost.clear()
-        self._set_replicas(message.replicas)
+        self._backoff.reset()
+        self._replicas, self._caps = message.replicas, message.caps
+        self._changed.set()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """Evaluations avoid it from now on. Steps react by themselves; a lost client dials again."""
+        """Evaluations avoid it from now on. Steps react by themselves; a lost client is dialled again."""
         self._lost.add(peer)
+        if peer == self._client:
+            self._is_alone = True
+            self._client_lost.set()
 
     async def run(self) -> None:
         """Work until cancelled."""
         await self._feed.hello()
-        self._endpoint.post(self._client, TrainerHello(self._slot, self._incarnation, self._endpoint.hop))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_client)
+            self._say_hello()
+            while True:
+                while self._next is None:
+                    await self._wait_for_change()
+                start, self._next = self._next, None
+                await self._round(start)
+
+    async def _keep_client(self) -> None:
+        """Dial a lost client until it is there again; the steps of the round do not need it."""
         while True:
-            while self._next is None:
-                await self._wait_for_change()
-            start, self._next = self._next, None
-            await self._round(start)
+            await self._client_lost.wait()
+            self._client_lost = anyio.Event()
+            await self._backoff.wait(self._clock)
+            self._is_alone = False
+            logger.info("client.dialled_again", extra={"reports": len(self._reports)})
+            self._say_hello()
+
+    def _say_hello(self) -> None:
+        """Introduce this trainer, and say all again that a client which was started again may not have counted."""
+        round = self._round_number if self._next is None else self._next.round
+        self._endpoint.post(self._client, TrainerHello(self._slot, self._incarnation, self._endpoint.hop, round))
+        for report in self._reports:
+            self._endpoint.post(self._client, report)
+
+    def _report(self, report: StepReport | EvalReport | TrainerDone) -> None:
+        self._reports.append(report)
+        if not self._is_alone:  # a client that was started again hears first who this is
+            self._endpoint.post(self._client, report)
 
     async def _round(self, start: StartRound) -> None:
+        self._round_number = start.round
+        self._reports.clear()
         if start.evaluation is not None:
             await self._evaluate(start)
         steps = samples = 0
@@ -124,7 +164,8 @@ class TrainerLoop:
             if result is None:
                 return
             steps, samples = steps + 1, samples + result.num_samples
-        self._endpoint.post(self._client, TrainerDone(self._slot, start.round, steps, samples, self._take_sent_bytes()))
+        sent_bytes = {str(traffic): count for traffic, count in self._endpoint.sent_bytes.items()}
+        self._report(TrainerDone(self._slot, start.round, steps, samples, sent_bytes))
 
     async def _train(self, start: StartRound, step: int, batch: LeasedBatch) -> StepResult | None:
         number = (start.round - 1) * self._config.diloco.inner_steps + step
@@ -132,8 +173,8 @@ class TrainerLoop:
         microbatches = [Microbatch(*cut) for cut in batch.microbatches(self._config)]
         begun_s = self._clock.now_s()
 
-        def note(key: StepKey, path: tuple[PeerId, ...]) -> None:
-            self._feed.note(key, batch, path)
+        def note(key: StepKey, _path: tuple[PeerId, ...]) -> None:
+            self._feed.note(key, batch)
 
         while True:
             try:
@@ -145,6 +186,7 @@ class TrainerLoop:
                     lr=lr,
                     path=start.path,
                     replicas=self._replicas,
+                    caps=self._caps,
                     note=note,
                 )
                 break
@@ -167,9 +209,12 @@ class TrainerLoop:
             lr=lr,
             skipped=result.skipped,
             duration_s=self._clock.now_s() - begun_s,
+            at_s=self._clock.now_s(),
         )
         if result.committed:
-            self._endpoint.post(self._client, report)
+            self._report(report)
+            # Not computed and not written unless asked for: there may be hundreds in a second.
+            logger.debug("step.committed", extra={"round": start.round, "key": result.key, "path": result.path})
         return result
 
     async def _evaluate(self, start: StartRound) -> None:
@@ -185,7 +230,7 @@ class TrainerLoop:
         except RoundAborted as error:
             logger.warning("evaluation.failed", extra={"held": evaluation.held, "reason": str(error)})
             return
-        self._endpoint.post(self._client, EvalReport(self._slot, evaluation.held, loss_sum, num_samples))
+        self._report(EvalReport(self._slot, evaluation.held, loss_sum, num_samples))
 
     async def _evaluate_batch(self, start: StartRound, held: int, batch: LeasedBatch) -> tuple[float, int]:
         """Evaluate over the home path, or over others where a replica is lost: all hold the same parameters.
@@ -199,7 +244,7 @@ class TrainerLoop:
             self._evaluations += 1
             try:
                 return await self._driver.evaluate(
-                    evaluation=self._evaluations, held=held, microbatches=microbatches, path=path
+                    evaluation=self._evaluations, held=held, microbatches=microbatches, path=path, caps=self._caps
                 )
             except RoundAborted as error:
                 tried, path = path, self._evaluation_path(start)
@@ -213,16 +258,6 @@ class TrainerLoop:
             next((hop for hop in (home, *others) if hop.peer not in self._lost), home)
             for home, others in zip(start.path, self._replicas, strict=True)
         )
-
-    def _take_sent_bytes(self) -> dict[str, int]:
-        total = {str(traffic): count for traffic, count in self._endpoint.sent_bytes.items()}
-        new = {traffic: count - self._reported_bytes.get(traffic, 0) for traffic, count in total.items()}
-        self._reported_bytes = total
-        return new
-
-    def _set_replicas(self, replicas: tuple[tuple[Hop, ...], ...]) -> None:
-        self._replicas = replicas
-        self._changed.set()
 
     async def _wait_for_change(self) -> None:
         self._changed = anyio.Event()

@@ -9,6 +9,7 @@ import msgspec
 
 from shoal import log
 from shoal.clock import SystemClock
+from shoal.control.counter_report import counters_reported
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
@@ -24,8 +25,12 @@ async def main(payload: bytes, control: RoleControl) -> None:
         control: told `ready()` once it works; its client hears from it when it has found the data server.
     """
     spec = msgspec.msgpack.decode(payload, type=TrainerSpec)
-    log.configure(spec.log_path.stem, Path(spec.log_dir))
-    async with open_role_endpoint(spec, Identity(spec.identity_key)) as endpoint:
+    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
+    clock = SystemClock()
+    async with (
+        open_role_endpoint(spec, Identity(spec.identity_key)) as endpoint,
+        counters_reported(endpoint, spec.role, lambda: spec.client, clock),
+    ):
         trainer = Trainer(
             config=spec.config(),
             endpoint=endpoint,
@@ -33,7 +38,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
             incarnation=spec.incarnation,
             client=spec.client,
             data_server=spec.data_server,
-            clock=SystemClock(),
+            clock=clock,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(trainer.run)

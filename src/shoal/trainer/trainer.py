@@ -70,6 +70,7 @@ class Trainer:
     async def run(self) -> None:
         """Say hello to the client and train until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(dispatch, self._endpoint, (self._driver, self._feed, self._loop))
+            handlers = (self._driver, self._feed, self._loop)
+            tasks.start_soon(dispatch, self._endpoint, handlers, self._driver.peer_found)
             tasks.start_soon(self._feed.run)
             tasks.start_soon(self._loop.run)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import anyio
 
-from shoal.errors import HandshakeError
+from shoal.errors import HandshakeError, Offence
 from shoal.ids import PeerId
 from shoal.transport.connection import Connection
 from shoal.transport.limits import TransportLimits
@@ -36,15 +36,18 @@ class Admission:
         if connection.dialled is not None:
             return
         if len(self._open) > self._limits.max_connections:
-            raise HandshakeError(f"{self._limits.max_connections} connections are open already")
+            raise HandshakeError(f"{self._limits.max_connections} connections are open already", Offence.CROWDED)
         sources = Counter(stranger.source for stranger in self._strangers)
         from_host, from_others = sources.pop("", 0), sources.total()
         if (from_others if connection.source else from_host) >= self._limits.max_handshaking:
-            raise HandshakeError(f"{self._limits.max_handshaking} connections are in their handshake already")
+            raise HandshakeError(
+                f"{self._limits.max_handshaking} connections are in their handshake already", Offence.CROWDED
+            )
         if connection.source and sources[connection.source] >= self._limits.max_handshaking_per_host:
             raise HandshakeError(
                 f"{self._limits.max_handshaking_per_host} connections from {connection.source} are in their handshake "
-                "already"
+                "already",
+                Offence.CROWDED,
             )
         self._strangers.add(connection)
 
@@ -55,7 +58,9 @@ class Admission:
             HandshakeError: that peer has too many.
         """
         if sum(connection.proven == peer for connection in self._open) > self._limits.max_connections_per_peer:
-            raise HandshakeError(f"{peer} has {self._limits.max_connections_per_peer} connections already")
+            raise HandshakeError(
+                f"{peer} has {self._limits.max_connections_per_peer} connections already", Offence.CROWDED
+            )
 
     def introduced(self, connection: Connection) -> None:
         """Count the connection as a stranger's no more."""
@@ -71,4 +76,4 @@ class Admission:
         with anyio.move_on_after(self._limits.handshake_timeout_s):
             await connection.settled.wait()
         if not connection.settled.is_set():
-            on_late(connection, HandshakeError(f"no hello within {self._limits.handshake_timeout_s:g} s"))
+            on_late(connection, HandshakeError(f"no hello within {self._limits.handshake_timeout_s:g} s", Offence.SLOW))

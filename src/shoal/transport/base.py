@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.ids import PeerId
+from shoal.telemetry import Registry
+from shoal.transport.link_meter import LinkEstimate
 from shoal.wire.messages import Hop, Message, Traffic
 from shoal.wire.tensors import WireTensor
 
@@ -73,8 +75,21 @@ class Endpoint(Protocol):
         ...
 
     @property
+    def metrics(self) -> Registry:
+        """The numbers of this process: a role has one endpoint, and whatever it counts is counted here."""
+        ...
+
+    @property
     def counters(self) -> Mapping[str, int]:
-        """How often something worth counting happened, by event name (`transport.refused`, ...)."""
+        """How often something worth counting happened, by event name (`transport.refused`, ...), 0 if never."""
+        return self.metrics.totals()
+
+    def links(self) -> Mapping[PeerId, LinkEstimate]:
+        """Return what is known of the links with all peers that were ever heard of, also by connections before."""
+        ...
+
+    def process_of(self, peer: PeerId) -> int | None:
+        """The process of a connected peer of this host, as the kernel proves it; None for every other peer."""
         ...
 
     def introduce(self, hop: Hop) -> None:
@@ -88,7 +103,11 @@ class Endpoint(Protocol):
         tensors: Sequence[WireTensor] = (),
         traffic: Traffic = Traffic.CONTROL,
     ) -> None:
-        """Send to a peer, without waiting; frames to one peer arrive in the order of the calls, or are lost with it.
+        """Send to a peer, without waiting.
+
+        Messages with tensors, and those of another `traffic` than CONTROL, arrive in the order of the calls and never
+        before control messages that were posted earlier. Control messages arrive in the order of the calls; they may
+        overtake tensors, and on a connection they do, so that none waits for a large one. All are lost with the peer.
 
         Dials on demand, to an address from `introduce`; a peer that has dialled this endpoint needs none. Posting to
         `peer_id` itself delivers a copy locally. Otherwise the tensors' memory is not copied: it must stay unchanged

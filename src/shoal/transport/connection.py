@@ -2,10 +2,12 @@
 
     connected -- (TLS) --> handshaking -- the peer's Hello, accepted --> framing -- close, error, end --> lost
 
-Without TLS the event loop's transport is the connection's stream; with it, a `TlsStream` is (`tls_stream.py`). Writes
-to a Unix socket go out as they are: uvloop tries to write at once (one system call for all buffers) and keeps what the
-socket does not take by reference: that memory stays alive, and must not change until it is written. Reads go straight
-into the memory that the frame decoder names.
+Without TLS the event loop's transport is the connection's stream; with it, a `TlsStream` is (`tls_stream.py`). Frames
+wait in a `SendQueue`, which hands the stream one batch at a time, the next one when the socket has taken all of the
+last: what has been handed over cannot be overtaken any more, so it stays short. Writes to a Unix socket go out as they
+are: uvloop tries to write at once (one system call for all buffers) and keeps what the socket does not take by
+reference: that memory stays alive, and must not change until it is written. Reads go straight into the memory that the
+frame decoder names.
 """
 
 from __future__ import annotations
@@ -13,22 +15,28 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import anyio
 
 from shoal.errors import HandshakeError, InvariantViolation, RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.transport.limits import TransportLimits
-from shoal.wire.frame import Frame, FrameDecoder
+from shoal.transport.link_meter import LinkMeter
+from shoal.transport.send_queue import Buffer, SendQueue
+from shoal.transport.upload_cap import UploadCap
+from shoal.wire.frame import EncodedFrame, Frame
+from shoal.wire.frame_decoder import FrameDecoder
 from shoal.wire.handshake import HandshakeDecoder, Hello, Refusal, encode_handshake
+
+# A reader that keeps up would otherwise keep the event loop writing until a large tensor is gone.
+_BATCHES_PER_TURN: Final = 4
 
 
 class Stream(Protocol):
     """What a connection needs of its transport; the methods are those of `asyncio.Transport`."""
 
-    def writelines(self, list_of_data: Sequence[bytes | bytearray | memoryview], /) -> None: ...
+    def writelines(self, list_of_data: Sequence[Buffer], /) -> None: ...
     def get_write_buffer_size(self) -> int: ...
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
     def pause_reading(self) -> None: ...
@@ -58,6 +66,10 @@ class ConnectionOwner(Protocol):
         """
         ...
 
+    def allocate(self, num_bytes: int) -> memoryview:
+        """Return writable memory for a received tensor, which whoever takes the frame then owns."""
+        ...
+
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """A frame is complete."""
         ...
@@ -79,8 +91,10 @@ class Connection(asyncio.BufferedProtocol):
         peer: who is at the other end, once `accept` was called.
         proven: who is at the other end by its certificate; None where there is no TLS.
         prepare: sets the socket's options and checks what the kernel knows of the other end; the carrier's.
+        process: at the other end of a Unix socket, by its id, proven by the kernel; None where that is not known.
         source: host that a TCP connection comes from; empty for a Unix socket.
         number: the connection's random number, from the dialler's Hello.
+        meter: measures the link with the peer, once `accept` was called.
         heard, spoke: whether anything was received or sent since whoever watches over the connection cleared them.
         settled: set when the handshake is over, either way.
         ended: set when the connection is lost.
@@ -91,8 +105,10 @@ class Connection(asyncio.BufferedProtocol):
         self.peer: PeerId | None = None
         self.proven: PeerId | None = None
         self.prepare: Callable[[socket.socket], None] | None = None
+        self.process: int | None = None
         self.source = ""
         self.number = 0
+        self.meter: LinkMeter | None = None
         self.heard = self.spoke = True
         self.refusal: Refusal | None = None
         self.settled = anyio.Event()
@@ -102,11 +118,14 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Stream | None = None
         self._handshake: HandshakeDecoder | None = HandshakeDecoder()
         self._frames: FrameDecoder | None = None
+        self._queue = SendQueue(piece_bytes=limits.piece_bytes, control_bytes=limits.control_batch_bytes)
+        self._cap: UploadCap | None = None
+        self._next_turn: asyncio.Handle | None = None
         self._empty = anyio.Event()
         self._empty.set()
-        self._unread_bytes = 0
         self._reading = True
         self._opened = False
+        self._is_over = False
         self._reason: str | None = None
 
     @property
@@ -132,7 +151,9 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def queued_bytes(self) -> int:
         """Bytes that the socket has not taken yet."""
-        return 0 if self._transport is None or self.ended.is_set() else self._transport.get_write_buffer_size()
+        if self._transport is None or self._is_over:
+            return 0
+        return self._queue.queued_bytes + self._transport.get_write_buffer_size()
 
     @property
     def socket(self) -> socket.socket:
@@ -143,31 +164,52 @@ class Connection(asyncio.BufferedProtocol):
 
     def say(self, said: Hello | Refusal) -> None:
         """Send a handshake message."""
-        self.send([encode_handshake(said)])
+        if self._transport is not None and not self.closing:
+            self._transport.writelines([encode_handshake(said)])
 
-    def accept(self, peer: PeerId, number: int) -> None:
-        """Take the peer's Hello as good: from now on frames are read."""
-        self.peer, self.number = peer, number
-        self._frames, self._handshake = FrameDecoder(self._limits.wire), None
+    def capped_by(self, cap: UploadCap) -> None:
+        """Hold frames of the bulk class back as the cap says; to be called before the connection stands."""
+        piece_bytes = min(self._limits.piece_bytes, cap.piece_bytes)
+        self._cap = cap
+        self._queue = SendQueue(piece_bytes=piece_bytes, control_bytes=self._limits.control_batch_bytes)
+
+    def accept(self, peer: PeerId, number: int, meter: LinkMeter) -> None:
+        """Take the peer's Hello as good: from now on frames are read, and measured."""
+        self.peer, self.number, self.meter = peer, number, meter
+        meter.connected()
+        self._frames, self._handshake = FrameDecoder(self._limits.wire, self._owner.allocate), None
         self.settled.set()
 
-    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Write buffers one after the other; their memory must not change until they are written."""
-        if self._transport is not None and not self.closing:
+    def send(self, frame: EncodedFrame) -> None:
+        """Send a frame when its turn comes; the memory of its tensors must not change until it is written."""
+        if self._transport is None or self.closing:
+            return
+        if not frame.is_bulk and self._cap is None and self.queued_bytes == 0:
+            # The usual case, and the one in which time counts.
             self.spoke = True
-            self._transport.writelines(buffers)
+            self._transport.writelines((frame.head,))
+            return
+        self._queue.put(frame)
+        if self._next_turn is None:
+            self._write()
 
     async def flushed(self) -> None:
         """Return when the socket has taken every byte, or the connection ended."""
         await self._empty.wait()
 
-    def taken(self, num_bytes: int) -> None:
-        """Take note that the consumer took a frame of this many bytes."""
-        self._unread_bytes -= num_bytes
-        if not self._reading and self._unread_bytes * 2 <= self._limits.max_unread_bytes:
-            self._reading = True
-            if self._transport is not None and not self.closing:
-                self._transport.resume_reading()
+    def read_on(self, is_wanted: bool) -> None:
+        """Read the socket, or let what arrives wait in it."""
+        if self._reading == is_wanted:
+            return
+        self._reading = is_wanted
+        if self.meter is not None and not is_wanted:
+            self.meter.paused()
+        if self._transport is None or self.closing:
+            return
+        if is_wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
 
     def close(self, reason: str, *, flush: bool = False) -> None:
         """End the connection; `on_lost` follows with the reason. With `flush` what is queued is written first."""
@@ -227,7 +269,10 @@ class Connection(asyncio.BufferedProtocol):
         self.heard = True
         try:
             if self._frames is not None:
-                for frame in self._frames.advance(nbytes):
+                frames = self._frames.advance(nbytes)
+                if self.meter is not None:
+                    self.meter.received(nbytes, unfinished=self._frames.mid_frame)
+                for frame in frames:
                     self._owner.on_frame(self, frame)
             elif self._handshake is not None:
                 said = self._handshake.advance(nbytes)
@@ -240,11 +285,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The socket takes no more at the moment."""
-        self._empty = anyio.Event()
+        self._empty_no_more()
 
     def resume_writing(self) -> None:
-        """All is written."""
-        self._empty.set()
+        """All that was handed over is written."""
+        if self._next_turn is None:
+            self._write()
 
     def eof_received(self) -> bool:
         """The peer closed; nothing is written to one that has gone."""
@@ -257,20 +303,48 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end, once."""
-        if self.ended.is_set():
+        if self._is_over:
             return
+        self._is_over = True
         self.ended.set()
         if self._reason is None:
             self._reason = f"connection failed: {exc}" if exc is not None else "connection closed"
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        if self._cap is not None:
+            self._cap.forget(self._write)
         self._empty.set()
         self.settled.set()
         self._owner.on_lost(self, self._reason)
 
-    def unread(self, num_bytes: int) -> partial[None]:
-        """Count received bytes until the returned callback is called; stop reading while they are too many."""
-        self._unread_bytes += num_bytes
-        if self._reading and self._unread_bytes > self._limits.max_unread_bytes:
-            self._reading = False
-            if self._transport is not None:
-                self._transport.pause_reading()
-        return partial(self.taken, num_bytes)
+    # Writing.
+
+    def _write(self) -> None:
+        """Hand batches to the stream until the socket is full, or for one turn of the event loop."""
+        self._next_turn = None
+        stream = self._transport
+        if stream is None or self.closing:
+            return
+        is_held = False
+        for _ in range(_BATCHES_PER_TURN):
+            if not self._queue or stream.get_write_buffer_size():
+                break
+            is_held = self._cap is not None and self._queue.has_bulk and not self._cap.allows(self._write)
+            batch = self._queue.take(with_bulk=not is_held)
+            if not batch:
+                break
+            self.spoke = True
+            if self._cap is not None:
+                self._cap.spend(sum(map(len, batch)))
+            stream.writelines(batch)
+        if not self.queued_bytes:
+            self._empty.set()
+            return
+        self._empty_no_more()
+        # If the socket is full, `resume_writing` follows; if the cap is reached, it calls this again.
+        if self._next_turn is None and not is_held and not stream.get_write_buffer_size():
+            self._next_turn = asyncio.get_running_loop().call_soon(self._write)
+
+    def _empty_no_more(self) -> None:
+        if self._empty.is_set():
+            self._empty = anyio.Event()

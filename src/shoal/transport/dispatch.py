@@ -12,6 +12,7 @@ from typing import Protocol
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.log import FloodGate
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received
 
 logger = logging.getLogger(__name__)
@@ -46,19 +47,21 @@ async def dispatch(
         handlers: asked in this order.
         on_up: told of each new connection.
     """
+    gate, metrics = FloodGate(logger), endpoint.metrics
     async for event in endpoint.events():
         match event:
             case Received():
                 try:
                     taken = any(handler.receive(event) for handler in handlers)
                 except RemoteProtocolError as error:
-                    logger.warning("protocol.violated", extra={"peer": event.peer, "error": str(error)})
+                    metrics.counter("protocol.violated", kind=type(event.message).__name__).add()
+                    gate.warning("protocol.violated", event.peer, peer=event.peer, error=str(error))
                     endpoint.disconnect(event.peer, str(error))
                     continue
                 if not taken:
-                    logger.warning(
-                        "protocol.unexpected", extra={"peer": event.peer, "kind": type(event.message).__name__}
-                    )
+                    kind = type(event.message).__name__
+                    metrics.counter("protocol.unexpected", kind=kind).add()
+                    gate.warning("protocol.unexpected", event.peer, peer=event.peer, kind=kind)
             case PeerLost(peer, reason):
                 logger.info("peer.lost", extra={"peer": peer, "reason": reason})
                 for handler in handlers:

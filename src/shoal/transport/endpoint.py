@@ -14,6 +14,7 @@ from shoal.transport.peers import StreamEndpoint
 from shoal.transport.tcp import TcpCarrier
 from shoal.transport.tls import tls_contexts
 from shoal.transport.unix import UnixCarrier
+from shoal.transport.upload_cap import UploadCap
 
 
 def open_endpoint(
@@ -25,6 +26,7 @@ def open_endpoint(
     swarm_key: bytes | None = None,
     tcp: tuple[str, int] | None = None,
     announce: Sequence[str] = (),
+    max_upload_mbit: float | None = None,
     limits: TransportLimits = DEFAULT_LIMITS,
 ) -> StreamEndpoint:
     """Return an endpoint to be entered as an asynchronous context.
@@ -42,6 +44,7 @@ def open_endpoint(
             dials other hosts and is not dialled by them.
         announce: hosts, or `host:port`, under which other hosts reach this one; empty for the addresses of the
             interfaces.
+        max_upload_mbit: what may be sent to other hosts, in millions of bits per second; None for no limit.
         limits: of frames, queues and times.
 
     Raises:
@@ -50,7 +53,8 @@ def open_endpoint(
     carriers: list[Carrier] = [UnixCarrier(unix_path, socket_buffer_bytes=limits.socket_buffer_bytes)]
     if swarm_key is not None:
         contexts = tls_contexts(identity, swarm_key)
-        carriers.append(TcpCarrier(contexts, listen_on=tcp, announce=announce))
+        cap = None if max_upload_mbit is None else UploadCap(max_upload_mbit)
+        carriers.append(TcpCarrier(contexts, listen_on=tcp, announce=announce, cap=cap))
     elif tcp is not None:
         raise ConfigError("listening for other hosts needs the swarm's key; make one with `shoal key new`")
     return StreamEndpoint(identity.peer_id, run_id, role, carriers, limits)

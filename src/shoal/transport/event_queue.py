@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-import anyio
 import anyio.lowlevel
 
 from shoal.errors import LocalProtocolError
@@ -21,27 +21,46 @@ class EventQueue(AsyncIterator[TransportEvent]):
 
     def __init__(self) -> None:
         self._items: deque[tuple[TransportEvent, Callable[[], None] | None]] = deque()
-        self._wake: anyio.Event | None = None
+        self._wake: asyncio.Future[None] | None = None
         self._turn = 0
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, event: TransportEvent, taken: Callable[[], None] | None = None) -> None:
-        """Append an event; `taken` is called when the consumer takes it."""
+    def put(
+        self,
+        event: TransportEvent,
+        taken: Callable[[], None] | None = None,
+        overtakes: Callable[[TransportEvent], bool] | None = None,
+    ) -> None:
+        """Append an event.
+
+        Args:
+            event: what happened.
+            taken: called when the consumer takes it.
+            overtakes: whether it goes before such an event; asked of the last one, and on until it says no.
+        """
         if self._closed:
             return
-        self._items.append((event, taken))
-        if self._wake is not None:
-            self._wake.set()
+        if overtakes is None:
+            self._items.append((event, taken))
+        else:
+            place = len(self._items)
+            while place and overtakes(self._items[place - 1][0]):
+                place -= 1
+            self._items.insert(place, (event, taken))
+        self._wake_up()
 
     def close(self) -> None:
         """Drop what is queued and end the iteration."""
         self._closed = True
         self._items.clear()
-        if self._wake is not None:
-            self._wake.set()
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def __aiter__(self) -> EventQueue:
         return self
@@ -57,9 +76,9 @@ class EventQueue(AsyncIterator[TransportEvent]):
             if self._closed:
                 raise StopAsyncIteration
             self._turn = 0
-            self._wake = anyio.Event()
+            self._wake = asyncio.get_running_loop().create_future()
             try:
-                await self._wake.wait()
+                await self._wake
             finally:
                 self._wake = None
         event, taken = self._items.popleft()

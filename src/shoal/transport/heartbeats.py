@@ -1,4 +1,7 @@
-"""Heartbeats of one endpoint: one timer for all connections, on the event loop that also reads them."""
+"""Heartbeats of one endpoint: one timer for all connections, on the event loop that also reads them.
+
+Now and then a heartbeat asks for an answer, also on a connection that is not idle: that measures the round trip.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from shoal.transport.limits import TransportLimits
 from shoal.wire.frame import encode_frame
 from shoal.wire.messages.control import Heartbeat
 
-# A frame's buffers may be shared by all connections: nobody writes to them.
-_HEARTBEAT = bytes(encode_frame(Heartbeat())[0])
+# All connections share it: nobody writes to the head of a frame without payload.
+_HEARTBEAT = encode_frame(Heartbeat())
 
 
 async def beat(
@@ -37,9 +40,27 @@ async def beat(
             activity[connection] = Activity(connection.heard, connection.spoke, connection.reading)
             connection.heard = connection.spoke = False
         pulse = liveness.tick(clock.now_s(), activity)
-        for connection in pulse.idle:
-            connection.send([_HEARTBEAT])
-            # A heartbeat is not activity: the next tick sends the next one.
-            connection.spoke = False
         for connection, silent_s in pulse.dead:
             on_silent(connection, silent_s)
+            del activity[connection]
+        for connection in activity:
+            # A ping behind what is queued here would measure the queue.
+            ping = connection.meter.ping() if connection.meter is not None and not connection.queued_bytes else 0
+            if ping or connection in pulse.idle:
+                connection.send(encode_frame(Heartbeat(ping=ping)) if ping else _HEARTBEAT)
+                # A heartbeat is not activity: the next tick sends the next one.
+                connection.spoke = False
+
+
+def on_heartbeat(connection: Connection, heartbeat: Heartbeat, max_queued_bytes: int) -> None:
+    """Answer a heartbeat that asks for it, and time one that answers.
+
+    Args:
+        connection: that it came over.
+        heartbeat: what came.
+        max_queued_bytes: with more queued nothing is answered: the peer may ask without ever reading.
+    """
+    if heartbeat.ping and connection.queued_bytes <= max_queued_bytes:
+        connection.send(encode_frame(Heartbeat(pong=heartbeat.ping)))
+    if heartbeat.pong and connection.meter is not None:
+        connection.meter.pong(heartbeat.pong)

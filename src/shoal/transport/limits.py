@@ -15,9 +15,15 @@ class TransportLimits:
 
     Attributes:
         wire: of each frame.
+        piece_bytes: of a large tensor that are handed to a connection's stream at a time; a control frame waits for no
+            more than that, and what the socket holds.
+        control_batch_bytes: of control frames that go before the next piece.
         high_water_bytes: with more queued for a peer, `drained` waits.
         max_queued_bytes: with more queued, the peer is lost as "overloaded"; one frame alone is always taken.
         max_unread_bytes: with more received than the consumer has taken, the connection is not read from.
+        max_unread_total_bytes: with more of all connections together, those that it comes from are not read from.
+        max_pooled_bytes: memory of received tensors that is kept for the next ones while none of them uses it.
+        pool_trim_s: seconds after which memory that was not needed meanwhile is given back.
         max_connections: connections at a time, with and without a known peer; further ones are closed at once.
         max_handshaking: connections of strangers (in their handshake) at a time over TCP, and as many from this host;
             further ones are closed at once.
@@ -32,9 +38,14 @@ class TransportLimits:
     """
 
     wire: WireLimits = field(default_factory=WireLimits)
+    piece_bytes: int = MIB // 4
+    control_batch_bytes: int = MIB // 4
     high_water_bytes: int = 8 * MIB
     max_queued_bytes: int = 1024 * MIB
     max_unread_bytes: int = 256 * MIB
+    max_unread_total_bytes: int = 1024 * MIB
+    max_pooled_bytes: int = 256 * MIB
+    pool_trim_s: float = 10.0
     max_connections: int = 1024
     max_handshaking: int = 64
     max_handshaking_per_host: int = 16

@@ -1,11 +1,13 @@
 """A network within one process: the same rules as real connections, the same order in every run, faults on command.
 
 Frames are encoded and decoded as on a socket (unless switched off), so what does not fit the schema fails here too.
+With a seed, control messages now and then overtake tensors that wait in the receiver's queue, as they do on a socket.
 """
 
 from __future__ import annotations
 
-import logging
+import os
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
@@ -13,15 +15,17 @@ import anyio.lowlevel
 
 from shoal.errors import ConfigError, RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
+from shoal.telemetry import Registry
+from shoal.transport.base import Endpoint, PeerUp, Received, TransportEvent
 from shoal.transport.event_queue import EventQueue
-from shoal.wire.frame import Frame, FrameDecoder, encode_frame
+from shoal.transport.link_meter import LinkEstimate
+from shoal.transport.losses import Loss, Losses
+from shoal.wire.frame import Frame, encode_frame, is_bulk
+from shoal.wire.frame_decoder import FrameDecoder
 from shoal.wire.limits import WireLimits
 from shoal.wire.messages import Hop, Message, Traffic
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.tensors import WireTensor
-
-logger = logging.getLogger(__name__)
 
 DeliverHook = Callable[[PeerId, PeerId, Message], None]
 """Called with sender, receiver and message before each delivery; may cut, kill or heal."""
@@ -30,19 +34,27 @@ DeliverHook = Callable[[PeerId, PeerId, Message], None]
 class MemoryNetwork:
     """Endpoints that reach each other, and the faults between them.
 
-    Delivery happens within `post`: events lie in the receiver's queue in the order in which all messages were posted.
+    Delivery happens within `post`: events lie in the receiver's queue in the order in which all messages were posted,
+    but for what overtakes.
+
+    Attributes:
+        before_delivery: Called before each delivery.
+        is_one_host: Which peers are given each other's process, as over a Unix socket; none, unless it is replaced.
     """
 
-    def __init__(self, *, encode: bool = True, limits: WireLimits | None = None) -> None:
+    def __init__(self, *, encode: bool = True, limits: WireLimits | None = None, seed: int | None = None) -> None:
         """Make an empty network.
 
         Args:
             encode: pass every message through its encoded form; otherwise only tensors are copied.
             limits: of the frames, when they are encoded.
+            seed: of the choice of the control messages that overtake tensors; None for none.
         """
         self.encode = encode
+        self.overtaking = None if seed is None else random.Random(seed)
         self.limits = limits or WireLimits()
         self.before_delivery: DeliverHook | None = None
+        self.is_one_host: Callable[[PeerId, PeerId], bool] = lambda _here, _there: False
         self._endpoints: dict[PeerId, MemoryEndpoint] = {}
         self._cut: set[frozenset[PeerId]] = set()
 
@@ -104,10 +116,10 @@ class MemoryEndpoint(Endpoint):
         self._events = EventQueue()
         self._known: dict[PeerId, tuple[str, ...]] = {}
         self._linked: dict[PeerId, MemoryEndpoint] = {}
-        self._losing: Counter[PeerId] = Counter()  # PeerLost events that the consumer has not taken yet
         self._sent: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
         self._received: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
-        self._counters: Counter[str] = Counter()
+        self._metrics = Registry()
+        self._losses = Losses(self._events, self._metrics)
 
     @property
     def peer_id(self) -> PeerId:
@@ -135,14 +147,22 @@ class MemoryEndpoint(Endpoint):
         return self._received
 
     @property
-    def counters(self) -> Mapping[str, int]:
-        """`transport.dialled`, `transport.dropped`."""
-        return self._counters
+    def metrics(self) -> Registry:
+        """`transport.dialled`, `.lost` by cause, `.dropped`."""
+        return self._metrics
 
     @property
     def peers(self) -> frozenset[PeerId]:
         """Who is connected."""
         return frozenset(self._linked)
+
+    def links(self) -> Mapping[PeerId, LinkEstimate]:
+        """See `Endpoint.links`; of memory nothing is measured."""
+        return {peer: LinkEstimate() for peer in self._linked}
+
+    def process_of(self, peer: PeerId) -> int | None:
+        """See `Endpoint.process_of`; this process, if the network says that the two are on one host."""
+        return os.getpid() if peer in self._linked and self._network.is_one_host(self._peer_id, peer) else None
 
     def introduce(self, hop: Hop) -> None:
         """See `Endpoint.introduce`."""
@@ -160,23 +180,31 @@ class MemoryEndpoint(Endpoint):
         if peer == self._peer_id:
             self._events.put(Received(peer, frame.message, frame.tensors))
             return
-        if peer not in self._linked and (self._losing[peer] or not self._dial(peer)):
-            self._counters["transport.dropped"] += 1
+        if peer not in self._linked and (self._losses.pending(peer) or not self._dial(peer)):
+            self._metrics.counter("transport.dropped").add()
             return
         if self._network.before_delivery is not None:
             self._network.before_delivery(self._peer_id, peer, message)
         target = self._linked.get(peer)
         if target is None:
-            self._counters["transport.dropped"] += 1
+            self._metrics.counter("transport.dropped").add()
             return
         self._sent[traffic] += frame.num_bytes
         target.deliver(self._peer_id, frame)
 
     def deliver(self, sender: PeerId, frame: Frame) -> None:
-        """Queue a frame of a connected peer."""
+        """Queue a frame of a connected peer; a control frame perhaps before tensors of that peer."""
         self._received[frame.traffic] += frame.num_bytes
-        if not isinstance(frame.message, Heartbeat):
-            self._events.put(Received(sender, frame.message, frame.tensors))
+        if isinstance(frame.message, Heartbeat):
+            return
+        chance = self._network.overtaking
+        may_overtake = chance is not None and not is_bulk(frame.traffic, len(frame.tensors)) and chance.random() < 0.5
+
+        def overtakes(event: TransportEvent) -> bool:
+            return isinstance(event, Received) and (event.peer != sender or bool(event.tensors))
+
+        received = Received(sender, frame.message, frame.tensors)
+        self._events.put(received, overtakes=overtakes if may_overtake else None)
 
     async def drained(self, peer: PeerId) -> None:
         """Return after other tasks had their turn: nothing is ever queued for a peer here."""
@@ -209,32 +237,26 @@ class MemoryEndpoint(Endpoint):
     def lose(self, peer: PeerId, reason: str) -> None:
         """Report a connected peer as lost."""
         if self._linked.pop(peer, None) is not None:
-            self._report_lost(peer, reason)
+            self._losses.report(peer, reason, Loss.CLOSED)
 
     def link(self, other: MemoryEndpoint) -> None:
         """Take note that a connection with `other` stands."""
         self._linked[other.peer_id] = other
+        self._known.setdefault(other.peer_id, other.addresses)  # a hello carries them
         self._events.put(PeerUp(other.peer_id))
 
     def _dial(self, peer: PeerId) -> bool:
         addresses = self._known.get(peer, ())
-        self._counters["transport.dialled"] += 1
+        self._metrics.counter("transport.dialled").add()
         for address in addresses:
             target = self._network.find(self._peer_id, address)
             if target is not None and target.peer_id == peer:
                 self.link(target)
                 target.link(self)
                 return True
-        self._report_lost(peer, f"no answer at {', '.join(addresses)}" if addresses else "no known address")
+        reason = f"no answer at {', '.join(addresses)}" if addresses else "no known address"
+        self._losses.report(peer, reason, Loss.UNREACHABLE)
         return False
-
-    def _report_lost(self, peer: PeerId, reason: str) -> None:
-        def taken() -> None:
-            self._losing[peer] -= 1
-
-        logger.info("transport.lost", extra={"peer": peer, "reason": reason})
-        self._losing[peer] += 1
-        self._events.put(PeerLost(peer, reason), taken)
 
     def _frame(self, message: Message, tensors: Sequence[WireTensor], traffic: Traffic) -> Frame:
         """Return what the receiver gets: never the sender's own tensor memory."""
@@ -242,7 +264,7 @@ class MemoryEndpoint(Endpoint):
             return Frame(message, tuple(t.copy() for t in tensors), traffic, 0)
         decoder = FrameDecoder(self._network.limits)
         frames: list[Frame] = []
-        for buffer in encode_frame(message, tensors, traffic, self._network.limits):
+        for buffer in encode_frame(message, tensors, traffic, self._network.limits).in_one_piece():
             rest = memoryview(buffer)
             while rest:
                 space = decoder.get_buffer()

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from shoal.ids import PeerId
 from shoal.transport.connection import Connection
-from shoal.wire.messages import Traffic
-
-Buffers = list[bytearray | memoryview]
+from shoal.transport.link_meter import LinkMeter
+from shoal.wire.frame import EncodedFrame
+from shoal.wire.handshake import Hello
 
 
 @dataclass(slots=True)
@@ -17,28 +18,43 @@ class PeerState:
     """Its connection, or the attempt to make one.
 
     Attributes:
+        meter: what the link with it is like, over all connections.
         addresses: where it can be dialled.
         connection: the one in use.
         dial: the attempt that is under way, if `dialling`.
-        losing: `PeerLost` events that the consumer has not taken yet.
         previous: number of the last connection that ended.
         instance: random number of the peer's process.
         waiting, waiting_bytes: frames for the connection to come.
         decided: set when the dialling ended, with a connection or without.
     """
 
+    meter: LinkMeter
     addresses: tuple[str, ...] = ()
     connection: Connection | None = None
     dial: Connection | None = None
     dialling: bool = False
-    losing: int = 0
     previous: int = 0
     instance: int = 0
-    waiting: list[tuple[Buffers, int, Traffic]] = field(default_factory=list[tuple[Buffers, int, Traffic]])
+    waiting: list[EncodedFrame] = field(default_factory=list[EncodedFrame])
     waiting_bytes: int = 0
     decided: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def process(self) -> int | None:
+        """The process at the other end of a Unix socket."""
+        return None if self.connection is None else self.connection.process
 
     @property
     def queued_bytes(self) -> int:
         """Bytes for this peer that no socket has taken yet."""
         return self.waiting_bytes + (self.connection.queued_bytes if self.connection is not None else 0)
+
+    def duplicate(self, theirs: Hello, own_peer: PeerId) -> str | None:
+        """Return why a connection that the peer dialled is one too many, or None if it is to be used."""
+        if self.connection is not None:
+            seen_end = theirs.instance != self.instance or theirs.previous == self.connection.number
+            return None if seen_end else "connected already"
+        own_hello_is_out = self.dial is not None and self.dial.opened and not self.dial.closing
+        if own_hello_is_out and own_peer < theirs.peer:
+            return "dialled by the refusing side at the same time"
+        return None

@@ -4,7 +4,7 @@ State of a peer, by its `PeerState` record:
 
     idle ----------- post ----------> dialling ---- hello and answer ----> up
     idle, dialling -- its hello ----> up
-    dialling, up -- failure, close --> losing -- consumer takes PeerLost --> idle
+    dialling, up -- failure, close --> lost (`Losses`) -- consumer takes PeerLost --> idle
 
 Two peers that dial each other at the same time keep the connection that the smaller peer id dialled: it refuses the
 other one as a duplicate, and the other side, told so (or seeing the smaller one's hello), waits for that one instead.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -22,17 +22,23 @@ from typing import Self
 import anyio
 
 from shoal.clock import Clock, SystemClock
-from shoal.errors import ConfigError, HandshakeError
+from shoal.errors import ConfigError, HandshakeError, Offence
 from shoal.ids import PeerId, RunId
+from shoal.telemetry import Registry
 from shoal.transport.admission import Admission
-from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
+from shoal.transport.base import Endpoint, PeerUp, Received, TransportEvent
+from shoal.transport.buffer_pool import keep_trimmed
 from shoal.transport.carrier import Carrier
 from shoal.transport.connection import Connection, ConnectionOwner
 from shoal.transport.event_queue import EventQueue
-from shoal.transport.heartbeats import beat
+from shoal.transport.heartbeats import beat, on_heartbeat
+from shoal.transport.inbound import Inbound
 from shoal.transport.limits import TransportLimits
-from shoal.transport.peer_state import Buffers, PeerState
-from shoal.wire.frame import Frame, encode_frame
+from shoal.transport.link_meter import LinkEstimate, LinkMeter
+from shoal.transport.losses import Loss, Losses
+from shoal.transport.peer_state import PeerState
+from shoal.transport.refusals import Refusals
+from shoal.wire.frame import EncodedFrame, Frame, encode_frame
 from shoal.wire.handshake import Hello, Refusal, check_hello
 from shoal.wire.messages import Hop, Message, Traffic
 from shoal.wire.messages.control import Heartbeat
@@ -65,7 +71,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             role: what this process does, for the peers' logs.
             carriers: one for each kind of address; where a peer has several, they are tried in this order.
             limits: of frames, queues and times.
-            clock: times the heartbeats.
+            clock: times the heartbeats and the links.
         """
         self._tasks = anyio.create_task_group()
         self._hop = Hop(peer_id, ())
@@ -76,12 +82,15 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._clock: Clock = clock or SystemClock()
         self._instance = secrets.randbits(63)
         self._events = EventQueue()
-        self._peers: dict[PeerId, PeerState] = {}
+        self._peers = defaultdict[PeerId, PeerState](lambda: PeerState(LinkMeter(self._clock)))
         self._admission = Admission(limits)
+        self._inbound = Inbound(self._events, limits)
+        self.allocate = self._inbound.pool.allocate
         self._closed = False
         self._sent: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
-        self._received: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
-        self._counters: Counter[str] = Counter()
+        self._metrics = Registry()
+        self._losses = Losses(self._events, self._metrics)
+        self._refusals = Refusals(self._metrics)
 
     async def __aenter__(self) -> Self:
         addresses: list[str] = []
@@ -94,6 +103,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._hop = Hop(self._hop.peer, tuple(addresses))
         await self._tasks.__aenter__()
         self._tasks.start_soon(beat, self._standing, self._on_silent, self._limits, self._clock)
+        self._tasks.start_soon(keep_trimmed, self._inbound.pool, self._limits.pool_trim_s, self._clock)
         return self
 
     async def __aexit__(
@@ -130,16 +140,24 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
     @property
     def received_bytes(self) -> Mapping[Traffic, int]:
         """See `Endpoint.received_bytes`."""
-        return self._received
+        return self._inbound.num_bytes
 
     @property
-    def counters(self) -> Mapping[str, int]:
-        """`transport.dialled`, `.accepted`, `.refused`, `.lost`, `.silent`, `.dropped`."""
-        return self._counters
+    def metrics(self) -> Registry:
+        """`transport.dialled`, `.accepted`, `.reconnected`, `.refused` by offence, `.lost` by cause, `.dropped`."""
+        return self._metrics
+
+    def links(self) -> Mapping[PeerId, LinkEstimate]:
+        """See `Endpoint.links`."""
+        return {peer: state.meter.estimate for peer, state in self._peers.items()}
+
+    def process_of(self, peer: PeerId) -> int | None:
+        """See `Endpoint.process_of`."""
+        return self._peers[peer].process if peer in self._peers else None
 
     def introduce(self, hop: Hop) -> None:
         """See `Endpoint.introduce`."""
-        self._peer(hop.peer).addresses = hop.addresses
+        self._peers[hop.peer].addresses = hop.addresses
 
     def post(
         self,
@@ -149,23 +167,22 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         traffic: Traffic = Traffic.CONTROL,
     ) -> None:
         """See `Endpoint.post`."""
-        buffers = encode_frame(message, tensors, traffic, self._limits.wire)
+        frame = encode_frame(message, tensors, traffic, self._limits.wire)
         if peer == self._hop.peer:
             self._events.put(Received(peer, message, tuple(tensor.copy() for tensor in tensors)))
             return
-        state = self._peer(peer)
-        if self._closed or state.losing:
-            self._counters["transport.dropped"] += 1
+        state = self._peers[peer]
+        if self._closed or self._losses.pending(peer):
+            self._metrics.counter("transport.dropped").add()
             return
-        num_bytes = sum(len(buffer) for buffer in buffers)
         queued_bytes = state.queued_bytes
-        if queued_bytes and queued_bytes + num_bytes > self._limits.max_queued_bytes:
-            self._lose(peer, state, "overloaded")
+        if queued_bytes and queued_bytes + frame.num_bytes > self._limits.max_queued_bytes:
+            self._lose(peer, state, "overloaded", Loss.OVERLOADED)
         elif state.connection is not None:
-            self._send(state.connection, buffers, num_bytes, traffic)
+            self._send(state.connection, frame)
         else:
-            state.waiting.append((buffers, num_bytes, traffic))
-            state.waiting_bytes += num_bytes
+            state.waiting.append(frame)
+            state.waiting_bytes += frame.num_bytes
             if not state.dialling:
                 state.dialling, state.decided = True, anyio.Event()
                 self._tasks.start_soon(self._dial, peer, state)
@@ -179,18 +196,16 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
     async def flushed(self, peer: PeerId) -> None:
         """See `Endpoint.flushed`."""
         state = self._peers.get(peer)
-        if state is None:
-            return
-        if state.dialling:
+        if state is not None and state.dialling:
             await state.decided.wait()
-        if state.connection is not None:
+        if state is not None and state.connection is not None:
             await state.connection.flushed()
 
     def disconnect(self, peer: PeerId, reason: str) -> None:
         """See `Endpoint.disconnect`."""
         state = self._peers.get(peer)
         if state is not None and (state.connection is not None or state.dialling):
-            self._lose(peer, state, reason)
+            self._lose(peer, state, reason, Loss.DISCONNECTED)
 
     def events(self) -> AsyncIterator[TransportEvent]:
         """See `Endpoint.events`."""
@@ -234,7 +249,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             if connection.proven is not None and connection.dialled is None:
                 self._admission.proven(connection.proven)
             elif connection.proven is not None and connection.proven != connection.dialled:
-                raise HandshakeError(f"dialled {connection.dialled} and got {connection.proven}: another key is there")
+                raise HandshakeError(
+                    f"dialled {connection.dialled} and got {connection.proven}: another key is there", Offence.IDENTITY
+                )
         except HandshakeError as error:
             connection.violated(error)
             return
@@ -249,10 +266,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             return
         check_hello(said, run_id=self._run_id, own_peer=self._hop.peer, expected=connection.dialled)
         if connection.proven is not None and connection.proven != said.peer:
-            raise HandshakeError(f"the certificate is for {connection.proven}, the hello is of {said.peer}")
-        state = self._peer(said.peer)
+            raise HandshakeError(
+                f"the certificate is for {connection.proven}, the hello is of {said.peer}", Offence.IDENTITY
+            )
+        state = self._peers[said.peer]
         if connection.dialled is None:
-            duplicate = self._duplicate(state, said)
+            duplicate = state.duplicate(said, self._hop.peer)
             if duplicate is not None:
                 connection.say(Refusal(duplicate, duplicate=True))
                 connection.close(duplicate, flush=True)
@@ -260,24 +279,21 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             connection.say(self._hello(said.peer, said.connection))
             state.addresses = state.addresses or said.addresses
         elif said.connection != connection.number:
-            raise HandshakeError(f"{said.peer} answers another hello than ours")
+            raise HandshakeError(f"{said.peer} answers another hello than ours", Offence.GARBAGE)
         if state.connection is not None:
-            self._lose(said.peer, state, "the peer connected anew")
+            self._lose(said.peer, state, "the peer connected anew", Loss.REPLACED)
         self._up(connection, state, said)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See `ConnectionOwner.on_frame`."""
-        if connection.peer is not None and not isinstance(frame.message, Heartbeat):
-            self._received[frame.traffic] += frame.num_bytes
-            received = Received(connection.peer, frame.message, frame.tensors)
-            self._events.put(received, connection.unread(frame.num_bytes))
+        if isinstance(frame.message, Heartbeat):
+            on_heartbeat(connection, frame.message, self._limits.high_water_bytes)
+        elif connection.peer is not None:
+            self._inbound.take(connection, connection.peer, frame)
 
     def on_violation(self, connection: Connection, error: Exception) -> None:
         """See `ConnectionOwner.on_violation`."""
-        peer = connection.peer or connection.dialled
-        self._counters["transport.refused"] += 1
-        extra = {"peer": peer, "source": connection.source, "reason": str(error)}
-        logger.warning("transport.refused", extra=extra)
+        self._refusals.note(connection, error)
 
     def on_lost(self, connection: Connection, reason: str) -> None:
         """See `ConnectionOwner.on_lost`."""
@@ -285,68 +301,50 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         peer = connection.peer or connection.dialled
         if peer is None:
             return
-        state = self._peer(peer)
+        state = self._peers[peer]
         if connection.dialled is not None or state.connection is connection:
             state.previous = connection.number
         if state.connection is connection:
-            self._lose(peer, state, reason)
+            self._lose(peer, state, reason, Loss.CLOSED)
 
     # One peer.
 
-    def _peer(self, peer: PeerId) -> PeerState:
-        return self._peers.setdefault(peer, PeerState())
-
     def _hello(self, peer: PeerId, number: int) -> Hello:
-        previous = self._peer(peer).previous
+        previous = self._peers[peer].previous
         return Hello(self._run_id, self._hop.peer, self._role, self._hop.addresses, self._instance, number, previous)
-
-    def _duplicate(self, state: PeerState, theirs: Hello) -> str | None:
-        """Return why a dialled connection of a peer is one too many, or None if it is to be used."""
-        if state.connection is not None:
-            seen_end = theirs.instance != state.instance or theirs.previous == state.connection.number
-            return None if seen_end else "connected already"
-        own_hello_is_out = state.dial is not None and state.dial.opened and not state.dial.closing
-        if own_hello_is_out and self._hop.peer < theirs.peer:
-            return "dialled by the refusing side at the same time"
-        return None
 
     def _up(self, connection: Connection, state: PeerState, theirs: Hello) -> None:
         """Use this connection from now on."""
-        connection.accept(theirs.peer, theirs.connection)
+        connection.accept(theirs.peer, theirs.connection, state.meter)
         self._admission.introduced(connection)
+        if state.instance:
+            self._metrics.counter("transport.reconnected").add()
         state.connection, state.instance = connection, theirs.instance
         if state.dial is not None and state.dial is not connection:
             state.dial.close("the peer's own connection is used")
-        self._counters["transport.accepted" if connection.dialled is None else "transport.dialled"] += 1
+        self._metrics.counter("transport.accepted" if connection.dialled is None else "transport.dialled").add()
         logger.info("transport.up", extra={"peer": theirs.peer, "peer_role": theirs.role})
         self._events.put(PeerUp(theirs.peer))
         waiting, state.waiting, state.waiting_bytes = state.waiting, [], 0
-        for buffers, num_bytes, traffic in waiting:
-            self._send(connection, buffers, num_bytes, traffic)
+        for frame in waiting:
+            self._send(connection, frame)
         self._end_dialling(state)
 
-    def _send(self, connection: Connection, buffers: Buffers, num_bytes: int, traffic: Traffic) -> None:
-        self._sent[traffic] += num_bytes
-        connection.send(buffers)
+    def _send(self, connection: Connection, frame: EncodedFrame) -> None:
+        self._sent[frame.traffic] += frame.num_bytes
+        connection.send(frame)
 
-    def _lose(self, peer: PeerId, state: PeerState, reason: str) -> None:
+    def _lose(self, peer: PeerId, state: PeerState, reason: str, cause: Loss) -> None:
         """Report the end of the connection or of the attempt to make one."""
-
-        def taken() -> None:
-            state.losing -= 1
-
         connection, state.connection = state.connection, None
         state.waiting, state.waiting_bytes = [], 0
-        state.losing += 1
         for end in (connection, state.dial):
             if end is not None:
                 state.previous = end.number
                 end.close(reason)
         self._end_dialling(state)
         if not self._closed:
-            self._counters["transport.lost"] += 1
-            logger.info("transport.lost", extra={"peer": peer, "reason": reason})
-        self._events.put(PeerLost(peer, reason), taken)
+            self._losses.report(peer, reason, cause)
 
     def _end_dialling(self, state: PeerState) -> None:
         state.dialling, state.dial = False, None
@@ -367,8 +365,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _on_silent(self, connection: Connection, silent_s: float) -> None:
         if connection.peer is not None and not connection.closing:
-            self._counters["transport.silent"] += 1
-            self._lose(connection.peer, self._peer(connection.peer), f"silent for {silent_s:.1f} s")
+            self._lose(connection.peer, self._peers[connection.peer], f"silent for {silent_s:.1f} s", Loss.SILENT)
 
     # Tasks.
 
@@ -394,4 +391,4 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                 return
             reasons.append(f"{address}: {connection.reason}")
         reasons += [f"{a}: cannot be dialled from here" for a in state.addresses if a not in {k for _, k in known}]
-        self._lose(peer, state, "; ".join(reasons) or "no known address")
+        self._lose(peer, state, "; ".join(reasons) or "no known address", Loss.UNREACHABLE)

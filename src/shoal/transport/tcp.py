@@ -13,12 +13,14 @@ from shoal.errors import ConfigError
 from shoal.transport.connection import Connection
 from shoal.transport.tls import TlsContexts
 from shoal.transport.tls_stream import TlsStream
+from shoal.transport.upload_cap import UploadCap
 
 _SCHEME: Final = "tcp:"
 _BACKLOG: Final = 128
 _KEEPALIVE_IDLE_S: Final = 1
 _KEEPALIVE_INTERVAL_S: Final = 1
 _KEEPALIVE_PROBES: Final = 3
+_UNSENT_BYTES: Final = 128 * 1024
 _WILDCARDS: Final = ("0.0.0.0", "::")
 # From <linux/sockios.h>: the IPv4 address of a network interface.
 _SIOCGIFADDR: Final = 0x8915
@@ -35,6 +37,7 @@ class TcpCarrier:
         *,
         listen_on: tuple[str, int] | None,
         announce: Sequence[str],
+        cap: UploadCap | None = None,
     ) -> None:
         """Remember what to do; nothing is opened yet.
 
@@ -42,10 +45,12 @@ class TcpCarrier:
             contexts: of this peer.
             listen_on: address (0.0.0.0 for all interfaces) and port (0 for any free one); None only dials.
             announce: hosts, or `host:port`, that others reach this one under; empty for the addresses listened on.
+            cap: of what all connections together send.
         """
         self._contexts = contexts
         self._listen_on = listen_on
         self._announce = tuple(announce)
+        self._cap = cap
         self._server: asyncio.Server | None = None
 
     async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
@@ -57,6 +62,7 @@ class TcpCarrier:
         def accept() -> TlsStream:
             connection = make()
             connection.prepare = lambda sock: self._prepare_accepted(connection, sock)
+            self._hold(connection)
             return TlsStream(connection, self._contexts.server, server_side=True)
 
         loop = asyncio.get_running_loop()
@@ -72,6 +78,7 @@ class TcpCarrier:
         """See `Carrier.connect`."""
         host, port = split_host_port(address.removeprefix(_SCHEME))
         connection.prepare = self._prepare
+        self._hold(connection)
         loop = asyncio.get_running_loop()
         await loop.create_connection(
             lambda: TlsStream(connection, self._contexts.client, server_side=False), host, port
@@ -81,6 +88,10 @@ class TcpCarrier:
         """See `Carrier.stop_listening`."""
         if self._server is not None:
             self._server.close()
+
+    def _hold(self, connection: Connection) -> None:
+        if self._cap is not None:
+            connection.capped_by(self._cap)
 
     def _prepare_accepted(self, connection: Connection, sock: socket.socket) -> None:
         self._prepare(sock)
@@ -92,10 +103,13 @@ class TcpCarrier:
 
         No TCP_USER_TIMEOUT: Linux also ends connections by it whose other end is alive and only reads too slowly (its
         window is closed for that long). Heartbeats tell the two apart; keepalive is for what has none, such as a
-        handshake. The sizes of the buffers are left to the kernel, which follows the link's bandwidth and delay.
+        handshake. The sizes of the buffers are left to the kernel, which follows the link's bandwidth and delay; but
+        what it holds beyond what is under way cannot be overtaken any more, so that is bounded.
         """
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         if hasattr(socket, "TCP_KEEPIDLE"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)

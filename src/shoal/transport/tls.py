@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shoal.errors import HandshakeError
+from shoal.errors import HandshakeError, Offence
 from shoal.identity import Identity, peer_id_of
 from shoal.ids import PeerId
 
@@ -76,22 +76,25 @@ def peer_of(certificate: bytes | None) -> PeerId:
         HandshakeError: there is none, or its key is no identity key.
     """
     if certificate is None:
-        raise HandshakeError("TLS: the other side showed no certificate")
+        raise HandshakeError("TLS: the other side showed no certificate", Offence.TLS)
     try:
         key = x509.load_der_x509_certificate(certificate).public_key()
     except ValueError as error:
-        raise HandshakeError(f"TLS: the certificate cannot be read: {error}") from error
+        raise HandshakeError(f"TLS: the certificate cannot be read: {error}", Offence.TLS) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise HandshakeError("TLS: the certificate is not for an Ed25519 key")
+        raise HandshakeError("TLS: the certificate is not for an Ed25519 key", Offence.IDENTITY)
     return peer_id_of(key.public_bytes_raw())
 
 
-def explain(error: ssl.SSLError) -> str:
-    """Return what a failed handshake means to the user."""
+def explained(error: ssl.SSLError) -> HandshakeError:
+    """Return what broken TLS means to the user."""
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if isinstance(error, ssl.SSLCertVerificationError) or reason.endswith(("unknown ca", "decrypt error")):
-        return f"TLS: {reason}: the other side has another swarm key (compare `shoal key fingerprint` on both hosts)"
-    return f"TLS: {reason}"
+        return HandshakeError(
+            f"TLS: {reason}: the other side has another swarm key (compare `shoal key fingerprint` on both hosts)",
+            Offence.SWARM_KEY,
+        )
+    return HandshakeError(f"TLS: {reason}", Offence.TLS)
 
 
 def _authority_key(swarm_key: bytes) -> Ed25519PrivateKey:

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
-from shoal.errors import HandshakeError, InvariantViolation, RemoteProtocolError
+from shoal.errors import HandshakeError, InvariantViolation
 from shoal.transport.connection import Connection, Stream
-from shoal.transport.tls import explain, peer_of
+from shoal.transport.tls import explained, peer_of
 
 _READ_BYTES: Final = 256 * 1024
 _PIECE_BYTES: Final = 256 * 1024
@@ -156,7 +156,7 @@ class TlsStream(asyncio.BufferedProtocol):
             return False
         except ssl.SSLError as error:
             self._flush()  # the alert that tells the other side
-            self._connection.violated(HandshakeError(explain(error)))
+            self._connection.violated(explained(error))
             return False
         self._flush()
         try:
@@ -203,9 +203,9 @@ class TlsStream(asyncio.BufferedProtocol):
             return
         told = "alert" in (error.reason or "").lower()
         if told and self._connection.dialled is not None:
-            self._connection.close(f"refused by the peer: {explain(error)}")
+            self._connection.close(f"refused by the peer: {explained(error)}")
         else:
-            self._connection.violated(RemoteProtocolError(explain(error)))
+            self._connection.violated(explained(error))
 
     def _write(self) -> None:
         """Encrypt and send until the socket is full, or for one turn of the event loop."""

@@ -8,10 +8,11 @@ import socket
 import stat
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from shoal.errors import ConfigError, HandshakeError
+from shoal.errors import ConfigError, HandshakeError, Offence
 from shoal.ids import PeerId, RunId
 from shoal.transport.connection import Connection
 from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
@@ -45,7 +46,7 @@ class UnixCarrier:
 
         def accept() -> Connection:
             connection = make()
-            connection.prepare = self._prepare
+            connection.prepare = partial(self._prepare, connection)
             return connection
 
         loop = asyncio.get_running_loop()
@@ -58,7 +59,7 @@ class UnixCarrier:
         # The address may come from another host, whose paths mean something else here: nothing is said to strangers.
         if os.stat(path).st_uid != os.getuid():
             raise PermissionError(f"{path} belongs to another user")
-        connection.prepare = self._prepare
+        connection.prepare = partial(self._prepare, connection)
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
 
     def stop_listening(self) -> None:
@@ -68,7 +69,7 @@ class UnixCarrier:
             self._server = None
             self._path.unlink(missing_ok=True)
 
-    def _prepare(self, sock: socket.socket) -> None:
+    def _prepare(self, connection: Connection, sock: socket.socket) -> None:
         """Set the socket's buffers, and refuse what belongs to another user.
 
         Raises:
@@ -79,9 +80,11 @@ class UnixCarrier:
         if not hasattr(socket, "SO_PEERCRED"):
             return  # elsewhere than on Linux the socket's mode alone keeps others out
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, uid, _ = _CREDENTIALS.unpack(raw)
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
         if uid != os.getuid():
-            raise HandshakeError(f"user {uid} has no access to the endpoint of user {os.getuid()}")
+            raise HandshakeError(f"user {uid} has no access to the endpoint of user {os.getuid()}", Offence.USER)
+        # 0 is a process of another container, which has no number here.
+        connection.process = pid or None
 
 
 def open_unix_endpoint(

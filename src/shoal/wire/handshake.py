@@ -18,12 +18,13 @@ from typing import Annotated, Final
 
 import msgspec
 
-from shoal.errors import HandshakeError
+from shoal.errors import HandshakeError, Offence
 from shoal.ids import PeerId, RunId
 from shoal.wire.messages.base import Struct
 
-PROTOCOL_VERSION: Final = 1
-"""Goes up when peers of the old and the new version could not work together."""
+PROTOCOL_VERSION: Final = 3
+"""Of connections and of records in the DHT. Goes up, once between two releases, when the form of any message, record,
+hello or frame changes, or the meaning of one: peers of two versions refuse each other, and say who has to upgrade."""
 
 MAGIC: Final = b"SHHI"
 PREFIX: Final = struct.Struct("<4sHBH")
@@ -76,8 +77,16 @@ def encode_handshake(said: Hello | Refusal, version: int = PROTOCOL_VERSION) -> 
     else:
         kind, body = _HELLO, _ENCODER.encode(said)
     if len(body) > MAX_BODY_BYTES:
-        raise HandshakeError(f"a hello of {len(body)} bytes is above the limit of {MAX_BODY_BYTES}: announce less")
+        raise HandshakeError(
+            f"a hello of {len(body)} bytes is above the limit of {MAX_BODY_BYTES}: announce less", Offence.GARBAGE
+        )
     return PREFIX.pack(MAGIC, version, kind, len(body)) + body
+
+
+def version_misfit(theirs: int) -> str:
+    """Return what it means that somebody speaks another version of the protocol, and who has to upgrade."""
+    older = "the other side" if theirs < PROTOCOL_VERSION else "this side"
+    return f"speaks protocol version {theirs}, this side {PROTOCOL_VERSION}: upgrade {older}"
 
 
 class HandshakeDecoder:
@@ -103,12 +112,11 @@ class HandshakeDecoder:
             return None
         magic, version, kind, body_bytes = PREFIX.unpack_from(self._buffer)
         if magic != MAGIC or kind not in (_HELLO, _REFUSAL) or not 0 < body_bytes <= MAX_BODY_BYTES:
-            raise HandshakeError(f"the other side does not speak this protocol: it began with {magic!r}")
-        if version != PROTOCOL_VERSION:
-            older = "the other side" if version < PROTOCOL_VERSION else "this side"
             raise HandshakeError(
-                f"the other side speaks protocol version {version}, this side {PROTOCOL_VERSION}: upgrade {older}"
+                f"the other side does not speak this protocol: it began with {magic!r}", Offence.GARBAGE
             )
+        if version != PROTOCOL_VERSION:
+            raise HandshakeError(f"the other side {version_misfit(version)}", Offence.VERSION)
         self._wanted = PREFIX.size + body_bytes
         if self._stop < self._wanted:
             return None
@@ -116,7 +124,7 @@ class HandshakeDecoder:
         try:
             return decoder.decode(self._buffer[PREFIX.size : self._wanted])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise HandshakeError(f"the other side's hello does not fit the schema: {error}") from error
+            raise HandshakeError(f"the other side's hello does not fit the schema: {error}", Offence.GARBAGE) from error
 
 
 def check_hello(theirs: Hello, *, run_id: RunId, own_peer: PeerId, expected: PeerId | None = None) -> None:
@@ -132,8 +140,8 @@ def check_hello(theirs: Hello, *, run_id: RunId, own_peer: PeerId, expected: Pee
         HandshakeError: another run, another peer than dialled, or this peer's own id.
     """
     if theirs.run_id != run_id:
-        raise HandshakeError(f"one side belongs to run {run_id!r}, the other to {theirs.run_id!r}")
+        raise HandshakeError(f"one side belongs to run {run_id!r}, the other to {theirs.run_id!r}", Offence.RUN)
     if theirs.peer == own_peer:
-        raise HandshakeError(f"two processes use the peer id {own_peer}: give each its own key file")
+        raise HandshakeError(f"two processes use the peer id {own_peer}: give each its own key file", Offence.IDENTITY)
     if expected is not None and theirs.peer != expected:
-        raise HandshakeError(f"dialled {expected} and got {theirs.peer}: the address is out of date")
+        raise HandshakeError(f"dialled {expected} and got {theirs.peer}: the address is out of date", Offence.IDENTITY)

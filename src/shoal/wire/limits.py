@@ -9,7 +9,7 @@ from typing import Final
 
 from shoal.wire.messages import Message
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
-from shoal.wire.messages.round import Decide, Hold, Join, RingPart, RoundState, StateChunk, StateOffer
+from shoal.wire.messages.round import Decide, Hold, Join, Restore, RingPart, RoundState, StateChunk, StateOffer
 from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
 
 MIB: Final = 1 << 20
@@ -20,7 +20,7 @@ TENSORS_OF: Final[Mapping[type, int]] = MappingProxyType(
 """Tensors that follow a message, by its type; a type that is not listed carries none."""
 
 LONG_MESSAGES: Final[frozenset[type]] = frozenset(
-    {RoundState, Join, Hold, Decide, StateOffer, RecordSamples, ReleaseTrainer, Fenced}
+    {RoundState, Join, Hold, Decide, Restore, StateOffer, RecordSamples, ReleaseTrainer, Fenced}
 )
 """Messages that contain a whole round's logs, records, sample ranges or a state's hashes and may be that long."""
 

@@ -73,6 +73,18 @@ class WireTensor:
         """Size of the payload in bytes."""
         return self.data.nbytes
 
+    def rows(self, start: int, stop: int) -> WireTensor:
+        """Return [start, stop) of the first dimension as a view.
+
+        Raises:
+            LocalProtocolError: there are no such rows.
+        """
+        if not self.shape or not 0 <= start < stop <= self.shape[0]:
+            raise LocalProtocolError(f"a tensor of shape {self.shape} has no rows {start} to {stop}")
+        row_bytes = self.num_bytes // self.shape[0]
+        data = self.data[start * row_bytes : stop * row_bytes]
+        return WireTensor(self.dtype, (stop - start, *self.shape[1:]), data)
+
     def copy(self) -> WireTensor:
         """Return the same tensor in memory of its own."""
         data = empty_bytes(self.num_bytes)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from shoal.config import Config
 from shoal.data.source import DataSet
 from shoal.data.text import text_dataset
-from shoal.testing import Cluster
+from shoal.testing import Cluster, ClusterResult
 
 SEQ_LEN = 16
 
@@ -68,3 +69,17 @@ def make_cluster(tmp_path: Path) -> MakeCluster:
         return Cluster(config, log_dir=log_dir, **options)
 
     return make
+
+
+_undisturbed: dict[tuple[str, int], ClusterResult] = {}
+
+
+async def run_undisturbed(make_cluster: MakeCluster, config: Config, num_train: int = 1000) -> ClusterResult:
+    """What a deterministic run comes to when nothing happens in it: the same for all tests, so it is run once."""
+    assert config.run.deterministic
+    key = config.model_dump_json(), num_train
+    if key not in _undisturbed:
+        async with make_cluster(config, num_train=num_train) as cluster:
+            with anyio.fail_after(60):
+                _undisturbed[key] = await cluster.run()
+    return _undisturbed[key]

@@ -158,6 +158,70 @@ async def test_a_node_whose_p2pd_was_killed_says_so_and_can_be_revived(tmp_path:
         assert [r.peer for r in await second.get(("stage.0",))] == [alice.peer_id]
 
 
+@pytest.mark.anyio
+async def test_a_revived_node_is_found_where_it_was_and_finds_the_others_without_initial_peers(tmp_path: Path) -> None:
+    first_key, second_key, third_key = (Identity.generate() for _ in range(3))
+    async with await _node(tmp_path, first_key) as first:
+        maddrs = await first.visible_maddrs()
+        async with await _node(tmp_path, second_key, maddrs) as second:
+            expiry = CLOCK.unix_s() + 30
+            assert await second.store("stage.0", _sealed(second_key, expiry), expiry)
+            await first.get(("stage.0",))
+            await _lose_daemon(first)
+            # It knows no initial peer, and has forgotten what it stored.
+            await first.revive()
+            assert await first.visible_maddrs() == maddrs
+            assert [r.peer for r in await first.get(("stage.0",))] == [second_key.peer_id]
+            async with await _node(tmp_path, third_key, maddrs) as third:
+                assert [r.peer for r in await third.get(("stage.0",))] == [second_key.peer_id]
+
+
+@pytest.mark.anyio
+async def test_a_node_finds_back_by_its_neighbours_when_the_initial_peer_is_gone(tmp_path: Path) -> None:
+    first_key, second_key, third_key = (Identity.generate() for _ in range(3))
+    async with await _node(tmp_path, first_key) as first:
+        maddrs = await first.visible_maddrs()
+        async with (
+            await _node(tmp_path, second_key, maddrs) as second,
+            await _node(tmp_path, third_key, maddrs) as third,
+        ):
+            expiry = CLOCK.unix_s() + 30
+            assert await second.store("stage.0", _sealed(second_key, expiry), expiry)
+            assert await third.get(("stage.0",))
+            await third.get(("stage.0",))
+            await first.aclose()
+            await _lose_daemon(third)
+            await third.revive()
+            assert [r.peer for r in await third.get(("stage.0",))] == [second_key.peer_id]
+
+
+@pytest.mark.anyio
+async def test_a_node_alone_is_revived_alone_and_elsewhere_if_its_port_is_taken(tmp_path: Path) -> None:
+    async with await _node(tmp_path, Identity.generate()) as node:
+        (maddr,) = await node.visible_maddrs()
+        await _lose_daemon(node)
+        with socket.create_server(("127.0.0.1", int(maddr.split("/")[4]))):
+            await node.revive()
+            assert await node.visible_maddrs() != (maddr,)
+        # And if those whom it knew are gone, it begins anew.
+        async with await _node(tmp_path, Identity.generate(), await node.visible_maddrs()) as other:
+            await other.get(("stage.0",))
+            await node.get(("stage.0",))
+        await _lose_daemon(node)
+        with pytest.raises(BootstrapError):
+            await node.revive()
+        await node.revive()
+        assert node.alive
+
+
+async def _lose_daemon(node: DhtNode) -> None:
+    (pid,) = _daemons(node.peer_id)
+    os.kill(pid, signal.SIGKILL)
+    with anyio.fail_after(5):
+        while node.alive:
+            await CLOCK.sleep_s(0.01)
+
+
 def test_p2pd_ends_by_itself_when_its_owner_is_killed(tmp_path: Path) -> None:
     program = f"""
         import anyio, sys

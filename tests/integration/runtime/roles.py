@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from shoal.runtime.control_pipe import RoleControl
 async def steady(payload: bytes, control: RoleControl) -> None:
     """Serve until told to stop, and say how that was."""
     threads = len(os.listdir("/proc/self/task"))
-    control.ready(payload=payload.decode(), threads=threads, greeting=os.environ.get("GREETING", ""))
+    control.ready(payload=payload.decode(), threads=threads)
     await control.stopping.wait()
     control.event("left", role_pid=os.getpid())
 
@@ -34,10 +35,23 @@ async def echo(_payload: bytes, control: RoleControl) -> None:
         control.event("echo", **message)
 
 
+async def obeying(_payload: bytes, control: RoleControl) -> None:
+    """End with the exit code that a message orders."""
+    control.ready()
+    async for message in control.messages:
+        os._exit(message["exit"])
+
+
 async def asking(_payload: bytes, control: RoleControl) -> None:
     """Ask the launcher for a role and report its answer."""
     answer = await control.request("start_role", role="trainer", index=7)
     control.event("answered", **answer)
+
+
+async def failing_later(_payload: bytes, control: RoleControl) -> None:
+    """Serve, then fail."""
+    control.ready()
+    raise ZeroDivisionError("a bug")
 
 
 async def failing(payload: bytes, _control: RoleControl) -> None:
@@ -69,3 +83,9 @@ async def noisy(_payload: bytes, control: RoleControl) -> None:
     sys.stdout.write("to standard output\n")
     sys.stderr.write("to standard error\n")
     control.ready(payload=json.dumps(os.getpid()))
+
+
+async def collecting(_payload: bytes, control: RoleControl) -> None:
+    """Say how often garbage is looked for, and how many objects that leaves out."""
+    control.ready(threshold=list(gc.get_threshold()), num_frozen=gc.get_freeze_count())
+    await control.stopping.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -47,6 +47,7 @@ class Swarm:
     device: DeviceThread
     replicas: list[list[Replica]] = field(default_factory=list)
     drivers: list[StepDriver] = field(default_factory=list)
+    caps: dict[PeerId, int] = field(default_factory=dict)
     notes: list[tuple[StepKey, tuple[PeerId, ...]]] = field(default_factory=list)
 
     def path(self, index: int = 0) -> tuple[Hop, ...]:
@@ -63,6 +64,7 @@ class Swarm:
             lr=lr,
             path=self.path(home),
             replicas=tuple(tuple(replica.endpoint.hop for replica in stage) for stage in self.replicas),
+            caps=self.caps,
             note=lambda key, path: self.notes.append((key, path)),
         )
 
@@ -102,11 +104,12 @@ def make_swarm() -> MakeSwarm:
         window: int | None = None,
         max_open_steps: int = 4,
         step_timeout_s: float = 30.0,
+        caps: Mapping[PeerId, int] | None = None,
     ) -> AsyncIterator[Swarm]:
-        network = MemoryNetwork()
+        network = MemoryNetwork(seed=0)
         # The random generators belong to the process, so all replicas of the test share one device thread.
         async with DeviceThread(lambda: torch.set_num_threads(1)) as device, anyio.create_task_group() as tasks:
-            swarm = Swarm(network, tasks, device)
+            swarm = Swarm(network, tasks, device, caps=dict(caps or {}))
             for stage in range(num_stages):
                 swarm.replicas.append([])
                 for i in range(num_replicas):
@@ -121,6 +124,7 @@ def make_swarm() -> MakeSwarm:
                         stage=stage,
                         num_stages=num_stages,
                         max_open_steps=max_open_steps,
+                        max_microbatch_samples=swarm.caps.get(endpoint.peer_id),
                         clock=SystemClock(),
                     )
                     worker.start_round(1)

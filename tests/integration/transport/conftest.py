@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from tests.integration.transport.tcp_host import KEY, RUN, HostOpener
+from tests.integration.transport.samples import KEY, RUN, HostOpener
+from tests.integration.transport.strangers import Stranger
 
 from shoal.identity import Identity
 from shoal.ids import PeerId, RunId
@@ -62,6 +63,7 @@ async def host(folder: Path) -> AsyncIterator[HostOpener]:
             limits: TransportLimits | None = None,
             tcp: tuple[str, int] | None = ("127.0.0.1", 0),
             path: Path | None = None,
+            max_upload_mbit: float | None = None,
         ) -> StreamEndpoint:
             opened = open_endpoint(
                 identity=identity,
@@ -70,8 +72,17 @@ async def host(folder: Path) -> AsyncIterator[HostOpener]:
                 unix_path=path or folder / f"{identity.peer_id[-8:]}.sock",
                 swarm_key=key,
                 tcp=tcp,
+                max_upload_mbit=max_upload_mbit,
                 limits=limits or TransportLimits(),
             )
             return await stack.enter_async_context(opened)
 
         yield open_one
+
+
+@pytest.fixture
+def strangers() -> Iterator[list[Stranger]]:
+    opened: list[Stranger] = []
+    yield opened
+    for one in opened:
+        one.socket.close()

@@ -11,9 +11,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.integration.transport.tcp_host import ALICE, BOB, over_tcp, step, take
+from tests.integration.transport.samples import ALICE, BOB, CHILD, over_tcp, step, take
 
-from shoal.identity import Identity
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.limits import TransportLimits
 from shoal.wire.messages import Hop
@@ -21,13 +20,11 @@ from shoal.wire.messages.step import Opened
 
 pytestmark = pytest.mark.anyio
 
-CHILD = Identity(b"child".ljust(32, b"\0"))
-
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
 async def test_a_frozen_process_is_lost_and_can_dial_anew_when_it_wakes(host: Any, folder: Path, scheme: str) -> None:
     a = await host(ALICE, limits=TransportLimits(heartbeat_s=0.1, deadline_s=1.0))
-    script = Path(__file__).with_name("tcp_peer_process.py")
+    script = Path(__file__).with_name("peer_process.py")
     command = [sys.executable, str(script), str(folder / "child.sock")]
     async with await anyio.open_process(command, stderr=None) as process:
         assert process.stdout is not None
@@ -42,7 +39,7 @@ async def test_a_frozen_process_is_lost_and_can_dial_anew_when_it_wakes(host: An
         (lost,) = await take(a, 1)
         assert isinstance(lost, PeerLost)
         assert lost.reason.startswith("silent for 1.")
-        assert a.counters["transport.silent"] == 1
+        assert a.metrics.counter("transport.lost", cause="silent").value == 1
         os.kill(int(pid), signal.SIGCONT)
         # What it says over the old connection is heard by nobody; it notices, and dials anew.
         assert await take(a, 2) == [PeerUp(child), Received(child, Opened(step(99)))]
@@ -68,7 +65,7 @@ async def test_idle_connections_stay_open_and_heartbeats_are_not_counted(host: A
 async def test_an_event_loop_that_was_blocked_blames_nobody(host: Any, folder: Path) -> None:
     limits = TransportLimits(heartbeat_s=0.05, deadline_s=0.4)
     a = await host(ALICE, limits=limits)
-    script = Path(__file__).with_name("tcp_peer_process.py")
+    script = Path(__file__).with_name("peer_process.py")
     command = [sys.executable, str(script), str(folder / "child.sock")]
     async with await anyio.open_process(command, stderr=None) as process:
         assert process.stdout is not None

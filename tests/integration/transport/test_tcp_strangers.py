@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
-from tests.integration.transport.tcp_host import ALICE, BOB, CAROL, TcpStranger, over_tcp, step, take
+from tests.integration.transport.samples import ALICE, BOB, CAROL, over_tcp, step, take
+from tests.integration.transport.strangers import Stranger
 
 from shoal.identity import Identity
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
-from shoal.wire.frame import HEADER, encode_frame
+from shoal.wire.frame import FRAME_VERSION, HEADER, encode_frame
 from shoal.wire.handshake import Hello, Refusal
 from shoal.wire.messages import Hop
 from shoal.wire.messages.step import Opened
@@ -24,16 +25,8 @@ pytestmark = pytest.mark.anyio
 OTHER_KEY = b"x" * 32
 
 
-@pytest.fixture
-def strangers() -> Iterator[list[TcpStranger]]:
-    opened: list[TcpStranger] = []
-    yield opened
-    for one in opened:
-        one.socket.close()
-
-
-async def connect(strangers: list[TcpStranger], target: StreamEndpoint) -> TcpStranger:
-    strangers.append(TcpStranger(target))
+async def connect(strangers: list[Stranger], target: StreamEndpoint) -> Stranger:
+    strangers.append(Stranger.over_tcp(target))
     return strangers[-1]
 
 
@@ -86,9 +79,7 @@ async def test_a_stranger_that_trusts_anybody_is_refused_for_its_own_certificate
         await refused(b, 1)
 
 
-async def test_a_hello_of_another_peer_than_the_certificates_is_refused(
-    host: Any, strangers: list[TcpStranger]
-) -> None:
+async def test_a_hello_of_another_peer_than_the_certificates_is_refused(host: Any, strangers: list[Stranger]) -> None:
     async with undisturbed(host) as b:
         stranger = await connect(strangers, b)
         await stranger.secure(CAROL)
@@ -112,9 +103,7 @@ async def test_an_address_where_another_key_answers_is_told_nothing(host: Any) -
         assert b.counters["transport.accepted"] == 1
 
 
-async def test_another_version_of_the_protocol_is_told_who_must_upgrade(
-    host: Any, strangers: list[TcpStranger]
-) -> None:
+async def test_another_version_of_the_protocol_is_told_who_must_upgrade(host: Any, strangers: list[Stranger]) -> None:
     async with undisturbed(host) as b:
         stranger = await connect(strangers, b)
         await stranger.secure(CAROL)
@@ -129,7 +118,7 @@ GARBAGE = {"instead of TLS": (b"GET / HTTP/1.1\r\n\r\n", False), "instead of a h
 
 
 @pytest.mark.parametrize("name", sorted(GARBAGE))
-async def test_garbage_is_refused(host: Any, strangers: list[TcpStranger], name: str) -> None:
+async def test_garbage_is_refused(host: Any, strangers: list[Stranger], name: str) -> None:
     raw, secured = GARBAGE[name]
     async with undisturbed(host) as b:
         stranger = await connect(strangers, b)
@@ -140,13 +129,13 @@ async def test_garbage_is_refused(host: Any, strangers: list[TcpStranger], name:
         await refused(b, 1)
 
 
-async def test_an_oversized_frame_closes_its_connection_only(host: Any, strangers: list[TcpStranger]) -> None:
+async def test_an_oversized_frame_closes_its_connection_only(host: Any, strangers: list[Stranger]) -> None:
     async with undisturbed(host) as b:
         stranger = await connect(strangers, b)
         await stranger.secure(CAROL)
         assert isinstance(await stranger.greet(CAROL.peer_id), Hello)
-        await stranger.say(b"".join(encode_frame(Opened(step(7)))))
-        await stranger.say(HEADER.pack(b"SHOL", 1, 0, 0, 1 << 31, 0))
+        await stranger.say(encode_frame(Opened(step(7))).head)
+        await stranger.say(HEADER.pack(b"SHOL", FRAME_VERSION, 0, 0, 1 << 31, 0, 0))
         assert await stranger.is_closed()
         events = await take(b, 3)
         assert events[:2] == [PeerUp(CAROL.peer_id), Received(CAROL.peer_id, Opened(step(7)))]
@@ -157,13 +146,13 @@ async def test_an_oversized_frame_closes_its_connection_only(host: Any, stranger
 
 @pytest.mark.parametrize("secured", [False, True])
 async def test_a_handshake_that_drips_is_ended_at_the_deadline(
-    host: Any, strangers: list[TcpStranger], secured: bool
+    host: Any, strangers: list[Stranger], secured: bool
 ) -> None:
     async with undisturbed(host, handshake_timeout_s=0.6) as b:
         stranger = await connect(strangers, b)
         if secured:
             await stranger.secure(CAROL)
-        opening = b"SHHI\x01\x00\x00" if secured else b"\x16\x03\x01\x02\x00\x01"
+        opening = b"SHHI\x02\x00\x00" if secured else b"\x16\x03\x01\x02\x00\x01"
         with anyio.fail_after(20):
             for i in range(1000):
                 try:
@@ -179,7 +168,7 @@ async def test_a_handshake_that_drips_is_ended_at_the_deadline(
 
 
 async def test_too_many_strangers_are_refused_and_neither_this_host_nor_other_hosts_kept_out(
-    host: Any, strangers: list[TcpStranger]
+    host: Any, strangers: list[Stranger]
 ) -> None:
     async with undisturbed(host, max_handshaking=8, max_handshaking_per_host=4, handshake_timeout_s=60.0) as b:
         for _ in range(7):
@@ -200,7 +189,7 @@ async def test_too_many_strangers_are_refused_and_neither_this_host_nor_other_ho
         assert await take(b, 1) == [PeerUp(Identity(b"d" * 32).peer_id)]
 
 
-async def test_a_peer_with_the_key_may_not_hold_many_connections(host: Any, strangers: list[TcpStranger]) -> None:
+async def test_a_peer_with_the_key_may_not_hold_many_connections(host: Any, strangers: list[Stranger]) -> None:
     async with undisturbed(host, max_connections_per_peer=2) as b:
         for _ in range(3):
             await (await connect(strangers, b)).secure(CAROL)

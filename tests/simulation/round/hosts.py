@@ -14,17 +14,20 @@ from shoal.swarm.round_effects import (
     Decided,
     Fetch,
     Introduce,
+    Journal,
     MemberEffect,
     Pin,
     Ready,
     ReplicaOut,
     ResolveStep,
+    Restored,
     RunRing,
     Send,
     Stuck,
     Swap,
 )
-from shoal.swarm.round_member import RoundMemberMachine, StepsClosed
+from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.round_settings import CloseRequest, Phase
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Propose, StageHashes
@@ -50,9 +53,11 @@ class ReplicaHost:
         boot = world.network.boots.get(peer, 0) + 1
         hop = Hop(peer, (f"boot:{boot}",))
         self.machine: RoundMemberMachine = world.member_class(
-            hop, stage, Tip(0, world.settings.genesis, None), world.unseal, is_behind
+            hop, stage, Tip(0, world.settings.genesis, None), hashes_of(self.theta), world.unseal, is_behind
         )
         self.is_out = False
+        self.offers: str | None = None  # the record whose bytes it gives to those that ask
+        self.swapped_s = world.network.now_s
         self._clear()
 
     def _clear(self) -> None:
@@ -61,7 +66,7 @@ class ReplicaHost:
         self.staged: dict[StageHashes, str] = {}
         self.pinned: StageHashes | None = None
         self.view: Propose | None = None
-        self.parts: dict[tuple[object, ...], dict[str, str]] = {}
+        self.parts: dict[tuple[object, ...], dict[str, tuple[str, str]]] = {}
 
     @property
     def trains(self) -> bool:
@@ -96,7 +101,7 @@ class ReplicaHost:
                 case RunRing(view):
                     self.view = view
                     tag = self._tag(view)
-                    contribution = digest(self.theta, [entry.key for entry in self.log], self.peer)
+                    contribution = (digest(self.theta, [entry.key for entry in self.log], self.peer), self.theta)
                     for hop in view.members:
                         self.world.send(self.peer, hop.peer, (tag, contribution))
                 case Pin(hashes):
@@ -123,9 +128,11 @@ class ReplicaHost:
         parts = self.parts.get(self._tag(view), {})
         if set(peers) <= parts.keys():
             self.view = None
-            theta = digest([parts[peer] for peer in peers])
+            self.world.check_ring(self, {parts[peer][1] for peer in peers})
+            theta = digest([parts[peer][0] for peer in peers])
             if self.world.network.rng.random() < self.world.flip_rate:
                 theta = digest(theta, "flipped bit", self.peer)
+            self.world.base_of[theta] = self.theta
             hashes = hashes_of(theta)
             self.staged = {kept: value for kept, value in self.staged.items() if kept == self.pinned}
             self.staged[hashes] = theta
@@ -139,17 +146,22 @@ class ReplicaHost:
         if donor is None:
             self._later(self._fetch, order)
             return []
+        self.world.check_gift(donor, order)
         self.staged[order.hashes] = donor.theta
         return self.machine.fetched(order.record_hash, order.hashes)
 
     def _swap(self, record: object, hashes: StageHashes) -> list[MemberEffect]:
         self.world.check_swap(self, record, hashes)
-        if hashes not in self.staged:
+        if hashes not in self.staged and hashes != hashes_of(self.theta):
             return self.machine.state_broken("the staged bytes are gone")
-        self.theta = self.staged[hashes]
+        self.theta = self.staged.get(hashes, self.theta)
         self.is_out = False
+        self.swapped_s = self.world.network.now_s
         self._clear()
-        return self.machine.swapped(hashes, {})
+        effects = self.machine.swapped(hashes, {})
+        if not self.machine.is_restored:
+            self.offers = self.machine.tip.hash
+        return effects
 
 
 class ClientHost:
@@ -189,6 +201,10 @@ class ClientHost:
             slots = {peer: int(peer.split(".")[1]) for peer in self.world.replicas}
             self._act(self.machine.close(CloseRequest(self.tip.round + 1, slots, {}), self.now_s))
 
+    def _journal(self, effect: Journal) -> None:
+        self.world.disks[self.peer, effect.digest] = effect.logs
+        self._act(self.machine.journaled(effect.digest))
+
     def _tick(self) -> None:
         self._wake_s = None
         self._act(self.machine.tick(self.now_s))
@@ -198,14 +214,20 @@ class ClientHost:
             match effect:
                 case Send(peer, message):
                     self.world.send(self.peer, peer, message)
+                case Journal():
+                    # A disk that is slow; what is not written when the client dies is lost.
+                    delay_s = self.world.network.rng.expovariate(20)
+                    self.world.network.on_host(self.peer, delay_s, lambda each=effect: self._journal(each))
                 case Decided(record, signed):
                     self.tip = None
-                    self.world.check_decided(record, signed, effect.logs)
+                    self.world.check_decided(record, signed)
                     self.world.data.record(record)
                 case Ready(tip):
                     self.tip = tip
                 case Stuck(stages):
                     self.stuck = stages
+                case Restored(stage, _, basis) if basis is not None:
+                    self.world.check_restored(self, stage)
                 case _:
                     pass
             if self.world.network.hosts.get(self.peer) is not self:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import msgspec
 
 from shoal.ids import NO_BALLOT, PeerId
@@ -10,8 +13,11 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Send
 from shoal.swarm.round_member import Effects as MemberEffects
 from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.round_restoration import Here, Restoration
 from shoal.swarm.round_settings import CloseRequest
 from shoal.wire.messages.round import (
+    Basis,
+    Held,
     Record,
     Resolve,
     RoundMessage,
@@ -26,10 +32,20 @@ from shoal.wire.messages.round import (
 class NoHold(RoundCoordinatorMachine):
     """Decides as soon as everyone has staged."""
 
+    def journaled(self, digest: str) -> CoordinatorEffects:
+        if not super().journaled(digest):
+            return []
+        for peer in self._views.members:
+            self._held.note(peer, Held(self.ballot, self.tip.round + 1, digest))
+        return self._advance(self._since_s)
+
+
+class NoJournal(RoundCoordinatorMachine):
+    """Has a record held while its step logs are still being written."""
+
     def _hold(self) -> CoordinatorEffects:
-        super()._hold()
-        self._held = self._members()
-        return []
+        [journal] = super()._hold()
+        return [journal, *self.journaled(journal.digest)]
 
 
 class NoTakeoverOfHeldRecords(RoundCoordinatorMachine):
@@ -96,5 +112,66 @@ class ReadmitsNobody(RoundCoordinatorMachine):
         return [] if peer in self._replicas._out else super()._swapped(peer, message)
 
 
-COORDINATORS = (NoHold, NoTakeoverOfHeldRecords, NoEpochs, AbortsDoubts, AsksOnce, ReadmitsNobody)
-MEMBERS = (NoHashCheck, NoPromise, FetchesOnce)
+class AnyBytesWillDo(Restoration):
+    """Takes whoever says that it holds the record, whichever bytes it has."""
+
+    def fits(self, here: Here) -> bool:
+        return True
+
+
+class WaitsForNobody(Restoration):
+    """Restores a stage as soon as nobody who is there has its bytes."""
+
+    def due(
+        self, record: Record | None, stages: Iterable[int], here: Mapping[PeerId, Here], silent: bool, now_s: float
+    ) -> dict[int, Basis]:
+        return super().due(record, stages, here, silent, now_s + 1e6)
+
+
+class MixesBases(RoundCoordinatorMachine):
+    """Lets restored replicas and holders of the record's bytes into one view."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._restoration.__class__ = AnyBytesWillDo
+
+
+class RestoresAtOnce(RoundCoordinatorMachine):
+    """Does not wait for those who may come back."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._restoration.__class__ = WaitsForNobody
+
+
+class NamesNoBases(RoundCoordinatorMachine):
+    """Does not say in the record what a stage was restored from."""
+
+    def _hold(self) -> CoordinatorEffects:
+        bases, self._restoration.bases = self._restoration.bases, {}
+        effects = super()._hold()
+        self._restoration.bases = bases
+        return effects
+
+
+class GivesRestoredBytes(RoundMemberMachine):
+    """Gives what its stage was restored from as if it were the record's bytes."""
+
+    @property
+    def is_restored(self) -> bool:
+        return False
+
+
+COORDINATORS = (
+    NoHold,
+    NoJournal,
+    NoTakeoverOfHeldRecords,
+    NoEpochs,
+    AbortsDoubts,
+    AsksOnce,
+    ReadmitsNobody,
+    MixesBases,
+    RestoresAtOnce,
+    NamesNoBases,
+)
+MEMBERS = (NoHashCheck, NoPromise, FetchesOnce, GivesRestoredBytes)

@@ -1,4 +1,8 @@
-"""A seeded network of processes in one thread: delays, duplicates, cut connections, pauses, crashes."""
+"""A seeded network of processes in one thread: delays, duplicates, cut connections, pauses, crashes.
+
+In the runs that keep an order it is that of `transport.base`: control messages may overtake tensors, which are the
+contributions to rings here (tuples), and nothing else overtakes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,9 @@ class Network:
         self._links_made = 0
         self._blocked_until_s: dict[frozenset[str], float] = {}
         self._paused_until_s: dict[str, float] = {}
-        self._last_s: dict[tuple[str, str], float] = {}
+        self._outages: list[tuple[frozenset[str], float, float]] = []  # of a pair, or of one process
+        self._started_s: dict[str, float] = {}
+        self._last_s: dict[tuple[str, str, bool], float] = {}
         self._in_order = self.rng.random() < 0.6
 
     # -- time
@@ -82,8 +88,10 @@ class Network:
         for copy in range(copies):
             at_s = self.now_s + self.rng.expovariate(25) + copy * self.rng.expovariate(3)
             if self._in_order:
-                at_s = max(at_s, self._last_s.get((sender, receiver), 0.0) + 1e-6)
-                self._last_s[sender, receiver] = at_s
+                is_bulk = isinstance(message, tuple)
+                last_s = [self._last_s.get((sender, receiver, kind), 0.0) for kind in {False, is_bulk}]
+                at_s = max(at_s, max(last_s) + 1e-6)
+                self._last_s[sender, receiver, is_bulk] = at_s
 
             def arrive() -> None:
                 if self._links.get(pair) == link:
@@ -97,10 +105,12 @@ class Network:
     def start(self, peer: str, host: Host) -> None:
         self.boots[peer] = self.boots.get(peer, 0) + 1
         self.hosts[peer] = host
+        self._started_s[peer] = self.now_s
 
     def cut(self, first: str, second: str, duration_s: float = 0.0) -> None:
         pair = frozenset((first, second))
         self._blocked_until_s[pair] = self.now_s + duration_s
+        self._outages.append((pair, self.now_s, self.now_s + duration_s))
         if self._links.pop(pair, None) is None:
             return
         for here, there in ((first, second), (second, first)):
@@ -115,6 +125,7 @@ class Network:
     def pause(self, peer: str, duration_s: float) -> None:
         """Freeze a process; whoever waits longer than its heartbeats allow closes the connection."""
         self._paused_until_s[peer] = self.now_s + duration_s
+        self._outages.append((frozenset((peer,)), self.now_s, self.now_s + duration_s))
         self.trace.append((self.now_s, peer, "PAUSE", duration_s))
         boot = self.boots[peer]
         if duration_s > 2.0:
@@ -125,6 +136,14 @@ class Network:
 
     def blocked(self, first: str, second: str) -> bool:
         return self._blocked_until_s.get(frozenset((first, second)), 0.0) > self.now_s
+
+    def reachable(self, first: str, second: str, since_s: float, until_s: float) -> bool:
+        """Whether two processes could talk to each other for a whole interval."""
+        concerned = {frozenset((first,)), frozenset((second,)), frozenset((first, second))}
+        is_there = all(self._started_s.get(peer, until_s) <= since_s and peer in self.hosts for peer in (first, second))
+        return is_there and not any(
+            who in concerned and begun_s < until_s and ended_s > since_s for who, begun_s, ended_s in self._outages
+        )
 
     def _cut_all(self, peer: str) -> None:
         for pair in [pair for pair in self._links if peer in pair]:

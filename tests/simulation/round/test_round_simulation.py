@@ -10,6 +10,9 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_member import RoundMemberMachine
 
 SEEDS_PER_BLOCK = 25
+MUTANT_SEEDS = 400
+RARE = {"NoEpochs": 314, "FetchesOnce": 202, "ReadmitsNobody": 42, "MixesBases": 43, "RestoresAtOnce": 42}
+"""Where to look first for a schedule that breaks a mutant that few of them break."""
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -43,4 +46,5 @@ def test_leaving_a_rule_out_is_noticed(
             return True
         return False
 
-    assert any(breaks(seed) for seed in range(400))
+    first = RARE.get(mutant.__name__, 0)
+    assert any(breaks(seed) for seed in (*range(first, MUTANT_SEEDS), *range(first)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.simulation.round.hosts import ClientHost, ReplicaHost, hashes_of, holds
+from tests.simulation.round.hosts import ClientHost, ReplicaHost, digest, hashes_of, holds
 from tests.simulation.round.network import Network
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import Logs, outcome_of, record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import Fetch
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_settings import RoundSettings
 from shoal.wire.messages.base import SampleRange
@@ -17,6 +18,9 @@ from shoal.wire.messages.round import Decide, Hold, Record, SignedRecord, StageH
 from shoal.wire.messages.step import StepEntry
 
 GENESIS = "genesis"
+PATIENCE_S = 4.0
+HEARD_S = 1.5
+"""Who could be reached for so long has been heard."""
 LAST_FAULT_S = 30.0
 END_S = 60.0
 
@@ -72,7 +76,7 @@ class World:
         rng = self.network.rng
         self.member_class, self.coordinator_class = member_class, coordinator_class
         self.num_stages, num_slots = rng.choice((2, 3)), rng.choice((1, 2, 2, 3))
-        self.settings = RoundSettings("sim", self.num_stages, GENESIS, 0.3, 8.0, 4.0)
+        self.settings = RoundSettings("sim", self.num_stages, GENESIS, 0.3, 8.0, 4.0, PATIENCE_S)
         self.flip_rate = rng.choice((0.0, 0.0, 0.02)) if faults else 0.0
         self.doubt_rate = rng.choice((0.0, 0.2)) if faults else 0.0
         self.sabotage = (
@@ -80,6 +84,10 @@ class World:
         )
         self.data = DataServer()
         self.decided: dict[int, str] = {}
+        self.disks: dict[tuple[PeerId, str], Logs] = {}  # what each client has journaled, over all its starts
+        self.records: dict[int, Record] = {}
+        self.base_of: dict[str, str] = {}  # bytes that were staged, and those that they were trained from
+        self.num_restored = 0
         self.num_steps = 0
         self.step_hosts: dict[StepKey, list[ReplicaHost]] = {}
         self.replicas = [PeerId(f"R{stage}.{slot}") for stage in range(self.num_stages) for slot in range(num_slots)]
@@ -205,7 +213,9 @@ class World:
     def _fault(self) -> None:
         rng = self.network.rng
         kind = rng.random()
-        if kind < 0.25:
+        if kind < 0.15:
+            self._lose_stages(rng.sample(range(self.num_stages), rng.choice((1, 1, self.num_stages - 1))))
+        elif kind < 0.35:
             self._crash_replica(rng.choice(self.replicas))
         elif kind < 0.5:
             self._crash_client(rng.choice(self.clients))
@@ -234,6 +244,22 @@ class World:
             self._tell_clients()
             self.network.after(self.network.rng.uniform(0.5, 4.0), lambda: self._restart_replica(peer))
 
+    def _lose_stages(self, stages: list[int]) -> None:
+        """All replicas of some stages crash at once, but for some that freeze: as long as the chain stays known."""
+        rng = self.network.rng
+        victims = [host for host in self.hosts() if host.stage in stages]
+        others = [host for host in self.hosts() if host.stage not in stages]
+        if not all(any(_knows_as_much(other, victim) for other in others) for victim in victims):
+            return
+        frozen_rate = rng.choice((0.0, 0.5))
+        for victim in victims:
+            if rng.random() < frozen_rate:
+                self._pause(victim.peer, rng.uniform(1.0, 14.0))
+                continue
+            self.network.crash(victim.peer)
+            self.network.after(rng.uniform(0.5, 4.0), lambda peer=victim.peer: self._restart_replica(peer))
+        self._tell_clients()
+
     def _twin(self, host: ReplicaHost) -> ReplicaHost | None:
         machine = host.machine
         for other in self.hosts():
@@ -246,7 +272,7 @@ class World:
     def donor_for(self, host: ReplicaHost, digest: str) -> ReplicaHost | None:
         """A replica of the same stage that holds a record and can be reached."""
         for other in self.hosts():
-            holds_it = other.stage == host.stage and other is not host and other.machine.tip.hash == digest
+            holds_it = other.stage == host.stage and other is not host and other.offers == digest
             if holds_it and self.network.awake(other.peer) and not self.network.blocked(host.peer, other.peer):
                 return other
         return None
@@ -258,13 +284,18 @@ class World:
 
     # -- what must hold
 
-    def check_decided(self, record: Record, signed: SignedRecord, logs: Logs) -> None:
+    def check_decided(self, record: Record, signed: SignedRecord) -> None:
+        logs = self.disks.get((record.ballot.peer, record_hash(signed)))
+        if logs is None:
+            raise Broken(f"the steps of record {record.round} are known to nobody any more")
         if self.decided.setdefault(record.round, record_hash(signed)) != record_hash(signed):
             raise Broken(f"two records of round {record.round}")
         if self.data._round < record.round and samples_of(record) & self.data.recorded:
             raise Broken(f"samples of record {record.round} were recorded before")
+        self.records[record.round] = record
+        self._check_bases(record)
         trained = [k for _, log in logs.values() for entry in log for item in entry.samples for k in [item.start]]
-        if logs and set(trained) != samples_of(record):
+        if set(trained) != samples_of(record):
             raise Broken(f"record {record.round} does not name what its members have trained")
         held = {entry.key for _, log in logs.values() for entry in log}
         for key in held:
@@ -273,9 +304,47 @@ class World:
                 if is_final and key not in {entry.key for entry in logs[host.peer][1]}:
                     raise Broken(f"step {key} is in record {record.round}, but {host.peer} has aborted it")
 
+    def _check_bases(self, record: Record) -> None:
+        """A record says of each stage what it was trained from."""
+        before = self.records.get(record.round - 1)
+        for outcome in record.stages:
+            base = self.base_of[outcome.hashes.parameters]
+            previous = None if before is None else outcome_of(before, outcome.stage)
+            own = digest("initial", outcome.stage) if previous is None else previous.hashes.parameters
+            named = own if outcome.restored is None else outcome.restored.hashes.parameters
+            if base != named:
+                raise Broken(f"record {record.round} does not say what stage {outcome.stage} was trained from")
+            if outcome.restored is not None:
+                self.num_restored += 1
+                if named == own:
+                    raise Broken(f"record {record.round} restores stage {outcome.stage} from the record before")
+
+    def check_ring(self, host: ReplicaHost, bases: set[str]) -> None:
+        if len(bases) > 1:
+            raise Broken(f"the ring of {host.peer} mixes what was trained from different bytes")
+
+    def check_gift(self, donor: ReplicaHost, order: Fetch) -> None:
+        if hashes_of(donor.theta) != order.hashes:
+            raise Broken(f"{donor.peer} gives other bytes than those of record {order.record.round}")
+
+    def check_restored(self, client: ClientHost, stage: int) -> None:
+        """Whoever has the bytes has not been heard for a while."""
+        now_s, tip = self.network.now_s, client.machine.tip
+        record = self.unseal(tip.signed) if tip.signed is not None else None
+        outcome = None if record is None else outcome_of(record, stage)
+        for host in self.hosts():
+            has_bytes = host.stage == stage and outcome is not None and hashes_of(host.theta) == outcome.hashes
+            starts_s = [now_s - PATIENCE_S + 0.5 + 0.25 * k for k in range(int((PATIENCE_S - 0.5 - HEARD_S) * 4) + 1)]
+            for start_s in starts_s:
+                can_talk = self.network.reachable(client.peer, host.peer, start_s, start_s + HEARD_S)
+                if has_bytes and can_talk and host.swapped_s <= start_s:
+                    raise Broken(f"stage {stage} is restored, but {host.peer} has its bytes and was there just now")
+
     def check_swap(self, host: ReplicaHost, record: Record, hashes: StageHashes) -> None:
         outcome = outcome_of(record, host.stage)
-        if outcome is None or outcome.hashes != hashes_of(host.staged.get(hashes, "nothing")):
+        bytes_there = host.staged.get(hashes, host.theta)
+        is_own = bytes_there == host.theta and hashes == hashes_of(host.theta)
+        if outcome is None or (not is_own and outcome.hashes != hashes_of(bytes_there)):
             raise Broken(f"{host.peer} swaps bytes that are not those of record {record.round}")
         if self.decided.get(record.round) not in (
             None,
@@ -283,7 +352,9 @@ class World:
         ):
             raise Broken(f"{host.peer} swaps to another record of round {record.round}")
         own = {k for entry in host.log for item in entry.samples for k in [item.start]}
-        if host.peer in outcome.members and not own <= samples_of(record):
+        # One that was started again since, and restored, drops what it has trained, as one that was left out does.
+        is_restored = host.machine.tip.round == record.round or outcome.hashes != hashes
+        if host.peer in outcome.members and not is_restored and not own <= samples_of(record):
             raise Broken(f"steps that {host.peer} has committed are not in record {record.round}")
 
     def check_safe(self) -> None:
@@ -311,3 +382,10 @@ class World:
         if max(rounds) - min(rounds) > 1:
             raise Broken(f"a replica was left behind: {rounds}")
         return max(self.decided)
+
+
+def _knows_as_much(host: ReplicaHost, other: ReplicaHost) -> bool:
+    """Whether of what `other` knows of the chain nothing is gone with it."""
+    here, there = host.machine, other.machine
+    same = here.tip.hash == there.tip.hash and (there.pending is None or here.pending == there.pending)
+    return here.tip.round > there.tip.round or (same and there.swapping is None)

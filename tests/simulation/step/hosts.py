@@ -13,7 +13,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
-from shoal.swarm.step_trainer import Feed, Finished, NoPath, Note, RoundOver, StepPlan, StepTrainer, TrainerEffect
+from shoal.swarm.step_trainer import Dial, Feed, Finished, NoPath, Note, RoundOver, StepPlan, StepTrainer, TrainerEffect
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.step import Backward, Fenced, Forward, Labels, StepEntry, StepMessage
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tests.simulation.step.world import World
 
 Chain = tuple[tuple[str, int, int], ...]
-MICROBATCHES = 3
+SIZES = (2, 1, 3)
+"""Samples of a step's microbatches; those of a path with caps are smaller."""
 STEPS_PER_ROUND = 3
 
 
@@ -67,7 +68,11 @@ class ReplicaHost:
     def __init__(self, world: World, peer: str) -> None:
         self.world, self.peer, self.stage = world, PeerId(peer), int(peer[1])
         self.machine: StepReplica = world.replica_class(
-            self.peer, stage=self.stage, num_stages=world.num_stages, max_open_steps=world.max_open_steps
+            self.peer,
+            stage=self.stage,
+            num_stages=world.num_stages,
+            max_open_steps=world.max_open_steps,
+            max_microbatch_samples=world.caps.get(self.peer),
         )
         self.life = world.new_life(peer)
         self.work: dict[StepKey, Work] = {}
@@ -184,8 +189,9 @@ class ReplicaHost:
             gradient = work.forwards[microbatch]
         assert microbatch not in work.gradients, f"{key} adds the gradient of {microbatch} twice"
         work.gradients[microbatch] = gradient
-        is_last = microbatch == MICROBATCHES - 1
-        totals = StepTotals(1.0, key.number % 7 != 5, 1.0 if self.machine.open.get(key) else None) if is_last else None
+        step = self.machine.open.get(key)
+        is_last = step is not None and microbatch == step.num_microbatches - 1
+        totals = StepTotals(1.0, key.number % 7 != 5, 1.0) if is_last else None
         return gradient, totals
 
 
@@ -235,7 +241,9 @@ class TrainerHost:
         replicas = tuple(tuple(_hop(peer) for peer in stage) for stage in self.world.replicas)
         home = tuple(stage[self.slot % len(stage)] for stage in replicas)
         samples = (SampleRange(0, self.sample, self.sample + 1),)
-        plan = StepPlan(self.round, self.number, (1,) * MICROBATCHES, samples, 0.1, home, replicas)
+        # Now and then it has not heard of the caps yet.
+        caps = self.world.caps if self.world.caps_rng.random() < 0.8 else {}
+        plan = StepPlan(self.round, self.number, SIZES, samples, 0.1, home, replicas, caps)
         self._do(self.machine.start(plan, now_s))
 
     def _do(self, effects: list[TrainerEffect]) -> None:
@@ -243,15 +251,25 @@ class TrainerHost:
             match effect:
                 case Note(key, path):
                     self.world.ledger.note(self, key, tuple(hop.peer for hop in path))
-                case Feed(key, path, microbatch):
-                    self.world.network.send(self.peer, path[0], Envelope(Forward(key, microbatch)))
+                case Feed(key, path, microbatch, part):
+                    before = sum(SIZES[: part.whole])
+                    samples = ("samples", before + part.start, before + part.stop)
+                    self.world.network.send(self.peer, path[0], Envelope(Forward(key, microbatch), (samples,)))
                     self.world.network.send(self.peer, path[-1], Envelope(Labels(key, microbatch)))
+                case Dial(to):
+                    self.world.network.on_host(self.peer, 0.05, lambda to=to: self._dialled(to))
                 case Send(to, message):
                     self.world.sabotage(self, to, message)
                     if self.peer in self.world.network.hosts:
                         self.world.network.send(self.peer, to, Envelope(message))
         if self.busy and self.machine.ended is not None:
             self._ended()
+
+    def _dialled(self, peer: PeerId) -> None:
+        if peer in self.world.network.hosts:
+            self.machine.peer_found(peer)
+        else:
+            self.lost(peer)
 
     def _ended(self) -> None:
         self.busy = False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger
 from shoal.swarm.step_operations import Operation, OperationKind, Ready, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
-from shoal.swarm.step_trainer import Phase, StepTrainer, TrainerEffect
+from shoal.swarm.step_trainer import Feed, Phase, StepPlan, StepTrainer, TrainerEffect
 from shoal.wire.messages.step import AskOutcome, Outcome, StepMessage, TellOutcome
 
 
@@ -92,6 +94,22 @@ class UsesOneAttemptForAll(StepTrainer):
         return super()._open(plan, now_s)  # type: ignore[arg-type]
 
 
+class TakesMicrobatchesOfAnySize(StepReplica):
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **{**kwargs, "max_microbatch_samples": None})  # type: ignore[arg-type]
+
+
+class CutsByNoCap(StepTrainer):
+    def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        return super().start(replace(plan, caps={}), now_s)
+
+
+class FeedsWholeMicrobatches(StepTrainer):
+    def handle(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
+        effects = super().handle(sender, message, now_s)
+        return [replace(e, part=replace(e.part, start=0)) if isinstance(e, Feed) else e for e in effects]
+
+
 REPLICAS: list[type[StepReplica]] = [
     CommitsWithoutAllMicrobatches,
     CommitsWhileAnotherStepHasBegun,
@@ -101,5 +119,11 @@ REPLICAS: list[type[StepReplica]] = [
     ForgetsWhatItHasCommitted,
     IgnoresFences,
     OpensStepsOfAnotherRound,
+    TakesMicrobatchesOfAnySize,
 ]
-TRAINERS: list[type[StepTrainer]] = [ReplaysAfterItsFirstCommit, UsesOneAttemptForAll]
+TRAINERS: list[type[StepTrainer]] = [
+    ReplaysAfterItsFirstCommit,
+    UsesOneAttemptForAll,
+    CutsByNoCap,
+    FeedsWholeMicrobatches,
+]

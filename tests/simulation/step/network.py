@@ -1,4 +1,8 @@
-"""A seeded network with the promises of `transport.base`: in order per connection, one loss per connection and end."""
+"""A seeded network with the promises of `transport.base`.
+
+One loss per connection and end; of one sender, tensors in order and behind the control messages before them, which
+themselves are in order and may overtake tensors.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import heapq
 import random
 from collections.abc import Callable
 from typing import Protocol
+
+from shoal.wire.limits import TENSORS_OF
 
 DEADLINE_S = 2.0
 """A process that is silent for longer loses its connections."""
@@ -34,7 +40,7 @@ class Network:
         self._losing: set[tuple[str, str]] = set()
         self._blocked_until_s: dict[frozenset[str], float] = {}
         self._paused_until_s: dict[str, float] = {}
-        self._last_s: dict[tuple[str, str], float] = {}
+        self._last_s: dict[tuple[str, str, bool], float] = {}
         # In some runs messages arrive a second time, later; in some, a few are slow and hold up what follows them.
         self._repeats = self.rng.random() < 0.3
         self._slowest_s = self.rng.choice([0.0, 0.0, 0.3, 1.0])
@@ -82,8 +88,10 @@ class Network:
                 self.hosts[receiver].deliver(sender, message)
 
         delay_s = self.rng.expovariate(40) + (self._slowest_s if self.rng.random() < 0.03 else 0.0)
-        at_s = max(self.now_s + delay_s, self._last_s.get((sender, receiver), 0.0) + 1e-6)
-        self._last_s[sender, receiver] = at_s
+        is_bulk = type(message) in TENSORS_OF
+        last_s = [self._last_s.get((sender, receiver, kind), 0.0) for kind in {False, is_bulk}]
+        at_s = max(self.now_s + delay_s, max(last_s) + 1e-6)
+        self._last_s[sender, receiver, is_bulk] = at_s
         self.on_host(receiver, at_s - self.now_s, arrive)
         if self._repeats and self.rng.random() < 0.05:
             self.on_host(receiver, at_s - self.now_s + self.rng.expovariate(3), arrive)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from tests.simulation.step.hosts import (
-    MICROBATCHES,
+    SIZES,
     STEPS_PER_ROUND,
     Envelope,
     Hello,
@@ -16,7 +17,7 @@ from tests.simulation.step.hosts import (
 )
 from tests.simulation.step.network import Network
 
-from shoal.ids import StepKey
+from shoal.ids import PeerId, StepKey
 from shoal.swarm.step_operations import Decision
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import StepTrainer
@@ -189,6 +190,10 @@ class World:
         self.num_stages, num_replicas = self.rng.choice([2, 3]), self.rng.choice([1, 2, 3])
         self.num_trainers, self.max_open_steps = self.rng.choice([2, 3]), self.rng.choice([1, 2, 4])
         self.replicas = [[f"R{s}.{i}" for i in range(num_replicas)] for s in range(self.num_stages)]
+        # Draws of its own: the faults of a seed are the same with and without caps.
+        self.caps_rng = random.Random(f"caps of {seed}")
+        capped = [peer for stage in self.replicas for peer in stage if self.caps_rng.random() < 0.3]
+        self.caps = {PeerId(peer): self.caps_rng.choice([1, 2]) for peer in capped}
         self.lives: dict[str, int] = {}
         self.lives_at: dict[StepKey, dict[str, int]] = {}
         self._num_lives = 0
@@ -280,8 +285,12 @@ class World:
     # ---- what must hold
 
     def check_commit(self, replica: ReplicaHost, key: StepKey, work: Work) -> None:
-        assert len(work.gradients) == MICROBATCHES, f"{key} committed with {len(work.gradients)} gradients"
-        chains = set(work.gradients.values())
+        parts = [work.gradients[microbatch][0] for microbatch in sorted(work.gradients)]
+        trained = [sample for _, start, stop in parts for sample in range(start, stop)]
+        assert trained == list(range(sum(SIZES))), f"{key} committed with the samples {trained}"
+        cap = self.caps.get(replica.peer, sum(SIZES))
+        assert all(stop - start <= cap for _, start, stop in parts), f"{replica.peer} takes {cap} samples, not {parts}"
+        chains = {gradient[1:] for gradient in work.gradients.values()}
         assert len(chains) == 1, f"{key} mixes versions or paths: {chains}"
         path = tuple(hop.peer for hop in replica.machine.open[key].request.path)
         chain = chains.pop()

@@ -16,12 +16,15 @@ from torch import Tensor
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.averaging.member import RoundMember
 from shoal.averaging.replica_state import ReplicaState
+from shoal.averaging.round_average import RingSettings
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_sync import StateSync
 from shoal.clock import SystemClock
+from shoal.collective.plan import Collective
 from shoal.identity import Identity
 from shoal.ids import PeerId, StepKey
 from shoal.optim.outer import OuterSgd
+from shoal.swarm.records import Logs
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.state_transfer import TransferSettings
 from shoal.swarm.view import Replica as SeenReplica
@@ -100,11 +103,11 @@ class FaultyState(ReplicaState):
 
     faults = 0
 
-    def stage(self, average: object) -> object:
+    def stage(self, average: object, keep_average: bool = False) -> object:
         if self.faults:
             self.faults -= 1
             average.parameters_N[0] += 1
-        return super().stage(average)
+        return super().stage(average, keep_average)
 
 
 def entry_of(key: StepKey, path: Sequence[PeerId], num_samples: int = 4) -> StepEntry:
@@ -134,6 +137,10 @@ class Run:
     streams: list[object]
     replicas: list[list[Replica]] = field(default_factory=list)
     incarnation: int = 0
+    journal: dict[str, Logs] = field(default_factory=dict)
+
+    def write(self, _round: int, digest: str, logs: Logs) -> None:
+        self.journal[digest] = logs
 
     @property
     def hops(self) -> Mapping[PeerId, object]:
@@ -177,6 +184,7 @@ class Run:
             incarnation=self.incarnation,
             settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=0.2),
             clock=SystemClock(),
+            journal=self.write,
         )
         self.tasks.start_soon(dispatch, endpoint, [coordinator])
         self.tasks.start_soon(coordinator.run)
@@ -208,7 +216,7 @@ class Run:
                 chunk_bytes=8,
             ),
             donor=StateDonor(endpoint, stage, chunk_bytes=8),
-            segment_bytes=8,
+            ring=RingSettings(8, lambda _bytes, _members: Collective.RING),
         )
         self.tasks.start_soon(dispatch, endpoint, [member])
         self.tasks.start_soon(member.run)
@@ -227,7 +235,7 @@ def make_run() -> MakeRun:
         streams: list[object] = []
         try:
             async with anyio.create_task_group() as tasks:
-                run = Run(MemoryNetwork(), tasks, Identity.generate(), num_stages, streams)
+                run = Run(MemoryNetwork(seed=0), tasks, Identity.generate(), num_stages, streams)
                 run.replicas = [[] for _ in range(num_stages)]
                 for stage in range(num_stages):
                     for _ in range(num_slots):

@@ -11,17 +11,19 @@ import pytest
 
 from shoal.averaging.audit import audit
 from shoal.averaging.journal import (
+    hold_steps,
     read_records,
     read_steps,
     recorded_samples,
+    rounds_with_steps,
     write_genesis,
     write_round,
 )
-from shoal.errors import RecordRejected
+from shoal.errors import RecordRejected, StorageError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import record_hash, seal
 from shoal.wire.messages import SampleRange
-from shoal.wire.messages.round import Record, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.round import Basis, Record, SignedRecord, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
 
 CLIENT = PeerId("C")
@@ -52,7 +54,10 @@ Steps = Mapping[str, tuple[int, tuple[StepEntry, ...]]]
 
 
 def write(directory: Path, round: int, logs: Steps, samples: Sequence[SampleRange] = ()) -> None:
-    write_round(directory, *make_record(round, samples), {PeerId(peer): log for peer, log in logs.items()})
+    record, signed = make_record(round, samples)
+    if logs:
+        hold_steps(directory, round, record_hash(signed), {PeerId(peer): log for peer, log in logs.items()})
+    write_round(directory, record, signed)
 
 
 def both(*entries: StepEntry) -> Steps:
@@ -62,7 +67,7 @@ def both(*entries: StepEntry) -> Steps:
 
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     record, signed = make_record(1, [SampleRange(0, 0, 4)])
-    write_round(tmp_path, record, signed, {})
+    write_round(tmp_path, record, signed)
     assert list(read_records(tmp_path)) == [(record, signed)]
     content = json.loads((tmp_path / "rounds/round_0001.json").read_text())
     assert content["hash"] == record_hash(signed)
@@ -92,6 +97,18 @@ def test_a_finished_round_without_logs_keeps_those_written_before(tmp_path: Path
     assert read_steps(tmp_path, 2) == []
 
 
+def test_the_logs_of_the_record_that_was_decided_count_and_others_go(tmp_path: Path) -> None:
+    decided, dropped = make_record(1, [SampleRange(0, 0, 4)]), make_record(1, [SampleRange(0, 0, 8)])
+    for (_, signed), log in ((decided, (entry(0, 0, 4),)), (dropped, (entry(0, 0, 4), entry(1, 4, 8)))):
+        hold_steps(tmp_path, 1, record_hash(signed), {PeerId("a"): (0, log)})
+    assert rounds_with_steps(tmp_path) == [], "nothing is decided yet"
+    for _ in range(2):
+        # The second time is that of a client which was killed after the first and has found the record decided.
+        write_round(tmp_path, *decided)
+        assert [line.entry for line in read_steps(tmp_path, 1)] == [entry(0, 0, 4)]
+    assert [path.name for path in (tmp_path / "steps").iterdir()] == ["round_0001.jsonl"]
+
+
 def test_the_genesis_is_no_record_and_says_what_it_follows_from(tmp_path: Path) -> None:
     write_genesis(tmp_path, seed=7, configuration={"a": {"b": 1}}, num_threads=2, versions={"torch": "2"})
     content = json.loads((tmp_path / "rounds/round_0000.json").read_text())
@@ -110,7 +127,7 @@ def test_nothing_unfinished_is_left_when_the_disk_is_full(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StorageError, match=r"No space.*free space there"):
         write(tmp_path, 1, {}, [])
     assert (tmp_path / "rounds/round_0001.json").read_bytes() == before
     assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["round_0001.json"]
@@ -125,7 +142,7 @@ def test_a_short_write_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", truncate)
-    with pytest.raises(OSError, match="is the disk full"):
+    with pytest.raises(StorageError, match="is the disk full"):
         write(tmp_path, 1, both(entry(0, 0, 4)))
     assert not (tmp_path / "steps/round_0001.jsonl").exists()
 
@@ -186,6 +203,21 @@ def test_an_audit_keeps_skipped_steps_apart(tmp_path: Path) -> None:
     write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 4, 8, skipped=True)))
     found = audit(tmp_path, 10)
     assert (found.samples, found.skipped, found.missing, found.duplicates) == (4, 4, 0, 0)
+
+
+def test_an_audit_counts_the_rounds_that_a_restored_stage_has_lost(tmp_path: Path) -> None:
+    for round in (1, 2, 3, 4):
+        write(tmp_path, round, both(entry(round, round * 4 - 4, round * 4)))
+    # In round 2 stage 1 has lost its step already; in round 4 it goes on from what it was after round 1.
+    write(tmp_path, 2, {"a": (0, (entry(2, 4, 8),)), "b": (1, ())})
+    hashes = StageHashes("p", "m", "b")
+    outcome = StageOutcome(1, 0, (PeerId("b"),), (4,), hashes, 0, Basis(1, hashes))
+    record = Record("run", 4, Ballot(1, CLIENT, 1), "0", (outcome,), (), (), {})
+    signed = seal(record, CLIENT, lambda body: b"sig" + body[:2])
+    logs = {PeerId(peer): log for peer, log in both(entry(4, 12, 16)).items()}
+    hold_steps(tmp_path, 4, record_hash(signed), logs)
+    write_round(tmp_path, record, signed)
+    assert audit(tmp_path, 16).steps_lost == {0: 0, 1: 2}
 
 
 def test_an_audit_counts_what_a_stage_has_lost(tmp_path: Path) -> None:

@@ -139,3 +139,13 @@ def test_a_state_that_has_changed_by_itself_is_noticed(state: ReplicaState) -> N
 
 def test_a_contribution_has_the_size_that_is_announced(state: ReplicaState) -> None:
     assert state.ring_bytes == 3 * 4 + 4 + 8
+
+
+def test_the_held_bytes_can_be_swapped_in_again_and_what_was_trained_on_them_is_gone(
+    stage: Stage, state: ReplicaState
+) -> None:
+    before = state.hashes
+    stage.parameters -= 4.0
+    state.swap(before)
+    assert stage.parameters.tolist() == [1.0, 2.0, 3.0]
+    assert state.hashes == before

@@ -16,7 +16,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import record_hash
 from shoal.swarm.round_effects import ReplicaOut
 from shoal.wire.messages import Message, SampleRange
-from shoal.wire.messages.round import Decide, Hold, RingPart
+from shoal.wire.messages.round import Decide, Hold, RingPart, RingReady, SharedVector
 
 pytestmark = pytest.mark.anyio
 MakeRun = Callable[..., object]
@@ -43,7 +43,7 @@ async def test_all_replicas_of_a_stage_end_with_the_record_s_bytes(make_run: Mak
     async with make_run(2, 3) as run:
         coordinator = run.start_client()
         leading = await coordinator.lead()
-        assert (leading.held_round, leading.record) == (0, None)
+        assert (leading.held_round, leading.outcome) == (0, None)
         assert leading.holders == {r.peer: s for s, stage in enumerate(run.replicas) for r in stage}
         for slot in range(3):
             run.commit(slot, 0)
@@ -61,7 +61,8 @@ async def test_all_replicas_of_a_stage_end_with_the_record_s_bytes(make_run: Mak
                 assert torch.allclose(replica.stage.floats, torch.full((3,), 2.0))
                 assert replica.stage.integers.tolist() == [3, 3]
         assert first.record.samples == tuple(SampleRange(slot, 0, 4) for slot in range(3))
-        assert {peer: (stage, len(log)) for peer, (stage, log) in first.logs.items()} == {
+        logs = run.journal[record_hash(first.signed)]
+        assert {peer: (stage, len(log)) for peer, (stage, log) in logs.items()} == {
             r.peer: (s, 1) for s, stage in enumerate(run.replicas) for r in stage
         }
         verify(first.signed.signer, first.signed.body, first.signed.signature)
@@ -142,6 +143,7 @@ async def test_a_member_whose_bits_differ_twice_is_out(make_run: MakeRun) -> Non
         coordinator = run.start_client()
         await coordinator.lead()
         run.commit(0, 0)
+        run.commit(1, 0)  # without it the record would name the bytes of before, which the faulty one has
         faulty = run.replicas[0][0]
         faulty.state.faults = 2
         outcome = await finish(run, coordinator, 1)
@@ -163,7 +165,7 @@ async def test_a_member_with_broken_memory_leaves_by_itself(make_run: MakeRun) -
         out = broken.events.receive_nowait()
         assert isinstance(out, ReplicaOut)
         assert "hashes" in out.reason
-        assert broken.member._donor._held is None
+        assert not broken.member._donor._offered
 
 
 @pytest.mark.parametrize("message", [Hold, Decide])
@@ -192,6 +194,11 @@ async def test_a_restarted_client_finishes_the_round(make_run: MakeRun, message:
         if leading.held_round == 0:
             assert message is Hold
             await finish(run, again, 1)
+        else:
+            # Who had swapped before says again what it has sent.
+            assert leading.outcome is not None
+            assert leading.outcome.sent_bytes["pseudo_gradients"] > 0
+            assert record_hash(leading.outcome.signed) in run.journal
         hashes = {stage: {r.member.hashes for r in run.replicas[stage]} for stage in range(2)}
         assert all(len(different) == 1 for different in hashes.values())
         assert {r.member.held_round for stage in run.replicas for r in stage} == {1}
@@ -236,3 +243,27 @@ async def test_the_client_waits_for_a_stage_without_replica(make_run: MakeRun) -
         run.add_replica(1)
         coordinator.replicas(run.hops)
         assert (await coordinator.lead()).held_round == 0
+
+
+async def test_a_member_that_refers_to_memory_it_does_not_share_is_refused_counted_and_left_out(
+    make_run: MakeRun,
+) -> None:
+    async with make_run(1, 3) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        run.commit(0, 0)
+        hostile, victim = (replica.peer for replica in run.replicas[0][:2])
+        endpoints = run.network._endpoints
+
+        def refer(source: PeerId, target: PeerId, message: Message) -> None:
+            if isinstance(message, RingPart) and source == hostile and message.epoch == 0:
+                run.network.before_delivery = None
+                lie = SharedVector(descriptor=0, inode=1, offset_bytes=0)
+                ready = RingReady(*(getattr(message, name) for name in message.__struct_fields__), count=1, vector=lie)
+                endpoints[source].post(target, ready)
+
+        run.network.before_delivery = refer
+        outcome = await finish(run, coordinator, 1)
+        assert endpoints[victim].metrics.totals()["ring.refused"] == 1
+        assert len(outcome.record.stages[0].members) == 2
+        assert outcome.record.stages[0].epoch == 1

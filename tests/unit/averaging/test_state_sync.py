@@ -13,6 +13,7 @@ from shoal.averaging.state_donor import MAX_REQUESTS, StateDonor
 from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.swarm.state_keeping import PieceKey
 from shoal.swarm.view import NOTHING_HELD
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
@@ -70,9 +71,10 @@ async def test_a_newcomer_gets_parameters_momentum_and_buffers_and_takes_part_wi
 def lie(replica: object, in_offer: bool) -> None:
     """A donor whose third chunk is wrong; with `in_offer` it says so itself."""
     donor: StateDonor = replica.member._donor
-    held, honest = donor._held, donor._held.chunk
+    [held] = donor._offered.values()
+    honest = held.chunk
     if not in_offer:
-        donor._hashes = (held.record_hash, held.digests())
+        held.hashes()
     wrong = to_wire(torch.zeros(8, dtype=torch.uint8))
     held.chunk = lambda number: wrong if number == 2 else honest(number)
 
@@ -155,11 +157,16 @@ async def test_newcomers_alone_do_not_make_the_run_start_again(make_run: MakeRun
         run.network.kill(run.replicas[0][0].peer)
         join(run, coordinator, 0)
         run.tasks.start_soon(coordinator.lead)
+        await until(lambda: coordinator.holders is None)
         await until(lambda: coordinator.stuck == (0,))
         assert coordinator.holders is None
 
 
-async def test_a_newer_record_replaces_the_one_that_is_being_fetched(make_run: MakeRun) -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_record_that_is_decided_meanwhile_is_reached_from_the_one_that_is_being_fetched(
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture, is_kept: bool
+) -> None:
+    caplog.set_level("INFO")
     async with make_run(1, 2) as run:
         coordinator = run.start_client()
         await coordinator.lead()
@@ -176,17 +183,75 @@ async def test_a_newer_record_replaces_the_one_that_is_being_fetched(make_run: M
         run.network.before_delivery = hook
         joined = join(run, coordinator, 0)
         await until(lambda: started != [])
-        run.commit(0, 5)
-        run.commit(1, 5)
-        coordinator.close_round(2, {r.peer: slot for slot, r in enumerate(run.replicas[0][:2])})
-        second = await coordinator.finish_round(2)
-        assert newcomer not in second.record.stages[0].members
+        for round in (2, 3):
+            run.commit(0, 10 * round)
+            run.commit(1, 10 * round)
+            coordinator.close_round(round, {r.peer: slot for slot, r in enumerate(run.replicas[0][:2])})
+            newest = await coordinator.finish_round(round)
+        assert newcomer not in newest.record.stages[0].members
         assert joined.member.held_round == 0
         for donor in run.replicas[0][:2]:
+            offered = donor.member._donor._offered
+            assert len(offered) == 4, "the first state, two averages, the newest state"
+            if not is_kept:
+                newest_key = PieceKey(donor.member._machine.tip.hash, False)
+                for key in offered.keys() - {newest_key}:
+                    del offered[key]
             run.network.heal(donor.peer, newcomer)
         await until(lambda: newcomer in (coordinator.holders or {}))
-        assert joined.member.held_round == 2
-        assert joined.member.hashes == second.record.stages[0].hashes
+        assert joined.member.held_round == 3
+        assert joined.member.hashes == newest.record.stages[0].hashes
+        fetched = [(r.round, r.average) for r in caplog.records if r.getMessage() == "state.fetched"]
+        assert fetched == ([(1, False), (2, True), (3, True)] if is_kept else [(3, False)])
+        assert len(messages(caplog, "state.overtaken")) == (0 if is_kept else 1)
+        await one_round(run, coordinator, 4)
+        assert joined.member.hashes == run.replicas[0][0].member.hashes
+
+
+async def test_a_replica_that_missed_one_record_needs_only_its_averages_if_somebody_keeps_them(
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with make_run(1, 3) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        await one_round(run, coordinator, 1)
+        for replica in run.replicas[0]:
+            replica.member._donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False))
+        faulty = run.replicas[0][0]
+        faulty.state.faults = 2
+        await one_round(run, coordinator, 2)
+        await until(lambda: faulty.peer in (coordinator.holders or {}))
+        fetched = [(r.round, r.average) for r in caplog.records if r.getMessage() == "state.fetched"]
+        assert fetched == [(2, True)]
+        assert faulty.member.hashes == run.replicas[0][1].member.hashes
+
+
+async def test_averages_that_do_not_lead_to_the_record_are_given_up_for_the_whole_state(
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with make_run(1, 3) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        await one_round(run, coordinator, 1)
+        for replica in run.replicas[0]:
+            replica.member._donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False))
+            honest = replica.member._donor.hold
+
+            def hold(round: int, digest: str, state: object, average: object = None, honest: object = honest) -> None:
+                other = None if average is None else average._replace(parameters_N=average.parameters_N + 1)
+                honest(round, digest, state, other)
+
+            replica.member._donor.hold = hold
+        faulty = run.replicas[0][0]
+        faulty.state.faults = 2
+        await one_round(run, coordinator, 2)
+        await until(lambda: faulty.peer in (coordinator.holders or {}))
+        fetched = [(r.round, r.average) for r in caplog.records if r.getMessage() == "state.fetched"]
+        assert fetched == [(2, False)]
+        assert messages(caplog, "state.donor_distrusted") == []
+        assert faulty.member.hashes == run.replicas[0][1].member.hashes
 
 
 async def test_a_member_whose_bits_differed_is_given_the_record_s_state(make_run: MakeRun) -> None:
@@ -207,7 +272,7 @@ async def test_a_member_whose_bits_differed_is_given_the_record_s_state(make_run
 
 @pytest.fixture
 def network() -> MemoryNetwork:
-    return MemoryNetwork()
+    return MemoryNetwork(seed=0)
 
 
 async def test_a_donor_gives_only_what_it_holds_and_only_to_its_stage(make_run: MakeRun) -> None:

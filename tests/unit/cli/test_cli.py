@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,32 @@ def test_wrong_arguments_are_one_message_and_exit_code_2(arguments: list[str], p
     assert part in captured.err
     assert captured.err.startswith("shoal: error: ")
     assert not captured.out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["--help", "run-local --help", "--version", "config keys", "key fingerprint"])
+def test_a_full_disk_under_standard_output_is_one_line_and_exit_code_1(
+    command: str, unbuffered: str, tmp_path: Path
+) -> None:
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    key_path = tmp_path / "swarm.key"
+    key_path.write_bytes(bytes(32))
+    key_path.chmod(0o600)
+    options = [f"--swarm-key-file={key_path}"] if command.startswith("key") else []
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal", *command.split(), *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "shoal: error: cannot write to standard output: No space left on device\n"
+
+
+def test_another_error_of_the_system_keeps_its_traceback(capsys: Capture) -> None:
+    with pytest.raises(OSError, match="no such device"):
+        guarded(_raising(OSError(19, "no such device")))

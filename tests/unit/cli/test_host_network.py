@@ -7,7 +7,9 @@ import socket
 import pytest
 
 from shoal.cli.host_network import USUAL_MONITOR_PORT, HostNetwork, free_port, local_maddrs
+from shoal.config import load_config
 from shoal.config.host import NetworkConfig
+from shoal.errors import ConfigError
 
 
 def _network(**settings: object) -> HostNetwork:
@@ -66,3 +68,15 @@ def test_a_taken_port_is_replaced_by_a_free_one() -> None:
     assert free_port(port) == port
     assert _network().monitor().host_maddrs[0].rpartition("/")[2] != "0"
     assert USUAL_MONITOR_PORT == 50000
+
+
+def test_ports_above_the_last_one_are_an_error_of_the_user() -> None:
+    network = _network(data_port=65534, host_maddrs=["/ip4/0.0.0.0/tcp/65535"])
+    assert network.listen_tcp(1)[1] == 65535
+    with pytest.raises(ConfigError, match=r"network\.data_port = 65534: role 3 of this host would need port 65536"):
+        network.listen_tcp(2)
+    with pytest.raises(ConfigError, match="tcp/65535: role 2 of this host"):
+        network.dht(1)
+    for maddr in ("/ip4/0.0.0.0/tcp/70000", "/ip4/0.0.0.0/tcp/x", "/ip4/0.0.0.0/udp/65536/quic"):
+        with pytest.raises(ConfigError, match="is not a port; use 0 to 65535"):
+            load_config(None, {"network": {"host_maddrs": [maddr]}}, {})

@@ -13,9 +13,10 @@ from shoal.cli.joining import (
     load_or_create_swarm_key,
     require_membership,
 )
-from shoal.config import Config, load_config
+from shoal.config import load_config
 from shoal.errors import ConfigError
 
+ROOT = Path(__file__).parents[3]
 ONE, TWO = "/ip4/10.0.0.1/tcp/50000/p2p/A", "/ip4/10.0.0.2/tcp/50000/p2p/B"
 
 
@@ -62,6 +63,12 @@ def test_a_batch_of_one_sample_is_judged_by_the_run_alone() -> None:
     assert set(origins) == {"diloco.batch_size_per_step", "device"}
 
 
+def test_a_host_that_names_no_run_joins_the_one_that_a_client_starts_without_a_file() -> None:
+    usual = load_config(ROOT / "configs/sandbox.yaml", (), {})
+    assert load_joining_config(None, (), {}, ())[0].experiment_prefix == usual.experiment_prefix
+    assert load_joining_config(None, ("--experiment-prefix=mine",), {}, ())[0].experiment_prefix == "mine"
+
+
 def test_peers_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "peers.txt"
     path.write_text(f"{ONE}\n{TWO}\n")
@@ -90,7 +97,8 @@ def test_without_key_or_peers_the_lines_to_paste_are_said(tmp_path: Path) -> Non
 
 
 def test_the_invitation_repeats_what_other_hosts_cannot_guess() -> None:
-    plain = "\n".join(invitation(Config(), [ONE, TWO], new_key=False))
+    usual = load_config(ROOT / "configs/sandbox.yaml", {"model_pipeline": {"stages": 1}}, {})
+    plain = "\n".join(invitation(usual, [ONE, TWO], new_key=False))
     assert f"export INITIAL_PEERS={ONE},{TWO}\n" in plain
     assert "\npython start_servers.py --num-servers 1\n" in plain
     assert "made a new swarm key" not in plain

@@ -177,3 +177,22 @@ def test_a_failure_names_the_reason_and_the_logs() -> None:
         "failed: server 1 ended early: killed by SIGKILL",
         "the logs of all roles are in /logs/test-run",
     ]
+
+
+def test_numbers_are_said_to_be_old_while_the_monitor_is_started_again() -> None:
+    screen = _Screen(terminal=False)
+    with screen.view as view:
+        view.update(STATUS)
+        view.outdated()
+        assert "these numbers are old" in view._line()
+        view.update(STATUS)
+        assert "these numbers are old" not in view._line()
+
+
+def test_a_run_that_is_interrupted_in_its_first_round_has_no_results() -> None:
+    screen = _Screen(terminal=False)
+    screen.view.finish(
+        {"samples": 0, "outer_rounds": 0, "eval_loss_first": 5.0, "eval_loss_last": None}, None, None, Path("/logs")
+    )
+    assert "no round was completed" in screen.text
+    assert "eval loss" not in screen.text

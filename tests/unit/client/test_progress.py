@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from shoal.client.progress import RATE_WINDOW_S, Progress
@@ -12,7 +13,7 @@ from shoal.wire.messages.control import EvalReport, StepReport, TrainerDone
 
 
 def step(loss: float, num_samples: int = 4, *, skipped: bool = False) -> StepReport:
-    return StepReport(0, 1, StepKey(0, 1, 0, 0), num_samples, loss, 1.0, 0.1, skipped, 0.5)
+    return StepReport(0, 1, StepKey(0, 1, 0, 0), num_samples, loss, 1.0, 0.1, skipped, 0.5, 0.0)
 
 
 def test_the_first_and_last_loss_are_those_of_steps_that_were_not_skipped() -> None:
@@ -90,6 +91,21 @@ def test_the_mean_rate_is_over_the_time_from_the_first_step_to_the_last() -> Non
 
 def test_bytes_are_added_by_traffic() -> None:
     progress = Progress()
-    progress.done(TrainerDone(0, 1, 4, 16, {"activations": 5, "control": 1}))
+    progress.done(TrainerDone(0, 1, 4, 16, {"activations": 5, "control": 1}), 1)
     progress.add_sent({"control": 2})
-    assert progress.sent_bytes == {"activations": 5, "control": 3}
+    progress.add_sent({"control": 4})
+    assert progress.sent_bytes == {"activations": 5, "control": 7}
+
+
+def test_what_a_trainer_has_sent_counts_from_its_start() -> None:
+    progress = Progress()
+    for incarnation, sent in ((1, 5), (1, 9), (1, 9), (2, 3)):
+        progress.done(TrainerDone(0, 1, 4, 16, {"activations": sent}), incarnation)
+    assert progress.sent_bytes == {"activations": 9 + 3}
+
+
+def test_steps_that_take_longer_than_the_window_have_a_rate() -> None:
+    progress = Progress()
+    for now_s in (0.0, 0.1, 12.0, 12.1, 24.0, 24.1, 36.0, 36.1):
+        progress.step(msgspec.structs.replace(step(5.0), duration_s=12.0), now_s)
+    assert progress.recent_samples_per_s() == pytest.approx(8 / 12, rel=0.2)

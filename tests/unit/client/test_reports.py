@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 
+from shoal.client.diary import Done
+from shoal.client.divergence import Divergence
+from shoal.client.progress import Progress
 from shoal.client.reports import Reports
 from shoal.client.trainers import TrainerPool
-from shoal.clock import SystemClock
+from shoal.config.training import DilocoConfig
 from shoal.ids import PeerId, StepKey
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
@@ -44,6 +47,7 @@ class Desk:
     pool: TrainerPool
     monitor: MemoryEndpoint
     stuck: list[TrainerStuck] = field(default_factory=list)
+    noted: list[StepReport | EvalReport | Done] = field(default_factory=list)
 
     def hear(self, slot: int, message: Message) -> bool:
         return self.reports.receive(Received(PeerId(f"T{slot}"), message))
@@ -71,22 +75,24 @@ async def desk() -> Desk:
     launcher = Launcher()
     pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=5)
     stuck: list[TrainerStuck] = []
+    noted: list[StepReport | EvalReport | Done] = []
     reports = Reports(
         endpoint=endpoint,
         monitor=monitor.hop,
         trainers=pool,
-        clock=SystemClock(),
         swarm_numbers=lambda: {"pipelines": 2.0},
         on_stuck=stuck.append,
+        note=noted.append,
+        divergence=Divergence(DilocoConfig()),
     )
     reports.num_holdout = 10
     await pool.ensure(2)
     reports.begin_round(1, trains=True)
-    return Desk(reports, pool, monitor, stuck)
+    return Desk(reports, pool, monitor, stuck, noted)
 
 
-def step(slot: int) -> StepReport:
-    return StepReport(slot, 1, StepKey(slot, 1, 0, 0), 4, 5.0, 1.0, 0.1, False, 0.5)
+def step(slot: int, number: int = 0) -> StepReport:
+    return StepReport(slot, 1, StepKey(slot, 1, number, 0), 4, 5.0, 1.0, 0.1, False, 0.5, 7.0 + number)
 
 
 def done(slot: int, round: int = 1) -> TrainerDone:
@@ -180,3 +186,32 @@ async def test_the_monitor_hears_of_steps_and_of_complete_evaluations(desk: Desk
     assert of_step["loss/train"] == 5.0
     assert of_step["pipelines"] == 2.0
     assert of_evaluation == {"loss/eval": 3.0, "samples": 4.0}
+
+
+async def test_what_is_reported_again_counts_once_and_is_noted_once(desk: Desk) -> None:
+    said = [step(0), step(0, 1), EvalReport(0, 0, 20.0, 10), done(0)]
+    for message in said * 2:
+        assert desk.hear(0, message)
+    progress = desk.reports.progress
+    assert (progress.steps, progress.samples, progress.sent_bytes) == (2, 8, {"control": 1})
+    assert progress.eval_losses == {0: 2.0}
+    assert desk.noted[:3] == said[:3]
+    # How often a trainer says that it is done makes no difference.
+    assert desk.noted[3:] == [Done(1, done(0))] * 2
+
+
+async def test_a_client_that_was_started_again_counts_on_from_what_was_noted(desk: Desk) -> None:
+    for message in (step(0), EvalReport(0, 0, 20.0, 10), step(0, 1), done(0)):
+        desk.hear(0, message)
+    before = desk.reports.progress
+    desk.reports.resume(Progress(round=1), {1: 3}, 1, desk.noted, 10)
+    after = desk.reports.progress
+    assert after == before
+    assert after.first_step_at_s == 7.0
+    assert desk.reports.is_done(0)
+    assert not desk.reports.is_done(1)
+    assert desk.reports.last_numbers == {0: 1, 1: 3}
+    desk.hear(0, step(0, 1))
+    assert after.steps == 2
+    desk.hear(1, step(1, 4))
+    assert after.steps == 3

@@ -23,6 +23,9 @@ def summary(progress: Progress, **fields: object) -> dict[str, object]:
         "hashes": {1: "bb", 0: "aa"},
         "seconds_to_first_step": 1.5,
         "failovers": [],
+        "counters": {"transport.refused{offence=tls}": 3},
+        "servers_moved": 1,
+        "stages_restored": [],
         "exit_reason": "done",
     }
     return build_summary(**{**values, **fields})
@@ -41,7 +44,9 @@ def test_the_first_and_last_evaluation_are_those_of_the_lowest_and_highest_recor
 
 
 def test_every_kind_of_traffic_is_named() -> None:
-    found = summary(Progress(sent_bytes={"activations": 7}))
+    progress = Progress()
+    progress.add_sent({"activations": 7})
+    found = summary(progress)
     assert found["bytes_sent"] == {str(traffic): 7 * (traffic == Traffic.ACTIVATIONS) for traffic in Traffic}
 
 
@@ -52,3 +57,8 @@ def test_a_run_that_did_nothing_has_a_summary_too() -> None:
     assert found["eval_loss_last"] is None
     assert found["samples_per_s"] == 0.0
     json.dumps(found)
+
+
+def test_an_evaluation_of_what_was_there_at_the_beginning_says_nothing_about_the_end() -> None:
+    found = summary(Progress(eval_losses={0: 5.0}), exit_reason="interrupted")
+    assert (found["eval_loss_first"], found["eval_loss_last"]) == (5.0, None)

@@ -130,3 +130,35 @@ async def test_the_run_goes_on_without_a_silent_trainer_and_tries_again_later() 
     await pool.ensure(2)
     assert sorted(pool.present) == [0, 1]
     assert launcher.started[2:] == [(1, 2)]
+
+
+async def test_trainers_that_run_are_adopted_and_not_started_again() -> None:
+    launcher = Launcher()
+    pool = make_pool(launcher)
+    launcher.on_start = say_hello(pool)
+    pool.adopt({0: 2, 1: 1, 2: 4}, [0, 2])
+    async with anyio.create_task_group() as tasks:
+
+        async def return_later() -> None:
+            for slot, incarnation in ((0, 2), (1, 1), (2, 4)):
+                await anyio.wait_all_tasks_blocked()
+                message = TrainerHello(slot, incarnation, Hop(PeerId(f"T{slot}"), ("memory:T",)), round=3 + slot)
+                pool.receive(Received(PeerId(f"T{slot}"), message))
+
+        tasks.start_soon(return_later)
+        with anyio.fail_after(2):
+            await pool.returned(60.0)
+    assert [pool.round_of(slot) for slot in (0, 2, 5)] == [3, 5, 0]
+    pool.peer_lost(PeerId("T1"))
+    await pool.ensure(3)
+    assert launcher.started == [(1, 2)]
+
+
+async def test_an_adopted_trainer_that_does_not_come_back_is_replaced() -> None:
+    launcher = Launcher()
+    pool = make_pool(launcher)
+    launcher.on_start = say_hello(pool)
+    pool.adopt({0: 1}, [0])
+    await pool.returned(0.01)
+    await pool.ensure(1)
+    assert launcher.started == [(0, 2)]

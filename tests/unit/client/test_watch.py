@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from shoal.client.diary import Lost
 from shoal.client.trainers import TrainerPool
 from shoal.client.watch import Watch
 from shoal.clock import SystemClock
@@ -31,7 +32,7 @@ class Launcher:
         return {}
 
 
-async def make_watch() -> tuple[Watch, Membership, list[float]]:
+async def make_watch(dialled: list[PeerId] | None = None) -> tuple[Watch, Membership, list[float]]:
     registry = LocalRegistry(SystemClock())
     registry.of(SERVER).advertise(StageRecord(("memory:server",), 0.0, stage=0))
     membership = registry.watch()
@@ -41,13 +42,28 @@ async def make_watch() -> tuple[Watch, Membership, list[float]]:
     await pool.ensure(1)
     now_s = [0.0]
     watch = Watch(
-        membership=membership, trainers=pool, slots_of_replica=lambda _: frozenset({0}), age_s=lambda: now_s[0]
+        membership=membership,
+        trainers=pool,
+        slots_of_replica=lambda _: frozenset({0}),
+        age_s=lambda: now_s[0],
+        clock=Clock(now_s),
+        dial=lambda peer: None if dialled is None else dialled.append(peer),
     )
     return watch, membership, now_s
 
 
-def step(slot: int = 0) -> StepReport:
-    return StepReport(slot, 1, StepKey(slot, 1, 0, 0), 4, 5.0, 1.0, 0.1, False, 0.5)
+class Clock(SystemClock):
+    """The machine has run for 1000 seconds longer than the run."""
+
+    def __init__(self, age_s: list[float]) -> None:
+        self._age_s = age_s
+
+    def now_s(self) -> float:
+        return 1000.0 + self._age_s[0]
+
+
+def step(slot: int = 0, at_s: float = 0.0) -> StepReport:
+    return StepReport(slot, 1, StepKey(slot, 1, 0, 0), 4, 5.0, 1.0, 0.1, False, 0.5, 1000.0 + at_s)
 
 
 async def test_a_lost_server_leaves_the_view_and_its_failover_ends_with_the_next_step() -> None:
@@ -60,7 +76,7 @@ async def test_a_lost_server_leaves_the_view_and_its_failover_ends_with_the_next
             watch.peer_lost(SERVER)
     assert membership.view.replica(SERVER) is None
     now_s[0] = 1.5
-    assert not watch.receive(Received(TRAINER, step()))
+    assert not watch.receive(Received(TRAINER, step(at_s=1.5)))
     watch.peer_lost(SERVER)
     assert watch.failovers.as_json() == [{"kind": "server", "at_s": 0.0, "recovered_after_s": 1.5}]
 
@@ -74,10 +90,42 @@ async def test_a_lost_trainer_is_a_failover_and_any_other_peer_is_none() -> None
 
 async def test_the_first_step_is_timed_once_and_only_by_a_trainer_of_the_run() -> None:
     watch, _, now_s = await make_watch()
-    for peer, report, at_s in ((PeerId("x"), step(), 1.0), (TRAINER, step(1), 2.0), (TRAINER, step(), 3.0)):
+    for peer, report, at_s in (
+        (PeerId("x"), step(at_s=1.0), 1.0),
+        (TRAINER, step(1, 2.0), 2.0),
+        (TRAINER, step(at_s=3.0), 3.0),
+    ):
         now_s[0] = at_s
         watch.receive(Received(peer, report))
     assert watch.seconds_to_first_step == 3.0
     now_s[0] = 4.0
     watch.receive(Received(TRAINER, step()))
     assert watch.seconds_to_first_step == 3.0
+
+
+async def test_a_step_counts_from_when_it_was_committed_whenever_it_is_heard_of() -> None:
+    watch, _, now_s = await make_watch()
+    now_s[0] = 5.0
+    noted: list[Lost] = []
+    watch._note = noted.append
+    watch.lost("client", (0,), 2.0)
+    watch.receive(Received(TRAINER, step(at_s=1.5)))
+    assert watch.failovers.as_json()[0]["recovered_after_s"] is None, "it was committed before"
+    watch.receive(Received(TRAINER, step(at_s=2.25)))
+    assert watch.failovers.as_json() == [{"kind": "client", "at_s": 2.0, "recovered_after_s": 0.25}]
+    assert watch.seconds_to_first_step == 1.5
+    assert noted == [Lost("client", (0,), 2.0)]
+
+
+async def test_a_lost_server_is_dialled_once_and_nobody_else_is() -> None:
+    dialled: list[PeerId] = []
+    watch, membership, _ = await make_watch(dialled)
+    watch.peer_lost(TRAINER)
+    watch.peer_lost(PeerId("stranger"))
+    assert dialled == []
+    watch.peer_lost(SERVER)
+    watch.peer_lost(SERVER)  # it could not be reached
+    assert dialled == [SERVER]
+    membership.found(SERVER)
+    watch.peer_lost(SERVER)
+    assert dialled == [SERVER, SERVER]

@@ -7,16 +7,21 @@ from collections.abc import Callable, Sequence
 import anyio
 import pytest
 import torch
-from tests.reference.diloco import ring_sum
+from tests.reference.diloco import agreed_sum, central_sum, ring_sum, tree_sum
 from torch import Tensor
 
 from shoal.codec.raw import to_wire
 from shoal.collective.inbox import RingInbox, RingTag
-from shoal.collective.ring import Reduction, Ring, RingVector
+from shoal.collective.plan import Collective, choose_collective
+from shoal.collective.ring import Ring
+from shoal.collective.shared_memory import SharedMemory
+from shoal.collective.vectors import Reduction, RingVector
 from shoal.errors import LocalProtocolError, RemoteProtocolError
 from shoal.ids import Ballot, PeerId
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages import Traffic
+from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.round import RingPart
 
 pytestmark = pytest.mark.anyio
@@ -28,31 +33,71 @@ async def inline(function: Callable[[], None]) -> None:
     await anyio.lowlevel.checkpoint()
 
 
-async def all_reduce(contributions: Sequence[Sequence[RingVector]], segment_bytes: int = 64) -> MemoryNetwork:
-    network = MemoryNetwork()
+def fixed(collective: Collective) -> Callable[[int, int], Collective]:
+    return lambda _num_bytes, _num_members: collective
+
+
+RING = fixed(Collective.RING)
+
+
+async def all_reduce(
+    contributions: Sequence[Sequence[RingVector]],
+    segment_bytes: int = 64,
+    choose: Callable[[int, int], Collective] = RING,
+    hosts: Sequence[int] | None = None,
+) -> list[MemoryEndpoint]:
+    """With `hosts` (one for each member), those of a host lend each other their vectors. Everyone knows the others."""
+    network = MemoryNetwork(seed=0)
     peers = [PeerId(f"R{index}") for index in range(len(contributions))]
+    if hosts is not None:
+        host_of = dict(zip(peers, hosts, strict=True))
+        network.is_one_host = lambda here, there: host_of[here] == host_of[there]
     endpoints = [network.endpoint(peer) for peer in peers]
+    memories = [SharedMemory() for _ in peers]
     for endpoint in endpoints:
         for other in endpoints:
             endpoint.introduce(other.hop)
+            if other is not endpoint:
+                endpoint.post(other.peer_id, Heartbeat())
 
     async def serve(endpoint: MemoryEndpoint, inbox: RingInbox) -> None:
         async for event in endpoint.events():
             if isinstance(event, Received):
                 inbox.receive(event)
 
-    async def run(endpoint: MemoryEndpoint, inbox: RingInbox, vectors: Sequence[RingVector]) -> None:
-        await Ring(endpoint, TAG, 0, peers, vectors, inline, segment_bytes).run(inbox.open(TAG))
+    async def run(index: int, inbox: RingInbox, vectors: Sequence[RingVector]) -> None:
+        memory = memories[index]
+        shared = memory.vectors([(v.values_N.numel(), v.values_N.dtype) for v in vectors])
+        for copy_N, vector in zip(shared, vectors, strict=True):
+            copy_N.copy_(vector.values_N)
+        copies = [RingVector(v.number, c, v.reduction, v.wire) for v, c in zip(vectors, shared, strict=True)]
+        ring = Ring(
+            endpoints[index],
+            TAG,
+            0,
+            peers,
+            copies,
+            inline,
+            memory=memory,
+            segment_bytes=segment_bytes,
+            choose=choose,
+        )
+        await ring.run(inbox.open(TAG))
+        for copy_N, vector in zip(shared, vectors, strict=True):
+            vector.values_N.copy_(copy_N)
+            copy_N.fill_(77)  # nobody reads it any more
 
     async with anyio.create_task_group() as servers:
         inboxes = [RingInbox(0, 10**7) for _ in endpoints]
         for endpoint, inbox in zip(endpoints, inboxes, strict=True):
             servers.start_soon(serve, endpoint, inbox)
         async with anyio.create_task_group() as rings:
-            for endpoint, inbox, vectors in zip(endpoints, inboxes, contributions, strict=True):
-                rings.start_soon(run, endpoint, inbox, vectors)
+            for index, (inbox, vectors) in enumerate(zip(inboxes, contributions, strict=True)):
+                rings.start_soon(run, index, inbox, vectors)
         servers.cancel_scope.cancel()
-    return network
+    for memory in memories:
+        memory.close()
+    return endpoints
 
 
 def random_vectors(num_members: int, num_elements: int, dtype: torch.dtype) -> list[Tensor]:
@@ -60,17 +105,49 @@ def random_vectors(num_members: int, num_elements: int, dtype: torch.dtype) -> l
     return [torch.randn(num_elements, generator=generator, dtype=dtype) for _ in range(num_members)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("num_members", "num_elements"), [(1, 5), (2, 7), (3, 100), (4, 101), (5, 3), (3, 0)])
-async def test_every_member_ends_with_the_sum_in_the_agreed_order(
-    num_members: int, num_elements: int, dtype: torch.dtype
+SUMS = {Collective.RING: ring_sum, Collective.TREE: tree_sum, Collective.CENTRAL: central_sum}
+APART = [0, 1, 2, 3, 4, 5, 6, 7]
+TOGETHER = [0] * 8
+MIXED = [0, 0, 1, 1, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("hosts", [APART, TOGETHER, MIXED])
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("collective", list(Collective))
+@pytest.mark.parametrize(
+    ("num_members", "num_elements"), [(1, 5), (2, 7), (3, 100), (4, 101), (5, 3), (7, 300), (3, 0)]
+)
+async def test_every_member_ends_with_the_sum_in_the_agreed_order_wherever_it_runs(
+    num_members: int, num_elements: int, collective: Collective, wire: torch.dtype | None, hosts: Sequence[int]
 ) -> None:
-    values = random_vectors(num_members, num_elements, dtype)
-    expected = ring_sum(values)
-    vectors = [[RingVector(0, value.clone(), Reduction.SUM)] for value in values]
-    await all_reduce(vectors)
+    values = random_vectors(num_members, num_elements, torch.float32)
+    expected = SUMS[collective](values, wire)
+    vectors = [[RingVector(0, value.clone(), Reduction.SUM, wire)] for value in values]
+    await all_reduce(vectors, choose=fixed(collective), hosts=hosts[:num_members])
     for [vector] in vectors:
         assert torch.equal(vector.values_N, expected)
+
+
+@pytest.mark.parametrize("num_members", [2, 3, 4])
+async def test_members_that_choose_by_themselves_follow_the_reference(num_members: int) -> None:
+    small = random_vectors(num_members, 1000, torch.float64)
+    large = random_vectors(num_members, 40_000, torch.float32)
+    vectors = [
+        [RingVector(0, a.clone(), Reduction.SUM), RingVector(1, b.clone(), Reduction.SUM)]
+        for a, b in zip(small, large, strict=True)
+    ]
+    await all_reduce(vectors, segment_bytes=1000, choose=choose_collective, hosts=MIXED[:num_members])
+    for own in vectors:
+        assert torch.equal(own[0].values_N, agreed_sum(small))
+        assert torch.equal(own[1].values_N, agreed_sum(large))
+
+
+async def test_members_of_one_host_send_no_values() -> None:
+    vectors = [[RingVector(0, value, Reduction.SUM)] for value in random_vectors(2, 100_000, torch.float32)]
+    for hosts, is_small in ((TOGETHER, True), (APART, False)):
+        endpoints = await all_reduce(vectors, segment_bytes=10_000, hosts=hosts[:2])
+        sent_bytes = sum(endpoint.sent_bytes[Traffic.PSEUDO_GRADIENTS] for endpoint in endpoints)
+        assert (sent_bytes < 20_000) is is_small
 
 
 async def test_the_order_of_additions_matters_here() -> None:
@@ -100,7 +177,8 @@ async def test_vectors_of_several_kinds_are_reduced_side_by_side() -> None:
 
 def ring_of_two(values_N: Tensor) -> tuple[Ring, RingInbox]:
     endpoint = MemoryNetwork().endpoint(PeerId("R0"))
-    ring = Ring(endpoint, TAG, 0, [PeerId("R0"), PeerId("R1")], [RingVector(0, values_N, Reduction.SUM)], inline, 8)
+    members, vectors = [PeerId("R0"), PeerId("R1")], [RingVector(0, values_N, Reduction.SUM)]
+    ring = Ring(endpoint, TAG, 0, members, vectors, inline, segment_bytes=8, choose=fixed(Collective.RING))
     return ring, RingInbox(0, 1000)
 
 
@@ -145,3 +223,58 @@ async def test_a_member_outside_the_ring_cannot_run_it() -> None:
     endpoint = MemoryNetwork().endpoint(PeerId("X"))
     with pytest.raises(LocalProtocolError, match="not once"):
         Ring(endpoint, TAG, 0, [PeerId("R0")], [], inline)
+
+
+async def test_a_ring_ends_only_when_nobody_reads_its_vectors_any_more() -> None:
+    network = MemoryNetwork()
+    network.is_one_host = lambda _here, _there: True
+    peers = [PeerId("R0"), PeerId("R1")]
+    endpoints, memories = [network.endpoint(peer) for peer in peers], [SharedMemory(), SharedMemory()]
+    endpoints[0].introduce(endpoints[1].hop)
+    endpoints[0].post(peers[1], Heartbeat())
+    reads, ended = anyio.Event(), anyio.Event()
+    may_read = anyio.Event()
+    num_calls = 0
+
+    async def slow(function: Callable[[], None]) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:  # it has added to its own chunk, and copies the other one
+            reads.set()
+            await may_read.wait()
+        function()
+
+    async def serve(index: int, inbox: RingInbox) -> None:
+        async for event in endpoints[index].events():
+            if isinstance(event, Received):
+                inbox.receive(event)
+
+    results: list[Tensor] = []
+
+    async def run(index: int, inbox: RingInbox) -> None:
+        [values_N] = memories[index].vectors([(400_000, torch.float32)])
+        values_N.fill_(index + 1.0)
+        compute, vectors = (inline, slow)[index], [RingVector(0, values_N, Reduction.SUM)]
+        await Ring(endpoints[index], TAG, 0, peers, vectors, compute, memory=memories[index]).run(inbox.open(TAG))
+        results.append(values_N.clone())
+        values_N.fill_(77.0)
+        if index == 0:
+            ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        for index in range(2):
+            inbox = RingInbox(0, 10**7)
+            tasks.start_soon(serve, index, inbox)
+            tasks.start_soon(run, index, inbox)
+        await reads.wait()
+        for _ in range(50):
+            await anyio.lowlevel.checkpoint()
+        assert not ended.is_set()
+        may_read.set()
+        await ended.wait()
+        while len(results) < 2:
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert all(result.unique().tolist() == [3.0] for result in results)
+    for memory in memories:
+        memory.close()

@@ -91,7 +91,6 @@ def test_one_more_microbatch_than_stages_is_in_flight_unless_given() -> None:
 def test_accumulated_batches_are_one_step() -> None:
     config = Config.model_validate({"diloco": {"batch_size_per_step": 8, "gradient_accumulation_steps": 3}})
     assert config.diloco.samples_per_step == 24
-    assert config.microbatches_per_step == 12
 
 
 def test_own_families_are_named_by_path_and_may_have_any_number_of_stages() -> None:

@@ -28,7 +28,7 @@ RUN = load_config(
 
 
 def _adopt(*flags: str, run: Config = RUN, file: Path | None = None) -> Config:
-    host, origins = load_with_origins(file, flags, {}, below={"model_pipeline": {"microbatches": 1}})
+    host, origins = load_with_origins(file, flags, {})
     return adopt_shared(host, origins, shared_configuration(run))
 
 
@@ -64,7 +64,6 @@ def test_the_same_file_on_both_hosts_agrees(tmp_path: Path) -> None:
     [
         ("--model.hidden-size=128", ["model.hidden_size = 128 (--model.hidden-size)", "the run has 64"]),
         ("--diloco.inner-steps=8", ["diloco.inner_steps = 8", "the run has 7"]),
-        ("--diloco-batch-size-per-step=1", ["diloco.batch_size_per_step = 1", "not supported yet"]),
         ("--diloco-batch-size-per-step=9", ["diloco.batch_size_per_step = 9", "the run has 8"]),
         ("--experiment-prefix=x", ["experiment_prefix = 'x'", "the run has 'other'"]),
         ("--no-quant", ["quant = None"]),
@@ -75,6 +74,21 @@ def test_a_shared_key_that_differs_is_named(flag: str, parts: list[str]) -> None
         _adopt(flag)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_a_smaller_batch_is_this_hosts_cap_and_no_difference(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("diloco: {batch_size_per_step: 8}\nmodel_pipeline: {microbatches: 2, stages: 2}\n")
+    config = _adopt("--diloco-batch-size-per-step", "1", "--device", "cpu", file=file)
+    assert config.servers.max_microbatch_samples == 1
+    assert shared_configuration(config) == shared_configuration(RUN)
+    assert _adopt("--diloco-batch-size-per-step=8").servers.max_microbatch_samples is None
+    assert _adopt("--servers.max-microbatch-samples=3").servers.max_microbatch_samples == 3
+
+
+def test_two_different_caps_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"batch_size_per_step = 1 .*max_microbatch_samples = 3 .*remove one"):
+        _adopt("--diloco-batch-size-per-step=1", "--servers.max-microbatch-samples=3")
 
 
 def test_a_shared_key_that_agrees_may_be_said() -> None:

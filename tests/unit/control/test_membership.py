@@ -12,13 +12,15 @@ from shoal.control.records import (
     GoneRecord,
     MonitorRecord,
     Opened,
+    OtherVersion,
     Record,
     RunRecord,
     StageRecord,
     topic_of,
 )
 from shoal.ids import PeerId
-from shoal.swarm.view import Replica, Run
+from shoal.swarm.view import Replica, Run, SwarmView
+from shoal.wire.handshake import PROTOCOL_VERSION
 
 ADDRESSES = ("unix:/a",)
 
@@ -162,3 +164,21 @@ async def test_waiting_for_something_makes_the_registry_read_often_until_it_is_t
             await membership.until_awaited()
         membership.update([_opened("b", _stage(0))])
     assert not membership.awaited
+
+
+def test_a_peer_of_another_version_is_seen_and_named_once_but_is_not_in_the_view(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    membership = Membership(_Clock())
+    for sequence in (1, 2, 3):
+        opened = Opened("stage.0", PeerId("newer"), sequence, 1030.0, OtherVersion(PROTOCOL_VERSION + 1))
+        membership.update([opened, Opened("stage.1", PeerId("older"), sequence, 1030.0, OtherVersion(1))])
+        assert membership.view == SwarmView()
+        assert membership.other_versions == {"newer": PROTOCOL_VERSION + 1, "older": 1}
+    named = {vars(r)["peer"]: vars(r)["reason"] for r in caplog.records if r.getMessage() == "peer.other_version"}
+    assert len(caplog.records) == 2
+    assert named["newer"].endswith("upgrade this side")
+    assert named["older"].endswith("upgrade the other side")
+    membership.update([_opened("newer", _stage(0), sequence=4)])
+    assert [r.peer for r in membership.view.replicas] == ["newer"], "it was downgraded"
+    assert membership.other_versions == {"older": 1}

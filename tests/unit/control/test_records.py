@@ -13,6 +13,7 @@ from shoal.control.records import (
     GoneRecord,
     MonitorRecord,
     Opened,
+    OtherVersion,
     Record,
     Rejection,
     RunRecord,
@@ -25,6 +26,8 @@ from shoal.control.records import (
 )
 from shoal.identity import Identity
 from shoal.ids import PeerId
+from shoal.telemetry import Registry
+from shoal.wire.handshake import PROTOCOL_VERSION
 
 ALICE, MALLORY = Identity.generate(), Identity.generate()
 NAMESPACE = "n" * 64
@@ -48,7 +51,7 @@ def _seal(
 
 
 def _checker(clock: _Clock | None = None) -> RecordChecker:
-    return RecordChecker(NAMESPACE, str.encode, clock or _Clock())
+    return RecordChecker(NAMESPACE, str.encode, clock or _Clock(), Registry())
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,7 @@ def test_a_hop_has_the_signer_as_its_peer() -> None:
 
 def _envelope(**changes: object) -> bytes:
     """Return Alice's record with parts of the envelope replaced and the signature kept."""
-    names = ("topic", "peer", "sequence", "expires", "body", "signature")
+    names = ("version", "topic", "peer", "sequence", "expires", "body", "signature")
     parts = dict(zip(names, msgspec.msgpack.decode(_seal()), strict=True))
     return msgspec.msgpack.encode(list((parts | changes).values()))
 
@@ -97,12 +100,22 @@ REJECTED = [
     ("body of no known kind", Rejection.MALFORMED, _envelope(body=BODY(["nonsense", 1]))),
     ("body with a field too many", Rejection.MALFORMED, _envelope(body=BODY([*msgspec.to_builtins(STAGE), 1]))),
     ("no address", Rejection.MALFORMED, _envelope(body=BODY(["stage", [], 1.0]))),
+    ("text that is no text", Rejection.MALFORMED, _seal().replace(b"stage.1", b"stage\xff\xfe")),
+    (
+        "a body whose text is none",
+        Rejection.MALFORMED,
+        _envelope(body=BODY(STAGE).replace(b"unix", b"\xff\xfe\xff\xfe")),
+    ),
+    ("an endless nest", Rejection.MALFORMED, _envelope(body=b"\x91" * 5000)),
+    ("infinite capacity", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, float("inf")]))),
+    ("capacity that is no number", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["u:a"], 1.0, 0, float("nan")]))),
     ("negative memory", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, 0.0, -1]))),
     ("a stage under another stage's topic", Rejection.WRONG_TOPIC, _seal(topic="stage.0")),
     ("the monitor's record as a client", Rejection.WRONG_TOPIC, _seal(MonitorRecord(ADDRESSES, 1.0), "client")),
     ("signed by somebody else", Rejection.WRONG_SIGNER, _seal(by=MALLORY)),
     ("claims to be the owner", Rejection.BAD_SIGNATURE, _envelope(signature=MALLORY.sign(b"anything"))),
     ("body exchanged", Rejection.BAD_SIGNATURE, _envelope(body=BODY(StageRecord(("unix:/evil",), 1.0, stage=1)))),
+    ("version changed", Rejection.BAD_SIGNATURE, _envelope(version=PROTOCOL_VERSION + 1)),
     ("sequence raised", Rejection.BAD_SIGNATURE, _envelope(sequence=8)),
     ("life prolonged", Rejection.BAD_SIGNATURE, _envelope(expires=9999.0)),
     (
@@ -174,3 +187,43 @@ def test_sequence_numbers_of_topics_and_peers_are_compared_apart() -> None:
 
 def test_a_subkey_that_is_no_peer_id_is_dropped() -> None:
     assert unseal(_seal(), NAMESPACE, PeerId("")) is Rejection.WRONG_SIGNER
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+def test_a_record_of_another_version_is_verified_and_kept_but_not_read(version: int) -> None:
+    checker = _checker()
+    value = seal(ALICE, NAMESPACE, "stage.1", STAGE, sequence=7, expires_unix_s=1030.0, version=version)
+    assert checker.check(b"stage.1", ALICE.peer_id, value, 1030.0)
+    opened = checker.accept("stage.1", ALICE.peer_id, value)
+    assert opened is not None
+    assert opened.record == OtherVersion(version)
+    assert not checker.rejected
+
+
+def test_a_warning_names_the_offender_and_a_flood_is_cut_short(caplog: pytest.LogCaptureFixture) -> None:
+    clock = _Clock()
+    checker = _checker(clock)
+    for _ in range(1000):
+        checker.check(b"stage.1", ALICE.peer_id, _seal(by=MALLORY), 1030.0)
+    warnings = [r for r in caplog.records if r.getMessage() == "record.rejected"]
+    assert 1 <= len(warnings) <= 5
+    assert vars(warnings[0])["subkey"] == ALICE.peer_id
+    assert vars(warnings[0])["reason"] == "wrong_signer"
+    assert checker.rejected == {Rejection.WRONG_SIGNER: 1000}
+
+
+def test_a_far_expiry_is_not_believed_even_if_the_dht_has_let_it_pass() -> None:
+    checker = _checker()
+    assert checker.accept("stage.1", ALICE.peer_id, _seal(expires=1000.0 + 200)) is None
+    assert checker.rejected == {Rejection.BAD_EXPIRY: 1}
+
+
+def test_peers_that_have_gone_are_forgotten_once_no_old_record_of_theirs_can_be_alive() -> None:
+    clock = _Clock()
+    checker = _checker(clock)
+    for i in range(50):
+        stranger = Identity.generate()
+        clock.now = 1000.0 + 10 * i
+        assert checker.accept("stage.1", stranger.peer_id, _seal(by=stranger, expires=clock.now + 30))
+    assert len(checker._newest) <= 15
+    assert checker.accept("stage.1", stranger.peer_id, _seal(by=stranger, sequence=6, expires=clock.now + 30)) is None

@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 from shoal.data.feed import Feed, LeasedBatch
 from shoal.data.server import DataService
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
+from shoal.data.worker_messages import Opening
 from shoal.ids import PeerId, StepKey
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
@@ -71,18 +72,27 @@ class Host:
 
 @asynccontextmanager
 async def host(
-    num_samples: int = 10, batch: int = 4, *, seed: int = 0, deterministic: bool = True, num_places: int = 16
+    num_samples: int = 10,
+    batch: int = 4,
+    *,
+    seed: int = 0,
+    deterministic: bool = True,
+    num_places: int = 16,
+    dataset: DataSet | None = None,
+    num_workers: int = 0,
+    opening: Opening | None = None,
 ) -> AsyncIterator[Host]:
     network = MemoryNetwork()
     endpoint, client = network.endpoint(SERVER), network.endpoint(CLIENT)
     client.introduce(endpoint.hop)
     service = DataService(
         endpoint=endpoint,
-        dataset=DataSet("numbers", Numbers(num_samples), Numbers(150, first=1000), num_classes=2000),
+        dataset=dataset or DataSet("numbers", Numbers(num_samples), Numbers(150, first=1000), num_classes=2000),
         samples_per_step=batch,
         seed=seed,
         deterministic=deterministic,
-        num_workers=1,
+        num_workers=num_workers,
+        opening=opening,
         client=CLIENT,
         num_places=num_places,
     )
@@ -120,7 +130,7 @@ async def train_round(feed: Feed, slot: int, round_number: int, steps: int) -> l
         batch = await feed.lease(round_number, step)
         assert batch is not None
         name = key(slot, (round_number - 1) * steps + step)
-        feed.note(name, batch, ())
+        feed.note(name, batch)
         batches.append(tuple(labels_of(batch)))
         feed.acknowledge(name, batch, committed=True)
     return batches

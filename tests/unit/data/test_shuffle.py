@@ -29,6 +29,31 @@ def test_the_order_is_the_same_in_every_version() -> None:
     assert permutation(2**63 - 1, 7, 10).tolist() != PINNED
 
 
+def test_samples_with_equal_keys_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ties:
+        def __init__(self, key: object) -> None:
+            pass
+
+        def random_raw(self, size: int) -> np.ndarray:
+            return np.arange(size, dtype=np.uint64)[::-1] // 50
+
+    monkeypatch.setattr(np.random, "Philox", Ties)
+    expected = [50 * tie + index for tie in reversed(range(20)) for index in range(50)]
+    assert permutation(0, 0, 1000).tolist() == expected
+
+
+def test_an_order_is_drawn_once_it_was_needed_and_three_are_kept() -> None:
+    order = PassOrder(5, 20)
+    ranges = [(SampleRange(number, 0, 3),) for number in range(4)]
+    assert not order.drawn(ranges[0])
+    first = order.indices(ranges[0]).tolist()
+    assert order.drawn(ranges[0])
+    for each in ranges[1:]:
+        order.indices(each)
+    assert [order.drawn(each) for each in ranges] == [False, True, True, True]
+    assert order.indices(ranges[0]).tolist() == first
+
+
 def test_a_batch_reads_its_positions_of_the_pass() -> None:
     order = PassOrder(5, 20)
     got = order.indices((SampleRange(1, 2, 5), SampleRange(1, 18, 20)))

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from shoal.errors import LocalProtocolError
 from shoal.runtime import fork_messages
-from shoal.runtime.fork_messages import Configure, Exited, ForkRole, FrameBuffer, SignalRole
+from shoal.runtime.fork_messages import Configure, Exited, ForkRole, FrameBuffer
 
 _REQUESTS = [
     Configure(["json"]),
-    ForkRole(1, "server", 2, "a.b:c", b"\x00secret", {"OMP_NUM_THREADS": "2"}, 5, ""),
-    SignalRole(1, 15),
+    ForkRole(1, "server", 2, "a.b:c", b"\x00secret", ""),
+    ForkRole(2, "trainer", 0, "a.b:d", b"", "/tmp/trainer_0.out"),
 ]
 
 

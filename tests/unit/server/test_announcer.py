@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import anyio
-import pytest
-
-from shoal.averaging.member import RoundEvent, RoundSwapped
 from shoal.control.records import Record, StageRecord
-from shoal.ids import Ballot, PeerId
 from shoal.server.announcer import Announcer
-from shoal.swarm.round_effects import ReplicaOut
-from shoal.wire.messages import round as round_messages
-
-pytestmark = pytest.mark.anyio
 
 
 @dataclass
 class Worker:
     num_committed: int = 0
     num_open: int = 0
+
+
+@dataclass
+class Member:
+    offered_round: int = 0
+
+
+@dataclass
+class Replica:
+    stage: int
+    worker: Worker = field(default_factory=Worker)
+    member: Member = field(default_factory=Member)
 
 
 class Registry:
@@ -32,31 +34,27 @@ class Registry:
         self.said.append(record)
 
 
-def swapped(round: int) -> RoundSwapped:
-    ballot = Ballot(1, PeerId("client"), 1)
-    record = round_messages.Record("run", round, ballot, "", (), (), (), {})
-    return RoundSwapped(record, round_messages.StageHashes("p", "m", "b"))
+def test_each_new_record_is_announced_with_the_steps_of_all_rounds() -> None:
+    registry, replica = Registry(), Replica(1)
+    announcer = Announcer(registry, StageRecord(("memory:s",), 7.0, stage=None))
+    assert registry.said == []
+    for round in (0, 1, 2):
+        replica.worker.num_committed, replica.worker.num_open, replica.member.offered_round = 10 * round, round, round
+        announcer.announce(replica)
+    assert [(r.held_round, r.step, r.load) for r in registry.said] == [(0, 0, 0.0), (1, 10, 1.0), (2, 20, 2.0)]
+    assert {(r.stage, r.serving, r.join_unix_s) for r in registry.said} == {(1, True, 7.0)}
 
 
-async def test_each_new_record_is_announced_with_the_steps_of_all_rounds() -> None:
-    sender, receiver = anyio.create_memory_object_stream[RoundEvent](math.inf)
-
-    @dataclass
-    class Replica:
-        worker: Worker
-        events: object
-
-    registry, worker = Registry(), Worker()
-    announcer = Announcer(registry, StageRecord(("memory:s",), 0.0, stage=1), Replica(worker, receiver))
-    assert [(r.serving, r.held_round, r.step) for r in registry.said] == [(True, 0, 0)]
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(announcer.run)
-            for round in (1, 2):
-                worker.num_committed, worker.num_open = 10 * round, round - 1
-                sender.send_nowait(swapped(round))
-                sender.send_nowait(ReplicaOut(PeerId("s"), "why not"))
-                await anyio.wait_all_tasks_blocked()
-            sender.close()
-    assert [(r.held_round, r.step, r.load) for r in registry.said[1:]] == [(1, 10, 0.0), (2, 20, 1.0)]
-    assert {(r.stage, r.serving) for r in registry.said} == {(1, True)}
+def test_a_server_that_moves_says_which_stage_it_loads_and_that_it_does_not_serve_it_yet() -> None:
+    registry = Registry()
+    announcer = Announcer(registry, StageRecord(("memory:s",), 7.0, stage=None))
+    announcer.announce(Replica(0, member=Member(4)))
+    announcer.announce(Replica(0, member=Member(4)), serving=False)
+    announcer.announce(Replica(1, member=Member(-1)), serving=False)
+    announcer.announce(Replica(1, member=Member(5)))
+    assert [(r.stage, r.serving, r.held_round) for r in registry.said] == [
+        (0, True, 4),
+        (0, False, 4),
+        (1, False, -1),
+        (1, True, 5),
+    ]

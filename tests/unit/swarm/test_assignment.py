@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.assignment import assign
+from shoal.swarm.assignment import StageNeed, assign
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
@@ -21,6 +22,8 @@ def _placed(candidate: Candidate, stage: int, *, serving: bool = False, capacity
         candidate.hop,
         candidate.join_unix_s,
         candidate.free_memory_bytes,
+        candidate.device_memory_bytes,
+        candidate.max_microbatch_samples,
         stage=StageIndex(stage),
         serving=serving,
         capacity=capacity,
@@ -31,6 +34,10 @@ def _view(*servers: Candidate) -> SwarmView:
     replicas = sorted((s for s in servers if isinstance(s, Replica)), key=lambda r: (r.stage, r.seniority))
     candidates = sorted((s for s in servers if not isinstance(s, Replica)), key=lambda c: c.seniority)
     return SwarmView(tuple(replicas), tuple(candidates))
+
+
+def _needs(*device_bytes: int) -> tuple[StageNeed, ...]:
+    return tuple(StageNeed(each) for each in device_bytes)
 
 
 def _spread(stages: list[int], num_stages: int) -> list[int]:
@@ -81,6 +88,27 @@ def test_the_older_server_takes_the_first_gap_and_equal_times_are_ordered_by_pee
     assert assign(view, 2) == {"c": 0, "a": 1, "b": 0}
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_servers_of_one_machine_take_different_stages_in_whatever_order_they_join(seed: int) -> None:
+    rng = random.Random(seed)
+    num_stages, num_hosts = rng.randint(2, 4), rng.randint(2, 3)
+    joins = rng.sample(range(100), num_hosts * num_stages)
+    servers = [
+        Candidate(
+            Hop(PeerId(f"{host}-{index}"), (f"unix:/{host}-{index}", f"tcp:10.0.0.{host}:{5000 + index}")),
+            float(joins.pop()),
+        )
+        for host in range(num_hosts)
+        for index in range(num_stages)
+    ]
+    stages = assign(_view(*servers), num_stages)
+    assert _spread(list(stages.values()), num_stages) == [num_hosts] * num_stages
+    # What one takes last may be what is left; a machine that dies still leaves a replica of each stage.
+    for dies in range(num_hosts):
+        left = {stage for peer, stage in stages.items() if not peer.startswith(f"{dies}-")}
+        assert left == set(range(num_stages))
+
+
 def test_an_empty_stage_comes_before_one_with_little_capacity() -> None:
     view = _view(_placed(_candidate("a", 0.0), 1, serving=True, capacity=0.001), _candidate("b", 1.0))
     assert assign(view, 2)[PeerId("b")] == 0
@@ -105,5 +133,88 @@ def test_a_server_replaces_one_that_left_before_it_served() -> None:
 
 def test_a_stage_that_does_not_fit_the_memory_is_left_to_others() -> None:
     view = _view(_candidate("small", 0.0, free_memory_bytes=10), _candidate("large", 1.0, free_memory_bytes=1000))
-    assert assign(view, 2, stage_bytes=(500, 5)) == {"small": 1, "large": 0}
-    assert assign(view, 2, stage_bytes=(500, 50)) == {"large": 0}
+    assert assign(view, 2, _needs(500, 5)) == {"small": 1, "large": 0}
+    assert assign(view, 2, _needs(500, 50)) == {"large": 0}
+
+
+def test_an_older_large_server_leaves_a_small_one_what_fits_it() -> None:
+    view = _view(_candidate("large", 0.0, free_memory_bytes=1000), _candidate("small", 1.0, free_memory_bytes=10))
+    assert assign(view, 2, _needs(5, 500)) == {"small": 0, "large": 1}
+
+
+def test_of_two_empty_stages_the_one_that_fewer_could_host_comes_first() -> None:
+    # One large server and, later, small ones: had it taken stage 0, stage 1 would stay empty.
+    large = _candidate("large", 0.0, free_memory_bytes=1000)
+    small = [_candidate(name, 1.0 + i, free_memory_bytes=10) for i, name in enumerate("ab")]
+    assert assign(_view(large, *small), 3, _needs(5, 5, 500)) == {"a": 0, "b": 1, "large": 2}
+
+
+def test_older_large_servers_do_not_crowd_the_stage_of_the_small_ones() -> None:
+    large = [_candidate(name, i, free_memory_bytes=1000) for i, name in enumerate("ab")]
+    small = [_candidate(name, 5 + i, free_memory_bytes=10) for i, name in enumerate("cd")]
+    assert assign(_view(*large, *small), 2, _needs(5, 500)) == {"a": 1, "b": 1, "c": 0, "d": 0}
+
+
+def test_memory_that_is_not_known_is_enough() -> None:
+    assert assign(_view(_candidate("a", 0.0)), 1, _needs(10**12)) == {"a": 0}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_with_scarce_memory_everybody_computes_the_same_and_no_stage_is_empty_that_could_be_hosted(seed: int) -> None:
+    rng = random.Random(seed)
+    num_stages = rng.randint(2, 4)
+    needs = _needs(*(rng.choice([10, 100, 1000]) for _ in range(num_stages)))
+    memories = [rng.choice([10, 100, 1000]) for _ in range(rng.randint(num_stages, 9))]
+    servers = [_candidate(f"p{i}", rng.random(), memory) for i, memory in enumerate(memories)]
+    first = assign(_view(*servers), num_stages, needs)
+    placed: dict[PeerId, Replica] = {}
+    for deciding in rng.sample(servers, len(servers)):
+        others = [s for s in servers if s is not deciding]
+        seen = [placed[s.peer] if s.peer in placed and rng.random() < 0.5 else s for s in others]
+        mine = assign(_view(deciding, *seen), num_stages, needs).get(deciding.peer)
+        assert mine == first.get(deciding.peer)
+        if mine is not None:
+            assert needs[mine].fits(deciding)
+            placed[deciding.peer] = _placed(deciding, mine)
+    # As many stages are hosted as can be at all: large needs are met by large servers first.
+    possible, free = 0, sorted(memories, reverse=True)
+    for need in sorted((need.device_bytes for need in needs), reverse=True):
+        if free and free[0] >= need:
+            free.pop(0)
+            possible += 1
+    assert len(set(first.values())) == possible
+
+
+NEED = StageNeed(device_bytes=100, step_bytes=40, sample_bytes=10, host_bytes=7, round_bytes=60, max_samples=8)
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        # Steps and averaging do not happen at the same time: the larger of the two counts.
+        (_candidate("cpu", 0.0), (100 + 7 + 40 + 80, 0)),
+        (replace(_candidate("capped", 0.0), max_microbatch_samples=1), (100 + 7 + 60, 0)),
+        (replace(_candidate("wide", 0.0), max_microbatch_samples=99), (100 + 7 + 40 + 80, 0)),
+        (replace(_candidate("gpu", 0.0), device_memory_bytes=1), (67, 220)),
+        (replace(_candidate("capped gpu", 0.0), device_memory_bytes=1, max_microbatch_samples=2), (67, 160)),
+    ],
+    ids=lambda value: value.peer if isinstance(value, Candidate) else "",
+)
+def test_what_a_stage_needs_depends_on_device_and_cap(server: Candidate, expected: tuple[int, int]) -> None:
+    assert NEED.of(server) == expected
+
+
+def test_an_evaluation_counts_where_its_batches_need_more_than_the_microbatches() -> None:
+    need = replace(NEED, eval_sample_bytes=3)
+    assert need.of(_candidate("cpu", 0.0)) == (100 + 7 + 40 + 64 * 3, 0)
+    assert need.of(replace(_candidate("capped", 0.0), max_microbatch_samples=4)) == (100 + 7 + 40 + 4 * 10, 0)
+
+
+def test_a_gpu_needs_room_on_both_sides() -> None:
+    def gpu(host_bytes: int, device_bytes: int) -> Candidate:
+        return replace(_candidate("gpu", 0.0, host_bytes), device_memory_bytes=device_bytes)
+
+    assert NEED.fits(gpu(67, 220))
+    assert not NEED.fits(gpu(66, 220))
+    assert not NEED.fits(gpu(67, 219))
+    assert NEED.fits(gpu(0, 220)), "unknown host memory is enough"

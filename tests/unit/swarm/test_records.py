@@ -17,7 +17,7 @@ from shoal.swarm.records import (
     weight,
 )
 from shoal.wire.messages.base import SampleRange
-from shoal.wire.messages.round import Join, Record, StageHashes
+from shoal.wire.messages.round import Basis, Join, Record, StageHashes
 from shoal.wire.messages.step import StepEntry
 
 BALLOT = Ballot(3, PeerId("C"), 1)
@@ -46,6 +46,7 @@ def build(views: Sequence[FinalView], joins: dict[str, Join], recorded: Sequence
         joins={PeerId(peer): join for peer, join in joins.items()},
         recorded=tuple(recorded),
         incarnations={0: 1},
+        restored={1: Basis(2, HASHES)},
     )
 
 
@@ -85,6 +86,11 @@ def test_stages_are_named_in_order() -> None:
     assert outcome is not None
     assert outcome.members == (PeerId("b"),)
     assert outcome_of(record, 2) is None
+
+
+def test_a_record_says_what_a_stage_was_trained_from_if_not_from_the_record_before() -> None:
+    record = build([view(1, "b"), view(0, "a")], {"a": join(0), "b": join(1)})
+    assert [stage.restored for stage in record.stages] == [None, Basis(2, HASHES)]
 
 
 def test_a_sealed_record_comes_back_and_its_hash_is_that_of_its_bytes() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shoal.ids import Ballot, PeerId
-from shoal.swarm.records import record_hash, seal, unseal
+from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_choice import Choice, choose
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Record, RoundState, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.round import Basis, Record, RoundState, SignedRecord, StageHashes, StageOutcome
 
 GENESIS = "D0"
 
@@ -23,12 +23,17 @@ D2 = signed(2, record_hash(D1))
 
 
 def state(stage: int, record: SignedRecord | None, round: int, pending: SignedRecord | None = None) -> RoundState:
-    return RoundState(Ballot(9, PeerId("C"), 1), stage, round, record, pending, Hop(PeerId("x"), ()), "")
+    basis = Basis(max(round, 0), StageHashes("p", "m", "b"))
+    return RoundState(Ballot(9, PeerId("C"), 1), stage, round, record, pending, Hop(PeerId("x"), ()), "", basis)
 
 
-def choice(*states: RoundState, drop_pending: bool = False, has_records: bool = False) -> Choice:
+def choice(
+    *states: RoundState, drop_pending: bool = False, has_records: bool = False, known: Tip | None = None
+) -> Choice:
     named = {PeerId(f"R{index}"): each for index, each in enumerate(states)}
-    return choose(named, 2, GENESIS, lambda record: unseal(record, "run", lambda *_: None), drop_pending, has_records)
+    return choose(
+        named, 2, GENESIS, lambda record: unseal(record, "run", lambda *_: None), drop_pending, has_records, known
+    )
 
 
 def test_at_the_start_the_genesis_stands() -> None:
@@ -59,11 +64,30 @@ def test_of_held_records_that_of_the_highest_ballot_then_epoch_is_finished() -> 
 
 
 def test_a_held_record_whose_bytes_are_gone_is_waited_for_and_then_dropped() -> None:
-    states = (state(0, None, 0, D1), state(1, None, 0))
+    states = (state(0, D1, 1, D2), state(1, D1, 1))
     waiting = choice(*states)
-    assert (waiting.tip.hash, waiting.missing) == (record_hash(D1), (1,))
+    assert (waiting.tip.hash, waiting.missing, waiting.may_be_dropped) == (record_hash(D2), (1,), True)
     dropped = choice(*states, drop_pending=True)
-    assert (dropped.tip.hash, dropped.missing) == (GENESIS, ())
+    assert (dropped.tip.hash, dropped.missing) == (record_hash(D1), ())
+    # A holder that comes at the last moment is in time.
+    finished = choice(*states, state(1, D1, 1, D2), drop_pending=True)
+    assert (finished.tip.hash, finished.missing) == (record_hash(D2), ())
+
+
+def test_a_held_record_is_not_dropped_where_the_one_before_has_no_holders_either() -> None:
+    lost = choice(state(0, D1, 1, D2), state(1, None, 0), drop_pending=True)
+    assert (lost.tip.hash, lost.missing, lost.may_be_dropped) == (record_hash(D2), (1,), False)
+    # Whoever has just started holds D_0: that is no reason to drop what may have been decided.
+    first = choice(state(0, None, 0, D1), state(1, None, 0), drop_pending=True)
+    assert (first.tip.hash, first.missing, first.may_be_dropped) == (record_hash(D1), (1,), False)
+
+
+def test_what_the_coordinator_has_decided_stands_though_nobody_holds_it_any_more() -> None:
+    known = Tip(2, record_hash(D2), D2)
+    assert choice(state(0, None, 0), state(1, None, 0), known=known).tip == known
+    assert choice(state(0, D1, 1), state(1, D1, 1), known=known).missing == (0, 1)
+    other = signed(2, record_hash(D1), ballot=3)
+    assert choice(state(0, other, 2), state(1, D1, 1), known=known).tip.hash == record_hash(other)
 
 
 def test_a_held_record_on_an_older_chain_is_no_candidate() -> None:

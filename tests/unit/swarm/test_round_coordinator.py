@@ -7,11 +7,22 @@ import pytest
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Ready, ReplicaIn, ReplicaOut, Send, Stuck
+from shoal.swarm.round_effects import (
+    CoordinatorEffect,
+    Decided,
+    Deposed,
+    Journal,
+    Ready,
+    ReplicaIn,
+    ReplicaOut,
+    Send,
+    Stuck,
+)
 from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
+    Basis,
     Close,
     Decide,
     Held,
@@ -25,12 +36,14 @@ from shoal.wire.messages.round import (
     SignedRecord,
     Staged,
     StageHashes,
+    StageOutcome,
     StaleBallot,
     Swapped,
 )
 
 ME, A, B = PeerId("C"), PeerId("a"), PeerId("b")
 BYTES = StageHashes("p", "m", "b")
+INITIAL = Basis(0, StageHashes("p0", "m0", "b0"))
 
 
 def unsealed(signed: SignedRecord) -> Record:
@@ -47,8 +60,17 @@ def sent(effects: list[CoordinatorEffect], kind: type[RoundMessage]) -> dict[Pee
     return {e.peer: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)}
 
 
-def state(machine: RoundCoordinatorMachine, record: SignedRecord | None = None, round: int = 0) -> RoundState:
-    return RoundState(machine.ballot, 0, round, record, None, Hop(A, ()), "")
+def state(
+    machine: RoundCoordinatorMachine,
+    record: SignedRecord | None = None,
+    round: int = 0,
+    *,
+    stage: int = 0,
+    refused: str = "",
+    basis: Basis | None = None,
+) -> RoundState:
+    basis = basis or (INITIAL if record is None else Basis(round, BYTES))
+    return RoundState(machine.ballot, stage, round, record, None, Hop(A, ()), refused, basis)
 
 
 def lead(machine: RoundCoordinatorMachine, *peers: PeerId) -> list[CoordinatorEffect]:
@@ -68,10 +90,11 @@ def close(machine: RoundCoordinatorMachine, *peers: PeerId, join_by_s: float | N
 
 
 def stage(machine: RoundCoordinatorMachine, *peers: PeerId, epoch: int = 0) -> list[CoordinatorEffect]:
+    """Have everyone stage, and the step logs journaled if the record is to be held."""
     effects: list[CoordinatorEffect] = []
     for peer in peers:
         effects = machine.receive(peer, Staged(machine.ballot, 1, epoch, 0, BYTES), 2.0)
-    return effects
+    return [held for effect in effects if isinstance(effect, Journal) for held in machine.journaled(effect.digest)]
 
 
 def hold(machine: RoundCoordinatorMachine, effects: list[CoordinatorEffect]) -> list[CoordinatorEffect]:
@@ -108,6 +131,42 @@ def test_the_record_is_not_decided_before_all_have_answered_held(machine: RoundC
     assert machine.tip.round == 0
     assert machine.receive(B, Held(machine.ballot, 1, digest), 3.0)
     assert machine.tip.round == 1
+
+
+def test_nobody_holds_a_record_before_its_step_logs_are_journaled(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A, B)
+    close(machine, A, B)
+    machine.receive(A, Staged(machine.ballot, 1, 0, 0, BYTES), 2.0)
+    [journal] = machine.receive(B, Staged(machine.ballot, 1, 0, 0, BYTES), 2.0)
+    assert isinstance(journal, Journal)
+    assert journal.logs == {A: (0, ()), B: (0, ())}
+    assert machine.journaled("another") == []
+    assert sent(machine.journaled(journal.digest), Hold).keys() == {A, B}
+
+
+def test_step_logs_that_are_journaled_too_late_have_no_effect(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A, B)
+    close(machine, A, B)
+    machine.receive(A, Staged(machine.ballot, 1, 0, 0, BYTES), 2.0)
+    [journal] = machine.receive(B, Staged(machine.ballot, 1, 0, 0, BYTES), 2.0)
+    machine.lost(B, 3.0)
+    assert machine.journaled(journal.digest) == []
+
+
+def test_who_holds_the_record_that_a_new_coordinator_finds_says_again_what_it_has_sent(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    outcome = StageOutcome(0, 0, (A, B), (4, 4), BYTES, 0)
+    record = Record("run", 1, Ballot(1, ME, 0), "D0", (outcome,), (), (), {})
+    signed = seal(record, ME, lambda _: b"")
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    machine.receive(A, state(machine, signed, 1), 0.0)
+    effects = machine.receive(B, state(machine, signed, 1), 0.0)
+    assert sent(effects, Decide).keys() == {A, B}
+    machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {"state": 2}), 0.0)
+    [ready] = machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {"state": 3}), 0.0)
+    assert ready == Ready(machine.tip, {A: 0, B: 0}, {"state": 5})
 
 
 def test_a_member_lost_after_hold_means_a_new_epoch_and_another_record(machine: RoundCoordinatorMachine) -> None:
@@ -233,7 +292,7 @@ def newcomer(machine: RoundCoordinatorMachine, signed: SignedRecord) -> None:
     machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 5.0)
     effects = machine.receive(B, state(machine), 5.0)
     assert sent(effects, Decide) == {B: Decide(machine.ballot, signed)}
-    refused = RoundState(machine.ballot, 0, 0, None, None, Hop(B, ()), "not yet")
+    refused = state(machine, refused="not yet")
     assert isinstance(machine.receive(B, refused, 5.0)[0], ReplicaOut)
     assert machine.holders == {A: 0}
     assert machine.wake_at_s is None
@@ -266,7 +325,7 @@ def test_a_newcomer_with_other_bytes_stays_out(machine: RoundCoordinatorMachine)
 
 def test_a_late_repetition_does_not_readmit_who_is_out(machine: RoundCoordinatorMachine) -> None:
     signed = whole_round(machine)
-    refused = RoundState(machine.ballot, 0, 1, signed, None, Hop(A, ()), "why not")
+    refused = state(machine, signed, 1, refused="why not")
     machine.receive(A, refused, 5.0)
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 5.0)
     assert machine.holders == {}
@@ -279,9 +338,9 @@ def test_the_stage_that_lacks_a_holder_is_told_once_what_to_look_for() -> None:
     signed = seal(first, ME, lambda _: b"")
     machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
     machine.lead(0.0)
-    machine.receive(A, RoundState(machine.ballot, 0, 1, signed, None, Hop(A, ()), ""), 0.0)
-    fresh = RoundState(machine.ballot, 1, 0, None, None, Hop(B, ()), "")
+    machine.receive(A, state(machine, signed, 1), 0.0)
+    fresh = state(machine, stage=1)
     effects = machine.receive(B, fresh, 0.0)
-    assert effects == [Send(B, Decide(machine.ballot, signed)), Stuck((1,))]
+    assert effects == [Stuck((1,)), Send(B, Decide(machine.ballot, signed))]
     assert machine.holders is None
-    assert machine.receive(B, fresh, 0.1) == [Stuck((1,))]
+    assert machine.receive(B, fresh, 0.1) == []

@@ -8,11 +8,13 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_effects import CloseSteps, Fetch, Introduce, Pin, ReplicaOut, ResolveStep, RunRing, Send, Swap
-from shoal.swarm.round_member import RoundMemberMachine, StepsClosed
+from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
+    Basis,
     Close,
     Decide,
     Held,
@@ -22,6 +24,7 @@ from shoal.wire.messages.round import (
     Propose,
     Record,
     Resolve,
+    Restore,
     RoundState,
     SignedRecord,
     Staged,
@@ -35,12 +38,18 @@ C, D = PeerId("C"), PeerId("D")
 ME, OTHER = Hop(PeerId("R"), ("memory:R",)), Hop(PeerId("S"), ("memory:S",))
 LOW, HIGH = Ballot(1, C, 1), Ballot(2, D, 1)
 BYTES = StageHashes("p", "m", "b")
+INITIAL = StageHashes("p0", "m0", "b0")
+FRESH = Basis(0, INITIAL)
 KEY = StepKey(0, 1, 2, 0)
 
 
 @pytest.fixture
 def member() -> RoundMemberMachine:
-    return RoundMemberMachine(ME, 0, Tip(0, "D0", None), lambda signed: unseal(signed, "run", lambda *_: None))
+    return RoundMemberMachine(ME, 0, Tip(0, "D0", None), INITIAL, unsealed)
+
+
+def unsealed(signed: SignedRecord) -> Record:
+    return unseal(signed, "run", lambda *_: None)
 
 
 def propose(epoch: int = 0, ballot: Ballot = LOW, round: int = 1) -> Propose:
@@ -72,7 +81,7 @@ def refusal(effects: list[object]) -> str:
 
 def test_answering_a_ballot_is_a_promise(member: RoundMemberMachine) -> None:
     [answer] = member.receive(D, AskRound(HIGH))
-    assert answer == Send(D, RoundState(HIGH, 0, 0, None, None, ME, ""))
+    assert answer == Send(D, RoundState(HIGH, 0, 0, None, None, ME, "", FRESH))
     assert member.receive(C, AskRound(LOW)) == [Send(C, StaleBallot(HIGH))]
     assert member.receive(C, Close(LOW, 1)) == [Send(C, StaleBallot(HIGH))]
     assert not member.closing
@@ -296,9 +305,81 @@ def test_a_swap_whose_bytes_are_gone_becomes_a_transfer(member: RoundMemberMachi
 
 
 def test_a_replica_that_is_behind_says_so_until_its_round_is_closed() -> None:
-    member = RoundMemberMachine(ME, 0, Tip(0, "D0", None), lambda s: unseal(s, "run", lambda *_: None), is_behind=True)
+    member = RoundMemberMachine(ME, 0, Tip(0, "D0", None), INITIAL, unsealed, is_behind=True)
     [answer] = member.receive(C, AskRound(LOW))
-    assert answer == Send(C, RoundState(LOW, 0, NOTHING_HELD, None, None, ME, ""))
+    assert answer == Send(C, RoundState(LOW, 0, NOTHING_HELD, None, None, ME, "", FRESH))
     member.receive(C, Close(LOW, 1))
     [answer] = member.receive(C, AskRound(LOW))
-    assert answer == Send(C, RoundState(LOW, 0, 0, None, None, ME, ""))
+    assert answer == Send(C, RoundState(LOW, 0, 0, None, None, ME, "", FRESH))
+
+
+OTHERS = StageHashes("q", "n", "c")
+
+
+def restore(basis: Basis, signed: SignedRecord) -> Restore:
+    return Restore(LOW, signed, 0, basis)
+
+
+def restored(member: RoundMemberMachine) -> SignedRecord:
+    """The member goes on from record 1, whose bytes nobody holds, with its initial ones."""
+    signed = record()
+    member.receive(C, Decide(LOW, signed))
+    assert member.receive(C, restore(FRESH, signed)) == [Swap(unsealed(signed), INITIAL)]
+    [report] = member.swapped(INITIAL, {})
+    assert report == Send(C, Swapped(1, 0, record_hash(signed), INITIAL, {}))
+    return signed
+
+
+def test_a_member_of_a_restored_stage_keeps_its_bytes_and_says_so(member: RoundMemberMachine) -> None:
+    signed = restored(member)
+    assert (member.round, member.basis, member.is_restored) == (2, FRESH, True)
+    assert member.receive(C, AskRound(LOW)) == [Send(C, RoundState(LOW, 0, 1, signed, None, ME, "", FRESH))]
+    # Repetitions change nothing, and neither does the record that it holds.
+    [again] = member.receive(C, restore(FRESH, signed))
+    assert again == Send(C, Swapped(1, 0, record_hash(signed), INITIAL, {}))
+    assert member.receive(C, Decide(LOW, signed)) == [again]
+
+
+def test_a_member_with_other_bytes_does_not_restore(member: RoundMemberMachine) -> None:
+    signed = record()
+    assert "other ones" in refusal(member.receive(C, restore(Basis(0, OTHERS), signed)))
+    assert member.round == 1
+
+
+def test_a_restored_member_fetches_the_record_s_bytes_when_they_are_found(member: RoundMemberMachine) -> None:
+    signed = restored(member)
+    order = restore(Basis(1, BYTES), signed)
+    assert any(isinstance(effect, Fetch) for effect in member.receive(C, order))
+    assert not any(isinstance(effect, Fetch) for effect in member.receive(C, order))
+    assert member.fetched(record_hash(signed), BYTES) == [Swap(unsealed(signed), BYTES)]
+    member.swapped(BYTES, {})
+    assert (member.basis, member.is_restored) == (Basis(1, BYTES), False)
+    # Who has the record's own bytes is not to go back to older ones.
+    [answer] = member.receive(C, restore(FRESH, signed))
+    assert answer == Send(C, Swapped(1, 0, record_hash(signed), BYTES, {}))
+
+
+def test_the_next_record_makes_a_restored_member_like_all_others(member: RoundMemberMachine) -> None:
+    signed = restored(member)
+    following = record(previous=record_hash(signed), hashes=OTHERS, round=2)
+    member.receive(C, Close(LOW, 2))
+    member.steps_closed(StepsClosed(0, (), ()))
+    view = propose(round=2)
+    member.receive(C, view)
+    member.ring_done(view, OTHERS)
+    member.receive(C, Hold(LOW, following))
+    assert member.receive(C, Decide(LOW, following)) == [Swap(unsealed(following), OTHERS)]
+    member.swapped(OTHERS, {})
+    assert (member.basis, member.is_restored) == (Basis(2, OTHERS), False)
+
+
+def test_whoever_has_the_record_s_bytes_already_needs_no_other(member: RoundMemberMachine) -> None:
+    signed = record(hashes=INITIAL)  # nobody has trained
+    assert member.receive(C, Decide(LOW, signed)) == [Swap(unsealed(signed), INITIAL)]
+
+
+def test_a_member_whose_memory_is_broken_has_no_bytes(member: RoundMemberMachine) -> None:
+    join(member)
+    member.receive(C, propose())
+    member.state_broken("a bit has flipped")
+    assert member.basis.hashes != INITIAL

@@ -23,14 +23,19 @@ def test_a_peer_is_avoided_until_its_time_is_over() -> None:
     assert path(avoidance) == ("A1", "B1")
     assert avoidance.next_end_s(0.0) == 1.0
     assert path(avoidance, 1.0) == ("A0", "B1")
+    avoidance.found(PeerId("B0"))
     assert path(avoidance, 2.0) == ("A0", "B0")
     assert avoidance.next_end_s(2.0) == float("inf")
 
 
-def test_losses_can_be_forgotten_at_once() -> None:
+def test_a_lost_peer_may_be_tried_again_but_is_the_last_choice_until_it_is_found() -> None:
     avoidance = Avoidance()
     avoidance.lose(PeerId("A0"), 9.0)
+    assert choose_path([[PeerId("A0")]], avoidance, 0.0) is None
     avoidance.forget_losses()
+    assert path(avoidance) == ("A1", "B0")
+    assert choose_path([[PeerId("A0")]], avoidance, 0.0) == ("A0",)
+    avoidance.found(PeerId("A0"))
     assert path(avoidance) == ("A0", "B0")
 
 

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from shoal.ids import PeerId, StepKey
+from shoal.swarm.microbatch_cut import Part
 from shoal.swarm.step_operations import Send
-from shoal.swarm.step_trainer import Feed, Finished, NoPath, Note, RoundOver, StepPlan, StepTrainer, TrainerEffect
+from shoal.swarm.step_trainer import Dial, Feed, Finished, NoPath, Note, RoundOver, StepPlan, StepTrainer, TrainerEffect
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.step import (
     Abort,
@@ -72,10 +73,13 @@ def test_inputs_follow_when_all_have_opened_and_never_more_than_the_window() -> 
     machine = trainer()
     machine.start(plan(), 0.0)
     assert machine.handle(A, Opened(KEY), 0.0) == []
-    assert machine.handle(B, Opened(KEY), 0.0) == [Feed(KEY, (A, B), 0), Feed(KEY, (A, B), 1)]
+    assert machine.handle(B, Opened(KEY), 0.0) == [
+        Feed(KEY, (A, B), 0, Part(0, 0, 2)),
+        Feed(KEY, (A, B), 1, Part(1, 0, 2)),
+    ]
     assert machine.handle(A, MicrobatchDone(KEY, 2), 0.0) == []
     assert machine.handle(B, MicrobatchDone(KEY, 0), 0.0) == []
-    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == [Feed(KEY, (A, B), 2)]
+    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == [Feed(KEY, (A, B), 2, Part(2, 0, 1))]
     assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == []
 
 
@@ -135,7 +139,44 @@ def test_a_lost_replica_is_replaced_and_used_again_later() -> None:
     running(machine)
     assert Note(AGAIN, hops(A2, B)) in machine.peer_lost(A, 0.0)
     machine.cancel()
-    assert Note(StepKey(3, 2, 8, 0), hops(A, B)) in machine.start(plan(8), 100.0)
+    # It is looked for beside the next step, which does not wait for it.
+    effects = machine.start(plan(8), 100.0)
+    assert effects[0] == Dial(A)
+    assert Note(StepKey(3, 2, 8, 0), hops(A2, B)) in effects
+    machine.cancel()
+    assert Dial(A) not in machine.start(plan(9), 200.0)  # nobody has answered yet
+    machine.cancel()
+    machine.peer_found(A)
+    effects = machine.start(plan(10), 300.0)
+    assert Note(StepKey(3, 2, 10, 0), hops(A, B)) in effects
+    assert Dial(A) not in effects
+
+
+def test_a_lost_replica_is_looked_for_again_after_a_pause_as_long_as_the_client_names_it() -> None:
+    machine = trainer()
+    machine.peer_lost(A, 0.0)
+    assert Dial(A) not in machine.start(plan(7), 0.4)
+    machine.cancel()
+    assert Dial(A) in machine.start(plan(8), 0.6)
+    machine.cancel()
+    machine.peer_lost(A, 5.0)
+    assert Dial(A) in machine.start(plan(9), 5.6)
+    machine.cancel()
+    machine.peer_lost(A, 10.0)
+    assert Dial(A) not in machine.start(plan(10, (hops(A2), hops(B, B2))), 10.6)
+
+
+def test_a_home_replica_that_the_client_does_not_name_is_the_last_choice() -> None:
+    machine = trainer()
+    assert Note(KEY, hops(A2, B)) in machine.start(plan(replicas=(hops(A2), hops(B2, B))), 0.0)
+    machine.peer_lost(A2, 0.0)
+    assert Note(StepKey(3, 2, 7, 1), hops(A, B)) not in machine.start(plan(replicas=(hops(A2), hops(B))), 0.0)
+
+
+def test_a_lost_replica_is_used_at_once_where_its_stage_has_no_other() -> None:
+    machine = trainer()
+    machine.peer_lost(A, 0.0)
+    assert Note(KEY, hops(A, B)) in machine.start(plan(replicas=(hops(A), hops(B))), 0.1)
 
 
 def test_a_closed_round_ends_the_step_everywhere() -> None:

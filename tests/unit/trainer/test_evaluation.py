@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from shoal.data.feed import LeasedBatch
-from shoal.trainer.evaluation import EVAL_SAMPLES, eval_parts
+from shoal.swarm.microbatch_cut import EVAL_SAMPLES
+from shoal.trainer.evaluation import eval_parts
 
 
 @pytest.mark.parametrize("num_samples", [1, EVAL_SAMPLES, EVAL_SAMPLES + 1, 3 * EVAL_SAMPLES + 5])

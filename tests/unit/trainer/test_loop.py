@@ -19,6 +19,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.pipeline.driver import StepResult
 from shoal.trainer.loop import TrainerLoop
 from shoal.transport.base import Received
+from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
 from shoal.wire.messages.base import Hop, SampleRange
@@ -77,7 +78,7 @@ class Feed:
             finally:
                 self.ended.append(f"read {ticket}")
 
-    def note(self, key: StepKey, batch: LeasedBatch, path: tuple[PeerId, ...]) -> None:
+    def note(self, key: StepKey, batch: LeasedBatch) -> None:
         self.ended.append(f"noted {batch.ticket}")
 
     def acknowledge(self, key: StepKey, batch: LeasedBatch, *, committed: bool) -> None:
@@ -125,10 +126,11 @@ class Host:
     """A loop, and its client's end of the connection."""
 
     def __init__(self, tasks: TaskGroup, feed: Feed, driver: Driver) -> None:
-        network = MemoryNetwork()
-        self.client: MemoryEndpoint = network.endpoint(CLIENT)
+        self.network = MemoryNetwork(seed=0)
+        self.client: MemoryEndpoint = self.network.endpoint(CLIENT)
+        endpoint = self.network.endpoint(PeerId("T1"))
         self.loop = TrainerLoop(
-            endpoint=network.endpoint(PeerId("T1")),
+            endpoint=endpoint,
             feed=feed,
             driver=driver,
             config=CONFIG,
@@ -138,6 +140,12 @@ class Host:
             clock=SystemClock(),
         )
         tasks.start_soon(self.loop.run)
+        tasks.start_soon(dispatch, endpoint, (self.loop,))
+
+    def restart_client(self) -> MemoryEndpoint:
+        """Kill the client and start it again."""
+        self.network.kill(CLIENT)
+        return self.network.endpoint(CLIENT)
 
     def tell(self, message: Message, sender: PeerId = CLIENT) -> bool:
         return self.loop.receive(Received(sender, message))
@@ -346,3 +354,40 @@ async def test_other_messages_are_not_taken() -> None:
         assert not host.tell(TrainerStuck(SLOT, 1, ()))
 
     await run(Feed(), Driver(), order)
+
+
+async def test_a_client_that_is_lost_is_dialled_again_and_told_all_of_the_round_again() -> None:
+    async with anyio.create_task_group() as tasks:
+        host = Host(tasks, Feed(), Driver())
+        await host.settle()
+        host.tell(start(1))
+        first = await host.heard()
+        assert [type(report) for report in first] == [StepReport] * 3 + [TrainerDone]
+        client = host.restart_client()
+        events = client.events()
+        again = []
+        with anyio.fail_after(5):
+            async for event in events:
+                if isinstance(event, Received):
+                    again.append(event.message)
+                    if isinstance(event.message, TrainerDone):
+                        break
+        assert again == [TrainerHello(SLOT, 1, hop("T1"), round=1), *first]
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_client_is_dialled_until_it_is_there() -> None:
+    async with anyio.create_task_group() as tasks:
+        host = Host(tasks, Feed(), Driver())
+        await host.settle()
+        host.network.kill(CLIENT)
+        # Each hello to nobody is another lost connection.
+        while host.loop._backoff._attempts < 2:
+            await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(5):
+            client = host.restart_client()
+            async for event in client.events():
+                if isinstance(event, Received):
+                    assert event.message == TrainerHello(SLOT, 1, hop("T1"), round=0)
+                    break
+        tasks.cancel_scope.cancel()

@@ -43,6 +43,30 @@ async def test_messages_of_a_pair_arrive_in_order_after_the_peer_is_up() -> None
     assert await take(a, 2) == [PeerUp(B), Received(B, Opened(key(9)))]
 
 
+async def test_with_a_seed_control_messages_overtake_tensors_and_nothing_else_overtakes() -> None:
+    network = MemoryNetwork(seed=1)
+    a, b, c = (network.endpoint(peer) for peer in (A, B, C))
+    for sender in (a, c):
+        sender.introduce(b.hop)
+    orders = set[tuple[int, ...]]()
+    for number in range(30):
+        a.post(B, Opened(key(2 * number)))
+        a.post(B, Forward(key(0), 0), [WireTensor("uint8", (1,), memoryview(bytearray(1)))])
+        a.post(B, Opened(key(2 * number + 1)))
+        a.post(B, Forward(key(0), 1), [WireTensor("uint8", (1,), memoryview(bytearray(1)))])
+        c.post(B, Opened(key(99)))
+        events = await take(b, 5 if number else 7)
+        ours = [event.message for event in events if isinstance(event, Received) and event.peer == A]
+        assert [message for message in ours if isinstance(message, Forward)] == [Forward(key(0), 0), Forward(key(0), 1)]
+        assert [message for message in ours if isinstance(message, Opened)] == [
+            Opened(key(2 * number)),
+            Opened(key(2 * number + 1)),
+        ]
+        assert isinstance(ours[0], Opened)
+        orders.add(tuple(place for place, message in enumerate(ours) if isinstance(message, Forward)))
+    assert orders == {(1, 3), (2, 3)}
+
+
 @pytest.mark.parametrize("encode", [True, False])
 @pytest.mark.parametrize("target", [A, B])
 async def test_tensors_arrive_as_copies_also_at_the_sender_itself(encode: bool, target: PeerId) -> None:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from shoal.errors import HandshakeError
 from shoal.identity import Identity, peer_id_of
 from shoal.transport import tls
-from shoal.transport.tls import TlsContexts, explain, peer_of, tls_contexts
+from shoal.transport.tls import TlsContexts, explained, peer_of, tls_contexts
 
 KEY = b"k" * 32
 ALICE, BOB = Identity(b"a" * 32), Identity(b"b" * 32)
@@ -46,7 +46,7 @@ def test_peers_of_one_swarm_prove_who_they_are_to_each_other_under_tls_1_3() -> 
 def test_another_swarm_key_is_refused_and_the_user_told_how_to_compare() -> None:
     with pytest.raises(ssl.SSLCertVerificationError) as caught:
         pair(tls_contexts(ALICE, KEY).server, tls_contexts(BOB, b"x" * 32).client)
-    assert "shoal key fingerprint" in explain(caught.value)
+    assert "shoal key fingerprint" in str(explained(caught.value))
 
 
 def test_a_client_that_checks_nothing_and_shows_a_foreign_certificate_is_refused() -> None:

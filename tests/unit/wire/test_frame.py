@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from shoal.errors import LocalProtocolError, RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.wire.frame import FRAME_VERSION, HEADER, MAGIC, READ_AHEAD_BYTES, Frame, FrameDecoder, encode_frame
+from shoal.wire.frame import FRAME_VERSION, HEADER, MAGIC, Frame, encode_frame
+from shoal.wire.frame_decoder import READ_AHEAD_BYTES, FrameDecoder
 from shoal.wire.limits import LONG_MESSAGES, TENSORS_OF, WireLimits
 from shoal.wire.messages import Message, Traffic
 from shoal.wire.messages.control import Metrics, StepReport
@@ -29,7 +30,7 @@ def tensor(num_bytes: int, fill: int = 7) -> WireTensor:
 
 
 def joined(message: Message, *tensors: WireTensor, traffic: Traffic = Traffic.CONTROL) -> bytes:
-    return b"".join(encode_frame(message, tensors, traffic))
+    return b"".join(encode_frame(message, tensors, traffic).in_one_piece())
 
 
 def feed(decoder: FrameDecoder, raw: bytes, pieces: Iterable[int] = ()) -> list[Frame]:
@@ -68,7 +69,9 @@ def test_a_frame_comes_back_as_it_was_sent() -> None:
 
 def test_a_tensor_is_sent_from_its_own_memory_and_received_into_writable_memory() -> None:
     source = bytearray(1 << 20)
-    header, payload = encode_frame(Forward(KEY, 0), [WireTensor("uint8", (1 << 20,), memoryview(source))])
+    header, payload = encode_frame(
+        Forward(KEY, 0), [WireTensor("uint8", (1 << 20,), memoryview(source))]
+    ).in_one_piece()
     source[5] = 99
     assert payload[5] == 99
     decoder = FrameDecoder()
@@ -136,7 +139,7 @@ def test_garbage_is_refused_or_waited_on_but_never_breaks_the_decoder(raw: bytes
 
 @given(body=st.binary(max_size=200), payload=st.integers(0, 64), count=st.integers(0, 2))
 def test_any_body_behind_a_good_header_is_refused_or_a_message(body: bytes, payload: int, count: int) -> None:
-    raw = HEADER.pack(MAGIC, FRAME_VERSION, 0, count, len(body), payload) + body
+    raw = HEADER.pack(MAGIC, FRAME_VERSION, 0, count, len(body), payload, 0) + body
     decoder = FrameDecoder()
     with pytest.raises(RemoteProtocolError):
         feed(decoder, raw)
@@ -158,10 +161,16 @@ def test_a_changed_byte_never_raises_anything_but_a_protocol_error(
 
 
 def packed(
-    body: object, *, version: int = 1, magic: bytes = MAGIC, traffic: int = 4, count: int = 0, extra: int = 0
+    body: object,
+    *,
+    version: int = FRAME_VERSION,
+    magic: bytes = MAGIC,
+    traffic: int = 4,
+    count: int = 0,
+    extra: int = 0,
 ) -> bytes:
     raw = msgspec.msgpack.encode(body)
-    return HEADER.pack(magic, version, traffic, count, len(raw), extra) + raw
+    return HEADER.pack(magic, version, traffic, count, len(raw), extra, extra) + raw
 
 
 FWD = ["fwd", list(KEY), 1]
@@ -202,14 +211,14 @@ def test_an_oversized_tensor_is_refused_before_anything_is_allocated_for_it() ->
 
 
 def test_an_oversized_body_is_refused_from_its_header() -> None:
-    raw = HEADER.pack(MAGIC, FRAME_VERSION, 0, 0, 17 << 20, 0)
+    raw = HEADER.pack(MAGIC, FRAME_VERSION, 0, 0, 17 << 20, 0, 0)
     with pytest.raises(RemoteProtocolError, match="limit 16777216"):
         feed(FrameDecoder(), raw)
 
 
 def test_only_messages_with_logs_or_records_may_be_long() -> None:
     lenient = WireLimits(max_message_bytes=16 << 20)
-    raw = b"".join(encode_frame(Refused(KEY, "a" * (1 << 20)), limits=lenient))
+    raw = b"".join(encode_frame(Refused(KEY, "a" * (1 << 20)), limits=lenient).in_one_piece())
     with pytest.raises(RemoteProtocolError, match="Refused of"):
         feed(FrameDecoder(), raw)
     decide = Decide(BALLOT, SignedRecord(b"r" * (2 << 20), PeerId("a"), b"s" * 64))
@@ -228,7 +237,7 @@ def test_a_sender_refuses_what_the_receiver_would() -> None:
 
 
 def test_special_numbers_and_every_element_type_survive() -> None:
-    report = StepReport(0, 1, KEY, 8, float("inf"), 1e-300, 0.1, True, 0.25)
+    report = StepReport(0, 1, KEY, 8, float("inf"), 1e-300, 0.1, True, 0.25, 1.5)
     assert feed(FrameDecoder(), joined(report))[0].message == report
     for dtype, item_bytes in ITEM_BYTES.items():
         sent = WireTensor(dtype, (3,), memoryview(bytearray(3 * item_bytes)))

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+
 from shoal.ids import PeerId, StepKey
 from shoal.wire.messages.base import Hop, Struct
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Cap = Annotated[int, msgspec.Meta(ge=1)]
+
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
-    """Sent on a connection that has been idle; carries nothing and is never passed up."""
+    """Sent on a connection that has been idle, or to measure the round trip; never passed up. A `ping` other than 0 is
+    sent back at once as the `pong` of another heartbeat."""
+
+    ping: Number = 0
+    pong: Number = 0
 
 
 class TrainerHello(Struct, frozen=True, tag="trainer_hello"):
-    """First message of a trainer to the client that started it."""
+    """First message of a trainer to its client, again whenever it has been dialled anew, and then followed by all
+    reports of `round`: the last one that the trainer was started in, 0 before the first."""
 
     slot: int
     incarnation: int
     hop: Hop
+    round: int = 0
 
 
 class Evaluation(Struct, frozen=True):
@@ -28,7 +41,8 @@ class Evaluation(Struct, frozen=True):
 
 class StartRound(Struct, frozen=True, tag="start_round"):
     """Work of one trainer in one round: evaluate first (if asked to), then `inner_steps` steps from number `first_step`
-    on over `path`. `replicas[s]` are all usable replicas of stage s, best first, to replace one that is lost."""
+    on over `path`. `replicas[s]` are all usable replicas of stage s, best first, to replace one that is lost. `caps`
+    are the most samples in a microbatch, of replicas that do not take any number."""
 
     round: int
     slot: int
@@ -38,16 +52,18 @@ class StartRound(Struct, frozen=True, tag="start_round"):
     path: tuple[Hop, ...]
     replicas: tuple[tuple[Hop, ...], ...]
     evaluation: Evaluation | None
+    caps: dict[PeerId, Cap] = msgspec.field(default_factory=dict[PeerId, Cap])
 
 
 class UpdateReplicas(Struct, frozen=True, tag="update_replicas"):
-    """The replicas of each stage have changed."""
+    """The replicas of each stage have changed, or their caps."""
 
     replicas: tuple[tuple[Hop, ...], ...]
+    caps: dict[PeerId, Cap] = msgspec.field(default_factory=dict[PeerId, Cap])
 
 
 class StepReport(Struct, frozen=True, tag="step_report"):
-    """One step is committed (or skipped)."""
+    """One step is committed (or skipped), at `at_s` on the monotonic clock of the host of trainer and client."""
 
     slot: int
     round: int
@@ -58,6 +74,7 @@ class StepReport(Struct, frozen=True, tag="step_report"):
     lr: float
     skipped: bool
     duration_s: float
+    at_s: float
 
 
 class EvalReport(Struct, frozen=True, tag="eval_report"):
@@ -70,7 +87,7 @@ class EvalReport(Struct, frozen=True, tag="eval_report"):
 
 
 class TrainerDone(Struct, frozen=True, tag="trainer_done"):
-    """The trainer has done its steps of the round and waits."""
+    """The trainer has done its steps of the round and waits. `sent_bytes` counts from its start."""
 
     slot: int
     round: int
@@ -87,8 +104,20 @@ class TrainerStuck(Struct, frozen=True, tag="trainer_stuck"):
     stages: tuple[int, ...]
 
 
+class RunOver(Struct, frozen=True, tag="run_over"):
+    """The client's last word to every server: the run has ended, in its last round unless it was `interrupted` there or
+    there is a `failure`."""
+
+    interrupted: bool
+    failure: str
+
+
+COUNTERS = "counters/"
+"""How names of numbers begin that only grow and are summed up over peers: `counters/transport.refused{offence=tls}`."""
+
+
 class Metrics(Struct, frozen=True, tag="metrics"):
-    """Numbers for the monitor: names as W&B shows them."""
+    """Numbers for the monitor, names as W&B shows them; or, to the client, what a role has counted (`COUNTERS`)."""
 
     role: str
     peer: PeerId
@@ -105,5 +134,6 @@ ControlMessage = (
     | EvalReport
     | TrainerDone
     | TrainerStuck
+    | RunOver
     | Metrics
 )

@@ -27,8 +27,9 @@ class PlanRound(Struct, frozen=True, tag="plan_round"):
 
 
 class ResumeRound(Struct, frozen=True, tag="resume_round"):
-    """Instead of PlanRound, to a data server that was started again in the middle of a round: nothing is leased before
-    `trainers` (slot -> incarnation) have said hello. `complete`: nobody else has leased anything in this round."""
+    """Instead of PlanRound, where client or data server was started again in the middle of a round. To a data server
+    that knows nothing of the round: nothing is leased before `trainers` (slot -> incarnation) have said hello.
+    `complete`: nobody else has leased anything in this round."""
 
     round: int
     num_slots: int
@@ -109,11 +110,10 @@ class NoBatch(Struct, frozen=True, tag="no_batch"):
 
 
 class NoteAttempt(Struct, frozen=True, tag="note_attempt"):
-    """Before Open: which attempt, on which path, will train the leased batch."""
+    """Before Open: which attempt will train the leased batch."""
 
     key: StepKey
     ticket: int
-    path: tuple[str, ...]
 
 
 class Acknowledge(Struct, frozen=True, tag="acknowledge"):

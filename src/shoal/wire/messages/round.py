@@ -13,6 +13,12 @@ coordinator                          member
   | -- Decide (record) ------------->  |   only now does anyone swap
   | <- Swapped                         |
 
+If nobody holds the record's bytes of a stage any more, its replicas go on from the newest that one of them holds:
+
+coordinator                          replica of that stage
+  | -- Restore (record, basis) ---->  |
+  | <- Swapped                         |
+
 A replica that is told of a record whose bytes it has not staged gets them from those that hold it (`StateTransfer`):
 
 newcomer                             donor, of the same stage
@@ -20,9 +26,19 @@ newcomer                             donor, of the same stage
   | <- StateOffer / NoState            |
   | -- ReadState ------------------->  |   several at a time, from several donors
   | <- StateChunk / NoState            |
+
+A server is sent to another stage:
+
+coordinator                          server
+  | -- Move ------------------------>  |   repeated until answered
+  | <- Moving                          |   on its way, or why not; then all its connections end, and it is a newcomer
 """
 
 from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
 
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.wire.messages.base import Hop, SampleRange, Struct
@@ -37,8 +53,17 @@ class StageHashes(Struct, frozen=True):
     buffers: str
 
 
+class Basis(Struct, frozen=True):
+    """The bytes of a stage that a replica trains from: those that record `round` named; with 0 the initial ones."""
+
+    round: int
+    hashes: StageHashes
+
+
 class StageOutcome(Struct, frozen=True):
-    """What a round decided for one stage: the final view and the bytes that everyone now holds."""
+    """What a round decided for one stage: the final view and the bytes that everyone now holds. `steps_lost` are steps
+    of this round. `restored` says that nobody held the bytes of the record before: the stage was trained from these
+    instead, and what it had learnt in the rounds after `restored.round` and before this one is lost."""
 
     stage: int
     epoch: int
@@ -46,6 +71,7 @@ class StageOutcome(Struct, frozen=True):
     weights: tuple[int, ...]
     hashes: StageHashes
     steps_lost: int
+    restored: Basis | None = None
 
 
 class Record(Struct, frozen=True):
@@ -80,7 +106,8 @@ class AskRound(Struct, frozen=True, tag="ask_round"):
 class RoundState(Struct, frozen=True, tag="round_state"):
     """What a replica holds: its stage, its record (none before D_1), and a record it has answered Held for. `refused`
     is why it could not do what the coordinator has just asked, empty in an answer to AskRound. `held_round` is -1 for
-    one that has the state of D_0 and has reason to believe that the run is further."""
+    one that has the state of D_0 and has reason to believe that the run is further. `basis` are the bytes it has: not
+    those of its record if its stage was restored."""
 
     ballot: Ballot
     stage: int
@@ -89,6 +116,7 @@ class RoundState(Struct, frozen=True, tag="round_state"):
     pending: SignedRecord | None
     hop: Hop
     refused: str
+    basis: Basis
 
 
 class StaleBallot(Struct, frozen=True, tag="stale_ballot"):
@@ -104,9 +132,22 @@ class Close(Struct, frozen=True, tag="close"):
     round: int
 
 
+class LinkReport(Struct, frozen=True):
+    """What a replica has measured of its link to another one; `is_local`: they share a host, and memory."""
+
+    peer: PeerId
+    round_trip_ms: Annotated[float, msgspec.Meta(ge=0)]
+    bandwidth_mbit: Annotated[float, msgspec.Meta(ge=0)]
+    is_local: bool = False
+
+
+MAX_LINK_REPORTS = 256
+"""Of one replica; a stage has fewer replicas."""
+
+
 class Join(Struct, frozen=True, tag="join"):
     """The replica has nothing open but `in_doubt`. `aborted` are the steps that a Resolve of this round has aborted
-    here."""
+    here, `links` its links to others of its stage, if it has measured any."""
 
     ballot: Ballot
     round: int
@@ -115,6 +156,7 @@ class Join(Struct, frozen=True, tag="join"):
     in_doubt: tuple[StepKey, ...]
     log: tuple[StepEntry, ...]
     aborted: tuple[StepKey, ...]
+    links: Annotated[tuple[LinkReport, ...], msgspec.Meta(max_length=MAX_LINK_REPORTS)] = ()
 
 
 class Resolve(Struct, frozen=True, tag="resolve"):
@@ -141,8 +183,8 @@ class Propose(Struct, frozen=True, tag="propose"):
 
 
 class RingPart(Struct, frozen=True, tag="ring_part"):
-    """A segment of a chunk on its way around the ring. `gather` is False in the reduce-scatter. One tensor. `buffer`
-    tells parameters (0) from floating buffers (1) and integer buffers (2)."""
+    """A segment of a chunk on its way through the ring, the tree or the centre. `gather` is False while the sum is
+    formed. One tensor. `buffer` tells parameters (0) from floating buffers (1) and integer buffers (2)."""
 
     ballot: Ballot
     round: int
@@ -152,6 +194,40 @@ class RingPart(Struct, frozen=True, tag="ring_part"):
     buffer: int
     chunk: int
     segment: int
+
+
+class SharedVector(Struct, frozen=True):
+    """Where a vector lies in the sender's own memory: a file that it has open, and the file's number in the system, so
+    that no other one is taken for it. Only good over a connection whose process the kernel proves."""
+
+    descriptor: int
+    inode: int
+    offset_bytes: int
+
+
+class RingReady(Struct, frozen=True, tag="ring_ready"):
+    """In place of `count` RingParts from `segment` on: they are ready in the sender's memory, and stay so until the
+    receiver has passed on what it makes of them, or has answered RingTaken."""
+
+    ballot: Ballot
+    round: int
+    epoch: int
+    stage: int
+    gather: bool
+    buffer: int
+    chunk: int
+    segment: int
+    count: int
+    vector: SharedVector
+
+
+class RingTaken(Struct, frozen=True, tag="ring_taken"):
+    """The sender reads nothing more from the receiver's memory in this ring."""
+
+    ballot: Ballot
+    round: int
+    epoch: int
+    stage: int
 
 
 class Staged(Struct, frozen=True, tag="staged"):
@@ -196,8 +272,20 @@ class Decide(Struct, frozen=True, tag="decide"):
     record: SignedRecord
 
 
+class Restore(Struct, frozen=True, tag="restore"):
+    """Your stage goes on from `record`, which is decided, with the bytes of `basis`: whoever has these takes them for
+    the record's. They are the record's own where a stage need not be restored any more: whoever lacks them fetches
+    them."""
+
+    ballot: Ballot
+    record: SignedRecord
+    stage: int
+    basis: Basis
+
+
 class Swapped(Struct, frozen=True, tag="swapped"):
-    """The replica now holds D_round. `sent_bytes` counts what it sent since it held the record before, by traffic."""
+    """The replica now holds D_round, with bytes of these hashes. `sent_bytes` counts what it sent since it held the
+    record before, by traffic."""
 
     round: int
     stage: int
@@ -207,18 +295,21 @@ class Swapped(Struct, frozen=True, tag="swapped"):
 
 
 class AskState(Struct, frozen=True, tag="ask_state"):
-    """Does the receiver hold the state that this record names for this stage?"""
+    """Does the receiver have the state that this record names for this stage; or, with `is_average`, what the ring of
+    its round has made of the contributions, from which that state follows?"""
 
     stage: int
     record_hash: str
+    is_average: bool = False
 
 
 class StateOffer(Struct, frozen=True, tag="state_offer"):
     """It does. `chunk_hashes` are the SHA-256 of the chunks of the outer parameters, the outer momentum, the floating
-    and the integer buffers, 32 bytes each."""
+    and the integer buffers, 32 bytes each; with `is_average` of the average, which has no momentum."""
 
     record_hash: str
     chunk_hashes: bytes
+    is_average: bool = False
 
 
 class NoState(Struct, frozen=True, tag="no_state"):
@@ -226,13 +317,15 @@ class NoState(Struct, frozen=True, tag="no_state"):
 
     record_hash: str
     held_round: int
+    is_average: bool = False
 
 
 class ReadState(Struct, frozen=True, tag="read_state"):
-    """Send a chunk of this record's state."""
+    """Send a chunk of it."""
 
     record_hash: str
     chunk: int
+    is_average: bool = False
 
 
 class StateChunk(Struct, frozen=True, tag="state_chunk"):
@@ -240,6 +333,25 @@ class StateChunk(Struct, frozen=True, tag="state_chunk"):
 
     record_hash: str
     chunk: int
+    is_average: bool = False
+
+
+class Move(Struct, frozen=True, tag="move"):
+    """Serve `stage` from now on, in the same process. `urgent`: it has no replica, so no round's end is waited for."""
+
+    ballot: Ballot
+    round: int
+    stage: int
+    urgent: bool
+
+
+class Moving(Struct, frozen=True, tag="moving"):
+    """Answer to Move, and while the server is on its way to every AskRound: it goes to `stage`, or, if `refused` is not
+    empty, why it does not. Said once more, with a RoundState, by the replica of the new stage when it begins."""
+
+    ballot: Ballot
+    stage: int
+    refused: str
 
 
 RoundMessage = (
@@ -251,15 +363,20 @@ RoundMessage = (
     | Resolve
     | Propose
     | RingPart
+    | RingReady
+    | RingTaken
     | Staged
     | MemberLost
     | Hold
     | Held
     | Decide
+    | Restore
     | Swapped
     | AskState
     | StateOffer
     | NoState
     | ReadState
     | StateChunk
+    | Move
+    | Moving
 )

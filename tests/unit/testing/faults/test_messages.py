@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.ids import NO_BALLOT, PeerId, StepKey
-from shoal.testing.faults import Faults
+from shoal.testing.faults.messages import Faults
 from shoal.wire.messages.round import Close
 from shoal.wire.messages.step import Commit, Committed
 

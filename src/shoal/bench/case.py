@@ -1,0 +1,38 @@
+"""What a benchmark is made of: its options, and cases with our way and the reference's to do one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkOptions:
+    """What the user asked for.
+
+    Attributes:
+        repeat: measured repetitions of each side of each case, at least 1.
+        link: the emulated link between the peers, e.g. "20mbit,150ms"; None: as the machine is.
+    """
+
+    repeat: int = 5
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to measure.
+
+    Attributes:
+        name: reference, size and peers, e.g. "gloo 64 MB 2 peers".
+        unit: of every value, e.g. "GB/s", "us", "s", "MB".
+        ours: does one repetition and returns its value in `unit`.
+        reference: the same for what we compare with; None: there is nothing to compare with.
+        larger_is_better: True for rates, False for times and sizes.
+    """
+
+    name: str
+    unit: str
+    ours: Callable[[], float]
+    reference: Callable[[], float] | None
+    larger_is_better: bool

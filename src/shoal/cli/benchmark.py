@@ -1,0 +1,90 @@
+"""`shoal benchmark NAME`: calibrate, measure, calibrate again, show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from shoal.bench.busy import Calibration, calibrate, require_idle
+from shoal.bench.case import BenchmarkOptions
+from shoal.bench.machine import describe_machine
+from shoal.bench.measure import Measurement, measure
+from shoal.bench.registry import find_benchmark, load_open_cases
+from shoal.bench.report import report
+from shoal.bench.table import results_table
+from shoal.cli.interrupts import Interrupts
+
+_WIDEST = 200
+
+
+def run_benchmark(name: str, options: BenchmarkOptions, *, as_json: bool, ignore_busy: bool) -> int:
+    """Measure and print, and return the exit code.
+
+    Args:
+        name: of the benchmark.
+        options: repetitions and link.
+        as_json: print one JSON object instead of a table.
+        ignore_busy: measure even if other processes take the machine's cores, and say so.
+
+    Raises:
+        ConfigError: there is no such benchmark, or it cannot do what the options say.
+        MachineBusy: the machine was not free before or after the measurement.
+    """
+    open_cases = load_open_cases(name, find_benchmark(name, options))
+    machine = describe_machine()
+    measurements: list[Measurement] = []
+    with _uninterrupted() as check, _progress() as show:
+
+        def say(what: str) -> None:
+            check()
+            show(what)
+
+        before = _calibrated("before the measurement", say, ignore_busy)
+        say(f"{name}: starting")
+        with open_cases(options) as cases:
+            for case in cases:
+                measurements.append(measure(case, options.repeat, lambda what: say(f"{name}: {what}")))
+        after = _calibrated("after the measurement", say, ignore_busy)
+    machine["cores_free"] = [round(before.cores_got, 2), round(after.cores_got, 2)]
+    if as_json:
+        print(json.dumps(report(name, measurements, machine), allow_nan=False))
+        return 0
+    console = Console()
+    console = console if console.is_terminal else Console(width=_WIDEST)
+    console.print(results_table(name, measurements))
+    console.print(", ".join(f"{key} {value}" for key, value in machine.items()), highlight=False, style="dim")
+    if not (before.idle and after.idle):
+        console.print("The machine was busy: these figures do not count.", style="bold red")
+    return 0
+
+
+def _calibrated(when: str, say: Callable[[str], None], ignore_busy: bool) -> Calibration:
+    say(f"calibrating {when}")
+    calibration = calibrate()
+    if not ignore_busy:
+        require_idle(calibration, when)
+    return calibration
+
+
+@contextmanager
+def _uninterrupted() -> Generator[Callable[[], None], None, None]:
+    """Give a function that raises KeyboardInterrupt if a Ctrl-C has got lost."""
+    interrupts = Interrupts()
+    try:
+        yield interrupts.check
+    finally:
+        interrupts.give_back()
+
+
+@contextmanager
+def _progress() -> Generator[Callable[[str], None], None, None]:
+    """Give a function that shows on a terminal what is done now, on standard error."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    with console.status("") as status:
+        yield lambda what: status.update(what)

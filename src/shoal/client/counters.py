@@ -1,0 +1,130 @@
+"""The counters of all roles of a run, summed up: refused connections, dropped records, lost peers, ...
+
+every role -- Metrics ("counters/...") --> CounterTotals -- sums --> monitor, summary
+                                               '-- what has changed --> diary
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from shoal.clock import Clock
+from shoal.control.counter_report import INTERVAL_S
+from shoal.ids import PeerId
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import COUNTERS, Metrics
+
+# A peer must not fill this process's memory.
+_MAX_PEERS: Final = 4096
+_MAX_NAMES: Final = 200
+_MAX_NAME_CHARS: Final = 128
+_MAX_COUNT: Final = 1 << 53
+
+
+@dataclass
+class Counted:
+    """What the processes of a run have counted.
+
+    Attributes:
+        latest: what the last process of each peer has counted.
+        earlier: what its processes before that one have: one that is started again begins with nothing.
+    """
+
+    latest: dict[PeerId, dict[str, int]] = field(default_factory=dict[PeerId, dict[str, int]])
+    earlier: dict[PeerId, dict[str, int]] = field(default_factory=dict[PeerId, dict[str, int]])
+
+    def take(self, peer: PeerId, counts: Mapping[str, int]) -> None:
+        """Take the newest counts of a peer."""
+        before = self.latest.get(peer, {})
+        if any(counts.get(name, 0) < count for name, count in before.items()):
+            self.started_again(peer)
+        self.latest[peer] = dict(counts)
+
+    def started_again(self, peer: PeerId) -> None:
+        """The peer's process has ended; the next one begins with nothing."""
+        self.earlier[peer] = dict(Counter(self.earlier.get(peer, {})) + Counter(self.latest.pop(peer, {})))
+
+    def sums(self) -> dict[str, int]:
+        """Return the sums by name."""
+        sums = Counter[str]()
+        for counts in (*self.latest.values(), *self.earlier.values()):
+            sums.update(counts)
+        return dict(sorted(sums.items()))
+
+
+class CounterTotals:
+    """Gathers what peers have counted. A `transport.dispatch.Handler`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        monitor: Hop,
+        clock: Clock,
+        note: Callable[[PeerId, dict[str, int]], None] = lambda _peer, _counts: None,
+    ) -> None:
+        """Start with nothing but this process's own counters.
+
+        Args:
+            endpoint: of the client.
+            monitor: gets the sums whenever they have changed.
+            clock: for the pauses.
+            note: writes a process's counts down.
+        """
+        self._endpoint = endpoint
+        self._monitor = monitor.peer
+        self._clock = clock
+        self._note = note
+        self._counted = Counted()
+
+    @property
+    def counted(self) -> Counted:
+        """What all processes have counted until now, this one included."""
+        self._counted.take(self._endpoint.peer_id, self._endpoint.metrics.counts())
+        return self._counted
+
+    def resume(self, counted: Counted) -> None:
+        """Go on from what an earlier start of this client knew; its own process counted that as well."""
+        self._counted = counted
+        counted.started_again(self._endpoint.peer_id)
+
+    def totals(self) -> dict[str, int]:
+        """Return the sums by name."""
+        return self.counted.sums()
+
+    def receive(self, event: Received) -> bool:
+        """Take a report of counters."""
+        message, peer = event.message, event.peer
+        if not isinstance(message, Metrics):
+            return False
+        known = self._counted.latest
+        if peer in known or len(known) < _MAX_PEERS:
+            counts = {
+                name.removeprefix(COUNTERS): int(value)
+                for name, value in message.values.items()
+                if name.startswith(COUNTERS) and len(name) <= _MAX_NAME_CHARS and 0 <= value <= _MAX_COUNT
+            }
+            self._counted.take(peer, dict(list(counts.items())[:_MAX_NAMES]))
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """What a lost peer has counted stands."""
+
+    async def run(self) -> None:
+        """Tell the monitor and write down what has changed, until cancelled."""
+        told: dict[str, int] = {}
+        noted = dict(self.counted.latest)
+        while True:
+            await self._clock.sleep_s(INTERVAL_S)
+            latest = self.counted.latest
+            for peer in [peer for peer, counts in latest.items() if noted.get(peer) != counts]:
+                noted[peer] = latest[peer]
+                self._note(peer, latest[peer])
+            totals = self.totals()
+            if totals != told:
+                told = totals
+                values = {COUNTERS + name: float(count) for name, count in totals.items()}
+                self._endpoint.post(self._monitor, Metrics("client", self._endpoint.peer_id, 0, values))

@@ -1,0 +1,58 @@
+"""Notices that training has diverged: steps that are skipped again and again. Plain bookkeeping, no I/O.
+
+A single step whose loss or gradient is not finite is skipped and counted, which is harmless. Parameters that have
+become so large that every step is skipped do not come back by themselves.
+"""
+
+from __future__ import annotations
+
+from shoal.config.training import DilocoConfig
+from shoal.errors import TrainingDiverged
+
+MANY_IN_A_ROW = 10
+"""After so many skipped steps the user is told."""
+MAX_SKIPPED_ROUNDS = 3
+"""After so many rounds of nothing but skipped steps the run fails; after fewer if it has no more."""
+
+
+class Divergence:
+    """Of one run.
+
+    Args:
+        config: Names the learning rates.
+    """
+
+    def __init__(self, config: DilocoConfig) -> None:
+        self._max_rounds = min(MAX_SKIPPED_ROUNDS, config.outer_steps)
+        inner, outer = config.inner_optim, config.outer_optim
+        self._advice = (
+            f"lower diloco.inner_optim.{inner.type}_lr (now {inner.lr:g}) or diloco.outer_optim.sgd_lr "
+            f"(now {outer.sgd_lr:g})"
+        )
+        self._steps_in_a_row = self._rounds_in_a_row = 0
+
+    def step(self, skipped: bool) -> str | None:
+        """Count a step; returns what the user should be told, if anything."""
+        self._steps_in_a_row = self._steps_in_a_row + 1 if skipped else 0
+        if self._steps_in_a_row != MANY_IN_A_ROW:
+            return None
+        return (
+            f"{MANY_IN_A_ROW} steps in a row were skipped, because loss or gradient was not finite: training may have "
+            f"diverged; {self._advice}"
+        )
+
+    def round_over(self, num_trained: int, num_skipped: int) -> None:
+        """Count a round's samples.
+
+        Raises:
+            TrainingDiverged: too many rounds in a row have only skipped.
+        """
+        if num_trained:
+            self._rounds_in_a_row = 0
+        elif num_skipped:
+            self._rounds_in_a_row += 1
+        if self._rounds_in_a_row >= self._max_rounds:
+            raise TrainingDiverged(
+                f"training has diverged: in {self._rounds_in_a_row} rounds in a row every step was skipped, because "
+                f"loss or gradient was not finite; {self._advice} and start again"
+            )

@@ -1,0 +1,128 @@
+"""Before the first round, and before a client that was started again goes on: wait for servers, and lead them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import anyio
+
+from shoal.averaging.coordinator import Leading, RoundCoordinator
+from shoal.config.schema import Config
+from shoal.control.membership import Membership
+from shoal.errors import NoPipeline
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_S = 1.0
+
+
+async def wait_for_servers(
+    membership: Membership, config: Config, expected: int, *, patient: bool, on_gap: Callable[[], None]
+) -> None:
+    """Wait for the servers that were started with this client; go on with fewer if some do not come.
+
+    Args:
+        membership: the view.
+        config: of the run.
+        expected: how many servers there will be; 0: as many as come, and one complete pipeline at least.
+        patient: wait however long it takes.
+        on_gap: called once if there are servers enough, but none of them has chosen some stage.
+
+    Raises:
+        NoPipeline: a stage has no replica, and none came in time.
+    """
+    stages = config.num_stages
+    with anyio.move_on_after(None if patient else config.network.bootstrap_timeout_s):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_look_for_gap, membership, stages, on_gap)
+            await membership.wait_for(
+                lambda view: len(view.replicas) >= expected and view.max_pipelines(stages) > 0,
+            )
+            tasks.cancel_scope.cancel()
+        return
+    if not membership.view.max_pipelines(stages):
+        raise NoPipeline(no_replica(membership.view.missing_stages(stages)))
+    logger.warning("servers.fewer", extra={"expected": expected, "found": len(membership.view.replicas)})
+
+
+async def _look_for_gap(membership: Membership, num_stages: int, on_gap: Callable[[], None]) -> None:
+    """Servers that start together on several hosts may not see each other in time, and take the same stage."""
+
+    def has_gap() -> bool:
+        view = membership.view
+        return len(view.replicas) >= num_stages and not view.candidates and bool(view.missing_stages(num_stages))
+
+    while True:
+        await membership.wait_for(lambda _: has_gap())
+        with anyio.move_on_after(_SETTLE_S) as timer:
+            while has_gap():
+                await membership.changed()
+        if timer.cancelled_caught:
+            logger.warning("stages.missing", extra={"stages": membership.view.missing_stages(num_stages)})
+            on_gap()
+            return
+
+
+async def lead(coordinator: RoundCoordinator, membership: Membership, config: Config, *, patient: bool) -> Leading:
+    """Take the lead, if that was not done before, and wait until the servers agree on where the run is.
+
+    A client that was started again has not seen the servers that it knows: they may have died with it.
+
+    Args:
+        coordinator: of this client.
+        membership: the view.
+        config: of the run.
+        patient: wait for servers however long it takes.
+
+    Raises:
+        NoPipeline: a stage has no replica, and none came in time.
+        RoundAborted: another client coordinates the run now.
+    """
+    if not coordinator.leads:
+        coordinator.stand()
+    async with anyio.create_task_group() as tasks:
+        if not patient:
+            tasks.start_soon(_give_up, membership, config)
+        await coordinator.leading()
+        tasks.cancel_scope.cancel()
+    return await coordinator.leading()
+
+
+async def _give_up(membership: Membership, config: Config) -> None:
+    """Wait until some stage has been without a replica for too long.
+
+    Raises:
+        NoPipeline: names it.
+    """
+    while True:
+        if not membership.view.missing_stages(config.num_stages):
+            await membership.changed()
+            continue
+        with anyio.move_on_after(config.network.bootstrap_timeout_s) as timer:
+            await membership.wait_for(lambda view: not view.missing_stages(config.num_stages))
+        if timer.cancelled_caught:
+            raise NoPipeline(no_replica(membership.view.missing_stages(config.num_stages)))
+
+
+async def settled(membership: Membership) -> None:
+    """Let servers that are just starting into the first round: return when nobody has come for a moment."""
+    alone = False
+    with membership.eager():
+        while not alone:
+            with anyio.move_on_after(_SETTLE_S) as timer:
+                await membership.changed()
+            alone = timer.cancelled_caught
+
+
+def no_replica(stages: Sequence[int]) -> str:
+    """Say that these stages have no replica, and what to do."""
+    return (
+        f"no replica serves stage {names(stages)} any more: start servers for it; "
+        "see the servers' logs for why they ended"
+    )
+
+
+def names(stages: Sequence[int]) -> str:
+    """Name stages in a sentence."""
+    return ", ".join(map(str, stages)) or "of some pipeline"

@@ -1,0 +1,185 @@
+"""Sends servers to the stages that need them: connects `swarm.move_orders` with the round's coordinator and the view.
+
+    view, coordinator --> MoveOrders --> Move to the server, repeated --> Moving --> a holder of the new stage
+
+The registry says seconds later where a server is. So the view that this client acts on is corrected: by what each
+replica says itself to the coordinator, and by what was ordered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import anyio
+
+from shoal.averaging.coordinator import RoundCoordinator
+from shoal.clock import Clock
+from shoal.control.membership import Membership
+from shoal.ids import PeerId
+from shoal.swarm import reassignment
+from shoal.swarm.move_orders import Begun, End, Ended, MoveEffect, MoveOrders, MoveSettings, SendOrder
+from shoal.swarm.view import SwarmView
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.round import Move, Moving
+
+logger = logging.getLogger(__name__)
+
+
+class Reassignment:
+    """Orders moves. A `transport.dispatch.Handler`.
+
+    Attributes:
+        moved: servers that have come to another stage.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        coordinator: RoundCoordinator,
+        membership: Membership,
+        clock: Clock,
+        num_stages: int,
+        notice: Callable[[str], None] = lambda _: None,
+        note: Callable[[int], None] = lambda _: None,
+        settings: MoveSettings | None = None,
+    ) -> None:
+        """Order nothing yet; `run` does the work.
+
+        Args:
+            endpoint: of the client.
+            coordinator: under whose ballot servers are sent.
+            membership: who is there.
+            clock: for patience.
+            num_stages: of the model.
+            notice: tells the user something that stays on the screen.
+            note: writes down how many servers have moved so far.
+            settings: how patient it is.
+        """
+        self.moved = 0
+        self._endpoint = endpoint
+        self._coordinator = coordinator
+        self._membership = membership
+        self._clock = clock
+        self._notice = notice
+        self._note = note
+        self._machine = MoveOrders(num_stages, settings)
+        self._holders: Mapping[PeerId, int] = {}
+        self._wake = anyio.Event()
+
+    def is_moving(self, peer: PeerId) -> bool:
+        """Whether a server is on its way, so that it ends its connections by itself."""
+        move = self._machine.under_way
+        return move is not None and move.peer == peer
+
+    def usable(self, view: SwarmView, holders: Mapping[PeerId, int]) -> SwarmView:
+        """Return the view with those replicas alone that may be used, at the stages that they serve.
+
+        Args:
+            view: as the registry has it.
+            holders: the replicas that hold the record that stands, with their stages.
+        """
+        stages = {
+            peer: stage for peer, held in holders.items() if (stage := self._machine.stage_of(peer, held)) is not None
+        }
+        return view.without([replica.peer for replica in view.replicas if replica.peer not in stages]).placed(stages)
+
+    # -- events
+
+    def receive(self, event: Received) -> bool:
+        """Take what servers say about their moves."""
+        message = event.message
+        if not isinstance(message, Moving):
+            return False
+        if message.ballot == self._coordinator.ballot:
+            now_s = self._clock.now_s()
+            self._do(self._machine.answered(event.peer, message.stage, message.refused, now_s))
+            self._wake.set()
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+        self._machine.lost(peer)
+
+    # -- orders
+
+    def recorded(self, holders: Mapping[PeerId, int], round: int) -> None:
+        """A record has been decided, and the next round has not begun: see whether a server is better off elsewhere.
+
+        Args:
+            holders: the replicas that hold it, with their stages.
+            round: of the record.
+        """
+        self._holders = holders
+        self._do(self._machine.recorded(self._view(), holders, round, self._clock.now_s()))
+        self._wake.set()
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Follow what is ordered, and fill stages that have nobody, until cancelled.
+
+        Args:
+            changed: called when it has changed who may be used.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._wake_after, self._membership.changed)
+            tasks.start_soon(self._wake_after, self._coordinator.changed)
+            while True:
+                self._wake = anyio.Event()
+                before = self._machine.under_way
+                self._look()
+                if self._machine.under_way != before:
+                    changed()
+                wake_at_s = self._machine.wake_at_s
+                with anyio.move_on_after(None if wake_at_s is None else max(0.0, wake_at_s - self._clock.now_s())):
+                    await self._wake.wait()
+
+    async def _wake_after(self, event: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await event()
+            self._wake.set()
+
+    def _look(self) -> None:
+        if not self._coordinator.leads:
+            return
+        now = self._coordinator.holders
+        if now is not None:
+            self._holders = now
+        known = self._coordinator.stages
+        if not self._holders and self._coordinator.round == 1:
+            self._holders = known  # before the first record everyone has what it takes to begin
+        # While the coordinator asks who holds what, those that held it and can be reached are who may be sent.
+        holders = {peer: stage for peer, stage in self._holders.items() if known.get(peer) == stage}
+        self._do(self._machine.update(self._view(), holders, known, self._clock.now_s()))
+
+    def _view(self) -> SwarmView:
+        return self._membership.view.placed(self._coordinator.stages)
+
+    def _do(self, effects: Sequence[MoveEffect]) -> None:
+        for effect in effects:
+            move = effect.move
+            places = {"peer": move.peer, "from_stage": move.origin, "to_stage": move.stage}
+            match effect:
+                case SendOrder():
+                    order = Move(self._coordinator.ballot, self._coordinator.round, move.stage, move.urgent)
+                    self._endpoint.post(move.peer, order)
+                case Begun():
+                    logger.info("move.ordered", extra={**places, "urgent": move.urgent})
+                    self._notice(_announcement(move))
+                case Ended(_, End.ARRIVED):
+                    self.moved += move.origin != move.stage
+                    self._note(self.moved)
+                    logger.info("move.ended", extra=places)
+                    self._notice(f"server {_short(move.peer)} serves stage {move.stage}")
+                case Ended(_, how, reason):
+                    logger.warning("move.failed", extra={**places, "how": str(how), "reason": reason})
+                    self._notice(f"server {_short(move.peer)} does not move to stage {move.stage}: {reason or how}")
+
+
+def _announcement(move: reassignment.Move) -> str:
+    why = "had no replica" if move.urgent else "has less capacity than the others"
+    return f"server {_short(move.peer)} moves from stage {move.origin} to stage {move.stage}: stage {move.stage} {why}"
+
+
+def _short(peer: PeerId) -> str:
+    return peer[-8:]

@@ -1,0 +1,71 @@
+"""Each role's counters on their way out: to the client while the role runs, into its own log when it ends.
+
+A report is a `Metrics` message whose names begin with `COUNTERS`: the values only grow, and the client sums them up
+over its peers. Nothing is sent while nothing has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.control.link_report import log_links
+from shoal.swarm.view import SwarmView
+from shoal.transport.base import Endpoint
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import COUNTERS, Metrics
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 2.0
+
+
+@asynccontextmanager
+async def counters_reported(
+    endpoint: Endpoint, role: str, client: Callable[[], Hop | None], clock: Clock
+) -> AsyncGenerator[None]:
+    """Report the counters of this process inside of this context, and log them when it is left.
+
+    Args:
+        endpoint: of this process; its registry holds all that the process counts.
+        role: what this process does.
+        client: where the run's client is; None while that is not known. An address is only needed to dial it.
+        clock: for the pauses.
+    """
+
+    async def report() -> None:
+        told: dict[str, int] = {}
+        while True:
+            await clock.sleep_s(INTERVAL_S)
+            to, counts = client(), endpoint.metrics.counts()
+            if to is None or counts == told:
+                continue
+            told = counts
+            if to.addresses:
+                endpoint.introduce(to)
+            values = {COUNTERS + name: float(count) for name, count in counts.items()}
+            endpoint.post(to.peer, Metrics(role, endpoint.peer_id, 0, values))
+
+    async with counters_logged(endpoint), anyio.create_task_group() as tasks:
+        tasks.start_soon(report)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def client_hop(view: SwarmView) -> Hop | None:
+    """Return where the client is, by what the swarm says."""
+    return view.clients[0].hop if view.clients else None
+
+
+@asynccontextmanager
+async def counters_logged(endpoint: Endpoint) -> AsyncGenerator[None]:
+    """Leave the counters and links of this process in its log when this context is left, however it is."""
+    try:
+        yield
+    finally:
+        logger.info("role.counters", extra={"counters": endpoint.metrics.counts()})
+        log_links(endpoint, "role.links", logging.INFO)

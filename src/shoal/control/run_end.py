@@ -1,0 +1,71 @@
+"""The end of a run: the client's last word to the servers, and what it means in words.
+
+The word goes two ways. Over the connections that the client has with every server it arrives at once; in the registry
+(`RunRecord.ended`) it also reaches hosts that no connection reaches just then. The registry alone is not enough: a
+short run can be over, and the peers gone through which a host had joined, before that host has met any other one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import PeerId
+from shoal.swarm.view import SwarmView
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.control import RunOver
+
+logger = logging.getLogger(__name__)
+
+OnOver = Callable[[str, bool], None]
+"""Told how the run has ended, in words, and whether nothing went wrong."""
+
+
+def how_it_ended(run_id: str, *, interrupted: bool, failure: str) -> tuple[str, bool]:
+    """Return it in words, and whether nothing went wrong."""
+    if failure:
+        return f"run {run_id} has failed: {failure}", False
+    return f"run {run_id} has ended" + (" (interrupted at its client)" if interrupted else ""), True
+
+
+def say_run_is_over(endpoint: Endpoint, servers: Iterable[PeerId], *, interrupted: bool, failure: str) -> None:
+    """Tell the servers; closing the endpoint writes what is queued first."""
+    for peer in servers:
+        endpoint.post(peer, RunOver(interrupted, failure))
+
+
+class RunEndListener:
+    """The servers' side. A `transport.dispatch.Handler`."""
+
+    def __init__(self, run_id: str, view: Callable[[], SwarmView], on_over: OnOver) -> None:
+        """Wait for the word.
+
+        Args:
+            run_id: the training job.
+            view: says who the run's clients are.
+            on_over: called once.
+        """
+        self._run_id, self._view, self._on_over = run_id, view, on_over
+        self._is_over = False
+
+    def receive(self, event: Received) -> bool:
+        """Take the client's last word.
+
+        Raises:
+            RemoteProtocolError: it comes from somebody who is no client of the run.
+        """
+        message = event.message
+        if not isinstance(message, RunOver):
+            return False
+        if event.peer not in {client.peer for client in self._view().clients}:
+            raise RemoteProtocolError(f"{event.peer} says that the run is over, and is no client of it")
+        if not self._is_over:
+            self._is_over = True
+            reason, ended_well = how_it_ended(self._run_id, interrupted=message.interrupted, failure=message.failure)
+            logger.info("run.over", extra={"run": self._run_id, "reason": reason})
+            self._on_over(reason, ended_well)
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """A client that is gone without a word may come back."""

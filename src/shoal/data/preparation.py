@@ -1,0 +1,98 @@
+"""What it means to prepare a batch, wherever that is done: its samples, written into a place of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from shoal.data.shuffle import PassOrder
+from shoal.data.source import Array, DataSet, Indices, Source
+from shoal.errors import SampleError
+from shoal.swarm.sample_ranges import Ranges, count
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a place holds: positions in shuffled passes of the training samples, or held-out samples in their order."""
+
+    samples: Ranges
+    is_holdout: bool = False
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return count(self.samples)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """Write `content` into `place`, which belongs to the job until it is done."""
+
+    content: Content
+    place: int
+
+
+class Preparation(Protocol):
+    """Where batches are prepared: threads (`PreparingThreads`) or processes (`DataWorkers`).
+
+    Each job is reported exactly once, on the event loop, when its bytes are complete; perhaps before `begin` returns.
+    """
+
+    @property
+    def num_jobs(self) -> int:
+        """How many jobs keep it busy; what is begun beyond that only waits, and cannot be taken back."""
+        ...
+
+    def begin(self, job: Job) -> None:
+        """Take a job, without waiting; it is done while `run` runs.
+
+        Raises:
+            SampleError: a sample cannot be prepared, which was tried at once.
+        """
+        ...
+
+    async def run(self) -> None:
+        """Work until cancelled.
+
+        Raises:
+            SampleError: a sample cannot be prepared.
+        """
+        ...
+
+
+def indices_of(content: Content, order: PassOrder) -> Indices:
+    """Return which samples (n,) a batch has: of the training samples, or of those held out."""
+    if not content.is_holdout:
+        return order.indices(content.samples)
+    return np.concatenate([np.arange(item.start, item.stop, dtype=np.int64) for item in content.samples])
+
+
+def prepare(dataset: DataSet, indices: Indices, inputs: Array, labels: Array, *, is_holdout: bool) -> None:
+    """Write samples `indices` (n) into `inputs` (n, ...) and `labels` (n, ...).
+
+    Raises:
+        SampleError: one of them cannot be read, decoded or written.
+    """
+    source = dataset.holdout if is_holdout else dataset.train
+    try:
+        source.read_into(indices, inputs, labels)
+    except Exception as error:  # what a decoder raises is its own business; whoever runs the data set needs the sample
+        kind = "held-out sample" if is_holdout else "training sample"
+        which = ", ".join(map(str, _culprits(source, indices.tolist())))
+        raise SampleError(
+            f"{kind} {which} of data.dataset_name = {dataset.name} cannot be prepared: "
+            f"{type(error).__name__}: {error}; leave it out of the data set, or choose another one"
+        ) from error
+
+
+def _culprits(source: Source, indices: Sequence[int]) -> Sequence[int]:
+    """Return the first of the samples that fails alone, or all of them if none does."""
+    for index in indices:
+        try:
+            source.sample(index)
+        except Exception:  # noqa: BLE001 - the same failure, looked for sample by sample
+            return [index]
+    return indices

@@ -1,0 +1,120 @@
+"""What the data server and a data worker say to each other on their Unix socket; frames as in `runtime.fork_messages`.
+
+    data server -- OpenDataSet --> worker
+                <---- Opened -----
+                ------ Fill ----->
+                <---- Filled ----- , and so on; or Failed, then the end
+
+A worker has at most one job at a time. Bytes of batches never travel: both have the pool.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from shoal.data.source import DataSet
+from shoal.runtime.fork_messages import framed
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """How another process opens the same data set.
+
+    Attributes:
+        entry: "package.module:function", which takes the payload and returns a `DataSet`.
+        payload: opaque here; may hold secrets.
+    """
+
+    entry: str
+    payload: bytes
+
+    def open(self) -> DataSet:
+        """Open the data set, in this process.
+
+        Raises:
+            ConfigError: it cannot be opened.
+        """
+        module_name, _, function_name = self.entry.partition(":")
+        function = getattr(importlib.import_module(module_name), function_name)
+        return cast("Callable[[bytes], DataSet]", function)(self.payload)
+
+
+class OpenDataSet(msgspec.Struct, frozen=True, tag=True):
+    """First message to a worker: the data set, and how places look.
+
+    Attributes:
+        opening: of the data set.
+        place_bytes: size of a place.
+        max_samples: samples that one holds at most.
+    """
+
+    opening: Opening
+    place_bytes: int
+    max_samples: int
+
+
+class Fill(msgspec.Struct, frozen=True, tag=True):
+    """Write these samples into a place.
+
+    Attributes:
+        place: of the pool.
+        indices: int64 in this machine's byte order.
+        is_holdout: they are held-out samples.
+    """
+
+    place: int
+    indices: bytes
+    is_holdout: bool
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """The worker has the data set, and it has this many samples."""
+
+    num_train: int
+    num_holdout: int
+
+
+class Filled(msgspec.Struct, frozen=True, tag=True):
+    """The place holds what was ordered."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The worker cannot do what was ordered, and ends; the message is for people.
+
+    Attributes:
+        message: why.
+        is_config: the data set cannot be opened, rather than one sample be prepared.
+    """
+
+    message: str
+    is_config: bool
+
+
+Order = OpenDataSet | Fill
+Report = Opened | Filled | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_orders = msgspec.msgpack.Decoder(Order)
+_reports = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Order | Report) -> bytes:
+    """Return the frame of a message.
+
+    Raises:
+        LocalProtocolError: it is larger than a frame may be.
+    """
+    return framed(_encoder.encode(message))
+
+
+def decode_order(body: bytes) -> Order:
+    """Return the order in the body of a frame."""
+    return _orders.decode(body)
+
+
+def decode_report(body: bytes) -> Report:
+    """Return the report in the body of a frame."""
+    return _reports.decode(body)

@@ -1,0 +1,129 @@
+"""The data server's side of one data worker: starts its process, hands it jobs, hears its reports, ends it.
+
+A clean interpreter and not a fork, because the data server has threads. What is handed over: one end of a socket, the
+pool, and the read end of a lifeline whose write end only the data server holds, so that the worker cannot outlive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import anyio
+
+from shoal.data.preparation import Job
+from shoal.data.source import Indices
+from shoal.data.worker_messages import Failed, Fill, Filled, OpenDataSet, Opened, decode_report, encode
+from shoal.runtime.fork_messages import FrameBuffer
+from shoal.runtime.role_spec import ExitStatus
+
+
+class WorkerProcess(asyncio.Protocol):
+    """One process of a data worker.
+
+    Attributes:
+        pid: of the process.
+        opened: what it said of the data set; None while it opens it.
+        failed: why it gave up.
+        job: what it has been given and has not reported.
+        ended: set when the process is gone or has given up.
+    """
+
+    def __init__(
+        self, index: int, pool_fd: int, lifeline_fd: int, changed: Callable[[WorkerProcess, Job | None], None]
+    ) -> None:
+        """Start the process, which takes about a millisecond; `open` connects it.
+
+        Args:
+            index: number among the workers, for its title.
+            pool_fd: `Pool.fd`.
+            lifeline_fd: read end of the lifeline.
+            changed: told that this worker has done a job, or (None) opened the data set.
+
+        Raises:
+            OSError: the system refuses another process.
+        """
+        self.opened: Opened | None = None
+        self.failed: Failed | None = None
+        self.job: Job | None = None
+        self.ended = anyio.Event()
+        self._changed = changed
+        self._frames = FrameBuffer()
+        self._transport: asyncio.Transport | None = None
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        fds = (theirs.fileno(), pool_fd, lifeline_fd)
+        try:
+            # The worker finds its modules where this process finds its own; -P keeps the working directory out.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "shoal.data.worker", *map(str, fds), str(index)],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                pass_fds=fds,
+            )
+        except OSError:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+
+    async def open(self, order: OpenDataSet) -> None:
+        """Have it open the data set; `opened` or `failed` follows."""
+        self._control.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._control)
+        self._send(encode(order))
+
+    def fill(self, job: Job, indices: Indices) -> None:
+        """Give it a job, when it has none: to write samples `indices` (n) into the place."""
+        self.job = job
+        self._send(encode(Fill(job.place, indices.tobytes(), job.content.is_holdout)))
+
+    def give_up(self, why: str) -> None:
+        """End it because it does not have the data set that it should have."""
+        self.failed = Failed(why, is_config=True)
+        self.ended.set()
+
+    async def aclose(self) -> ExitStatus:
+        """Kill and reap it; afterwards it writes to no place any more."""
+        self._process.kill()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_readable(self._pidfd)
+            if self._transport is not None:
+                self._transport.abort()
+                await self.ended.wait()
+        self._control.close()
+        os.close(self._pidfd)
+        return ExitStatus(self._process.wait())
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        for body in self._frames.feed(data):
+            match decode_report(body):
+                case Opened() as opened:
+                    self.opened = opened
+                    self._changed(self, None)
+                case Filled():
+                    done, self.job = self.job, None
+                    self._changed(self, done)
+                case Failed() as failed:
+                    self.failed = failed
+                    self.ended.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self.ended.set()
+
+    def _send(self, frame: bytes) -> None:
+        # To one that is gone nothing need be said: its end follows, and its jobs go to another.
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)

@@ -1,0 +1,181 @@
+"""Batches prepared in processes: hands out jobs, replaces processes that die, and has their jobs done anew.
+
+    begin --> (order of the pass is drawn) --> waiting --> with a worker --Filled--> reported, once
+                                                  ^             |
+                                                  '-- it died --'
+
+What a dead worker was writing is nobody's batch yet: its place belongs to the job, and is filled again from the start
+once the process is gone. Which worker does a job has no influence on its bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+
+import anyio
+import anyio.to_thread
+
+from shoal.data.layout import BatchLayout
+from shoal.data.pool import Pool
+from shoal.data.preparation import Job, indices_of
+from shoal.data.shuffle import PassOrder
+from shoal.data.source import DataSet
+from shoal.data.worker_messages import OpenDataSet, Opened, Opening
+from shoal.data.worker_process import WorkerProcess
+from shoal.errors import ConfigError, SampleError
+
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS = 3
+"""So many workers may die in a row while they open the data set, or over the same batch."""
+
+
+class DataWorkers:
+    """A `Preparation` in processes of its own.
+
+    Attributes:
+        num_jobs: one for each worker. A second one would wait behind the first even if another worker is idle; asking
+            for the next one takes 0.1 ms, and data that is prepared faster than that needs no workers.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        opening: Opening,
+        dataset: DataSet,
+        layout: BatchLayout,
+        pool: Pool,
+        order: PassOrder,
+        on_filled: Callable[[Job], None],
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            num_workers: processes.
+            opening: how they open the data set.
+            dataset: the same one, as this process has it.
+            layout: of a place.
+            pool: where the places are.
+            order: of the passes; nobody else may draw from it.
+            on_filled: called on the event loop for each job that is done.
+        """
+        self.num_jobs = num_workers
+        self._first_order = OpenDataSet(opening, layout.place_bytes, layout.max_samples)
+        self._opened = Opened(dataset.train.num_samples, dataset.holdout.num_samples)
+        self._dataset_name = dataset.name
+        self._pool = pool
+        self._order = order
+        self._on_filled = on_filled
+        self._undrawn: deque[Job] = deque()
+        self._undrawn_added = anyio.Event()
+        self._waiting: deque[Job] = deque()
+        self._workers: list[WorkerProcess] = []
+        self._deaths_by_place: dict[int, int] = {}
+        self._deaths_opening = 0
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that have opened the data set."""
+        return [worker.pid for worker in self._workers]
+
+    def begin(self, job: Job) -> None:
+        """See `Preparation.begin`."""
+        if job.content.is_holdout or self._order.drawn(job.content.samples):
+            self._waiting.append(job)
+            self._hand_out()
+        else:
+            self._undrawn.append(job)
+            self._undrawn_added.set()
+
+    async def run(self) -> None:
+        """See `Preparation.run`; all processes have ended when this returns.
+
+        Raises:
+            SampleError: a sample cannot be prepared, or workers die of it.
+            ConfigError: the workers cannot open the data set.
+        """
+        lifeline_read_fd, lifeline_fd = os.pipe()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._draw)
+                for index in range(self.num_jobs):
+                    group.start_soon(self._keep, index, lifeline_read_fd)
+        finally:
+            os.close(lifeline_read_fd)
+            os.close(lifeline_fd)
+
+    async def _draw(self) -> None:
+        """Draw the orders of passes in a thread, and let the jobs that need them go on."""
+        while True:
+            await self._undrawn_added.wait()
+            self._undrawn_added = anyio.Event()
+            while self._undrawn:
+                job = self._undrawn.popleft()
+                await anyio.to_thread.run_sync(indices_of, job.content, self._order)
+                self._waiting.append(job)
+                self._hand_out()
+
+    async def _keep(self, index: int, lifeline_read_fd: int) -> None:
+        """Keep one worker running."""
+        while True:
+            worker = WorkerProcess(index, self._pool.fd, lifeline_read_fd, self._changed)
+            try:
+                await worker.open(self._first_order)
+                await worker.ended.wait()
+            finally:
+                status = await worker.aclose()
+                if worker in self._workers:
+                    self._workers.remove(worker)
+            self._check(worker, str(status))
+            logger.warning("data_worker.died", extra={"index": index, "pid": worker.pid, "status": str(status)})
+            # Before what has not been begun: somebody may be waiting for these.
+            if worker.job is not None:
+                self._waiting.appendleft(worker.job)
+                self._hand_out()
+
+    def _check(self, worker: WorkerProcess, status: str) -> None:
+        """Count the death of a worker, and raise if another one would only die of the same."""
+        if worker.failed is not None:
+            raise (ConfigError if worker.failed.is_config else SampleError)(worker.failed.message)
+        if worker.opened is None:
+            self._deaths_opening += 1
+            if self._deaths_opening >= MAX_DEATHS:
+                raise ConfigError(
+                    f"{MAX_DEATHS} data workers died in a row while they opened data.dataset_name = "
+                    f"{self._dataset_name} (the last one: {status}): see the data server's output, or set "
+                    "data.num_workers = 0"
+                )
+        if (job := worker.job) is not None:
+            deaths = self._deaths_by_place[job.place] = self._deaths_by_place.get(job.place, 0) + 1
+            if deaths >= MAX_DEATHS:
+                samples = indices_of(job.content, self._order).tolist()
+                raise SampleError(
+                    f"{deaths} data workers died over one batch of data.dataset_name = {self._dataset_name} "
+                    f"(the last one: {status}): one of its samples {samples} kills whoever prepares it"
+                )
+
+    def _changed(self, worker: WorkerProcess, job: Job | None) -> None:
+        """A worker has opened the data set, or (`job`) filled a place."""
+        if job is not None:
+            self._deaths_by_place.pop(job.place, None)
+            self._on_filled(job)
+        elif worker.opened != self._opened:
+            worker.give_up(
+                f"data.dataset_name = {self._dataset_name} has {worker.opened} in a data worker and {self._opened} in "
+                "its data server: it must not change during a run"
+            )
+        else:
+            self._deaths_opening = 0
+            self._workers.append(worker)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give waiting jobs to workers that have none."""
+        idle = [worker for worker in self._workers if worker.job is None and not worker.ended.is_set()]
+        while self._waiting and idle:
+            job = self._waiting.popleft()
+            idle.pop().fill(job, indices_of(job.content, self._order))

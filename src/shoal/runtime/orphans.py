@@ -1,0 +1,51 @@
+"""What dead roles leave behind, where their fork server is dead as well: the supervisor is its parent, and ends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import anyio
+
+from shoal.runtime.fork_servers import ForkServers
+from shoal.runtime.process_control import kill, reap
+
+
+class Orphans:
+    """Kills and reaps the children that nobody has asked for."""
+
+    def __init__(self, servers: ForkServers, known: Callable[[], set[int]]) -> None:
+        """Prepare; `run` does the work.
+
+        Args:
+            servers: tell which children of this process are of the run.
+            known: returns the roles, which are followed by somebody else.
+        """
+        self._servers = servers
+        self._known = known
+        self._due = anyio.Event()
+
+    def look(self) -> None:
+        """Somebody has died whose children may be left."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await self._due.wait()
+            self._due = anyio.Event()
+            # Again and again: the children of those that were killed come next.
+            while found := self._servers.orphans(self._known()):
+                for stat in found:
+                    kill(stat.pid)
+                for stat in found:
+                    await _ended(stat.pid)
+                    reap(stat.pid)
+
+
+async def _ended(pid: int) -> None:
+    pidfd = os.pidfd_open(pid)
+    try:
+        await anyio.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,174 @@
+"""What memory each stage needs, and what this server has: so that nobody takes a stage that does not fit.
+
+Nothing is allocated for it: units are built on torch's meta device, with shapes and without values. The need is an
+estimate of the most that a replica takes, the same on every host, since all compute who takes which stage:
+
+    device:  parameters + optimizer state          + gradients of MAX_OPEN_STEPS steps + activations in flight, or of
+                                                     one unit in an evaluation, whose batches are larger
+    host:    outer parameters + outer momentum     + averaging, which begins when no step is open
+
+Exact are parameters, optimizer and outer state. Activations follow from what flows between units (see
+`Family.activation_bytes`); the allocator's own overhead and the workspaces of kernels are not counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from shoal.config.quant import QuantConfig
+from shoal.config.schema import Config
+from shoal.model.registry import load_family
+from shoal.model.seeding import seeded, unit_seed
+from shoal.model.stage import Family, stage_ranges
+from shoal.optim.inner import build_inner_optimizer
+from shoal.quant.rules import plan_module
+from shoal.swarm.assignment import StageNeed
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN_STEPS = 4
+"""Steps of different trainers that a replica works on at the same time; each keeps gradients of its own."""
+
+PROCESS_BYTES = 128 * 2**20
+"""Of a server without its stage, measured: its own pages of interpreter and libraries, and its libp2p daemon."""
+
+# Vectors of the size of the parameters that an outer round adds for a moment: the contribution, the new momentum, the
+# update, the update times the learning rate, the new parameters.
+_ROUND_VECTORS = 5
+_FLOAT_BYTES = 4
+# In-place operations that give values. Without values there is nothing to do, and on the meta device torch would
+# import its compiler for some of them: 0.7 s and 75 MB.
+_RANDOM = frozenset({"normal_", "uniform_", "trunc_normal_", "bernoulli_", "erfinv_"})
+_GIVES_VALUES = _RANDOM | {"mul_", "add_", "sub_", "div_", "clamp_", "fill_", "zero_", "copy_"}
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Inside, tensors on the meta device are made and not filled."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        # torch.nn.init passes its tensor by name.
+        filled = args[0] if args else named.get("tensor")
+        if getattr(func, "__name__", "") in _GIVES_VALUES and isinstance(filled, Tensor) and filled.is_meta:
+            return filled
+        return func(*args, **named)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Of one stage: parameters on the meta device, and bytes of buffers and of weights that each forward quantises."""
+
+    parameters: list[Tensor]
+    buffer_bytes: int = 0
+    quantised_bytes: int = 0
+    activation_bytes: int = 0
+    largest_activation_bytes: int = 0
+
+
+def stage_needs(config: Config) -> tuple[StageNeed, ...]:
+    """Return what each stage needs, a function of what the hosts of a run share.
+
+    Raises:
+        ConfigError: the model does not fit the configuration.
+    """
+    family = load_family(config.model, config.data)
+    ranges = stage_ranges(family, config.num_stages)
+    return tuple(_need(config, family, stage, units) for stage, units in enumerate(ranges))
+
+
+def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed:
+    tally = _tally(config, family, stage, units)
+    num_elements = sum(p.numel() for p in tally.parameters)
+    parameter_bytes = sum(p.nbytes for p in tally.parameters)
+    optimizer = build_inner_optimizer(tally.parameters, config.diloco.inner_optim)
+    # The window is the client's own setting; this is its default. The last stage goes back at once.
+    is_last = stage == config.num_stages - 1
+    in_flight = config.num_stages + 1
+    received = family.input_spec() if stage == 0 else family.boundary_spec(units.start - 1)
+    kept = 1 if is_last else in_flight
+    sample_bytes = kept * tally.activation_bytes + tally.largest_activation_bytes + in_flight * received.num_bytes
+    batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
+    return StageNeed(
+        device_bytes=parameter_bytes + tally.buffer_bytes + optimizer.state_bytes,
+        step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.quantised_bytes,
+        sample_bytes=sample_bytes,
+        eval_sample_bytes=tally.largest_activation_bytes,
+        host_bytes=PROCESS_BYTES + 2 * num_elements * _FLOAT_BYTES + tally.buffer_bytes,
+        round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * tally.buffer_bytes,
+        max_samples=-(-batch // parts),
+    )
+
+
+def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:
+    tally = _Tally([])
+    for index in units:
+        unit = _built(family, index, config.run.seed)
+        tally.parameters += [torch.empty_like(parameter, device="meta") for parameter in unit.parameters()]
+        tally.buffer_bytes += sum(buffer.nbytes for buffer in unit.buffers())
+        weights, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
+        tally.quantised_bytes += weights
+        activation_bytes = family.activation_bytes(index)
+        if num_inputs:
+            # A quantised input is kept before and after the rounding.
+            activation_bytes += activation_bytes // 2
+        tally.activation_bytes += activation_bytes
+        tally.largest_activation_bytes = max(tally.largest_activation_bytes, activation_bytes)
+    return tally
+
+
+def _built(family: Family, index: int, seed: int) -> nn.Module:
+    """Build a unit without memory; one that cannot be built so is built for real, and is gone when it was counted."""
+    try:
+        with torch.device("meta"), _WithoutValues():
+            return family.build_unit(index)
+    except (RuntimeError, ValueError, TypeError) as error:
+        logger.info("memory.unit_built", extra={"unit": index, "reason": f"{type(error).__name__}: {error}"[:200]})
+    with seeded(unit_seed(seed, index)):
+        return family.build_unit(index)
+
+
+def _quantised(unit: nn.Module, unit_name: str, stage: int, quant: QuantConfig | None) -> tuple[int, int]:
+    """Return the bytes of the weights that are quantised in each forward, and how many inputs are."""
+    weight_bytes = num_inputs = 0
+    for name, module in cast("Iterable[tuple[str, nn.Module]]", unit.named_modules()):
+        if quant is None or not isinstance(module, nn.Linear | nn.Conv2d):
+            continue
+        plan = plan_module(quant, f"{unit_name}.{name}" if name else unit_name, type(module).__name__, stage)
+        if plan.weight is not None:
+            weight_bytes += module.weight.nbytes
+        num_inputs += plan.activation is not None
+    return weight_bytes, num_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """What a stage may use: of the host, and of the device where that has memory of its own (0: it has not)."""
+
+    host_bytes: int
+    device_bytes: int = 0
+
+
+def server_memory(device: str, host_bytes: int, device_sharers: int, cap_bytes: int | None) -> ServerMemory:
+    """Return what this server may plan with; runs on its device thread.
+
+    Args:
+        device: "cpu" or "cuda:<i>".
+        host_bytes: its share of the host's memory; 0 is not known.
+        device_sharers: servers of this host on the same device.
+        cap_bytes: `servers.max_memory_bytes`: the most of the memory in which it computes.
+    """
+    if device == "cpu":
+        return ServerMemory(min(host_bytes or cap_bytes or 0, cap_bytes or host_bytes))
+    free, total = torch.cuda.mem_get_info(torch.device(device))
+    # One that is started again finds what the others have taken: their share is not its own to halve again.
+    share = min(free, total // device_sharers)
+    return ServerMemory(host_bytes, max(1, min(share, cap_bytes or share)))

@@ -1,0 +1,253 @@
+"""Hosts a server's replica, and carries out the order to move to another stage, in the same process.
+
+    order --> build the new stage's replica --> drain --> end all connections --> load the new stage's state --> drop
+                  |  (the old one serves)                  (the new one takes all events)  |            the old one
+                  '--> it does not fit: stay                                               '--> in vain: go back
+
+To everybody else a move is the end of one replica and the beginning of another of the same peer. So every connection
+ends in between: that is what each protocol understands, and no message that was meant for the replica of the old stage
+can reach that of the new one. What the new one then is, every newcomer is: it says what it holds, is given the record
+that stands, and fetches its state. The registry names the new stage only then, and the state of the old one can be had
+here until then: if its other holders die meanwhile, it is not lost.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from shoal.averaging.member import RoundSwapped
+from shoal.control.link_report import log_links
+from shoal.errors import ControlError, RoundAborted, ShoalError
+from shoal.ids import PeerId
+from shoal.server.announcer import Announcer
+from shoal.server.replica import Replica
+from shoal.swarm.round_effects import Relocate
+from shoal.swarm.view import NOTHING_HELD, SwarmView
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.round import AskState, ReadState
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 5.0
+"""How long begun steps, and the end of a round that has begun, are waited for: then trainers go on over another one."""
+
+_MISFITS = (MemoryError, RuntimeError, ShoalError)
+"""What building or loading a replica raises where it does not fit; torch says RuntimeError when memory is exhausted."""
+
+Rebuild = Callable[[int], Awaitable[Replica]]
+"""Builds a replica of a stage, on the device thread of the server."""
+
+
+class _Host:
+    """A replica that runs."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.scope = anyio.CancelScope()
+        self.ended = anyio.Event()
+
+
+class ReassignmentMonitor:
+    """The replica of a server, which one it may be. A `transport.dispatch.Handler`."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        announcer: Announcer,
+        replica: Replica,
+        rebuild: Rebuild,
+        view: Callable[[], SwarmView],
+        num_stages: int,
+        drain_s: float = DRAIN_S,
+    ) -> None:
+        """Announce a replica; `run` hosts it.
+
+        Args:
+            endpoint: of the server; its events come here.
+            announcer: says what the server hosts.
+            replica: the first one.
+            rebuild: makes the next one.
+            view: the swarm as it is now.
+            num_stages: stages are 0..num_stages-1.
+            drain_s: how long begun steps are waited for.
+        """
+        self._endpoint = endpoint
+        self._announcer = announcer
+        self._replica = replica
+        self._rebuild = rebuild
+        self._view = view
+        self._num_stages = num_stages
+        self._drain_s = drain_s
+        self._connected: set[PeerId] = set()
+        self._hosts: dict[int, _Host] = {}
+        self._trial: Replica | None = None
+        self._left: Replica | None = None
+        self._failure = ""
+        announcer.announce(replica)
+
+    @property
+    def replica(self) -> Replica:
+        """Which takes events now."""
+        return self._replica
+
+    # -- events
+
+    def peer_up(self, peer: PeerId) -> None:
+        """A connection stands."""
+        self._connected.add(peer)
+
+    def receive(self, event: Received) -> bool:
+        """Give it to the replica; see `transport.dispatch.Handler`."""
+        if self._left is not None and isinstance(event.message, AskState | ReadState):
+            # Until the new replica has a state of its own, that of the old stage is still given to who needs it.
+            return self._left.member.receive(event)
+        return any(handler.receive(event) for handler in self._replica.handlers)
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+        self._connected.discard(peer)
+        for replica in (self._replica, self._left):
+            for handler in replica.handlers if replica is not None else ():
+                handler.peer_lost(peer)
+
+    # -- the life of a server
+
+    async def run(self) -> None:
+        """Host replicas until cancelled."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._start(tasks, self._replica)
+                while True:
+                    await self._next(tasks)
+        finally:
+            for host in self._hosts.values():
+                host.replica.close()
+
+    async def _next(self, tasks: TaskGroup) -> None:
+        """Act on the next thing that happens to the replica."""
+        match await self._replica.events.receive():
+            case RoundSwapped(record):
+                self._announcer.announce(self._replica)
+                log_links(self._endpoint, "round.links", logging.DEBUG, round=record.round)
+            case Relocate() as order:
+                await self._move(tasks, self._replica, order)
+                # A module, its optimizer and its state refer to each other: without this they stay in memory.
+                gc.collect()
+            case _:
+                pass
+
+    def _start(self, tasks: TaskGroup, replica: Replica) -> None:
+        host = self._hosts[id(replica)] = _Host(replica)
+        tasks.start_soon(self._host, host)
+
+    async def _host(self, host: _Host) -> None:
+        """Run a replica; while it is on trial it may fail alone."""
+        try:
+            with host.scope:
+                await host.replica.run()
+        except* _MISFITS as errors:
+            if host.replica is not self._trial:
+                raise
+            self._failure = _first(errors)
+        finally:
+            host.ended.set()
+
+    async def _end(self, replica: Replica) -> None:
+        """Stop a replica and forget it."""
+        host = self._hosts[id(replica)]
+        host.scope.cancel()
+        await host.ended.wait()
+        replica.close()
+        del self._hosts[id(replica)]
+
+    async def _move(self, tasks: TaskGroup, old: Replica, order: Relocate) -> None:
+        """Carry out an order."""
+        places = {"from_stage": old.stage, "to_stage": order.stage}
+        try:
+            new = await self._build(old, order)
+        except _MISFITS as error:
+            logger.warning("server.stays", extra={**places, "reason": str(error)})
+            old.member.stay(str(error))
+            return
+        self._start(tasks, new)
+        self._trial = new
+        self._announcer.announce(old, serving=False)
+        await self._drain(old, order.urgent)
+        self._switch(old, new)
+        self._left = given_up = old
+        if not await self._loaded(new):
+            logger.error("server.goes_back", extra={**places, "reason": self._failure})
+            await old.member.resume()
+            self._switch(new, old)
+            given_up = new
+        self._trial = self._left = None
+        await self._end(given_up)
+        self._announcer.announce(self._replica)
+        logger.info("server.moved", extra={**places, "stage": self._replica.stage})
+
+    async def _build(self, old: Replica, order: Relocate) -> Replica:
+        """Build the new replica before anything is given up: what does not fit here costs nobody anything.
+
+        Raises:
+            ControlError: the server does not go; the coordinator knows more, but not everything.
+            Exception: one of `_MISFITS`.
+        """
+        if self._announcer.pinned:
+            raise ControlError(f"the user of this server has given it stage {old.stage}")
+        if not 0 <= order.stage < self._num_stages:
+            raise ControlError(f"there is no stage {order.stage}, the model has {self._num_stages}")
+        me = self._endpoint.peer_id
+        if all(replica.peer == me for replica in self._view().by_stage(old.stage)):
+            raise ControlError(f"it is the last replica of stage {old.stage}")
+        logger.info("server.moving", extra={"from_stage": old.stage, "to_stage": order.stage, "urgent": order.urgent})
+        return await self._rebuild(order.stage)
+
+    async def _drain(self, old: Replica, urgent: bool) -> None:
+        """Finish what has begun: the round, if it is ending, and then the steps."""
+        with anyio.move_on_after(self._drain_s) as timer:
+            # A stage without a replica keeps every round from ending.
+            while old.member.is_closing and not urgent:
+                if isinstance(await old.events.receive(), RoundSwapped):
+                    break
+            while True:
+                try:
+                    await old.worker.close(old.worker.held_round + 1)
+                except RoundAborted:
+                    continue  # the next one has begun meanwhile
+                break
+        logger.info("server.drained", extra={"stage": old.stage, "in_time": not timer.cancelled_caught})
+
+    def _switch(self, old: Replica, new: Replica) -> None:
+        """From now on `new` takes all events, on connections of its own."""
+        new.member.succeed(old.member)
+        self._replica = new
+        old.worker.start_round(0)  # nothing may be opened or settled there any more
+        peers, self._connected = self._connected, set()
+        for peer in sorted(peers):
+            self._endpoint.disconnect(peer, f"it serves stage {new.stage} from now on")
+            for handler in old.handlers:
+                handler.peer_lost(peer)
+
+    async def _loaded(self, new: Replica) -> bool:
+        """Wait until the replica holds the state of its stage; False if it has failed."""
+        while new.member.offered_round == NOTHING_HELD:
+            try:
+                event = await new.events.receive()
+            except anyio.EndOfStream:
+                return False
+            if isinstance(event, Relocate):
+                new.member.stay("it has just come to its stage, and is loading")
+        return True
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> str:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

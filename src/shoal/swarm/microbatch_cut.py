@@ -1,0 +1,68 @@
+"""How a step's microbatches are cut further where a replica of the path takes fewer samples at a time. Pure.
+
+A function of the sizes and the smallest cap alone: everybody cuts alike, and a path without caps leaves all as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.ids import PeerId
+from shoal.swarm.step_operations import MALFORMED
+
+Caps = Mapping[PeerId, int]
+"""The most samples that a replica takes in a microbatch; replicas that are not named take any."""
+
+EVAL_SAMPLES = 64
+"""Samples that travel together in an evaluation: it keeps no activations, so they can be more than in training."""
+
+MAX_MICROBATCHES = 4096
+"""Of one step; a replica keeps a bitmap of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Samples [start, stop) of microbatch `whole` of the uncut step."""
+
+    whole: int
+    start: int
+    stop: int
+
+    @property
+    def num_samples(self) -> int:
+        """At least 1."""
+        return self.stop - self.start
+
+
+def smallest_cap(path: Iterable[PeerId], caps: Caps) -> int | None:
+    """Return the most samples that all replicas of a path take in a microbatch; None: any."""
+    return min((caps[peer] for peer in path if peer in caps), default=None)
+
+
+def cut(sizes: Sequence[int], cap: int | None) -> tuple[Part, ...]:
+    """Return the parts of microbatches of these sizes, in order: of each as few as the cap allows, as even as can be.
+
+    The sizes of a microbatch's parts are those of `torch.chunk`: ceil(n / k), the last one perhaps smaller. Cutting
+    with the largest part as the cap gives the same parts again, so that the sizes in a step tell how it was cut.
+    """
+    parts: list[Part] = []
+    for whole, num_samples in enumerate(sizes):
+        num_parts = 1 if cap is None else -(-num_samples // cap)
+        size = -(-num_samples // num_parts)
+        parts += [Part(whole, start, min(start + size, num_samples)) for start in range(0, num_samples, size)]
+    return tuple(parts)
+
+
+def refusal(sizes: Sequence[int], cap: int | None) -> str | None:
+    """Return why a replica with this cap refuses a step with microbatches of these sizes, or None if it takes it."""
+    if not 0 < len(sizes) <= MAX_MICROBATCHES or min(sizes) < 1:
+        return MALFORMED
+    return too_large(max(sizes), cap)
+
+
+def too_large(num_samples: int, cap: int | None) -> str | None:
+    """Return why a replica with this cap refuses a microbatch, or None if it takes it."""
+    if cap is None or num_samples <= cap:
+        return None
+    return f"a microbatch of {num_samples} samples is above this replica's cap of {cap}: cut it"

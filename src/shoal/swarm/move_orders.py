@@ -1,0 +1,222 @@
+"""The coordinator's part in moving servers: a pure machine that orders one move at a time and follows it.
+
+    none --a stage has nobody, or a record--> ordered --Moving--> on its way --holds the record there--> none
+      ^                                          |                    |
+      '--- refused, dead, silent, too slow ------+--------------------'
+
+Who goes where is `reassignment.next_move`'s decision. A mover that another coordinator has sent is recognised by what
+it says itself (`Moving` is said again to whoever takes a ballot), so a successor does not send a second one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from shoal.ids import PeerId
+from shoal.swarm.reassignment import Move, next_move
+from shoal.swarm.view import SwarmView
+
+
+@dataclass(frozen=True, slots=True)
+class MoveSettings:
+    """How patient the machine is.
+
+    Attributes:
+        patience_s: How long a stage is without anybody before a server is sent there. A move costs its donor's share
+            of the round, and a connection that only broke is there again after a round trip, so this covers that. It
+            does not cover a process that is started again (its launcher, its way into the DHT and its choice of a
+            stage take several seconds): the whole swarm would stand still for so long, and if it then comes, it takes
+            the place that the mover has left.
+        retry_s: Between repetitions of an order that is not answered.
+        silence_s: After which a mover that cannot be reached is forgotten.
+        timeout_s: After which a mover that is on its way is forgotten.
+        rest_rounds: Records after a move before the same server is sent again, unless a stage has nobody.
+    """
+
+    patience_s: float = 1.0
+    retry_s: float = 0.5
+    silence_s: float = 10.0
+    timeout_s: float = 120.0
+    rest_rounds: int = 3
+
+
+class End(enum.StrEnum):
+    """How a move has ended."""
+
+    ARRIVED = "arrived"
+    REFUSED = "refused"
+    CAME_BACK = "came back"
+    LOST = "lost"
+    TOO_SLOW = "too slow"
+
+
+@dataclass(frozen=True, slots=True)
+class SendOrder:
+    """Send the order to the server."""
+
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A move has been ordered."""
+
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It is over; with the reason where the server gave one."""
+
+    move: Move
+    how: End
+    reason: str = ""
+
+
+MoveEffect = SendOrder | Begun | Ended
+
+
+class MoveOrders:
+    """The machine of one coordinator.
+
+    Args:
+        num_stages: S.
+        settings: How patient it is.
+    """
+
+    def __init__(self, num_stages: int, settings: MoveSettings | None = None) -> None:
+        self.under_way: Move | None = None
+        self._num_stages = num_stages
+        self._settings = settings or MoveSettings()
+        self._answered = self._was_lost = False
+        self._begun_s = self._seen_s = self._repeat_at_s = 0.0
+        self._gap_since_s: float | None = None
+        self._round = 0
+        self._known: Mapping[PeerId, int] = {}
+        self._rests_until: dict[PeerId, int] = {}
+        self._refused: dict[PeerId, int] = {}
+
+    def stage_of(self, peer: PeerId, stage: int) -> int | None:
+        """The stage for which a replica that is known to hold `stage` may be used; None while it is on its way."""
+        move = self.under_way
+        return None if move is not None and move.peer == peer and move.stage != stage else stage
+
+    @property
+    def wake_at_s(self) -> float | None:
+        """When to call `update` at the latest; None if nothing waits for time."""
+        if self.under_way is not None:
+            ends_s = min(self._seen_s + self._settings.silence_s, self._begun_s + self._settings.timeout_s)
+            return ends_s if self._answered else min(ends_s, self._repeat_at_s)
+        return None if self._gap_since_s is None else self._gap_since_s + self._settings.patience_s
+
+    # -- events
+
+    def recorded(self, view: SwarmView, holders: Mapping[PeerId, int], round: int, now_s: float) -> list[MoveEffect]:
+        """A record has been decided and nothing is being trained: a donor loses nothing now.
+
+        Args:
+            view: The servers, at the stages that they serve.
+            holders: The replicas that hold the record, with their stages.
+            round: Of the record.
+            now_s: Now.
+        """
+        self._round = round
+        effects = self.update(view, holders, holders, now_s)
+        if self.under_way is None:
+            resting = {peer for peer, until in self._rests_until.items() if until > round}
+            effects += self._order(view, holders, resting, now_s)
+        return effects
+
+    def update(
+        self, view: SwarmView, holders: Mapping[PeerId, int], known: Mapping[PeerId, int], now_s: float
+    ) -> list[MoveEffect]:
+        """Look at who is there: follow the move that is under way, or fill a stage that has nobody.
+
+        Args:
+            view: The servers, at the stages that they serve.
+            holders: The replicas that hold the record that stands, with their stages.
+            known: The stage of each replica that has said so on the connection that it has now.
+            now_s: Now.
+        """
+        self._known = known
+        effects = self._follow(holders, known, now_s)
+        if not view.missing_stages(self._num_stages):
+            self._gap_since_s = None
+        elif self._gap_since_s is None:
+            self._gap_since_s = now_s
+        elif self.under_way is None and now_s >= self._gap_since_s + self._settings.patience_s:
+            effects += self._order(view, holders, (), now_s, only_urgent=True)
+            self._gap_since_s = now_s  # if nobody can go now, it is tried again later
+        return effects
+
+    def answered(self, peer: PeerId, stage: int, refused: str, now_s: float) -> list[MoveEffect]:
+        """A server has said that it goes to a stage, or, if `refused` is not empty, why it does not."""
+        move = self.under_way
+        if move is None and not refused:
+            if self._known.get(peer) == stage:
+                return []  # a late repetition
+            # Sent by an earlier coordinator; where it comes from does not matter any more.
+            self._begin(Move(peer, stage, stage, False), now_s)
+            self._answered = True
+            return []
+        if move is None or move.peer != peer or move.stage != stage:
+            return []
+        if refused:
+            self._refused[peer] = self._round
+            return [self._end(move, End.REFUSED, refused)]
+        self._answered, self._seen_s = True, now_s
+        return []
+
+    def lost(self, peer: PeerId) -> None:
+        """The connection to a peer has ended, as it does once in every move."""
+        if self.under_way is not None and self.under_way.peer == peer:
+            self._was_lost = True
+
+    # -- parts
+
+    def _order(
+        self,
+        view: SwarmView,
+        holders: Mapping[PeerId, int],
+        resting: Collection[PeerId],
+        now_s: float,
+        only_urgent: bool = False,
+    ) -> list[MoveEffect]:
+        exempt = {*resting, *(peer for peer, round in self._refused.items() if round == self._round)}
+        move = next_move(view, self._num_stages, holders, exempt)
+        if move is None or (only_urgent and not move.urgent):
+            return []
+        self._begin(move, now_s)
+        return [Begun(move), SendOrder(move)]
+
+    def _begin(self, move: Move, now_s: float) -> None:
+        self.under_way = move
+        self._answered = self._was_lost = False
+        self._begun_s = self._seen_s = now_s
+        self._repeat_at_s = now_s + self._settings.retry_s
+
+    def _follow(self, holders: Mapping[PeerId, int], known: Mapping[PeerId, int], now_s: float) -> list[MoveEffect]:
+        move = self.under_way
+        if move is None:
+            return []
+        if holders.get(move.peer) == move.stage:
+            return [self._end(move, End.ARRIVED)]
+        if move.peer in known:
+            self._seen_s = now_s
+            if self._was_lost and known[move.peer] != move.stage:
+                return [self._end(move, End.CAME_BACK)]
+        if now_s >= self._seen_s + self._settings.silence_s:
+            return [self._end(move, End.LOST)]
+        if now_s >= self._begun_s + self._settings.timeout_s:
+            return [self._end(move, End.TOO_SLOW)]
+        if not self._answered and now_s >= self._repeat_at_s:
+            self._repeat_at_s = now_s + self._settings.retry_s
+            return [SendOrder(move)]
+        return []
+
+    def _end(self, move: Move, how: End, reason: str = "") -> Ended:
+        self.under_way = None
+        self._rests_until[move.peer] = self._round + self._settings.rest_rounds
+        return Ended(move, how, reason)

@@ -1,0 +1,146 @@
+"""What a stage is trained from when nobody holds the newest record's bytes of it any more, and when that is declared.
+
+    held by some replica --the last one is lost--> missing --certain, or waited for long enough--> restored
+          ^                                           |                                               |
+          |<-------- a holder comes back -------------'<-- before the views of the round are proposed-'
+          '<------------------------------- the next record is decided -------------------------------'
+
+A restored stage goes on from the newest bytes that a replica of it has: its *basis*. That is what a replica held that
+was left behind, or, of one that was started again, the initial parameters, which follow from seed and configuration.
+Bytes are told apart by their hashes alone, so that two of one stage never mix, and only replicas that have exactly the
+basis take part until the next record; that one names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from shoal.ids import PeerId
+from shoal.swarm.records import outcome_of
+from shoal.swarm.view import NOTHING_HELD
+from shoal.wire.messages.round import Basis, Record, StageHashes
+
+
+class Here(NamedTuple):
+    """A replica that has answered: its stage, and the bytes that it has."""
+
+    stage: int
+    basis: Basis
+
+
+class Restoration:
+    """The bytes that stand for those of the tip, by stage.
+
+    Args:
+        patience_s: How long a holder that may come back is waited for.
+
+    Attributes:
+        bases: Of the restored stages.
+        missing: Stages that nobody can be trained on now, since when.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self.bases: dict[int, Basis] = {}
+        self.missing: dict[int, float] = {}
+        self._patience_s = patience_s
+        self._record: Record | None = None
+        self._seen: dict[int, set[PeerId]] = {}
+
+    def begin(self, record: Record | None) -> None:
+        """There is a new tip, whose bytes its members hold."""
+        self._record = record
+        self.bases.clear()
+        self._seen.clear()
+
+    def fits(self, here: Here) -> bool:
+        """Whether these are the bytes that the stage goes on from. Whatever a replica computes for D_0 is right."""
+        standing = self.standing(here.stage)
+        return standing is None or standing.hashes == here.basis.hashes
+
+    def standing(self, stage: int) -> Basis | None:
+        """The bytes that the stage goes on from; None for those of D_0."""
+        if stage in self.bases:
+            return self.bases[stage]
+        hashes = _hashes(self._record, stage)
+        return None if hashes is None or self._record is None else Basis(self._record.round, hashes)
+
+    def seen(self, holders: Mapping[PeerId, int]) -> None:
+        """Take note of replicas that hold the tip's bytes."""
+        for peer, stage in holders.items():
+            if stage not in self.bases:
+                self._seen.setdefault(stage, set()).add(peer)
+
+    def miss(self, stages: Collection[int], now_s: float) -> bool:
+        """Take note of the stages that are missing now; returns whether others were before."""
+        was = self.missing
+        self.missing = {stage: was.get(stage, now_s) for stage in sorted(stages)}
+        return was.keys() != self.missing.keys()
+
+    def wait_anew(self, now_s: float) -> None:
+        """Whoever may come back is waited for from now on: nobody has listened before."""
+        self.missing = dict.fromkeys(self.missing, now_s)
+
+    def due(
+        self, record: Record | None, stages: Iterable[int], here: Mapping[PeerId, Here], silent: bool, now_s: float
+    ) -> dict[int, Basis]:
+        """What stages go on from whose bytes are lost, of those that miss a holder of the bytes of `record`.
+
+        It is certain that they are lost if all who have held them have come back without them. Otherwise whoever has
+        them may only be frozen or cut off, and is waited for.
+
+        Args:
+            record: The one that stands, or is to.
+            stages: Which stages; in `missing`.
+            here: The replicas that have answered.
+            silent: Somebody is known who has not.
+            now_s: The time.
+        """
+        found: dict[int, Basis] = {}
+        for stage in stages:
+            outcome = None if record is None else outcome_of(record, stage)
+            peers = {peer for peer, each in here.items() if each.stage == stage}
+            bases = [here[peer].basis for peer in peers if here[peer].basis.round != NOTHING_HELD]
+            if outcome is None or not bases:
+                continue
+            holders = {*outcome.members, *(self._seen.get(stage, ()) if record == self._record else ())}
+            is_held = any(basis.hashes == outcome.hashes for basis in bases)  # by one that was left out
+            is_certain = not silent and not is_held and holders <= peers
+            if is_certain or now_s - self.missing.get(stage, now_s) >= self._patience_s:
+                found[stage] = newest(bases)
+        return found
+
+    def is_better(self, here: Here) -> bool:
+        """Whether these bytes have learnt more than those that the stage was restored from."""
+        basis = self.bases.get(here.stage)
+        is_own = here.basis.hashes == _hashes(self._record, here.stage)
+        return basis is not None and (is_own or here.basis.round > basis.round)
+
+    def restore(self, stage: int, basis: Basis) -> Basis | None:
+        """From now on the stage goes on from these bytes; returns them, or None if they are the record's own."""
+        if basis.hashes == _hashes(self._record, stage):
+            self.bases.pop(stage, None)
+            return None
+        self.bases[stage] = basis
+        return basis
+
+    def continued(self, holders: Iterable[Here]) -> dict[int, Basis]:
+        """What other coordinators have restored, from what those say who hold the tip: its own bytes come first."""
+        stages: dict[int, list[Basis]] = {}
+        for here in holders:
+            stages.setdefault(here.stage, []).append(here.basis)
+        return {
+            stage: newest(bases)
+            for stage, bases in stages.items()
+            if self._record is not None and _hashes(self._record, stage) not in {basis.hashes for basis in bases}
+        }
+
+
+def newest(bases: Iterable[Basis]) -> Basis:
+    """The bytes that have learnt most; everybody chooses the same."""
+    return min(bases, key=lambda basis: (-basis.round, basis.hashes.parameters, basis.hashes.buffers))
+
+
+def _hashes(record: Record | None, stage: int) -> StageHashes | None:
+    outcome = None if record is None else outcome_of(record, stage)
+    return None if outcome is None else outcome.hashes

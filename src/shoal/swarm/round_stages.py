@@ -1,0 +1,84 @@
+"""The coordinator's watch over the stages: which ones nobody can be trained on, and what is restored when.
+
+Puts together who is there (`RoundReplicas`) and which bytes stand for the tip's (`Restoration`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from shoal.ids import Ballot, PeerId
+from shoal.swarm.records import Tip
+from shoal.swarm.round_effects import CoordinatorEffect, Restored, Stuck
+from shoal.swarm.round_replicas import RoundReplicas
+from shoal.swarm.round_restoration import Restoration
+from shoal.wire.messages.round import Basis, Record, SignedRecord
+
+Effects = list[CoordinatorEffect]
+
+
+class RoundStages:
+    """The stages of a run as one coordinator sees them.
+
+    Args:
+        num_stages: S.
+        replicas: Who is there.
+        restoration: Which bytes stand for the tip's.
+        unseal: Decodes a record.
+    """
+
+    def __init__(
+        self,
+        num_stages: int,
+        replicas: RoundReplicas,
+        restoration: Restoration,
+        unseal: Callable[[SignedRecord], Record],
+    ) -> None:
+        self._num_stages = num_stages
+        self._replicas = replicas
+        self._restoration = restoration
+        self._unseal = unseal
+
+    def without(self, stages: Collection[int]) -> set[int]:
+        """The stages that are not among these."""
+        return set(range(self._num_stages)) - set(stages)
+
+    def miss(self, stages: Collection[int], now_s: float) -> Effects:
+        """These stages have nobody that can be trained on; reported when it changes."""
+        return [Stuck(tuple(sorted(stages)))] if self._restoration.miss(stages, now_s) else []
+
+    def lost(self, tip: Tip, now_s: float) -> dict[int, Basis]:
+        """What the missing stages go on from whose bytes of a record are gone; not those that may yet come back."""
+        record = None if tip.signed is None else self._unseal(tip.signed)
+        silent = bool(self._replicas.silent)
+        return self._restoration.due(record, self._restoration.missing, self._replicas.here, silent, now_s)
+
+    def watch(self, ballot: Ballot, tip: Tip, now_s: float) -> Effects:
+        """Between the records: report what is missing, and restore what is lost."""
+        if self._replicas.told:
+            return []
+        holders = self._replicas.holders(tip)
+        self._restoration.seen(holders)
+        effects = self.miss(self.without(holders.values()), now_s)
+        return effects + self.restore(self.lost(tip, now_s), ballot, tip)
+
+    def restore(self, lost: Mapping[int, Basis], ballot: Ballot, tip: Tip, others: Iterable[PeerId] = ()) -> Effects:
+        """These stages go on from these bytes; whoever has them, or has to fetch the record's, is told."""
+        effects: Effects = []
+        for stage, basis in lost.items():
+            effects.append(Restored(stage, tip.round, self._restoration.restore(stage, basis)))
+            self._replicas.invite(stage, basis)
+        return effects + self._replicas.tell(ballot, tip, others)
+
+    def go_on(self, lost: Mapping[int, Basis], ballot: Ballot, tip: Tip, others: Iterable[PeerId]) -> Effects:
+        """A coordinator has chosen the tip: what others have restored for it stays so."""
+        before = self._restoration.bases
+        self._restoration.bases = self._restoration.continued(self._replicas.at(tip))
+        found = self._restoration.bases.items()
+        effects: Effects = [Restored(stage, tip.round, basis) for stage, basis in found if before.get(stage) != basis]
+        return effects + self.restore(lost, ballot, tip, others)
+
+    def reconsider(self, peer: PeerId, ballot: Ballot, tip: Tip) -> Effects:
+        """A replica with better bytes than those that its stage was restored from has come before the views."""
+        here = self._replicas.here[peer]
+        return self.restore({here.stage: here.basis}, ballot, tip) if self._restoration.is_better(here) else []

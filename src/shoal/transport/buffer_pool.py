@@ -1,0 +1,105 @@
+"""Memory for received tensors, used again and again: fresh memory costs a page fault for each 4 KiB of a tensor.
+
+    allocate --> leased (the consumer's view) -- last view gone, on any thread --> returned --> idle --> allocate
+                                                                                  idle -- not needed --> freed
+
+Who takes a tensor knows nothing of this: its memoryview, and whatever numpy or torch make of that, keep the lease
+alive. Memory is handed out again only after the last of them is gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.clock import Clock
+from shoal.wire.tensors import empty_bytes
+
+MIN_POOLED_BYTES: Final = 64 * 1024
+"""Smaller tensors get memory of their own, which the allocator has at hand."""
+
+_Memory = NDArray[np.uint8]
+
+
+class BufferPool:
+    """The memory of one endpoint's received tensors. All methods are called on one thread."""
+
+    def __init__(self, max_idle_bytes: int) -> None:
+        """Start empty.
+
+        Args:
+            max_idle_bytes: how much is kept for tensors to come; what is leased is not limited here.
+        """
+        self._max_idle_bytes = max_idle_bytes
+        self._idle: dict[int, list[_Memory]] = {}
+        self._idle_bytes = 0
+        self._unneeded: dict[int, int] = {}  # the fewest that were idle since the last `trim`, by size
+        self._leases: dict[int, tuple[weakref.ref[_Memory], _Memory]] = {}
+        self._returned: deque[_Memory] = deque()  # filled by whatever thread drops the last view
+        self._num_leases = 0
+
+    @property
+    def idle_bytes(self) -> int:
+        """How much is kept and not in use."""
+        self._collect()
+        return self._idle_bytes
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        """Return writable memory with arbitrary content, aligned for every element type, that the caller owns."""
+        if num_bytes < MIN_POOLED_BYTES:
+            return empty_bytes(num_bytes)
+        self._collect()
+        size = _size_for(num_bytes)
+        idle = self._idle.get(size)
+        if idle:
+            memory = idle.pop()
+            self._idle_bytes -= size
+            self._unneeded[size] = min(self._unneeded[size], len(idle))
+        else:
+            memory = np.empty(size, dtype=np.uint8)
+        lease = memory[:num_bytes]
+        number = self._num_leases
+        self._num_leases += 1
+
+        def dropped(_: weakref.ref[_Memory]) -> None:
+            self._returned.append(self._leases.pop(number)[1])
+
+        self._leases[number] = (weakref.ref(lease, dropped), memory)
+        return lease.data
+
+    def trim(self) -> None:
+        """Free what was not needed since the last call; to be called now and then."""
+        self._collect()
+        for size, idle in list(self._idle.items()):
+            num_unneeded = self._unneeded[size]
+            del idle[:num_unneeded]
+            self._idle_bytes -= num_unneeded * size
+            self._unneeded[size] = len(idle)
+            if not idle:
+                del self._idle[size], self._unneeded[size]
+
+    def _collect(self) -> None:
+        """Make idle what has been returned, as far as there is room."""
+        while self._returned:
+            memory = self._returned.popleft()
+            if self._idle_bytes + memory.nbytes <= self._max_idle_bytes:
+                self._idle.setdefault(memory.nbytes, []).append(memory)
+                self._unneeded.setdefault(memory.nbytes, 0)
+                self._idle_bytes += memory.nbytes
+
+
+async def keep_trimmed(pool: BufferPool, every_s: float, clock: Clock) -> None:
+    """Trim a pool now and then, until cancelled."""
+    while True:
+        await clock.sleep_s(every_s)
+        pool.trim()
+
+
+def _size_for(num_bytes: int) -> int:
+    """Return the size of the memory for so many bytes: of four sizes between two powers of two the next one."""
+    step = 1 << max(num_bytes.bit_length() - 3, 0)
+    return -(-num_bytes // step) * step

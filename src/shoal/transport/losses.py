@@ -1,0 +1,57 @@
+"""The losses of an endpoint's peers: each reported once, counted, and in force until the consumer has heard of it."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import Counter
+
+from shoal.ids import PeerId
+from shoal.telemetry import Registry
+from shoal.transport.base import PeerLost
+from shoal.transport.event_queue import EventQueue
+
+logger = logging.getLogger(__name__)
+
+
+class Loss(enum.StrEnum):
+    """What ended a connection, or the attempt to make one: what losses are counted by."""
+
+    CLOSED = "closed"
+    UNREACHABLE = "unreachable"
+    SILENT = "silent"
+    OVERLOADED = "overloaded"
+    REPLACED = "replaced"
+    DISCONNECTED = "disconnected"
+
+
+class Losses:
+    """Puts `PeerLost` events into the queue of an endpoint."""
+
+    def __init__(self, events: EventQueue, metrics: Registry) -> None:
+        """Start without any.
+
+        Args:
+            events: of the endpoint.
+            metrics: counts `transport.lost` by cause.
+        """
+        self._events = events
+        self._metrics = metrics
+        self._untaken: Counter[PeerId] = Counter()
+
+    def report(self, peer: PeerId, reason: str, cause: Loss) -> None:
+        """Say that a peer is lost."""
+
+        def taken() -> None:
+            self._untaken[peer] -= 1
+            if not self._untaken[peer]:
+                del self._untaken[peer]
+
+        self._metrics.counter("transport.lost", cause=cause.value).add()
+        logger.info("transport.lost", extra={"peer": peer, "reason": reason, "cause": cause.value})
+        self._untaken[peer] += 1
+        self._events.put(PeerLost(peer, reason), taken)
+
+    def pending(self, peer: PeerId) -> bool:
+        """Whether the consumer has not yet taken a loss of this peer: until then what is posted to it is dropped."""
+        return peer in self._untaken

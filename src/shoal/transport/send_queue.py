@@ -1,0 +1,122 @@
+"""What goes next on one connection: control frames first, the payloads of bulk frames in pieces. Decisions only.
+
+    put(frame) --> control ----------------------------> \\
+               --> bulk (FIFO) --> the one that is open --> take() --> one batch for the stream
+
+Promises, of any order of `put` and `take`:
+
+- Frames of one class leave in the order in which they were put.
+- A control frame that is put leaves with the next batches: it waits for control frames before it, and for what has been
+  taken already, never for the rest of a tensor.
+- A bulk frame never overtakes a control frame that was put before it. Those put later do not hold it up either: as soon
+  as the ones before it have left, each batch has a piece of it.
+- A batch has at most `control_bytes` of control frames (one frame may be longer) and about `piece_bytes` of bulk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shoal.wire.frame import MIN_PIECE_BYTES, PIECE_HEADER, PIECE_MAGIC, EncodedFrame
+
+Buffer = bytes | bytearray | memoryview
+
+
+class SendQueue:
+    """The frames of one connection that the stream has not been given yet."""
+
+    def __init__(self, *, piece_bytes: int, control_bytes: int) -> None:
+        """Start empty.
+
+        Args:
+            piece_bytes: of bulk frames in one batch.
+            control_bytes: of control frames in one batch.
+        """
+        self._piece_bytes = piece_bytes
+        self._control_bytes = control_bytes
+        self._control: deque[EncodedFrame] = deque()
+        self._num_control_put = 0
+        self._num_control_taken = 0
+        # With each bulk frame the number of control frames that were put before it.
+        self._bulk: deque[tuple[int, EncodedFrame]] = deque()
+        self._open: deque[memoryview] = deque()  # what is left of the payload that has begun to leave
+        self._open_bytes = 0
+        self._queued_bytes = 0
+
+    def __bool__(self) -> bool:
+        return self._queued_bytes > 0
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the frames that have not left, without the headers of further pieces."""
+        return self._queued_bytes
+
+    @property
+    def has_bulk(self) -> bool:
+        """Whether a bulk frame, or a part of one, is still here."""
+        return self._open_bytes > 0 or bool(self._bulk)
+
+    def put(self, frame: EncodedFrame) -> None:
+        """Append a frame."""
+        self._queued_bytes += frame.num_bytes
+        if frame.is_bulk:
+            self._bulk.append((self._num_control_put, frame))
+        else:
+            self._num_control_put += 1
+            self._control.append(frame)
+
+    def take(self, *, with_bulk: bool = True) -> list[Buffer]:
+        """Remove and return the next batch, empty if there is nothing that may leave.
+
+        Args:
+            with_bulk: whether bulk frames may leave now.
+        """
+        batch: list[Buffer] = []
+        self._take_control(batch)
+        if with_bulk:
+            self._take_bulk(batch)
+        return batch
+
+    def _take_control(self, batch: list[Buffer]) -> None:
+        left_bytes = self._control_bytes
+        while self._control and left_bytes > 0:
+            head = self._control.popleft().head
+            batch.append(head)
+            left_bytes -= len(head)
+            self._queued_bytes -= len(head)
+            self._num_control_taken += 1
+
+    def _take_bulk(self, batch: list[Buffer]) -> None:
+        left_bytes = self._piece_bytes
+        if self._open_bytes:
+            num_bytes = min(self._open_bytes, max(left_bytes, MIN_PIECE_BYTES))
+            batch.append(PIECE_HEADER.pack(PIECE_MAGIC, num_bytes))
+            self._take_payload(batch, num_bytes)
+            left_bytes -= num_bytes
+        while left_bytes > 0 and self._bulk and self._bulk[0][0] <= self._num_control_taken:
+            _, frame = self._bulk.popleft()
+            self._open.extend(frame.payload)
+            self._open_bytes = frame.payload_bytes
+            left_bytes -= len(frame.head)
+            num_bytes = min(frame.payload_bytes, max(left_bytes, 0))
+            frame.cut(num_bytes)
+            batch.append(frame.head)
+            self._queued_bytes -= len(frame.head)
+            self._take_payload(batch, num_bytes)
+            left_bytes -= num_bytes
+            if self._open_bytes:
+                return
+
+    def _take_payload(self, batch: list[Buffer], num_bytes: int) -> None:
+        """Move the next bytes of the open payload to the batch."""
+        self._open_bytes -= num_bytes
+        self._queued_bytes -= num_bytes
+        while num_bytes:
+            part = self._open[0]
+            if len(part) <= num_bytes:
+                batch.append(self._open.popleft())
+                num_bytes -= len(part)
+            else:
+                batch.append(part[:num_bytes])
+                self._open[0] = part[num_bytes:]
+                num_bytes = 0

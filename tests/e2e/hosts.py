@@ -1,0 +1,81 @@
+"""The commands on all hosts of one swarm: on one machine, or each host in a network namespace of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.e2e.launched import START_S, Launched, launched, until
+from tests.e2e.namespaces import Lan
+
+
+@dataclass
+class Hosts:
+    """The commands on all hosts of one swarm; with a `Lan` each runs in a namespace of its own."""
+
+    directory: Path
+    lan: Lan | None = None
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __post_init__(self) -> None:
+        self._shared_path = Path(tempfile.mkdtemp(prefix="sh", dir="/tmp"))
+
+    def run(
+        self, host: str, *command: str, environment: Mapping[str, str] | None = None, start: str = "first"
+    ) -> Launched:
+        """Run a script on a host, with its own home and runtime directory; each start has its own logs."""
+        home = self.home(host)
+        own = {} if self.lan is None else {"prefix": self.lan.prefix(host), "runtime_dir": self._shared_path}
+        if self.lan is not None:
+            self._shared_path.mkdir(exist_ok=True)
+        script, *flags = command
+        return self.stack.enter_context(
+            launched(
+                self.directory / host / start,
+                *flags,
+                command=(script,),
+                environment={"HOME": str(home), **(environment or {})},
+                **own,
+            )
+        )
+
+    def home(self, host: str) -> Path:
+        """Return the home directory on a host."""
+        home = self.directory / host / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        return home
+
+    def give_key(self, sender: str, receiver: str) -> None:
+        """Copy the swarm's key, as the printed line asks for."""
+        target = self.home(receiver) / ".config/shoal/swarm.key"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(self.home(sender) / ".config/shoal/swarm.key", target)
+
+
+@contextlib.contextmanager
+def hosts_of(directory: Path, network: Lan | None = None) -> Iterator[Hosts]:
+    """Give hosts; whatever runs on them at the end is ended."""
+    hosts = Hosts(directory, network)
+    try:
+        with hosts.stack:
+            yield hosts
+    finally:
+        shutil.rmtree(hosts._shared_path, ignore_errors=True)
+
+
+def invited(client: Launched) -> tuple[dict[str, str], list[str]]:
+    """Return the variable and the command that the client's host prints for the others."""
+
+    def lines() -> tuple[dict[str, str], list[str]] | None:
+        assert client.process.poll() is None, client.output
+        export = re.search(r"^export (\w+)=(\S+)$", client.output, re.MULTILINE)
+        command = re.search(r"^python (start_servers\.py .*)$", client.output, re.MULTILINE)
+        return ({export[1]: export[2]}, shlex.split(command[1])) if export and command else None
+
+    return until(lines, START_S, "the printed invitation")

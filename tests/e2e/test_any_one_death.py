@@ -1,0 +1,101 @@
+"""Any one process of a running swarm dies, freezes or is cut off: the run goes on, and nothing shows it afterwards.
+
+How long that takes is not asserted here: `benchmarks/faults.py` measures it, with the same faults.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.e2e.deaths import KINDS, inflict, link_down
+from tests.e2e.hosts import hosts_of, invited
+from tests.e2e.launched import ENDLESS, START_S, launched, until
+from tests.e2e.namespaces import Lan, lan, why_impossible
+from tests.e2e.observed import Swarm
+from tests.e2e.whole import replicas_agree, samples_are_whole
+
+pytestmark = pytest.mark.timeout(240)
+
+_IMPOSSIBLE = why_impossible()
+needs_namespaces = pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+
+_FLAGS = (*ENDLESS, "--log-level=debug", "--diloco.inner-steps=8")
+_FROZEN_AND_NOT_WAITED_FOR = ("server-stopped", "data-server-stopped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_run_gets_over_the_loss_of(kind: str, tmp_path: Path) -> None:
+    with launched(tmp_path, *_FLAGS) as run:
+        swarm = Swarm(run, [run], num_slots=2)
+        until(swarm.is_training, 2 * START_S, "training")
+        strike = inflict(KINDS[kind], swarm, Random(kind))
+        if kind in _FROZEN_AND_NOT_WAITED_FOR:
+            _has_gone_on_meanwhile(swarm, strike.at_s, KINDS[kind].held_s)
+        run.interrupt()
+        assert run.ends(15.0) == 130, run.output
+        run.leaves_nothing()
+        _is_whole(swarm)
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_run_gets_over_a_host_of_servers_whose_cable_is_out_for_a_while(tmp_path: Path) -> None:
+    with _two_hosts_of_servers(tmp_path) as (swarm, network):
+        kind = link_down(network)
+        strike = inflict(kind, swarm, Random(1))
+        _has_gone_on_meanwhile(swarm, strike.at_s, kind.held_s)
+        swarm.client.interrupt()
+        assert swarm.client.ends(15.0) == 130, swarm.client.output
+        for host in swarm.server_hosts:
+            assert host.ends(15.0) == 0, host.output
+        for host in swarm.hosts:
+            host.leaves_nothing()
+        _is_whole(swarm)
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_killed_supervisor_takes_its_own_host_with_it_and_no_other(tmp_path: Path) -> None:
+    with _two_hosts_of_servers(tmp_path) as (swarm, _):
+        left, right = swarm.server_hosts
+        at_s = time.time()
+        left.kill()
+        left.leaves_nothing()
+        until(lambda: swarm.num_records(at_s) >= 2, START_S, "rounds over the other host")
+        swarm.client.kill()
+        swarm.client.leaves_nothing()
+        # Servers wait for a client that comes back; they do not take their time to leave when they are told to.
+        assert right.process.poll() is None, right.output
+        right.interrupt()
+        assert right.ends(15.0) == 130, right.output
+        right.leaves_nothing()
+        _is_whole(swarm)
+
+
+@contextmanager
+def _two_hosts_of_servers(directory: Path) -> Iterator[tuple[Swarm, Lan]]:
+    with lan("client", "left", "right") as network, hosts_of(directory, network) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *_FLAGS, "--num-servers=4")
+        variable, command = invited(client)
+        for host in ("left", "right"):
+            hosts.give_key("client", host)
+        servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
+        swarm = Swarm(client, servers, num_slots=2)
+        until(swarm.is_training, 2 * START_S, "training")
+        yield swarm, network
+
+
+def _is_whole(swarm: Swarm) -> None:
+    assert replicas_agree(swarm) >= 4
+    assert samples_are_whole(swarm).steps > 0
+
+
+def _has_gone_on_meanwhile(swarm: Swarm, from_s: float, held_s: float) -> None:
+    """Check that not only one step was got over the fault: rounds were trained before it ended."""
+    assert swarm.num_records(from_s) - swarm.num_records(from_s + held_s) >= 2

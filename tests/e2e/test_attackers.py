@@ -1,0 +1,157 @@
+"""A real swarm under attack trains to a good end and names the attack; and none of its secrets is seen from outside."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from tests.e2e.launched import SMALL, Launched
+from tests.e2e.test_hosts import Hosts, finished, hosts_of, invited, last_hashes
+
+from shoal.log import JsonFormatter
+
+pytestmark = pytest.mark.timeout(240)
+
+LISTENING = "0A"
+REFUSED = ("tls", "swarm_key", "run", "version")
+ROLES = ("monitor_0", "client_0", "data_server_0")
+
+
+def _listening(runs: Iterable[Launched]) -> list[int]:
+    """Return the TCP ports on which processes of these runs listen, p2pd among them."""
+    ports: dict[str, int] = {}
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == LISTENING:
+                ports[f"socket:[{columns[9]}]"] = int(columns[1].rpartition(":")[2], 16)
+    found: set[int] = set()
+    for pid in [pid for run in runs for pid in run.processes()]:
+        for path in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                found |= {ports[target] for target in (os.readlink(path),) if target in ports}
+            except OSError:
+                continue
+    return sorted(found)
+
+
+def _training(hosts: Hosts, *flags: str) -> tuple[Launched, Launched, dict[str, str]]:
+    """Start a host of a client and a host of two servers; return them when a round has been recorded."""
+    client = hosts.run("client", "start_trainer_client.py", *SMALL, *flags)
+    variable, command = invited(client)
+    hosts.give_key("client", "servers")
+    servers = hosts.run("servers", *command, environment=variable)
+    client.saw("client_0", "round.recorded", within_s=90.0, round=1)
+    return client, servers, variable
+
+
+def _swarm_key(hosts: Hosts) -> bytes:
+    return (hosts.home("client") / ".config/shoal/swarm.key").read_bytes()
+
+
+def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        # Enough rounds for the attack to be in the middle of them; it ends by itself.
+        client, servers, variable = _training(hosts, "--num-servers=2", "--diloco.outer-steps=40")
+        ports = _listening([client, servers])
+        assert len(ports) >= 6, "data ports of the client and two servers, and a p2pd for each of them"
+        aims = {
+            "ports": ports,
+            "initial_peers": variable["INITIAL_PEERS"].split(","),
+            "swarm_key": _swarm_key(hosts).hex(),
+            "prefix": "sandbox",
+            "state_dir": str(tmp_path),
+        }
+        attacker = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("attacker.py")), json.dumps(aims)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            summary = finished(client, [servers])
+            did = json.loads(attacker.communicate("", timeout=60)[0])
+        finally:
+            attacker.kill()
+            attacker.communicate()
+    assert min(did[kind] for kind in ("garbage", "wrong_key", "other_run", "other_version", "silence", "record")) > 5, (
+        did
+    )
+    assert (summary["exit"], summary["outer_rounds"], summary["replicas"]) == ("done", 40, 2)
+    assert (summary["duplicates"], summary["missing"], summary["failovers"]) == (0, 0, [])
+    assert last_hashes([servers]) == {stage: [value] for stage, value in summary["hashes"].items()}
+    counters = summary["counters"]
+    for offence in REFUSED:
+        assert counters[f"transport.refused{{offence={offence}}}"] > 0, counters
+    for reason in ("wrong_signer", "malformed", "oversized"):
+        assert counters[f"records.dropped{{reason={reason}}}"] > 0, counters
+    for host, process in ((client, "client_0"), (servers, "server_0"), (servers, "server_1")):
+        lines = host.events(process, "transport.refused")
+        assert {line["offence"] for line in lines} & set(REFUSED)
+        assert all(line["source"] == "127.0.0.1" and line["reason"] for line in lines)
+        [last] = host.events(process, "role.counters")
+        refused = sum(count for name, count in last["counters"].items() if name.startswith("transport.refused"))
+        assert refused >= len(lines) + sum(line.get("left_out", 0) for line in lines)
+    # To which DHT nodes a stranger's record is offered is the DHT's choice.
+    nodes = ((client, "monitor_0"), (client, "client_0"), (servers, "server_0"), (servers, "server_1"))
+    assert any(host.events(process, "record.rejected") for host, process in nodes)
+    for process in ROLES:
+        assert client.events(process, "role.counters"), process
+
+
+def test_no_secret_is_in_an_argument_the_environment_a_log_or_the_output(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        client, servers, _ = _training(hosts, "--num-servers=2", "--diloco.outer-steps=6", "--wandb")
+        keys = [path for host in ("client", "servers") for path in hosts.home(host).rglob("*.key")]
+        assert {"swarm.key", "client_0.key", "server_0.key", "monitor_0.key"} <= {path.name for path in keys}
+        secrets = [form for path in keys for form in _forms(path.read_bytes())]
+        pids = client.processes() | servers.processes()
+        assert len(pids) >= 12
+        seen: dict[str, bytes] = {}
+        for pid in pids:
+            for name in ("cmdline", "environ"):
+                try:
+                    seen[f"/proc/{pid}/{name}"] = Path(f"/proc/{pid}/{name}").read_bytes()
+                except OSError:
+                    continue
+        assert any(b"p2pd" in content for content in seen.values())
+        finished(client, [servers])
+        for run in (client, servers):
+            seen |= {str(path): path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    names = " ".join(seen)
+    assert "client_0.log" in names
+    assert "server_1.log" in names
+    assert ".wandb" in names
+    assert "config.yaml" in names
+    assert any(b"counters/transport.accepted" in seen[where] for where in seen if where.endswith(".wandb"))
+    for where, content in seen.items():
+        for secret in secrets:
+            assert secret not in content, where
+
+
+def _forms(key: bytes) -> list[bytes]:
+    """Return a key as it could appear: raw, in hex, in base64, as Python shows it; the seed of an identity as well."""
+    parts = {key, key[-64:-32]} if len(key) == 68 else {key}
+    forms: list[bytes] = []
+    for part in parts:
+        python = repr(part)[2:-1]
+        shown = [part.hex(), part.hex().upper(), base64.b64encode(part).decode().rstrip("="), python]
+        # In a line of JSON its backslashes and quotes are written twice.
+        shown.append(json.dumps(python)[1:-1])
+        forms += [part, *(form.encode() for form in shown)]
+    return forms
+
+
+def test_a_key_in_a_line_of_a_log_would_be_noticed() -> None:
+    key = bytes(range(96, 128)) + os.urandom(32)
+    for field in (key, key.hex(), base64.b64encode(key).decode(), f"key {key!r}"):
+        record = logging.makeLogRecord({"msg": "oops", "key": field, "args": ()})
+        line = JsonFormatter("server_0").format(record).encode()
+        assert any(form in line for form in _forms(key)), line

@@ -1,0 +1,97 @@
+"""A server that is killed for good: another one takes its place, in the same process, and the run ends well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.e2e.launched import ENDLESS, START_S, Launched, until
+from tests.e2e.test_hosts import _key, hosts_of, invited
+
+from shoal.averaging.journal import read_records
+
+pytestmark = pytest.mark.timeout(400)
+
+_ALONE = (3, 4)
+"""The servers that are alone on their hosts: with such a host goes a server that nobody starts again."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server, as its log tells."""
+
+    run: Launched
+    name: str
+
+    @property
+    def stage(self) -> int | None:
+        """Where it is now."""
+        events = [*self.run.events(self.name, "server.ready"), *self.run.events(self.name, "server.moved")]
+        return events[-1]["stage"] if events else None
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all processes that were started for it."""
+        role = self.name.replace("_", ":")
+        return [event["pid"] for event in self.run.events("launcher", "role.started") if event["role"] == role]
+
+
+def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_process(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *ENDLESS, "--num-servers=5")
+        variable, command = invited(client)
+        addresses = client.log_root / "sandbox" / "initial_peers.txt"
+        common = (f"--network-initial-peers=@{addresses}", f"--swarm-key-file={_key(hosts)}")
+        number = command.index("--num-servers") + 1
+        servers: list[Server] = []
+        for host, num_servers in (("three", 3), ("one", 1), ("other", 1)):
+            own = [*command[:number], str(num_servers), *command[number + 1 :]]
+            run = hosts.run(host, *own, *common, environment=variable)
+            servers += [Server(run, f"server_{index}") for index in range(num_servers)]
+        for server in servers:
+            server.run.saw(server.name, "server.ready", 2 * START_S)
+        client.saw("client_0", "round.recorded", 2 * START_S, round=2)
+        # Servers that could not see each other when they chose have moved by now; two of five are at one stage.
+        until(lambda: sorted(map(_stages(servers).count, (0, 1))) == [2, 3], START_S, "servers at their stages")
+        before = _stages(servers)
+        weak = min((0, 1), key=before.count)
+        gone = next(i for i in _ALONE if before[i] == weak)
+        num_moves = len(client.events("client_0", "move.ended"))
+        servers[gone].run.kill()
+        until(lambda: len(client.events("client_0", "move.ended")) > num_moves, 2 * START_S, "a move")
+        reached = client.events("client_0", "round.recorded")[-1]["round"]
+        client.saw("client_0", "round.recorded", round=reached + 2)
+        client.interrupt()
+        assert client.ends(15.0) == 130, client.output
+        alive = {i: server for i, server in enumerate(servers) if i != gone}
+        for run in {id(server.run): server.run for server in alive.values()}.values():
+            assert run.ends(30.0) == 0, run.output
+        after = _stages(servers)
+        last = {i: server.run.events(server.name, "round.swapped")[-1] for i, server in alive.items()}
+        pids = {i: server.pids for i, server in alive.items()}
+        ordered = client.events("client_0", "move.ordered")[num_moves:]
+        summary = client.summary()
+        assert client.log_dir is not None
+        records = [record for record, _ in read_records(client.log_dir)]
+    # Exactly one moved, to the stage that had lost one, and all are the processes that were started first.
+    moved = [i for i in alive if after[i] != before[i]]
+    assert [(before[i], after[i]) for i in moved] == [(1 - weak, weak)]
+    assert [(event["from_stage"], event["to_stage"]) for event in ordered] == [(1 - weak, weak)]
+    assert all(len(each) == 1 for each in pids.values())
+    assert (
+        f"moves from stage {1 - weak} to stage {weak}: stage {weak} has less capacity than the others" in client.output
+    )
+    assert summary["servers_moved"] == num_moves + 1
+    assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("interrupted", 0, 0)
+    # All replicas of a stage hold the same bytes, at the stages where they are now.
+    for i, swapped in last.items():
+        [outcome] = [stage for stage in records[swapped["round"] - 1].stages if stage.stage == after[i]]
+        assert swapped["round"] >= reached + 2
+        assert swapped["parameters"] == outcome.hashes.parameters
+    assert ordered[0]["peer"] in records[-1].stages[weak].members
+    assert [len(stage.members) for stage in records[-1].stages] == [2, 2]
+
+
+def _stages(servers: list[Server]) -> list[int | None]:
+    return [server.stage for server in servers]

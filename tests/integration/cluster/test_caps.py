@@ -1,0 +1,58 @@
+"""A pipeline whose host takes one sample at a time beside one that takes any number."""
+
+from __future__ import annotations
+
+import hashlib
+
+import anyio
+import pytest
+
+from shoal.ids import PeerId
+from shoal.swarm.sample_ranges import count, merge
+from shoal.testing import ClusterResult
+from shoal.wire.messages import Message
+from shoal.wire.messages.step import Forward, Open
+
+from .conftest import MakeCluster, make_config
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_capped_server_gets_its_samples_one_by_one_and_the_run_stays_exact(make_cluster: MakeCluster) -> None:
+    config = make_config(diloco={"inner_steps": 5})
+    results: list[ClusterResult] = []
+    for _ in range(2):
+        sizes: dict[PeerId, set[tuple[int, ...]]] = {}
+        async with make_cluster(config, num_train=100, replicas=[0, 1, 0, 1], caps={1: 1}) as cluster:
+            deliver = cluster.network.before_delivery
+
+            def look(sender: PeerId, to: PeerId, message: Message, deliver=deliver, sizes=sizes) -> None:
+                if isinstance(message, Open):
+                    sizes.setdefault(to, set()).add(message.microbatch_samples)
+                deliver(sender, to, message)
+
+            cluster.network.before_delivery = look
+            with anyio.fail_after(60):
+                results.append(await cluster.run())
+            held = [hashlib.sha256(s.parameters().numpy().tobytes()).hexdigest() for s in cluster.servers]
+            peers = [server.peer for server in cluster.servers]
+        assert held == [results[-1].hashes[stage] for stage in (0, 1, 0, 1)]
+        assert sizes[peers[1]] == {(1, 1, 1, 1)}
+        assert sizes[peers[3]] == {(2, 2)}, "the other pipeline is not cut"
+    first, second = results
+    assert first.hashes == second.hashes, "the cut depends on nothing but the path's caps"
+    # 3 rounds of 5 steps of 2 trainers with 4 samples each, over passes of 100.
+    assert (first.audit.steps, first.audit.samples, first.audit.duplicates, first.audit.missing) == (30, 120, 0, 0)
+    assert count(merge(part for record in first.records for part in record.samples)) == 120
+    # A replica refuses evaluations above its cap: all of them have a result.
+    assert list(first.progress.eval_losses) == [0, 1, 2, 3]
+
+
+async def test_a_trainer_goes_on_over_a_capped_replica_when_its_own_dies(make_cluster: MakeCluster) -> None:
+    config = make_config(diloco={"inner_steps": 5})
+    async with make_cluster(config, num_train=100, replicas=[0, 1, 0, 1], caps={2: 1}) as cluster:
+        cluster.when(Forward, action=lambda: cluster.kill_server(0), receiver=cluster.servers[0].peer, number=5)
+        with anyio.fail_after(60):
+            result = await cluster.run()
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    assert result.summary["exit"] == "done"

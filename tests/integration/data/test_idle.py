@@ -1,0 +1,119 @@
+"""A data server that has nothing to do: its process is looked at while a trainer is connected that asks for nothing."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from anyio.lowlevel import checkpoint
+
+from shoal.config import Config, config_to_json
+from shoal.data.feed import Feed
+from shoal.data_server.spec import DataServerSpec
+from shoal.identity import Identity
+from shoal.ids import PeerId, RunId, StepKey
+from shoal.transport.dispatch import dispatch
+from shoal.transport.unix import open_unix_endpoint
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.feed import PlanRound
+
+pytestmark = pytest.mark.anyio
+
+RUN = RunId("test-run")
+IDLE_S = 2.0
+# Heartbeats of the only connection, four a second: ours and the peer's. Counters that are looked at every two seconds,
+# and the turn of the loop that follows a timer.
+MAX_WAKEUPS_PER_S = 16
+MAX_CPU_SHARE = 0.02
+
+
+def spec(directory: Path, client: PeerId, num_workers: int) -> bytes:
+    config = Config.model_validate({"data": {"seq_len": 64, "num_workers": num_workers}})
+    start = DataServerSpec(
+        run_id=RUN,
+        role="data_server",
+        index=0,
+        config_json=config_to_json(config),
+        identity_key=Identity.generate().private_bytes,
+        swarm_key=secrets.token_bytes(32),
+        socket_path=str(directory / "d.sock"),
+        log_dir=str(directory / "logs"),
+        client=client,
+    )
+    return msgspec.msgpack.encode(start)
+
+
+@contextmanager
+def data_server(start: bytes) -> Iterator[tuple[int, Hop]]:
+    """Run a data server; yield its process and where it is."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "tests.integration.data.idle_program", str(theirs.fileno())]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(theirs.fileno(),)) as process:
+            assert process.stdin is not None
+            process.stdin.write(start)
+            process.stdin.close()
+            try:
+                with ours.makefile("rb") as lines:
+                    ready = json.loads(lines.readline())
+                    assert ready["event"] == "ready", ready
+                    yield process.pid, msgspec.convert(ready["hop"], Hop)
+                ours.sendall(b'{"stop": "graceful"}\n')
+                process.wait(20)
+            finally:
+                process.kill()
+
+
+def threads_of(pid: int) -> list[Path]:
+    """Return the threads of a process and of its children, which are its data workers."""
+    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _words(task / "children")]
+    return [task for each in (pid, *children) for task in Path(f"/proc/{each}/task").iterdir()]
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text().split()
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process and its data workers, user and system, to the nanosecond."""
+    return sum(int(_words(thread / "schedstat")[0]) for thread in threads_of(pid)) / 1e9
+
+
+def num_wakeups(pid: int) -> int:
+    """Return how often a thread of the process or its data workers has gone to sleep."""
+    lines = [line for thread in threads_of(pid) for line in (thread / "status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+async def test_an_idle_data_server_uses_no_cpu_and_wakes_only_for_heartbeats(tmp_path: Path, num_workers: int) -> None:
+    peer = Identity.generate().peer_id
+    endpoint = open_unix_endpoint(peer_id=peer, run_id=RUN, role="trainer", path=tmp_path / "t.sock")
+    with data_server(spec(tmp_path, peer, num_workers)) as (pid, hop), anyio.fail_after(40):
+        async with endpoint, anyio.create_task_group() as group:
+            feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, incarnation=1)
+            group.start_soon(dispatch, endpoint, (feed,))
+            endpoint.post(hop.peer, PlanRound(1, 1, 10))
+            for step in range(2):
+                batch = await feed.lease(1, step)
+                assert batch is not None
+                feed.acknowledge(StepKey(0, 1, step, 0), batch, committed=True)
+            # What follows the last message has been done when this is answered.
+            await feed.hello()
+            await checkpoint()
+            cpu_before_s, wakeups_before = cpu_s(pid), num_wakeups(pid)
+            with anyio.move_on_after(IDLE_S):
+                await anyio.sleep_forever()
+            used_s, wakeups = cpu_s(pid) - cpu_before_s, num_wakeups(pid) - wakeups_before
+            group.cancel_scope.cancel()
+    assert used_s < MAX_CPU_SHARE * IDLE_S, f"{used_s * 1e3 / IDLE_S:.2f} ms of CPU time a second"
+    assert wakeups < MAX_WAKEUPS_PER_S * IDLE_S, f"{wakeups / IDLE_S:.1f} wake-ups a second"

@@ -1,0 +1,241 @@
+"""Attacks on a busy endpoint: counted by offence, logged in few lines, bounded in memory, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+import pytest
+from tests.integration.transport.samples import BOB, CAROL, KEY, MIB, RUN, over_tcp, step, take, tensor
+from tests.integration.transport.scene import refusals, talking
+from tests.integration.transport.strangers import TIMEOUT_S, Stranger
+
+from shoal.errors import Offence
+from shoal.identity import Identity
+from shoal.ids import PeerId
+from shoal.transport.base import PeerLost, PeerUp
+from shoal.transport.limits import TransportLimits
+from shoal.transport.peers import StreamEndpoint
+from shoal.transport.tls import tls_contexts
+from shoal.wire.frame import FRAME_VERSION, HEADER, encode_frame
+from shoal.wire.handshake import Hello, encode_handshake
+from shoal.wire.messages.control import Heartbeat
+from shoal.wire.messages.step import Forward
+
+pytestmark = pytest.mark.anyio
+
+MAX_LINES = 25
+"""Of one event in ten seconds, whoever causes it."""
+
+
+def _rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_five_hundred_connections_that_say_nothing_take_no_place_no_memory_and_no_log(
+    host: Any, strangers: list[Stranger], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with talking(host, handshake_timeout_s=20.0) as scene:
+        before = _rss_bytes()
+        for _ in range(10):
+            await anyio.to_thread.run_sync(_connect, strangers, scene.target, 50)
+            await scene.goes_on()
+        await scene.has_refused(Offence.CROWDED, 500 - 16)
+        assert len(scene.target._admission.connections) == 1 + 16
+        assert _rss_bytes() - before < 48 * MIB
+        assert len(refusals(caplog)) <= 3 * MAX_LINES
+        assert {line["source"] for line in refusals(caplog)} == {"127.0.0.1"}
+        # Whoever comes from another address, or from this host, is not kept out: see `test_tcp_strangers`.
+
+
+def _connect(strangers: list[Stranger], target: StreamEndpoint, count: int) -> None:
+    for _ in range(count):
+        strangers.append(Stranger.over_tcp(target))
+
+
+async def test_connections_that_say_nothing_are_ended_at_the_deadline(
+    host: Any, strangers: list[Stranger], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with talking(host, handshake_timeout_s=0.5) as scene:
+        for _ in range(8):
+            strangers.append(Stranger.over_tcp(scene.target))
+        await scene.has_refused(Offence.SLOW, 8)
+        for one in strangers:
+            assert await one.is_closed()
+        assert scene.others == []
+        assert refusals(caplog)[0]["reason"] == "no hello within 0.5 s"
+
+
+async def test_a_flood_of_garbage_is_counted_whole_and_logged_in_fewrefusals(
+    host: Any, strangers: list[Stranger], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with talking(host) as scene:
+        for _ in range(100):
+            with anyio.fail_after(TIMEOUT_S):
+                one = Stranger.over_tcp(scene.target)
+                with suppress(OSError):
+                    await one.say(os.urandom(4096))
+                assert await one.is_closed()
+                one.socket.close()
+        await scene.has_refused(Offence.TLS, 100)
+        lines = refusals(caplog)
+        assert 1 <= len(lines) <= MAX_LINES
+        assert (lines[0]["source"], lines[0]["offence"]) == ("127.0.0.1", "tls")
+        assert scene.others == []
+
+
+async def test_a_peer_without_tls_is_refused(host: Any, strangers: list[Stranger]) -> None:
+    async with talking(host) as scene:
+        strangers.append(Stranger.over_tcp(scene.target))
+        await strangers[0].say(encode_handshake(Hello(RUN, CAROL.peer_id, "test", (), 1, 2, 0)))
+        assert await strangers[0].is_closed()
+        await scene.has_refused(Offence.TLS)
+        assert scene.others == []
+
+
+async def test_a_wrong_swarm_key_is_counted_as_such(
+    host: Any, strangers: list[Stranger], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with talking(host) as scene:
+        strangers.append(Stranger.over_tcp(scene.target))
+        with pytest.raises(ssl.SSLError):
+            await strangers[0].secure(CAROL, b"x" * 32)
+        await scene.has_refused(Offence.SWARM_KEY)
+        assert "shoal key fingerprint" in refusals(caplog)[0]["reason"]
+        assert scene.others == []
+
+
+def _frame(body: object, *, count: int = 0, payload: int = 0, traffic: int = 4, version: int = FRAME_VERSION) -> bytes:
+    raw = msgspec.msgpack.encode(body)
+    return HEADER.pack(b"SHOL", version, traffic, count, len(raw), payload, payload) + raw
+
+
+KEY_OF_STEP = [0, 0, 1, 0]
+BAD_FRAMES = {
+    "garbage": os.urandom(200),
+    "oversized body": HEADER.pack(b"SHOL", FRAME_VERSION, 4, 0, 1 << 31, 0, 0),
+    "oversized tensors": HEADER.pack(b"SHOL", FRAME_VERSION, 0, 1, 10, 1 << 62, 0),
+    "too many tensors": HEADER.pack(b"SHOL", FRAME_VERSION, 0, 60_000, 10, 0, 0),
+    "an unknown message": _frame([["reboot", 1], []]),
+    "a field too many": _frame([["opened", KEY_OF_STEP, 1], []]),
+    "a field of another type": _frame([["opened", "now"], []]),
+    "a message too long for its type": _frame([["refused", KEY_OF_STEP, "x" * (2 * MIB)], []]),
+    "an endless nest": HEADER.pack(b"SHOL", FRAME_VERSION, 4, 0, 60_000, 0, 0) + b"\x91" * 60_000,
+    "text that is no text": _frame([["refused", KEY_OF_STEP, "abc"], []]).replace(b"abc", b"\xff\xfe\xff"),
+    "a tensor where none belongs": _frame([["opened", KEY_OF_STEP], [["uint8", [4]]]], count=1, payload=4),
+    "no tensor where one belongs": _frame([["forward", KEY_OF_STEP, 0], []]),
+    "an unknown element type": _frame([["forward", KEY_OF_STEP, 0], [["object", [4]]]], count=1, payload=4),
+    "a negative size": _frame([["forward", KEY_OF_STEP, 0], [["uint8", [-4, -1]]]], count=1, payload=4),
+    "an absurd shape": _frame([["forward", KEY_OF_STEP, 0], [["uint8", [1 << 40] * 8]]], count=1, payload=4),
+    "too many dimensions": _frame([["forward", KEY_OF_STEP, 0], [["uint8", [1] * 9]]], count=1, payload=1),
+    "another length than the shape says": _frame([["forward", KEY_OF_STEP, 0], [["uint8", [4]]]], count=1, payload=5),
+    "an unknown kind of traffic": _frame([["opened", KEY_OF_STEP], []], traffic=99),
+    "another version of frames": _frame([["opened", KEY_OF_STEP], []], version=FRAME_VERSION + 1),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD_FRAMES))
+async def test_a_peer_with_the_key_that_sends_bad_frames_is_closed_and_named(
+    host: Any, strangers: list[Stranger], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    async with talking(host) as scene:
+        strangers.append(Stranger.over_tcp(scene.target))
+        await strangers[0].secure(CAROL)
+        assert isinstance(await strangers[0].greet(CAROL.peer_id), Hello)
+        before = _rss_bytes()
+        with suppress(OSError):  # it may close before it has read everything
+            await strangers[0].say(BAD_FRAMES[name])
+        assert await strangers[0].is_closed()
+        await scene.has_refused(Offence.FRAME)
+        assert _rss_bytes() - before < 32 * MIB
+        up, lost = scene.others
+        assert up == PeerUp(CAROL.peer_id)
+        assert isinstance(lost, PeerLost)
+        [line] = refusals(caplog)
+        assert (line["peer"], line["source"], line["offence"]) == (CAROL.peer_id, "127.0.0.1", "frame")
+
+
+async def test_a_peer_that_never_reads_costs_a_bounded_queue_and_is_lost(host: Any, strangers: list[Stranger]) -> None:
+    async with talking(host, max_queued_bytes=96 * MIB) as scene:
+        strangers.append(Stranger.over_tcp(scene.target))
+        await strangers[0].secure(CAROL)
+        assert isinstance(await strangers[0].greet(CAROL.peer_id), Hello)
+        await scene.until(lambda: scene.others == [PeerUp(CAROL.peer_id)], "it is up")
+        large = tensor(8 * MIB)
+        before = _rss_bytes()
+        peak = 0
+        for number in range(40):
+            # It says that it lives, and takes nothing.
+            await strangers[0].say(bytes(encode_frame(Heartbeat()).head))
+            scene.target.post(CAROL.peer_id, Forward(step(number), 0), [large])
+            await anyio.sleep(0.01)
+            peak = max(peak, _rss_bytes())
+            if scene.target.counters["transport.lost"]:
+                break
+        await scene.until(lambda: len(scene.others) == 2, "it is lost")
+        assert scene.others[1] == PeerLost(CAROL.peer_id, "overloaded")
+        assert scene.target.metrics.counter("transport.lost", cause="overloaded").value == 1
+        # The tensor itself is shared by all frames: only what is encrypted and not taken yet is a copy.
+        assert peak - before < 24 * MIB
+        assert 10 <= number <= 30
+
+
+async def test_a_peer_that_sends_faster_than_it_is_heard_is_not_read_any_more(
+    host: Any, strangers: list[Stranger]
+) -> None:
+    target = await host(BOB, limits=TransportLimits(max_unread_bytes=16 * MIB))
+    strangers.append(Stranger.over_tcp(target))
+    await strangers[0].secure(CAROL)
+    assert isinstance(await strangers[0].greet(CAROL.peer_id), Hello)
+    frame = b"".join(encode_frame(Forward(step(), 0), [tensor(4 * MIB)]).in_one_piece())
+    sent = 0
+
+    def flood() -> None:
+        nonlocal sent
+        strangers[0].socket.settimeout(1.0)
+        with suppress(TimeoutError, OSError):
+            for _ in range(100):
+                strangers[0].socket.sendall(frame)
+                sent += 1
+
+    before = _rss_bytes()
+    await anyio.to_thread.run_sync(flood)
+    assert sent < 20, "it was stopped"
+    assert _rss_bytes() - before < 64 * MIB
+    assert len(await take(target, 1 + 4)) == 5
+
+
+async def test_a_mixed_attack_from_many_threads_is_counted_by_offence(host: Any) -> None:
+    async with talking(host, max_handshaking=400, max_handshaking_per_host=400) as scene:
+        address = over_tcp(scene.target).addresses[0].rpartition(":")[2]
+
+        def attack(kind: int) -> None:
+            for number in range(25):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", int(address)), TIMEOUT_S) as one:
+                    if kind == 0:
+                        one.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
+                    else:
+                        key = KEY if kind == 2 else b"x" * 32
+                        identity = Identity(bytes([number]) * 32)
+                        with tls_contexts(identity, key).client.wrap_socket(one) as secure:
+                            secure.sendall(b"G" * 100)
+                            while secure.recv(4096):
+                                pass
+
+        async with anyio.create_task_group() as threads:
+            for kind in range(3):
+                threads.start_soon(anyio.to_thread.run_sync, attack, kind)
+        wanted = {Offence.TLS: 25, Offence.SWARM_KEY: 25, Offence.GARBAGE: 25}
+        await scene.until(lambda: all(scene.refused(o) >= n for o, n in wanted.items()), "all are refused")
+        assert Counter({o: scene.refused(o) for o in Offence}) == Counter(wanted)
+        assert not [e for e in scene.others if not isinstance(e, PeerLost)]
+        assert PeerId(BOB.peer_id) == scene.target.peer_id

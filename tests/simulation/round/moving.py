@@ -1,0 +1,256 @@
+"""A world in which servers also move to other stages, while rounds end, replicas and clients die, and links break."""
+
+from __future__ import annotations
+
+from tests.simulation.round.hosts import ClientHost, ReplicaHost
+from tests.simulation.round.world import LAST_FAULT_S, Broken, World
+
+from shoal.ids import Ballot, PeerId, StageIndex
+from shoal.swarm.move_orders import Begun, End, Ended, MoveEffect, MoveOrders, MoveSettings, SendOrder
+from shoal.swarm.reassignment import next_move
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import CoordinatorEffect, MemberEffect, Ready, Relocate
+from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.view import Replica, SwarmView
+from shoal.wire.messages.round import Move, Moving, RoundState
+
+_REGISTRY_LAG_S = 1.0
+_BUILD_S = 0.3
+
+
+class MovingReplica(ReplicaHost):
+    """A replica that goes where it is sent: builds, drains, ends its connections, and is a newcomer there.
+
+    Attributes:
+        before: What it was, until it holds a record as a replica of its new stage.
+    """
+
+    world: MovingWorld
+    before: MovingReplica | None = None
+
+    def _act(self, effects: list[MemberEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Relocate):
+                delay_s = self.world.network.rng.expovariate(1 / _BUILD_S)
+                self.world.network.on_host(self.peer, delay_s, lambda order=effect: self.world.move(self, order.stage))
+        super()._act([effect for effect in effects if not isinstance(effect, Relocate)])
+        if self.before is not None and not self.machine.is_behind:
+            self.before = None
+            self.world.announce(self)
+
+
+class MovingClient(ClientHost):
+    """A client that sends servers."""
+
+    world: MovingWorld
+
+    def __init__(self, world: MovingWorld, peer: PeerId, incarnation: int) -> None:
+        super().__init__(world, peer, incarnation)
+        self.orders = world.orders_class(world.num_stages, MoveSettings(silence_s=6.0, timeout_s=20.0))
+        self.stages: dict[PeerId, int] = {}
+
+    def deliver(self, sender: str, message: object) -> None:
+        if isinstance(message, RoundState):
+            self.stages[PeerId(sender)] = message.stage
+        if isinstance(message, Moving):
+            if message.ballot == self.machine.ballot:
+                self._carry_out(self.orders.answered(PeerId(sender), message.stage, message.refused, self.now_s))
+            return
+        super().deliver(sender, message)
+
+    def lost(self, peer: str) -> None:
+        self.stages.pop(PeerId(peer), None)
+        self.orders.lost(PeerId(peer))
+        super().lost(peer)
+
+    def look(self) -> None:
+        if self.leads and self.machine.holders is not None:
+            holders = self.machine.holders
+            self._carry_out(self.orders.update(self.world.seen_by(self), holders, self.stages, self.now_s))
+
+    def _act(self, effects: list[CoordinatorEffect]) -> None:
+        super()._act(effects)
+        for effect in effects:
+            if isinstance(effect, Ready) and self.world.network.hosts.get(self.peer) is self:
+                view, round = self.world.seen_by(self), effect.tip.round
+                self._carry_out(self.orders.recorded(view, effect.holders, round, self.now_s))
+
+    def _carry_out(self, effects: list[MoveEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendOrder(move):
+                    order = Move(self.machine.ballot, self.machine.tip.round + 1, move.stage, move.urgent)
+                    self.world.send(self.peer, move.peer, order)
+                case Begun(move):
+                    self.world.ordered(self, move.peer)
+                case Ended(_, End.ARRIVED):
+                    self.world.num_arrived += 1
+                case _:
+                    pass
+
+
+class MovingWorld(World):
+    """Stage 0 begins with more replicas than the others, and whoever dies may stay away."""
+
+    def __init__(
+        self,
+        seed: int,
+        member_class: type[RoundMemberMachine] = RoundMemberMachine,
+        coordinator_class: type[RoundCoordinatorMachine] = RoundCoordinatorMachine,
+        orders_class: type[MoveOrders] = MoveOrders,
+        faults: bool = True,
+        coordinators_die: bool = False,
+    ) -> None:
+        self.coordinators_die = coordinators_die
+        self.orders_class = orders_class
+        self.stage_now: dict[str, int] = {}
+        self.announced: dict[str, int] = {}
+        self.num_arrived = 0
+        self.num_switched = 0
+        super().__init__(seed, member_class, coordinator_class, faults)
+        # Real connections keep the order; that a mover says first where it goes, and then what it holds, rests on it.
+        self.network._in_order = self.network._in_order or not faults
+        for slot in range(self.num_slots, self.num_slots + self.network.rng.randint(2, 4)):
+            peer = PeerId(f"R0.{slot}")
+            self.replicas.append(peer)
+            self._start_replica(peer, MovingReplica(self, peer, 0))
+        self.network.after(0.4, self._look)
+        self.network.after(self.network.rng.uniform(2.0, LAST_FAULT_S), self._stale_order)
+
+    # -- what the base class starts
+
+    def _start_replica(self, peer: PeerId, host: ReplicaHost) -> None:
+        if not isinstance(host, MovingReplica):
+            host = MovingReplica(self, peer, host.stage, host.machine.is_behind)
+        super()._start_replica(peer, host)
+        self.announce(host)
+
+    def _start_client(self, peer: PeerId) -> None:
+        host = MovingClient(self, peer, self.network.boots.get(peer, 0) + 1)
+        self.network.start(peer, host)
+        host.see({h.peer: h.machine.hop for h in self.hosts()})
+
+    def _look(self) -> None:
+        self.network.after(0.2, self._look)
+        for client in self.client_hosts():
+            if isinstance(client, MovingClient) and self.network.awake(client.peer):
+                client.look()
+
+    # -- the registry, which comes late
+
+    def announce(self, host: ReplicaHost) -> None:
+        boot = self.network.boots[host.peer]
+
+        def seen() -> None:
+            if self.network.boots[host.peer] == boot:
+                self.announced[host.peer] = host.stage
+
+        self.announced.setdefault(host.peer, host.stage)
+        self.network.after(self.network.rng.uniform(0, _REGISTRY_LAG_S), seen)
+
+    def seen_by(self, client: MovingClient) -> SwarmView:
+        replicas = [
+            Replica(h.machine.hop, float(h.peer.split(".")[1]), stage=StageIndex(self.announced[h.peer]), serving=True)
+            for h in self.hosts()
+            if client.machine._replicas.known.get(h.peer)
+        ]
+        return SwarmView(tuple(replicas)).placed(client.stages)
+
+    # -- moves
+
+    def ordered(self, client: MovingClient, peer: PeerId) -> None:
+        """A move is ordered; its coordinator may die right after."""
+        if self.coordinators_die and self.network.now_s < LAST_FAULT_S - 8.0:
+            self.network.after(self.network.rng.uniform(0.0, 0.4), lambda: self._crash_client(client.peer))
+
+    def move(self, old: MovingReplica, stage: int) -> None:
+        """The server has built the new replica and drained the old one."""
+        if self.network.hosts.get(old.peer) is not old:
+            return
+        if self._twin(old) is None:  # as the server's own view says
+            old._act(old.machine.stay("it is the last one of its stage"))
+            return
+        self.num_switched += 1
+        new = MovingReplica(self, old.peer, stage, self._has_begun(old))
+        new.machine.hop = old.machine.hop
+        new.machine.succeed(old.machine.promised, self._has_begun(old))
+        new.before = old
+        self.check_move(old)
+        self.network.start(old.peer, new)
+        self.network._cut_all(old.peer)
+
+    def check_move(self, old: MovingReplica) -> None:
+        """A second server must not leave while the first is on its way, unless the first cannot be reached."""
+        others = [h for h in self.hosts() if isinstance(h, MovingReplica) and h is not old and h.before is not None]
+        if others and not self.is_disturbed:
+            raise Broken(f"{old.peer} moves while {others[0].peer} does")
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether something went wrong lately that may hide a mover from a coordinator."""
+        return self.num_faults > 0
+
+    def _has_begun(self, host: ReplicaHost) -> bool:
+        return host.machine.is_behind or host.machine.tip.round > 0
+
+    def _twin(self, host: ReplicaHost) -> ReplicaHost | None:
+        """Another holder of the same state that stays: movers, and those who are about to leave, do not count."""
+        leaving = {h.peer for h in self.hosts() if h.machine.destination is not None}
+        leaving |= {
+            c.orders.under_way.peer
+            for c in self.client_hosts()
+            if isinstance(c, MovingClient) and c.orders.under_way is not None
+        }
+        machine = host.machine
+        for other in self.hosts():
+            same = other.machine.tip.hash == machine.tip.hash and not other.machine.is_behind
+            same = same and other.machine.pending == machine.pending and other.machine.swapping is None
+            if other is not host and other.stage == host.stage and same and other.peer not in leaving:
+                return other
+        return None
+
+    def donor_for(self, host: ReplicaHost, digest: str) -> ReplicaHost | None:
+        return super().donor_for(host, digest) or next(
+            (
+                before
+                for other in self.hosts()
+                if isinstance(other, MovingReplica) and (before := other.before) is not None
+                if other is not host and before.stage == host.stage and before.machine.tip.hash == digest
+                if self.network.awake(other.peer) and not self.network.blocked(host.peer, other.peer)
+            ),
+            None,
+        )
+
+    # -- faults
+
+    def _stale_order(self) -> None:
+        """A client that leads no more sends somebody away."""
+        hosts = [h for h in self.hosts() if h.machine.promised.number > 1 and h.machine.destination is None]
+        for host in hosts[:1]:
+            client = self.clients[0]
+            ballot = Ballot(host.machine.promised.number - 1, client, 1)
+            stage = (host.stage + 1) % self.num_stages
+            host.deliver(client, Move(ballot, host.machine.round, stage, False))
+            if host.machine.destination is not None:
+                raise Broken(f"{host.peer} follows a client that leads no more")
+        if not hosts:
+            self.network.after(1.0, self._stale_order)
+
+    num_faults = 0
+
+    def _fault(self) -> None:
+        self.num_faults += 1
+        super()._fault()
+
+    def run(self) -> int:
+        rounds = super().run()
+        for host in self.hosts():
+            if isinstance(host, MovingReplica) and host.before is not None:
+                raise Broken(f"{host.peer} never got to stage {host.stage}")
+        replicas = (
+            Replica(h.machine.hop, float(h.peer.split(".")[1]), stage=StageIndex(h.stage)) for h in self.hosts()
+        )
+        left = next_move(SwarmView(tuple(replicas)), self.num_stages, [h.peer for h in self.hosts()])
+        if left is not None:
+            raise Broken(f"somebody is still in the wrong place: {left}")
+        return rounds

@@ -1,0 +1,149 @@
+"""Counters of all roles: summed, also over restarts, and bounded whatever a peer reports."""
+
+from __future__ import annotations
+
+import math
+
+import anyio
+import pytest
+
+from shoal.client.counters import CounterTotals
+from shoal.clock import SystemClock
+from shoal.control import counter_report
+from shoal.control.counter_report import counters_reported
+from shoal.ids import PeerId
+from shoal.transport.base import PeerUp, Received
+from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages.control import COUNTERS, Heartbeat, Metrics
+
+pytestmark = pytest.mark.anyio
+
+
+class _Clock(SystemClock):
+    """Sleeps are short."""
+
+    async def sleep_s(self, duration_s: float) -> None:
+        await anyio.sleep(0.001)
+
+
+class _StoppedClock(SystemClock):
+    """Sleeps last until the test lets time pass."""
+
+    def __init__(self) -> None:
+        self._sleeping, self._woken = anyio.Event(), anyio.Event()
+
+    async def sleep_s(self, duration_s: float) -> None:
+        self._sleeping.set()
+        await self._woken.wait()
+
+    async def passes(self) -> None:
+        """Wake whoever sleeps, and wait until they sleep again."""
+        await self._sleeping.wait()
+        self._sleeping, woken, self._woken = anyio.Event(), self._woken, anyio.Event()
+        woken.set()
+        await self._sleeping.wait()
+
+
+def _totals() -> CounterTotals:
+    network = MemoryNetwork()
+    endpoint = network.endpoint(PeerId("client"))
+    endpoint.metrics.counter("refused").add(2)
+    return CounterTotals(endpoint, network.endpoint(PeerId("monitor")).hop, _Clock())
+
+
+def _report(totals: CounterTotals, peer: str, **counts: float) -> bool:
+    values = {COUNTERS + name: value for name, value in counts.items()}
+    return totals.receive(Received(PeerId(peer), Metrics("server", PeerId("anybody"), 0, values)))
+
+
+async def test_the_sum_is_over_all_peers_and_this_process() -> None:
+    totals = _totals()
+    _report(totals, "a", refused=1, lost=1)
+    _report(totals, "a", refused=3, lost=1)
+    _report(totals, "b", refused=5)
+    totals.peer_lost(PeerId("b"))
+    assert totals.totals() == {"lost": 1, "refused": 10}
+
+
+async def test_a_peer_that_was_started_again_adds_to_what_it_had_counted() -> None:
+    totals = _totals()
+    for value in (3, 1, 2, 1):
+        _report(totals, "a", refused=value)
+    assert totals.totals() == {"refused": 2 + 3 + 2 + 1}
+    _report(totals, "a", lost=1)
+    assert totals.totals() == {"lost": 1, "refused": 2 + 3 + 2 + 1}
+
+
+async def test_a_client_that_is_started_again_goes_on_from_what_was_counted_before() -> None:
+    first = _totals()
+    _report(first, "a", refused=3)
+    _report(first, "b", lost=1)
+    again = _totals()
+    again.resume(first.counted)
+    # Its own process has counted 2 again; "a" lives on, "b" was started again as well.
+    _report(again, "a", refused=4)
+    _report(again, "b", refused=1)
+    assert again.totals() == {"lost": 1, "refused": 2 + 2 + 4 + 1}
+    assert again.totals() == {"lost": 1, "refused": 2 + 2 + 4 + 1}
+
+
+async def test_what_has_changed_is_written_down_and_nothing_else() -> None:
+    network, noted = MemoryNetwork(), list[tuple[PeerId, dict[str, int]]]()
+    endpoint, clock = network.endpoint(PeerId("client")), _StoppedClock()
+    hop = network.endpoint(PeerId("monitor")).hop
+    totals = CounterTotals(endpoint, hop, clock, lambda peer, counts: noted.append((peer, counts)))
+    endpoint.introduce(hop)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(totals.run)
+        await clock.passes()
+        assert noted == []
+        _report(totals, "a", refused=1)
+        _report(totals, "a", refused=3)
+        endpoint.metrics.counter("lost").add(1)
+        await clock.passes()
+        assert sorted(noted) == [(PeerId("a"), {"refused": 3}), (PeerId("client"), {"lost": 1})]
+        await clock.passes()
+        assert [peer for peer, _ in noted].count(PeerId("a")) == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_no_counter_can_be_is_left_out_and_memory_is_bounded() -> None:
+    totals = _totals()
+    assert not totals.receive(Received(PeerId("a"), Heartbeat()))
+    _report(totals, "a", b=math.nan, c=math.inf, d=-1.0, e=1e300, f=1.0, **{"x" * 500: 1.0})
+    totals.receive(Received(PeerId("a"), Metrics("server", PeerId("a"), 0, {"loss/train": 1.0, COUNTERS + "f": 1.0})))
+    assert totals.totals() == {"f": 1, "refused": 2}
+    for i in range(5000):
+        _report(totals, f"p{i}", **{f"n{j}": 1.0 for j in range(300 if i == 0 else 1)})
+    assert len(totals.counted.latest) == 4096
+    assert len(totals.totals()) <= 202
+
+
+async def test_a_role_reports_to_the_client_which_tells_the_monitor(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="shoal")
+    network = MemoryNetwork()
+    server, client, monitor = (network.endpoint(PeerId(name)) for name in ("server", "client", "monitor"))
+    totals = CounterTotals(client, monitor.hop, _Clock())
+    client.introduce(monitor.hop)
+    server.metrics.counter("refused", offence="tls").add(7)
+
+    async def hear() -> None:
+        async for event in client.events():
+            if isinstance(event, Received):
+                totals.receive(event)
+
+    wanted = "counters/refused{offence=tls}"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hear)
+        tasks.start_soon(totals.run)
+        with anyio.fail_after(10):
+            async with counters_reported(server, "server", lambda: client.hop, _Clock()):
+                async for event in monitor.events():
+                    assert isinstance(event, PeerUp | Received)
+                    message = event.message if isinstance(event, Received) else None
+                    if isinstance(message, Metrics) and message.values.get(wanted) == 7.0:
+                        break
+        tasks.cancel_scope.cancel()
+    [line] = [record for record in caplog.records if record.getMessage() == "role.counters"]
+    assert line.name == counter_report.__name__
+    assert vars(line)["counters"] == server.metrics.counts()

@@ -1,0 +1,75 @@
+"""The client's link to its data server: one that can be dialled and says nothing is replaced, and only such a one."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from shoal.client import data_link
+from shoal.client.data_link import DataLink
+from shoal.clock import SystemClock
+from shoal.ids import PeerId
+from shoal.transport.base import Received
+from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages.feed import DataHello, HoldoutInfo
+
+pytestmark = pytest.mark.anyio
+
+CLIENT, SERVER = PeerId("client"), PeerId("data")
+
+
+class Desk:
+    """A client, and a data server that is reached and of which the test says what it answers."""
+
+    def __init__(self) -> None:
+        network = MemoryNetwork()
+        self.server = network.endpoint(SERVER)
+        self.replaced = 0
+        self.asked = anyio.Event()
+        self.link = DataLink(
+            endpoint=network.endpoint(CLIENT),
+            data_server=self.server.hop,
+            clock=SystemClock(),
+            trainers=dict,
+            on_lost=lambda: None,
+            replace=self._replace,
+        )
+
+    async def hello(self) -> None:
+        async for event in self.server.events():
+            if isinstance(event, Received) and isinstance(event.message, DataHello):
+                return
+
+    async def _replace(self) -> None:
+        self.replaced += 1
+        self.asked.set()
+
+
+async def test_a_data_server_that_is_dialled_and_says_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_link, "_FROZEN_S", 0.05)
+    desk = Desk()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.link.run)
+        with anyio.fail_after(10.0):
+            desk.link.peer_lost(SERVER)
+            await desk.asked.wait()
+        assert desk.replaced == 1
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_one_that_answers_or_cannot_be_dialled_is_not(monkeypatch: pytest.MonkeyPatch, is_back: bool) -> None:
+    monkeypatch.setattr(data_link, "_FROZEN_S", 0.5)
+    desk = Desk()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.link.run)
+        desk.link.peer_lost(SERVER)
+        with anyio.move_on_after(1.0):
+            while True:
+                await desk.hello()
+                if is_back:
+                    desk.link.receive(Received(SERVER, HoldoutInfo(1, 1, 1)))
+                else:
+                    desk.link.peer_lost(SERVER)
+        assert desk.replaced == 0
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,57 @@
+"""A client waits for the servers that it needs, as long as it was told to."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from shoal.averaging.coordinator import Leading, RoundCoordinator
+from shoal.client.gathering import lead
+from shoal.clock import SystemClock
+from shoal.config import Config
+from shoal.control.membership import Membership
+from shoal.errors import NoPipeline
+
+pytestmark = pytest.mark.anyio
+
+CONFIG = Config.model_validate({"model_pipeline": {"stages": 2}, "network": {"bootstrap_timeout_s": 0.01}})
+
+
+class Unled:
+    """Stands for a coordinator that no server answers before `answered` is set."""
+
+    def __init__(self) -> None:
+        self.leads = False
+        self.answered = anyio.Event()
+
+    def stand(self) -> None:
+        self.leads = True
+
+    async def leading(self) -> Leading:
+        await self.answered.wait()
+        return Leading(3, None, {})
+
+
+async def _lead(coordinator: Unled, **options: Any) -> Leading:
+    return await lead(cast(RoundCoordinator, coordinator), Membership(SystemClock()), CONFIG, **options)
+
+
+async def test_stages_without_servers_are_named_when_they_do_not_come_in_time() -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(NoPipeline, match="no replica serves stage 0, 1")):
+        await _lead(Unled(), patient=False)
+
+
+async def test_a_patient_client_waits_for_servers_however_long_it_takes() -> None:
+    coordinator = Unled()
+    async with anyio.create_task_group() as tasks:
+
+        async def answer_late() -> None:
+            with anyio.move_on_after(10 * CONFIG.network.bootstrap_timeout_s):
+                await anyio.sleep_forever()
+            coordinator.answered.set()
+
+        tasks.start_soon(answer_late)
+        assert (await _lead(coordinator, patient=True)).held_round == 3
+    assert coordinator.leads

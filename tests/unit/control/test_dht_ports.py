@@ -1,0 +1,34 @@
+"""The ports of a DHT node."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from shoal.control.dht_ports import check_port_free, pinned
+from shoal.errors import ConfigError
+
+_VISIBLE = ("/ip4/127.0.0.1/tcp/4001/p2p/12D3", "/ip6/::1/tcp/4002/p2p/12D3")
+
+
+@pytest.mark.parametrize(
+    ("host_maddr", "expected"),
+    [
+        ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/tcp/4001"),
+        ("/ip6/::/tcp/0", "/ip6/::/tcp/4002"),
+        ("/ip4/0.0.0.0/tcp/50000", "/ip4/0.0.0.0/tcp/50000"),
+        ("/ip4/0.0.0.0/udp/0/quic", "/ip4/0.0.0.0/udp/0/quic"),
+        ("/dns4/example.org/tcp/0", "/dns4/example.org/tcp/0"),
+    ],
+)
+def test_any_free_port_becomes_the_one_that_was_found(host_maddr: str, expected: str) -> None:
+    assert pinned((host_maddr,), _VISIBLE) == (expected,)
+
+
+def test_a_port_that_somebody_listens_on_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is taken"):
+            check_port_free(f"/ip4/127.0.0.1/tcp/{port}")
+    check_port_free("/ip4/127.0.0.1/tcp/0")

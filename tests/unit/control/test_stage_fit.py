@@ -1,0 +1,48 @@
+"""A server for which no stage fits says which sizes, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.control.assignment import require_fit
+from shoal.errors import ConfigError
+from shoal.ids import PeerId
+from shoal.swarm.assignment import StageNeed
+from shoal.swarm.view import Candidate
+from shoal.wire.messages.base import Hop
+
+GIB = 2**30
+NEEDS = (StageNeed(GIB, host_bytes=GIB), StageNeed(3 * GIB, host_bytes=GIB // 2))
+
+
+def server(host_bytes: int, device_bytes: int = 0) -> Candidate:
+    return Candidate(Hop(PeerId("s"), ()), 0.0, host_bytes, device_bytes)
+
+
+def test_one_stage_that_fits_is_enough() -> None:
+    require_fit(server(2 * GIB), NEEDS, (0, 1))
+    require_fit(server(0), NEEDS, (0, 1))
+    require_fit(server(GIB, 3 * GIB), NEEDS, (1,))
+
+
+@pytest.mark.parametrize(
+    ("small", "stages", "parts"),
+    [
+        (
+            server(GIB),
+            (0, 1),
+            ["no stage fits into the 1.0 GiB", "stage 0 needs 2.0 GiB; stage 1 needs 3.5 GiB", "--num-servers"],
+        ),
+        (server(2 * GIB), (1,), ["stage 1 does not fit into the 2.0 GiB", "model_pipeline.stages", "larger machine"]),
+        (
+            server(8 * GIB, GIB // 2),
+            (0,),
+            ["the 512.0 MiB of the GPU with 8.0 GiB of the host", "stage 0 needs 1.0 GiB of the GPU with 1.0 GiB"],
+        ),
+    ],
+)
+def test_too_little_memory_is_an_error_of_the_user(small: Candidate, stages: tuple[int, ...], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_fit(small, NEEDS, stages)
+    for part in parts:
+        assert part in str(caught.value)

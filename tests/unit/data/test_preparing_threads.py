@@ -1,0 +1,82 @@
+"""What a data server prepares at once, and what its thread does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+import numpy as np
+import pytest
+from tests.unit.data.host import Numbers
+
+from shoal.data.layout import BatchLayout
+from shoal.data.pool import Pool
+from shoal.data.preparation import Content, Job
+from shoal.data.preparing_threads import QUICK_BYTES, PreparingThreads
+from shoal.data.shuffle import PassOrder
+from shoal.data.source import DataSet
+from shoal.wire.messages.base import SampleRange
+
+pytestmark = pytest.mark.anyio
+
+NUM_SAMPLES = QUICK_BYTES // 20 + 1  # one more than what is copied at once
+FEW = Content((SampleRange(0, 3, 9),))
+MANY = Content((SampleRange(0, 0, NUM_SAMPLES),))
+
+
+class InMemory(Numbers):
+    in_memory = True
+
+
+@contextmanager
+def preparing(source: Numbers) -> Iterator[tuple[PreparingThreads, list[Job], anyio.Event]]:
+    dataset = DataSet("numbers", source, source, num_classes=NUM_SAMPLES)
+    layout = BatchLayout.of(dataset, NUM_SAMPLES)
+    filled: list[Job] = []
+    any_filled = anyio.Event()
+
+    def on_filled(job: Job) -> None:
+        labels = layout.arrays(pool.memory(job.place), job.content.num_samples)[1]
+        expected = order.indices(job.content.samples)
+        assert np.array_equal(labels, expected)
+        filled.append(job)
+        any_filled.set()
+
+    order = PassOrder(3, NUM_SAMPLES)
+    with Pool(place_bytes=layout.place_bytes, num_places=2) as pool:
+        yield (
+            PreparingThreads(dataset=dataset, layout=layout, pool=pool, order=order, on_filled=on_filled),
+            filled,
+            any_filled,
+        )
+
+
+async def run_until_filled(thread: PreparingThreads, any_filled: anyio.Event) -> None:
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(thread.run)
+            await any_filled.wait()
+            group.cancel_scope.cancel()
+
+
+async def test_a_small_batch_in_memory_is_copied_at_once_when_the_order_of_its_pass_is_drawn() -> None:
+    with preparing(InMemory(NUM_SAMPLES)) as (thread, filled, any_filled):
+        first = Job(FEW, 0)
+        thread.begin(first)
+        assert filled == []
+        await run_until_filled(thread, any_filled)
+        second = Job(FEW, 1)
+        thread.begin(second)
+        assert filled == [first, second]
+
+
+@pytest.mark.parametrize(("source", "content"), [(InMemory, MANY), (Numbers, FEW)])
+async def test_what_is_large_or_has_to_be_waited_for_is_prepared_in_the_thread(
+    source: type[Numbers], content: Content
+) -> None:
+    with preparing(source(NUM_SAMPLES)) as (thread, filled, any_filled):
+        thread.begin(Job(Content((SampleRange(0, 0, 1),)), 0))
+        await run_until_filled(thread, any_filled)
+        thread.begin(Job(content, 1))
+        assert len(filled) == 1

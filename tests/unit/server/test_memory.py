@@ -1,0 +1,162 @@
+"""What a stage needs: parameters to the byte, activations as autograd keeps them, and nothing allocated for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.averaging.replica_state import ReplicaState
+from shoal.config import Config
+from shoal.config.training import InnerOptimConfig
+from shoal.model.gpt import GptFamily
+from shoal.model.registry import load_family
+from shoal.model.stage import Family, build_stage
+from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.outer import OuterSgd
+from shoal.pipeline.stage_compute import StageCompute
+from shoal.server.memory import MAX_OPEN_STEPS, PROCESS_BYTES, server_memory, stage_needs
+
+IMAGES = {"task_type": "cv", "img_size": 16}
+CASES: dict[str, dict[str, Any]] = {
+    "gpt": {"model": {"num_layers": 2, "hidden_size": 32}, "data": {"seq_len": 32}},
+    "gpt with dropout": {"model": {"num_layers": 2, "hidden_size": 32, "dropout": 0.1}, "data": {"seq_len": 32}},
+    "resnet18": {"model": {"family": "resnet18"}, "data": IMAGES},
+    "resnet50": {"model": {"family": "resnet50", "stem": "imagenet"}, "data": {**IMAGES, "img_size": 64}},
+}
+
+
+def config_of(case: str, **sections: Any) -> Config:
+    return Config.model_validate({"model_pipeline": {"stages": 2}, **CASES[case], **sections})
+
+
+def kept_bytes(family: Family, index: int, received: Tensor) -> tuple[int, Tensor]:
+    """Bytes that autograd keeps of a unit's forward, its output included, without parameters, buffers and the input."""
+    unit = family.build_unit(index)
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = unit(received)
+        if index == family.num_units - 1:
+            labels = torch.zeros((len(received), *family.label_spec().shape), dtype=torch.int64)
+            family.loss(output, labels)
+    kept[output.untyped_storage().data_ptr()] = output
+    for tensor in (received, *unit.parameters(), *unit.buffers()):
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()), output
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_native_families_know_what_their_units_keep(case: str) -> None:
+    config = config_of(case)
+    family = load_family(config.model, config.data)
+    spec, num_samples = family.input_spec(), 4
+    hidden = torch.zeros((num_samples, *spec.shape), dtype=spec.torch_dtype)
+    for index in range(family.num_units):
+        hidden = hidden.detach().requires_grad_(hidden.is_floating_point())
+        found, hidden = kept_bytes(family, index, hidden)
+        # Statistics of norms are not counted: they show where an image has shrunk to a pixel.
+        assert found / num_samples == pytest.approx(family.activation_bytes(index), rel=0.1, abs=8192), index
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("optim", "moments"), [("adam", 2), ("sgd", 1)])
+def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str, moments: int) -> None:
+    config = config_of(case, diloco={"inner_optim": {"type": optim}})
+    family = load_family(config.model, config.data)
+    for stage, need in enumerate(stage_needs(config)):
+        module = build_stage(family, stage, 2, seed=0)
+        parameters = list(module.parameters())
+        parameter_bytes = sum(p.nbytes for p in parameters)
+        buffer_bytes = sum(b.nbytes for b in module.buffers())
+        steps = 4 * len(parameters) * (optim == "adam")
+        assert need.device_bytes == (1 + moments) * parameter_bytes + steps + buffer_bytes
+        assert need.step_bytes == MAX_OPEN_STEPS * (parameter_bytes + 2 * buffer_bytes)
+        # The outer state is what a real replica holds.
+        optimizer = build_inner_optimizer(parameters, InnerOptimConfig())
+        state = ReplicaState(StageCompute(module, optimizer, run_seed=0, stage=stage), OuterSgd(0.7, 0.9, True))
+        outer = sum(vector.nbytes for vector in state.held)
+        assert need.host_bytes - PROCESS_BYTES == pytest.approx(outer, abs=64)
+
+
+def test_more_stages_and_smaller_microbatches_need_less() -> None:
+    def largest(stages: int, microbatches: int) -> int:
+        pipeline = {"stages": stages, "microbatches": microbatches}
+        needs = stage_needs(config_of("resnet18", model_pipeline=pipeline))
+        return max(need.device_bytes + need.step_bytes + need.sample_bytes * need.max_samples for need in needs)
+
+    assert largest(4, 4) < largest(2, 4) < largest(1, 4)
+    assert largest(2, 16) < largest(2, 4)
+
+
+def test_quantised_weights_are_kept_by_each_microbatch_in_flight() -> None:
+    plain, quantised = (stage_needs(config_of("gpt", quant=quant))[0] for quant in (None, {}))
+    assert quantised.step_bytes > plain.step_bytes
+    assert quantised.sample_bytes > plain.sample_bytes
+    assert quantised.device_bytes == plain.device_bytes
+
+
+class Stubborn(nn.Module):
+    """Looks at its values while it is built, which the meta device has none of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("scale", torch.tensor(float(self.weight.detach().abs().mean().item())))
+
+
+class StubbornFamily(GptFamily):
+    """A family that cannot be built without memory."""
+
+    def build_unit(self, index: int) -> nn.Module:
+        return Stubborn()
+
+
+def test_a_family_that_needs_values_is_counted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("gpt")
+    family = StubbornFamily.from_config(config.model, config.data)
+    monkeypatch.setattr("shoal.server.memory.load_family", lambda *_: family)
+    before = torch.get_rng_state()
+    first, second = stage_needs(config)
+    assert first.step_bytes + second.step_bytes == MAX_OPEN_STEPS * family.num_units * (8 * 8 * 4 + 2 * 4)
+    assert torch.equal(torch.get_rng_state(), before), "nothing that is drawn later depends on it"
+
+
+def test_counting_imports_no_compiler() -> None:
+    # It costs 0.7 s and 75 MB a process, see `optim.inner`.
+    program = (
+        "import sys\nfrom shoal.config import Config\nfrom shoal.server.memory import stage_needs\n"
+        "for values in ({}, {'model': {'family': 'resnet18'}, 'data': {'task_type': 'cv'}}, {'quant': {}}):\n"
+        "    stage_needs(Config.model_validate(values))\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("host_bytes", "cap_bytes", "expected"),
+    [(100, None, 100), (100, 30, 30), (100, 300, 100), (0, 30, 30), (0, None, 0)],
+)
+def test_a_cap_lowers_what_a_server_may_use(host_bytes: int, cap_bytes: int | None, expected: int) -> None:
+    memory = server_memory("cpu", host_bytes, 2, cap_bytes)
+    assert (memory.host_bytes, memory.device_bytes) == (expected, 0)
+
+
+@pytest.mark.parametrize(
+    ("free", "sharers", "cap_bytes", "expected"),
+    [(80, 1, None, 80), (80, 2, None, 50), (30, 2, None, 30), (80, 1, 20, 20), (0, 1, None, 1)],
+)
+def test_a_gpu_is_shared_by_the_servers_on_it(
+    monkeypatch: pytest.MonkeyPatch, free: int, sharers: int, cap_bytes: int | None, expected: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 100))
+    memory = server_memory("cuda:0", 1000, sharers, cap_bytes)
+    assert (memory.host_bytes, memory.device_bytes) == (1000, expected)

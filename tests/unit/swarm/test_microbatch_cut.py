@@ -1,0 +1,73 @@
+"""How microbatches are cut where a replica takes fewer samples."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.ids import PeerId
+from shoal.swarm.microbatch_cut import MAX_MICROBATCHES, Part, cut, refusal, smallest_cap, too_large
+from shoal.swarm.step_operations import MALFORMED
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cap", "expected"),
+    [
+        ((4, 3), None, [4, 3]),
+        ((4, 3), 4, [4, 3]),
+        ((4, 3), 3, [2, 2, 3]),
+        ((5,), 2, [2, 2, 1]),
+        ((2, 1), 1, [1, 1, 1]),
+        ((7,), 3, [3, 3, 1]),
+    ],
+)
+def test_parts_are_as_few_and_as_even_as_the_cap_allows(
+    sizes: tuple[int, ...], cap: int | None, expected: list[int]
+) -> None:
+    assert [part.num_samples for part in cut(sizes, cap)] == expected
+
+
+def test_a_part_says_where_its_samples_lie() -> None:
+    assert cut((3, 2), 2) == (Part(0, 0, 2), Part(0, 2, 3), Part(1, 0, 2))
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 50))
+def test_every_sample_is_in_one_part_and_no_part_above_the_cap(sizes: list[int], cap: int) -> None:
+    parts = cut(sizes, cap)
+    assert all(1 <= part.num_samples <= cap for part in parts)
+    for whole, num_samples in enumerate(sizes):
+        own = [part for part in parts if part.whole == whole]
+        assert (own[0].start, own[-1].stop) == (0, num_samples)
+        assert all(before.stop == after.start for before, after in pairwise(own))
+        assert len(own) == -(-num_samples // cap)
+    assert [part.whole for part in parts] == sorted(part.whole for part in parts)
+    # What a step's log shows of the sizes is enough to cut its batch again in the same way.
+    assert cut(sizes, max(part.num_samples for part in parts)) == parts
+
+
+def test_the_smallest_cap_on_the_path_counts() -> None:
+    caps = {A: 4, C: 2}
+    assert smallest_cap((A, B), caps) == 4
+    assert smallest_cap((A, C), caps) == 2
+    assert smallest_cap((B,), caps) is None
+
+
+def test_a_microbatch_above_the_cap_is_refused_in_words() -> None:
+    assert too_large(2, 2) is None
+    assert too_large(100, None) is None
+    assert "3 samples is above this replica's cap of 2" in str(too_large(3, 2))
+
+
+@pytest.mark.parametrize("sizes", [(), (2, 0), (2, -1), (1,) * (MAX_MICROBATCHES + 1)])
+def test_sizes_that_make_no_step_are_refused(sizes: tuple[int, ...]) -> None:
+    assert refusal(sizes, None) == refusal(sizes, 1) == MALFORMED
+
+
+def test_a_step_is_refused_for_its_largest_microbatch() -> None:
+    assert refusal((2, 2, 1), 2) is None
+    assert refusal((2, 3, 1), 2) == too_large(3, 2)

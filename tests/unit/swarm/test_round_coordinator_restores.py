@@ -1,0 +1,85 @@
+"""What the coordinator does when nobody holds the bytes of a stage any more."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.swarm.test_round_coordinator import BYTES, INITIAL, ME, A, B, sent, state, unsealed, whole_round
+
+from shoal.swarm.records import record_hash, seal
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import CoordinatorEffect, Journal, ReplicaIn, ReplicaOut, Restored, Stuck
+from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import Basis, Decide, Join, Restore, SignedRecord, Staged, Swapped
+
+
+@pytest.fixture
+def machine() -> RoundCoordinatorMachine:
+    settings = RoundSettings("run", 1, "D0", retry_s=1.0, drop_after_s=5.0, stage_timeout_s=20.0)
+    return RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+
+
+def lost_stage(machine: RoundCoordinatorMachine) -> tuple[SignedRecord, list[CoordinatorEffect]]:
+    """A, who alone holds record 1, comes back as the same peer without it."""
+    signed = whole_round(machine)
+    assert machine.lost(A, 5.0) == [Stuck((0,))]
+    assert machine.wake_at_s is not None
+    assert sent(machine.receive(A, state(machine), 6.0), Decide).keys() == {A}
+    return signed, machine.receive(A, state(machine, refused="it has not these bytes"), 6.0)
+
+
+def test_a_stage_is_restored_when_its_only_holder_has_come_back_without_its_state(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    signed, effects = lost_stage(machine)
+    assert Restored(0, 1, INITIAL) in effects
+    assert sent(effects, Restore) == {A: Restore(machine.ballot, signed, 0, INITIAL)}
+    # It is repeated until it is answered.
+    assert sent(machine.tick(7.0), Restore).keys() == {A}
+    effects = machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 7.0)
+    assert effects == [ReplicaIn(A), Stuck(())]
+    assert machine.holders == {A: 0}
+    machine.close(CloseRequest(2, {}, {}), 8.0)
+    machine.receive(A, Join(machine.ballot, 2, 0, 0, (), (), ()), 8.0)
+    [journal] = machine.receive(A, Staged(machine.ballot, 2, 0, 0, BYTES), 9.0)
+    assert isinstance(journal, Journal)
+    assert journal.record.stages[0].restored == INITIAL
+
+
+def test_a_holder_that_comes_before_the_views_wins_and_one_that_comes_later_is_out(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    signed, _ = lost_stage(machine)
+    machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 7.0)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 8.0)
+    effects = machine.receive(B, state(machine, signed, 1), 8.0)
+    assert Restored(0, 1, None) in effects
+    assert sent(effects, Restore) == {A: Restore(machine.ballot, signed, 0, Basis(1, BYTES))}
+    assert machine.holders == {B: 0}
+
+
+def test_a_holder_that_comes_after_the_views_is_out(machine: RoundCoordinatorMachine) -> None:
+    signed, _ = lost_stage(machine)
+    machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 7.0)
+    machine.close(CloseRequest(2, {}, {}), 8.0)
+    machine.receive(A, Join(machine.ballot, 2, 0, 0, (), (), ()), 8.0)
+    assert machine.phase is Phase.STAGING
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 9.0)
+    machine.receive(B, state(machine, signed, 1), 9.0)
+    effects = machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {}), 9.0)
+    assert any(isinstance(effect, ReplicaOut) for effect in effects)
+    assert machine.holders == {A: 0}
+
+
+def test_what_was_said_before_a_swap_and_comes_after_it_does_not_count(machine: RoundCoordinatorMachine) -> None:
+    whole_round(machine)
+    assert machine.receive(A, state(machine, refused="not yet"), 5.0) == []
+    assert machine.holders == {A: 0}
+
+
+def test_a_client_that_takes_over_goes_on_with_what_was_restored(machine: RoundCoordinatorMachine) -> None:
+    signed = whole_round(machine)
+    machine.lead(5.0)
+    effects = machine.receive(A, state(machine, signed, 1, basis=INITIAL), 5.0)
+    assert Restored(0, 1, INITIAL) in effects
+    assert machine.holders == {A: 0}

@@ -1,0 +1,94 @@
+"""What a stage goes on from whose bytes are gone, and when that is certain."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.ids import Ballot, PeerId
+from shoal.swarm.round_restoration import Here, Restoration
+from shoal.swarm.view import NOTHING_HELD
+from shoal.wire.messages.round import Basis, Record, StageHashes, StageOutcome
+
+A, B, N = PeerId("a"), PeerId("b"), PeerId("n")
+OWN = Basis(5, StageHashes("p5", "m5", ""))
+OLD = Basis(3, StageHashes("p3", "m3", ""))
+FRESH = Basis(0, StageHashes("p0", "m0", ""))
+RECORD = Record(
+    "run", 5, Ballot(1, PeerId("C"), 1), "", (StageOutcome(0, 0, (A, B), (1, 1), OWN.hashes, 0),), (), (), {}
+)
+
+
+@pytest.fixture
+def restoration() -> Restoration:
+    found = Restoration(10.0)
+    found.begin(RECORD)
+    found.miss([0], 0.0)
+    return found
+
+
+def due(restoration: Restoration, now_s: float, silent: bool = False, **here: Basis) -> dict[int, Basis]:
+    return restoration.due(RECORD, restoration.missing, {PeerId(p): Here(0, b) for p, b in here.items()}, silent, now_s)
+
+
+def test_it_is_certain_when_all_members_have_come_back_without(restoration: Restoration) -> None:
+    assert due(restoration, 0.1, a=FRESH) == {}
+    assert due(restoration, 0.1, a=FRESH, n=FRESH) == {}
+    assert due(restoration, 0.1, silent=True, a=FRESH, b=FRESH) == {}
+    assert due(restoration, 0.1, a=FRESH, b=FRESH) == {0: FRESH}
+
+
+def test_whoever_was_seen_with_the_bytes_counts_as_well(restoration: Restoration) -> None:
+    restoration.seen({N: 0})
+    assert due(restoration, 0.1, a=FRESH, b=FRESH) == {}
+    assert due(restoration, 0.1, a=FRESH, b=FRESH, n=FRESH) == {0: FRESH}
+
+
+def test_after_a_while_one_server_is_enough_but_there_has_to_be_one(restoration: Restoration) -> None:
+    assert due(restoration, 9.9, n=FRESH) == {}
+    assert due(restoration, 10.0) == {}
+    assert due(restoration, 10.0, n=FRESH) == {0: FRESH}
+    restoration.wait_anew(10.0)
+    assert due(restoration, 19.9, n=FRESH) == {}
+
+
+def test_the_time_begins_when_the_last_holder_is_lost(restoration: Restoration) -> None:
+    assert restoration.miss([], 5.0)
+    assert restoration.miss([0], 8.0)
+    assert not restoration.miss([0], 9.0)
+    assert due(restoration, 17.9, n=FRESH) == {}
+    assert due(restoration, 18.0, n=FRESH) == {0: FRESH}
+
+
+def test_the_newest_bytes_are_taken_and_broken_ones_never(restoration: Restoration) -> None:
+    assert due(restoration, 10.0, a=FRESH, b=OLD) == {0: OLD}
+    broken = Basis(NOTHING_HELD, StageHashes("", "", ""))
+    assert due(restoration, 10.0, a=broken, b=FRESH) == {0: FRESH}
+    assert due(restoration, 10.0, a=broken) == {}
+
+
+def test_only_the_bytes_that_stand_fit(restoration: Restoration) -> None:
+    assert restoration.fits(Here(0, OWN))
+    assert not restoration.fits(Here(0, FRESH))
+    assert restoration.restore(0, FRESH) == FRESH
+    assert not restoration.fits(Here(0, OWN))
+    assert restoration.fits(Here(0, FRESH))
+
+
+def test_better_bytes_win_and_the_record_s_own_end_the_restoration(restoration: Restoration) -> None:
+    assert not restoration.is_better(Here(0, OWN))
+    restoration.restore(0, FRESH)
+    assert [restoration.is_better(Here(0, basis)) for basis in (FRESH, OLD, OWN)] == [False, True, True]
+    assert restoration.restore(0, OWN) is None
+    assert restoration.bases == {}
+
+
+def test_who_takes_over_goes_on_with_what_was_restored(restoration: Restoration) -> None:
+    assert restoration.continued([Here(0, FRESH)]) == {0: FRESH}
+    assert restoration.continued([Here(0, FRESH), Here(0, OLD)]) == {0: OLD}
+    assert restoration.continued([Here(0, FRESH), Here(0, OWN)]) == {}
+
+
+def test_a_new_record_ends_every_restoration(restoration: Restoration) -> None:
+    restoration.restore(0, FRESH)
+    restoration.begin(RECORD)
+    assert restoration.fits(Here(0, OWN))

@@ -1,0 +1,36 @@
+"""What strangers can cause is logged, and can fill no log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from shoal import log
+from shoal.clock import SystemClock
+
+
+class _Clock(SystemClock):
+    now = 0.0
+
+    def now_s(self) -> float:
+        return self.now
+
+
+def test_a_flood_leaves_a_few_lines_of_each_source_and_says_how_many_are_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = _Clock()
+    gate = log.FloodGate(logging.getLogger("shoal.test"), clock, window_s=10.0, lines_of_source=3, lines=8)
+    for _ in range(1000):
+        gate.warning("refused", "mallory", source="mallory")
+    gate.warning("refused", "bob", source="bob")
+    assert [vars(r)["source"] for r in caplog.records] == ["mallory"] * 3 + ["bob"]
+    assert vars(caplog.records[-1])["left_out"] == 997
+    for i in range(1000):
+        gate.warning("refused", f"name{i}", source=f"name{i}")
+    assert len(caplog.records) == 8, "many names are no way around it"
+    clock.now = 10.0
+    gate.warning("refused", "mallory", source="mallory")
+    assert vars(caplog.records[-1])["left_out"] == 996
+    assert len(gate._written) == 1

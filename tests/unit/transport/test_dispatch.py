@@ -1,0 +1,85 @@
+"""What no handler takes, or what breaks a protocol: counted by kind, logged in few lines, and the others are heard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import PeerId, StepKey
+from shoal.transport.base import PeerLost, Received
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages import Message
+from shoal.wire.messages.control import UpdateReplicas
+from shoal.wire.messages.step import Opened, Refused
+
+pytestmark = pytest.mark.anyio
+
+KEY = StepKey(0, 0, 1, 0)
+ROLE, FRIEND, INSIDER = PeerId("role"), PeerId("friend"), PeerId("insider")
+
+
+@dataclass
+class Handler:
+    """Takes `Opened`, and finds every `Refused` against the rules."""
+
+    taken: list[PeerId] = field(default_factory=list[PeerId])
+    lost: list[PeerId] = field(default_factory=list[PeerId])
+
+    def receive(self, event: Received) -> bool:
+        if isinstance(event.message, Refused):
+            raise RemoteProtocolError("nobody asked")
+        if isinstance(event.message, Opened):
+            self.taken.append(event.peer)
+        return isinstance(event.message, Opened)
+
+    def peer_lost(self, peer: PeerId) -> None:
+        self.lost.append(peer)
+
+
+async def _after(message: Message, count: int) -> tuple[MemoryEndpoint, MemoryEndpoint, Handler]:
+    """Return role, insider and handler once the insider has sent so many messages between two of a friend."""
+    network = MemoryNetwork()
+    role, friend, insider = (network.endpoint(peer) for peer in (ROLE, FRIEND, INSIDER))
+    handler = Handler()
+    friend.introduce(role.hop)
+    insider.introduce(role.hop)
+    friend.post(ROLE, Opened(KEY))
+    for _ in range(count):
+        insider.post(ROLE, message)
+    friend.post(ROLE, Opened(KEY))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(dispatch, role, [handler])
+        with anyio.fail_after(10):
+            while len(handler.taken) < 2:
+                await anyio.lowlevel.checkpoint()
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert handler.taken == [FRIEND, FRIEND]
+    return role, insider, handler
+
+
+async def test_a_message_that_the_role_never_takes_is_counted_and_nothing_else_happens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    role, _, handler = await _after(UpdateReplicas(()), 1000)
+    assert role.metrics.counts() == {"protocol.unexpected{kind=UpdateReplicas}": 1000}
+    lines = [vars(r) for r in caplog.records if r.getMessage() == "protocol.unexpected"]
+    assert 1 <= len(lines) <= 5
+    assert (lines[0]["peer"], lines[0]["kind"]) == (INSIDER, "UpdateReplicas")
+    assert handler.lost == []
+
+
+async def test_a_message_that_breaks_its_protocol_ends_the_connection_of_its_sender_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    role, insider, handler = await _after(Refused(KEY, "no"), 1)
+    assert role.metrics.counts()["protocol.violated{kind=Refused}"] == 1
+    [line] = [vars(r) for r in caplog.records if r.getMessage() == "protocol.violated"]
+    assert (line["peer"], line["error"]) == (INSIDER, "nobody asked")
+    assert handler.lost == [INSIDER]
+    events = insider.events()
+    assert [await anext(events) for _ in range(2)][1] == PeerLost(ROLE, "nobody asked")

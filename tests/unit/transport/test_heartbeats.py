@@ -1,0 +1,50 @@
+"""Heartbeats that ask are answered, unless the peer does not read; those that answer are timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.transport.connection import Connection
+from shoal.transport.heartbeats import on_heartbeat
+from shoal.transport.link_meter import LinkMeter
+from shoal.wire.frame import encode_frame
+from shoal.wire.messages.control import Heartbeat
+
+
+@dataclass
+class FakeConnection:
+    queued_bytes: int = 0
+    meter: LinkMeter = field(default_factory=lambda: LinkMeter(SystemClock()))
+    sent: list[Any] = field(default_factory=list)
+
+    def send(self, buffers: Any) -> None:
+        self.sent.append(buffers)
+
+
+def heard(connection: FakeConnection, heartbeat: Heartbeat) -> list[Any]:
+    on_heartbeat(cast("Connection", connection), heartbeat, 1000)
+    return connection.sent
+
+
+def test_a_heartbeat_that_asks_is_answered_with_its_number() -> None:
+    assert heard(FakeConnection(), Heartbeat(ping=7)) == [encode_frame(Heartbeat(pong=7))]
+
+
+@pytest.mark.parametrize("heartbeat", [Heartbeat(), Heartbeat(pong=7)])
+def test_any_other_heartbeat_is_not_answered(heartbeat: Heartbeat) -> None:
+    assert heard(FakeConnection(), heartbeat) == []
+
+
+def test_a_peer_that_asks_and_does_not_read_gets_no_more_answers() -> None:
+    assert len(heard(FakeConnection(queued_bytes=1000), Heartbeat(ping=1))) == 1
+    assert heard(FakeConnection(queued_bytes=1001), Heartbeat(ping=1)) == []
+
+
+def test_an_answer_is_timed() -> None:
+    connection = FakeConnection()
+    heard(connection, Heartbeat(pong=connection.meter.ping()))
+    assert connection.meter.estimate.round_trip_s is not None

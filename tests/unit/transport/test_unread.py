@@ -1,0 +1,58 @@
+"""What may lie unread at an endpoint is bounded, and nobody is left unread for ever."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.transport.unread import Unread
+
+
+def test_a_connection_stops_at_its_own_limit_and_goes_on_at_half_of_it() -> None:
+    unread = Unread[str](100, 1000)
+    assert not unread.received("a", 60)
+    assert unread.received("a", 60)
+    assert not unread.received("b", 60)
+    assert unread.taken("b", 60) == []
+    assert unread.taken("a", 60) == []
+    assert unread.taken("a", 60) == ["a"]
+
+
+def test_all_together_stop_at_the_limit_of_the_endpoint() -> None:
+    unread = Unread[int](100, 300)
+    stopped = [number for number in range(5) if unread.received(number, 80)]
+    assert stopped == [3, 4]
+    assert unread.total_bytes == 400
+    assert [unread.taken(number, 80) for number in range(2)] == [[], []]
+    assert unread.taken(2, 80) == []
+    assert unread.taken(3, 80) == [3]
+
+
+def test_who_has_nothing_unread_is_read_although_others_fill_the_endpoint() -> None:
+    unread = Unread[str](1000, 100)
+    assert unread.received("big", 500)
+    assert unread.received("small", 1)
+    assert unread.taken("small", 1) == ["small"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), max_size=200), st.integers(1, 5))
+def test_the_bound_holds_and_in_the_end_everybody_is_read(frames: list[tuple[int, int]], per_take: int) -> None:
+    unread = Unread[int](60, 100)
+    queue: deque[tuple[int, int]] = deque()
+    stopped: set[int] = set()
+    held = {key: [size for owner, size in frames if owner == key] for key in range(4)}
+    while any(held.values()) or queue:
+        for key, sizes in held.items():
+            if sizes and key not in stopped:
+                size = sizes.pop(0)
+                queue.append((key, size))
+                if unread.received(key, size):
+                    stopped.add(key)
+        assert unread.total_bytes <= 100 + 4 * 50
+        for _ in range(per_take):
+            if queue:
+                stopped -= set(unread.taken(*queue.popleft()))
+    assert unread.total_bytes == 0
+    assert not stopped
