@@ -184,10 +184,15 @@ class SwarmHost:
                     _reply(client, request, error=f"this launcher knows no request {name!r}")
                     return None
         except ShoalError as error:
-            _reply(client, request, error=str(error))
+            self._refuse(client, request, error)
             return None
         _reply(client, request)
         return started
+
+    def _refuse(self, client: RoleHandle, request: RoleEvent, error: ShoalError) -> None:
+        """Say why it was not done; but a client of a host that leaves is asked to leave, which is no failure of its run."""
+        if not self.supervisor.stopping:
+            _reply(client, request, error=str(error))
 
     def _end_data_server(self) -> None:
         """End a data server that does not answer, for it is frozen; one that has ended comes back by itself."""
@@ -202,7 +207,7 @@ class SwarmHost:
         try:
             await self._data_server.ready()
         except ShoalError as error:
-            _reply(client, request, error=str(error))
+            self._refuse(client, request, error)
         else:
             _reply(client, request)
 

@@ -87,6 +87,7 @@ class DataService:
     Attributes:
         table: who has which samples.
         pool: the shared memory.
+        preparer: decides what lies ready there.
         preparation: where batches are prepared.
     """
 
@@ -129,7 +130,7 @@ class DataService:
         self.pool = Pool(place_bytes=self._layout.place_bytes, num_places=num_places, directory=pool_directory)
         self._changed = anyio.Event()
         self.preparation = self._prepared_by(num_workers, opening, PassOrder(seed, dataset.train.num_samples))
-        self._preparer = Preparer(self.pool, self.preparation)
+        self.preparer = Preparer(self.pool, self.preparation)
         self._waiters: list[_Waiter] = []
         self._early: list[tuple[PeerId, Lease]] = []
         # By ticket, not by place: a late message about a place that has changed hands must not hit its new user.
@@ -207,7 +208,7 @@ class DataService:
                 self._answer_ready()
                 urgent = [waiter.content for waiter in self._waiters]
                 ahead = [Content(batch.samples) for batch in self.table.upcoming(self._num_ahead)]
-                self._preparer.start(urgent, ahead)
+                self.preparer.start(urgent, ahead)
                 await self._changed.wait()
 
     def close(self) -> None:
@@ -232,7 +233,7 @@ class DataService:
         )
 
     def _on_filled(self, job: Job) -> None:
-        self._preparer.filled(job)
+        self.preparer.filled(job)
         self._wake()
 
     def _wake(self) -> None:
@@ -339,7 +340,7 @@ class DataService:
     def _answer_ready(self) -> None:
         still_waiting: list[_Waiter] = []
         for waiter in self._waiters:
-            place = self._preparer.take(waiter.content)
+            place = self.preparer.take(waiter.content)
             if place is None:
                 still_waiting.append(waiter)
             else:

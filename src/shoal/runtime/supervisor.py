@@ -83,6 +83,11 @@ class Supervisor:
         """The process from which the next role will be forked."""
         return self._keeper.pid
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it stops, and starts nothing any more."""
+        return self._stopping.is_set()
+
     async def preloaded(self) -> None:
         """Wait until the fork server has imported its modules; `start` does this by itself.
 

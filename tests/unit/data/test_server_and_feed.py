@@ -138,8 +138,9 @@ async def test_a_server_at_rest_does_nothing() -> None:
         at.tell(PlanRound(1, 1, 2))
         feed = at.trainer(0)
         assert await feed.lease(1, 0) is not None
+        # Its threads are done as well: places are taken before they are filled.
+        await settle(lambda: at.service.pool.num_free == 13 and at.service.preparer.num_preparing == 0)
         await anyio.wait_all_tasks_blocked()
-        await settle(lambda: at.service.pool.num_free == 13)
         turns = 0
         upcoming = at.service.table.upcoming
 

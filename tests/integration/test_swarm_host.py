@@ -1,0 +1,42 @@
+"""What a host answers its client, with a real supervisor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.host import SwarmHost
+from shoal.config import Config
+from shoal.runtime.role_handle import RoleEvent, RoleHandle
+from shoal.runtime.role_spec import RoleSpec
+from shoal.runtime.run_dir import RunDir
+from shoal.runtime.supervisor import Supervisor
+
+pytestmark = pytest.mark.anyio
+
+_SOME_TRAINER = RoleEvent("request", {"request": "start_trainer", "id": 1, "slot": 0, "incarnation": 1})
+
+
+class Client(RoleHandle):
+    """Keeps what it is answered."""
+
+    def __init__(self) -> None:
+        super().__init__(RoleSpec("client", 0, "shoal.client.service:main"))
+        self.replies: list[dict[str, object]] = []
+
+    def reply(self, request: RoleEvent, **fields: object) -> None:
+        self.replies.append({"to": request, **fields})
+
+
+async def test_a_host_that_leaves_does_not_tell_its_client_that_something_failed(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        async with Supervisor(preload=["json"]) as supervisor:
+            await supervisor.preloaded()
+            host = SwarmHost(Config(), "run-1", tmp_path, b"key", run_dir, supervisor)
+            client = Client()
+            await host.answer(client, RoleEvent("request", {"request": "dance", "id": 0}))
+            assert len(client.replies) == 1
+            await supervisor.stop(5.0)
+            assert await host.answer(client, _SOME_TRAINER) is None
+            assert len(client.replies) == 1, client.replies
