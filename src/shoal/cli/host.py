@@ -190,7 +190,7 @@ class SwarmHost:
         return started
 
     def _refuse(self, client: RoleHandle, request: RoleEvent, error: ShoalError) -> None:
-        """Say why it was not done; but a client of a host that leaves is asked to leave, which is no failure of its run."""
+        """Say why it was not done; the client of a host that leaves is asked to leave, which is no failure."""
         if not self.supervisor.stopping:
             _reply(client, request, error=str(error))
 
