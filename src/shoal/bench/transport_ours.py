@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import anyio
@@ -15,9 +15,11 @@ from shoal.bench.transport_statistics import percentile
 from shoal.clock import SystemClock
 from shoal.errors import ConnectionLost
 from shoal.identity import Identity
-from shoal.ids import RunId, StepKey
-from shoal.transport.base import PeerLost, Received, TransportEvent
+from shoal.ids import PeerId, RunId, StepKey
+from shoal.transport.base import PeerLost, Received
+from shoal.transport.dispatch import dispatch
 from shoal.transport.endpoint import open_endpoint
+from shoal.transport.event_queue import EventQueue
 from shoal.transport.peers import StreamEndpoint
 from shoal.wire.messages import Hop, Traffic
 from shoal.wire.messages.step import Abort, Forward, Refused
@@ -30,7 +32,44 @@ _WARM_UP_TENSORS: Final = 2
 _PAUSE_S: Final = 0.002
 _TCP: Final = "tcp:"
 
-_Work = Callable[[StreamEndpoint, AsyncIterator[TransportEvent]], Awaitable[float | None]]
+
+class _Inbox:
+    """What the other end says, as `dispatch` hands it to the handlers of a role.
+
+    Attributes:
+        events: what was received and not answered.
+        answer: takes what is received instead, at once, as handlers do; None for `events`.
+    """
+
+    def __init__(self) -> None:
+        self.events = EventQueue()
+        self.answer: Callable[[Received], None] | None = None
+
+    def receive(self, event: Received) -> bool:
+        """Take any message."""
+        if self.answer is None:
+            self.events.put(event)
+        else:
+            self.answer(event)
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """Say so to whoever waits for a message."""
+        self.events.put(PeerLost(peer, "the other process of the benchmark has gone"))
+
+    async def next(self) -> Received:
+        """Return the next message.
+
+        Raises:
+            ConnectionLost: the other end has gone.
+        """
+        event = await anext(self.events)
+        if isinstance(event, Received):
+            return event
+        raise ConnectionLost("the other process of the benchmark has gone")
+
+
+_Work = Callable[[StreamEndpoint, _Inbox], Awaitable[float | None]]
 
 
 class OurEnd:
@@ -56,37 +95,47 @@ class OurEnd:
     def rate(self, path: str, size_bytes: int, count: int) -> float | None:
         """Send so many tensors; return GB/s at the sender, once the receiver has taken them all."""
 
-        async def work(endpoint: StreamEndpoint, events: AsyncIterator[TransportEvent]) -> float | None:
+        async def work(endpoint: StreamEndpoint, inbox: _Inbox) -> float | None:
             if self._receives:
                 for number in range(count + 1):
-                    await self._next(events)
+                    await inbox.next()
                     if number in (0, count):
                         endpoint.post(self._other, Abort(_KEY))
                 return None
             tensor = WireTensor("uint8", (size_bytes,), np.ones(size_bytes, dtype=np.uint8).data)
             endpoint.post(self._other, Forward(_KEY, 0), (tensor,), Traffic.ACTIVATIONS)
-            await self._next(events)
+            await inbox.next()
             begun_s = self._clock.now_s()
             for _ in range(count):
                 endpoint.post(self._other, Forward(_KEY, 0), (tensor,), Traffic.ACTIVATIONS)
                 await endpoint.drained(self._other)
-            await self._next(events)
+            await inbox.next()
             return size_bytes * count / 1e9 / (self._clock.now_s() - begun_s)
 
         return self._run(path, work)
 
     def round_trip(self, path: str, count: int) -> float | None:
-        """Send a message of 64 bytes there and back so often; return the mean in microseconds."""
-        message = Refused(_KEY, "x" * 23)
+        """Send a message of 64 bytes there and back so often; return the mean in microseconds.
 
-        async def work(endpoint: StreamEndpoint, events: AsyncIterator[TransportEvent]) -> float | None:
+        Both ends answer from their handler, as a stage answers the one before it.
+        """
+
+        async def work(endpoint: StreamEndpoint, inbox: _Inbox) -> float | None:
+            num_received = 0
+
+            def answer(event: Received) -> None:
+                nonlocal num_received
+                num_received += 1
+                if self._receives or num_received < count:
+                    endpoint.post(event.peer, event.message)
+                if num_received == count:
+                    inbox.events.put(event)
+
+            inbox.answer = answer
             begun_s = self._clock.now_s()
-            for _ in range(count):
-                if self._receives:
-                    endpoint.post(self._other, (await self._next(events)).message)
-                else:
-                    endpoint.post(self._other, message)
-                    await self._next(events)
+            if not self._receives:
+                endpoint.post(self._other, Refused(_KEY, "x" * 23))
+            await inbox.next()
             return None if self._receives else (self._clock.now_s() - begun_s) / count * 1e6
 
         return self._run(path, work)
@@ -94,15 +143,15 @@ class OurEnd:
     def overtaking(self, path: str, size_bytes: int, count: int) -> float | None:
         """Say 64 bytes now and then while large tensors are sent; return the 99th percentile in ms."""
 
-        async def work(endpoint: StreamEndpoint, events: AsyncIterator[TransportEvent]) -> float | None:
+        async def work(endpoint: StreamEndpoint, inbox: _Inbox) -> float | None:
             if not self._receives:
                 await self._send_both(endpoint, size_bytes, count)
-                await self._next(events)
+                await inbox.next()
                 return None
             took_ms: list[float] = []
             num_tensors = 0
             while num_tensors < count:
-                event = await self._next(events)
+                event = await inbox.next()
                 num_tensors += len(event.tensors)
                 if isinstance(event.message, Refused) and num_tensors >= _WARM_UP_TENSORS:
                     said_s = float(event.message.reason.removeprefix(_PADDING))
@@ -152,39 +201,34 @@ class OurEnd:
         return anyio.run(run, backend_options={"use_uvloop": True})
 
     async def _send(self, endpoint: StreamEndpoint, address: str, work: _Work) -> float | None:
-        events = endpoint.events()
         endpoint.introduce(Hop(self._other, (address,)))
-        endpoint.post(self._other, Abort(_KEY))
-        await self._next(events)
-        result = await work(endpoint, events)
-        await endpoint.flushed(self._other)
-        return result
+        async with _dispatched(endpoint) as inbox:
+            endpoint.post(self._other, Abort(_KEY))
+            await inbox.next()
+            result = await work(endpoint, inbox)
+            await endpoint.flushed(self._other)
+            return result
 
     async def _receive(self, endpoint: StreamEndpoint, work: _Work) -> float | None:
-        events = endpoint.events()
-        await self._next(events)
-        endpoint.post(self._other, Abort(_KEY))
-        result = await work(endpoint, events)
-        # What it has said last is under way until the sender has heard it and closes.
-        async for event in events:
-            if isinstance(event, PeerLost):
-                break
-        return result
+        async with _dispatched(endpoint) as inbox:
+            await inbox.next()
+            endpoint.post(self._other, Abort(_KEY))
+            result = await work(endpoint, inbox)
+            # What it has said last is under way until the sender has heard it and closes.
+            async for event in inbox.events:
+                if isinstance(event, PeerLost):
+                    break
+            return result
 
-    async def _next(self, events: AsyncIterator[TransportEvent]) -> Received:
-        """Return the next message of the other end.
 
-        Raises:
-            ConnectionLost: it has gone.
-        """
-        while True:
-            match await anext(events):
-                case Received() as received:
-                    return received
-                case PeerLost(peer, reason):
-                    raise ConnectionLost(f"{peer}: {reason}")
-                case _:
-                    pass
+@asynccontextmanager
+async def _dispatched(endpoint: StreamEndpoint) -> AsyncGenerator[_Inbox, None]:
+    """Give the inbox of an endpoint."""
+    inbox = _Inbox()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(dispatch, endpoint, (inbox,))
+        yield inbox
+        tasks.cancel_scope.cancel()
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that at least this share of the values does not exceed.
@@ -13,5 +15,4 @@ def percentile(values: Sequence[float], share: float) -> float:
     """
     if not values:
         raise ValueError("nothing was measured")
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered)) - 1))]
+    return float(np.quantile(values, share, method="inverted_cdf"))

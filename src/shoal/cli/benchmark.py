@@ -33,15 +33,17 @@ def run_benchmark(name: str, options: BenchmarkOptions, *, as_json: bool, ignore
         ConfigError: there is no such benchmark, or it cannot do what the options say.
         MachineBusy: the machine was not free before or after the measurement.
     """
-    open_cases = load_open_cases(name, find_benchmark(name, options))
-    machine = describe_machine()
+    benchmark = find_benchmark(name, options)
     measurements: list[Measurement] = []
-    with _uninterrupted() as check, _progress() as show:
+    # First of all: an import takes seconds, and may lose a Ctrl-C.
+    with Interrupts() as interrupts, _progress() as show:
 
         def say(what: str) -> None:
-            check()
+            interrupts.check()
             show(what)
 
+        open_cases = load_open_cases(name, benchmark)
+        machine = describe_machine()
         before = _calibrated("before the measurement", say, ignore_busy)
         say(f"{name}: starting")
         with open_cases(options) as cases:
@@ -67,16 +69,6 @@ def _calibrated(when: str, say: Callable[[str], None], ignore_busy: bool) -> Cal
     if not ignore_busy:
         require_idle(calibration, when)
     return calibration
-
-
-@contextmanager
-def _uninterrupted() -> Generator[Callable[[], None], None, None]:
-    """Give a function that raises KeyboardInterrupt if a Ctrl-C has got lost."""
-    interrupts = Interrupts()
-    try:
-        yield interrupts.check
-    finally:
-        interrupts.give_back()
 
 
 @contextmanager

@@ -64,13 +64,9 @@ def early_start() -> Generator[EarlyStart, None, None]:
     Raises:
         ConfigError: the runtime directory cannot be made.
     """
-    interrupts = Interrupts()
-    try:
-        with RunDir() as run_dir:
-            fork_servers = ForkServers(PRELOAD, run_dir.path)
-            try:
-                yield EarlyStart(run_dir, fork_servers, interrupts)
-            finally:
-                fork_servers.kill()
-    finally:
-        interrupts.give_back()
+    with Interrupts() as interrupts, RunDir() as run_dir:
+        fork_servers = ForkServers(PRELOAD, run_dir.path)
+        try:
+            yield EarlyStart(run_dir, fork_servers, interrupts)
+        finally:
+            fork_servers.kill()

@@ -6,15 +6,25 @@ A KeyboardInterrupt can get lost: in a finalizer, or in a library that is being 
 from __future__ import annotations
 
 import signal
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Self
 
 
 class Interrupts:
-    """Takes SIGINT from when it is made until it is given back; still raises KeyboardInterrupt."""
+    """A context that takes SIGINT while it lasts, or until `give_back`; still raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
+        """Take nothing yet."""
         self._seen = False
+
+    def __enter__(self) -> Self:
         signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.give_back()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._seen = True
@@ -30,5 +40,5 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def give_back(self) -> None:
-        """Leave the signal to Python again."""
+        """Leave the signal to Python, also where a shell has let the process ignore it."""
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,9 +7,12 @@ peer is dropped with what was still queued; what is posted afterwards dials anew
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from shoal.ids import PeerId
 from shoal.telemetry import Registry
@@ -18,8 +21,7 @@ from shoal.wire.messages import Hop, Message, Traffic
 from shoal.wire.tensors import WireTensor
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):  # a struct is made in a fifth of the time of a frozen dataclass
     """A message of `peer` (or of this endpoint itself) with its tensors, which the consumer now owns."""
 
     peer: PeerId
@@ -44,6 +46,18 @@ class PeerLost:
 
 TransportEvent = Received | PeerUp | PeerLost
 """What an endpoint tells its consumer."""
+
+
+class EventStream(AsyncIterator[TransportEvent]):
+    """The events of an endpoint, for one consumer, in order; it ends when the endpoint is closed."""
+
+    @abstractmethod
+    async def consume(self, take: Callable[[TransportEvent], None]) -> None:
+        """Give every event to `take`, which must not wait, until the stream ends.
+
+        That is the shortest way: while nothing is queued, `take` is called from within the event loop's read callback,
+        outside of any task. What it raises is raised here.
+        """
 
 
 class Endpoint(Protocol):
@@ -133,7 +147,7 @@ class Endpoint(Protocol):
         """Close the connection with the peer, if there is one; `PeerLost` follows at both ends."""
         ...
 
-    def events(self) -> AsyncIterator[TransportEvent]:
+    def events(self) -> EventStream:
         """Return the stream of events, for one consumer; it ends when the endpoint is closed."""
         ...
 

@@ -180,14 +180,23 @@ class Connection(asyncio.BufferedProtocol):
         self._frames, self._handshake = FrameDecoder(self._limits.wire, self._owner.allocate), None
         self.settled.set()
 
+    def send_at_once(self, frame: EncodedFrame) -> bool:
+        """Hand a control frame to the stream if nothing is before it; return whether that was so.
+
+        That is the usual case, and the one in which time counts.
+        """
+        stream = self._transport
+        if frame.is_bulk or stream is None or self._cap is not None or self._queue or self.closing:
+            return False
+        if stream.get_write_buffer_size() > 0:
+            return False
+        self.spoke = True
+        stream.writelines((frame.head,))
+        return True
+
     def send(self, frame: EncodedFrame) -> None:
         """Send a frame when its turn comes; the memory of its tensors must not change until it is written."""
-        if self._transport is None or self.closing:
-            return
-        if not frame.is_bulk and self._cap is None and self.queued_bytes == 0:
-            # The usual case, and the one in which time counts.
-            self.spoke = True
-            self._transport.writelines((frame.head,))
+        if self.send_at_once(frame) or self.closing:
             return
         self._queue.put(frame)
         if self._next_turn is None:
@@ -257,7 +266,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Name the memory for the next bytes."""
-        decoder = self._frames or self._handshake
+        if self._frames is not None:
+            return self._frames.get_buffer()
+        decoder = self._handshake
         if decoder is None:
             raise InvariantViolation("a connection reads either a handshake or frames")
         return decoder.get_buffer()
@@ -274,6 +285,8 @@ class Connection(asyncio.BufferedProtocol):
                     self.meter.received(nbytes, unfinished=self._frames.mid_frame)
                 for frame in frames:
                     self._owner.on_frame(self, frame)
+                    if self._reason is not None:
+                        return  # the consumer has ended the connection, and its loss is the last event of it
             elif self._handshake is not None:
                 said = self._handshake.advance(nbytes)
                 if isinstance(said, Refusal):

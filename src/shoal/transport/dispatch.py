@@ -13,7 +13,7 @@ from typing import Protocol
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.log import FloodGate
-from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received
+from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Handler(Protocol):
     """One protocol's end in this process."""
 
     def receive(self, event: Received) -> bool:
-        """Take the message if it is one of this protocol's, without waiting.
+        """Take the message if it is one of this protocol's, without waiting; called outside of any task.
 
         Returns:
             Whether it was taken.
@@ -48,20 +48,25 @@ async def dispatch(
         on_up: told of each new connection.
     """
     gate, metrics = FloodGate(logger), endpoint.metrics
-    async for event in endpoint.events():
+
+    def receive(event: Received) -> None:
+        try:
+            for handler in handlers:
+                if handler.receive(event):
+                    return
+        except RemoteProtocolError as error:
+            metrics.counter("protocol.violated", kind=type(event.message).__name__).add()
+            gate.warning("protocol.violated", event.peer, peer=event.peer, error=str(error))
+            endpoint.disconnect(event.peer, str(error))
+            return
+        kind = type(event.message).__name__
+        metrics.counter("protocol.unexpected", kind=kind).add()
+        gate.warning("protocol.unexpected", event.peer, peer=event.peer, kind=kind)
+
+    def take(event: TransportEvent) -> None:
         match event:
             case Received():
-                try:
-                    taken = any(handler.receive(event) for handler in handlers)
-                except RemoteProtocolError as error:
-                    metrics.counter("protocol.violated", kind=type(event.message).__name__).add()
-                    gate.warning("protocol.violated", event.peer, peer=event.peer, error=str(error))
-                    endpoint.disconnect(event.peer, str(error))
-                    continue
-                if not taken:
-                    kind = type(event.message).__name__
-                    metrics.counter("protocol.unexpected", kind=kind).add()
-                    gate.warning("protocol.unexpected", event.peer, peer=event.peer, kind=kind)
+                receive(event)
             case PeerLost(peer, reason):
                 logger.info("peer.lost", extra={"peer": peer, "reason": reason})
                 for handler in handlers:
@@ -69,3 +74,5 @@ async def dispatch(
             case PeerUp(peer):
                 if on_up is not None:
                     on_up(peer)
+
+    await endpoint.events().consume(take)

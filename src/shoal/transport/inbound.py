@@ -32,11 +32,13 @@ class Inbound:
         self._unread = Unread[Connection](limits.max_unread_bytes, limits.max_unread_total_bytes)
 
     def take(self, connection: Connection, peer: PeerId, frame: Frame) -> None:
-        """Queue a frame that came from a peer over this connection."""
+        """Give a frame that came from a peer over this connection to the consumer, or queue it while that is busy."""
         self.num_bytes[frame.traffic] += frame.num_bytes
+        received = Received(peer, frame.message, frame.tensors)
+        if self._events.hand_over(received):
+            return
         if self._unread.received(connection, frame.num_bytes):
             connection.read_on(False)
-        received = Received(peer, frame.message, frame.tensors)
         self._events.put(received, partial(self._taken, connection, frame.num_bytes))
 
     def _taken(self, connection: Connection, num_bytes: int) -> None:

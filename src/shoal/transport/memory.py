@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import anyio.lowlevel
 
 from shoal.errors import ConfigError, RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.telemetry import Registry
-from shoal.transport.base import Endpoint, PeerUp, Received, TransportEvent
+from shoal.transport.base import Endpoint, EventStream, PeerUp, Received, TransportEvent
 from shoal.transport.event_queue import EventQueue
 from shoal.transport.link_meter import LinkEstimate
 from shoal.transport.losses import Loss, Losses
@@ -219,7 +219,7 @@ class MemoryEndpoint(Endpoint):
         if peer in self._linked:
             self._network.unlink(self._peer_id, peer, reason)
 
-    def events(self) -> AsyncIterator[TransportEvent]:
+    def events(self) -> EventStream:
         """See `Endpoint.events`."""
         return self._events
 

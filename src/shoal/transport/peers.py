@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +26,7 @@ from shoal.errors import ConfigError, HandshakeError, Offence
 from shoal.ids import PeerId, RunId
 from shoal.telemetry import Registry
 from shoal.transport.admission import Admission
-from shoal.transport.base import Endpoint, PeerUp, Received, TransportEvent
+from shoal.transport.base import Endpoint, EventStream, PeerUp, Received
 from shoal.transport.buffer_pool import keep_trimmed
 from shoal.transport.carrier import Carrier
 from shoal.transport.connection import Connection, ConnectionOwner
@@ -175,6 +175,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         if self._closed or self._losses.pending(peer):
             self._metrics.counter("transport.dropped").add()
             return
+        if state.connection is not None and state.connection.send_at_once(frame):
+            self._sent[traffic] += frame.num_bytes
+            return
         queued_bytes = state.queued_bytes
         if queued_bytes and queued_bytes + frame.num_bytes > self._limits.max_queued_bytes:
             self._lose(peer, state, "overloaded", Loss.OVERLOADED)
@@ -207,7 +210,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         if state is not None and (state.connection is not None or state.dialling):
             self._lose(peer, state, reason, Loss.DISCONNECTED)
 
-    def events(self) -> AsyncIterator[TransportEvent]:
+    def events(self) -> EventStream:
         """See `Endpoint.events`."""
         return self._events
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -72,8 +71,7 @@ class Body(Struct, frozen=True):
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
-@dataclass(slots=True)
-class Frame:
+class Frame(msgspec.Struct):
     """One received frame; `num_bytes` is its length on the wire, without the headers of further pieces."""
 
     message: Message
@@ -82,8 +80,7 @@ class Frame:
     num_bytes: int
 
 
-@dataclass(slots=True)
-class EncodedFrame:
+class EncodedFrame(msgspec.Struct):
     """One frame to be sent; nobody changes it but by `cut`.
 
     Attributes:
@@ -138,23 +135,28 @@ def encode_frame(
         LocalProtocolError: the frame would break a limit, so the receiver would close the connection.
     """
     limits = limits or _DEFAULT_LIMITS
-    name = type(message).__name__
-    expected = TENSORS_OF.get(type(message), 0)
-    if len(tensors) != expected:
-        raise LocalProtocolError(f"{name} carries {expected} tensors, not {len(tensors)}")
-    for tensor in tensors:
-        if tensor.num_bytes > limits.max_tensor_bytes:
-            raise LocalProtocolError(
-                f"{name}: a tensor of {tensor.num_bytes} bytes is above the limit of {limits.max_tensor_bytes}"
-            )
-    out = bytearray(HEADER.size)
-    _ENCODER.encode_into((message, [(t.dtype, t.shape) for t in tensors]), out, HEADER.size)
-    body_bytes = len(out) - HEADER.size
-    if body_bytes > limits.body_bytes_of(type(message)):
+    kind, num_tensors = type(message), len(tensors)
+    if num_tensors != TENSORS_OF.get(kind, 0):
+        raise LocalProtocolError(f"{kind.__name__} carries {TENSORS_OF.get(kind, 0)} tensors, not {num_tensors}")
+    described: list[tuple[str, tuple[int, ...]]] = []
+    payload: tuple[memoryview, ...] = ()
+    payload_bytes = 0
+    if num_tensors:
+        for tensor in tensors:
+            if tensor.num_bytes > limits.max_tensor_bytes:
+                raise LocalProtocolError(
+                    f"{kind.__name__}: a tensor of {tensor.num_bytes} bytes is above the limit of "
+                    f"{limits.max_tensor_bytes}"
+                )
+            described.append((tensor.dtype, tensor.shape))
+            payload_bytes += tensor.num_bytes
+        payload = tuple([tensor.data for tensor in tensors if tensor.num_bytes])
+    head = bytearray(HEADER.size)
+    _ENCODER.encode_into((message, described), head, HEADER.size)
+    body_bytes = len(head) - HEADER.size
+    if body_bytes > limits.body_bytes_of(kind):
         raise LocalProtocolError(
-            f"{name} of {body_bytes} bytes is above the limit of {limits.body_bytes_of(type(message))}"
+            f"{kind.__name__} of {body_bytes} bytes is above the limit of {limits.body_bytes_of(kind)}"
         )
-    payload_bytes = sum([t.num_bytes for t in tensors])
-    HEADER.pack_into(out, 0, MAGIC, FRAME_VERSION, _TRAFFIC_INDEX[traffic], len(tensors), body_bytes, payload_bytes, 0)
-    payload = tuple([t.data for t in tensors if t.num_bytes])
-    return EncodedFrame(out, payload, payload_bytes, traffic, is_bulk(traffic, len(tensors)))
+    HEADER.pack_into(head, 0, MAGIC, FRAME_VERSION, _TRAFFIC_INDEX[traffic], num_tensors, body_bytes, payload_bytes, 0)
+    return EncodedFrame(head, payload, payload_bytes, traffic, is_bulk(traffic, num_tensors))

@@ -11,7 +11,7 @@ copied.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -39,7 +39,7 @@ _MAX_TENSORS: Final = max(TENSORS_OF.values())
 _DECODER: Final = msgspec.msgpack.Decoder(Body)
 
 
-class _Header(NamedTuple):
+class _Header(msgspec.Struct, frozen=True):
     traffic: Traffic
     num_tensors: int
     body_bytes: int
@@ -98,7 +98,7 @@ class FrameDecoder:
             return self._long_body[self._long_filled :]
         incomplete = self._incomplete
         if incomplete is None:
-            return self._ahead[self._stop :]
+            return self._ahead[self._stop :] if self._stop else self._ahead
         if incomplete.piece_left_bytes:
             return incomplete.target[incomplete.filled : incomplete.filled + incomplete.piece_left_bytes]
         return self._ahead[self._stop : self._start + self._wanted_bytes()]
@@ -120,14 +120,17 @@ class FrameDecoder:
             self._stop += num_bytes
         while self._next_part():
             pass
-        self._compact()
+        if self._start:
+            self._compact()
         frames, self._frames = self._frames, []
         return frames
 
     def _next_part(self) -> bool:
-        """Complete one part (a header, a body, a piece); return False if bytes are missing."""
+        """Complete one part (a header and its body, a piece); return False if bytes are missing."""
         if self._header is not None:
             return self._take_body(self._header)
+        if self._start == self._stop:
+            return False
         incomplete = self._incomplete
         if incomplete is not None and incomplete.piece_left_bytes:
             return self._take_payload(incomplete)
@@ -174,12 +177,12 @@ class FrameDecoder:
             raise RemoteProtocolError(f"{num_tensors} tensors of {payload_bytes} bytes together")
         if piece_bytes > payload_bytes:
             raise RemoteProtocolError(f"a first piece of {piece_bytes} bytes, of {payload_bytes} in all")
-        header = _Header(TRAFFIC_ORDER[traffic], num_tensors, body_bytes, payload_bytes, piece_bytes)
+        header = _Header(TRAFFIC_ORDER[int(traffic)], num_tensors, body_bytes, payload_bytes, piece_bytes)
         if incomplete is not None and is_bulk(header.traffic, num_tensors):
             raise RemoteProtocolError(f"a frame of {header.traffic} with {num_tensors} tensors within another one")
         self._start += HEADER.size
         self._header = header
-        return True
+        return self._take_body(header)
 
     def _take_body(self, header: _Header) -> bool:
         raw = self._body_bytes(header.body_bytes)
@@ -200,19 +203,22 @@ class FrameDecoder:
 
     def _check(self, header: _Header, body: Body) -> None:
         """Compare a body with its header and with the limits, before a byte is allocated for its tensors."""
-        name = type(body.message).__name__
-        if header.body_bytes > self._limits.body_bytes_of(type(body.message)):
-            limit = self._limits.body_bytes_of(type(body.message))
-            raise RemoteProtocolError(f"{name} of {header.body_bytes} bytes, limit {limit}")
-        if not len(body.tensors) == header.num_tensors == TENSORS_OF.get(type(body.message), 0):
-            raise RemoteProtocolError(f"{name} with {len(body.tensors)} tensors")
+        kind = type(body.message)
+        limit = self._limits.body_bytes_of(kind)
+        if header.body_bytes > limit:
+            raise RemoteProtocolError(f"{kind.__name__} of {header.body_bytes} bytes, limit {limit}")
+        if not len(body.tensors) == header.num_tensors == TENSORS_OF.get(kind, 0):
+            raise RemoteProtocolError(f"{kind.__name__} with {len(body.tensors)} tensors")
         if not body.tensors and not header.payload_bytes:
             return
         sizes = [tensor_bytes(t.dtype, t.shape) for t in body.tensors]
         if sum(sizes) != header.payload_bytes:
-            raise RemoteProtocolError(f"{name}: tensors of {sum(sizes)} bytes, the header says {header.payload_bytes}")
+            raise RemoteProtocolError(
+                f"{kind.__name__}: tensors of {sum(sizes)} bytes, the header says {header.payload_bytes}"
+            )
         if any(size > self._limits.max_tensor_bytes for size in sizes):
-            raise RemoteProtocolError(f"{name}: tensor of {max(sizes)} bytes, limit {self._limits.max_tensor_bytes}")
+            limit = self._limits.max_tensor_bytes
+            raise RemoteProtocolError(f"{kind.__name__}: tensor of {max(sizes)} bytes, limit {limit}")
 
     def _body_bytes(self, num_bytes: int) -> memoryview | None:
         """Return the next `num_bytes` bytes (short ones valid until more come), or None if they are not all here."""
@@ -271,7 +277,7 @@ class FrameDecoder:
         """Move what is unread to the front, so that the part it belongs to fits."""
         if self._start == self._stop:
             self._start = self._stop = 0
-        elif self._start:
+        else:
             unread = self._stop - self._start
             self._ahead[:unread] = self._ahead[self._start : self._stop]
             self._start, self._stop = 0, unread

@@ -7,17 +7,28 @@ from contextlib import suppress
 
 import pytest
 
+from shoal.bench.case import BenchmarkOptions
+from shoal.cli import benchmark
 from shoal.cli.interrupts import Interrupts
 
 
 def test_a_swallowed_ctrl_c_is_raised_again_at_the_next_check() -> None:
-    interrupts = Interrupts()
-    try:
+    with Interrupts() as interrupts:
         interrupts.check()
         with suppress(KeyboardInterrupt):  # as a finalizer or a library does
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupts.check()
-    finally:
-        interrupts.give_back()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_ctrl_c_that_an_import_of_a_benchmark_swallows_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> None:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(benchmark, "load_open_cases", load)
+    monkeypatch.setattr(benchmark, "calibrate", lambda: pytest.fail("it measures although Ctrl-C was pressed"))
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.run_benchmark("codec", BenchmarkOptions(), as_json=True, ignore_busy=True)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
