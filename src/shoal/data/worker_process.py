@@ -20,6 +20,7 @@ from shoal.data.preparation import Job
 from shoal.data.source import Indices
 from shoal.data.worker_messages import Failed, Fill, Filled, OpenDataSet, Opened, decode_report, encode
 from shoal.runtime.fork_messages import FrameBuffer
+from shoal.runtime.process_end import process_ended
 from shoal.runtime.role_spec import ExitStatus
 
 
@@ -71,7 +72,6 @@ class WorkerProcess(asyncio.Protocol):
         finally:
             theirs.close()
         self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
 
     async def open(self, order: OpenDataSet) -> None:
         """Have it open the data set; `opened` or `failed` follows."""
@@ -93,12 +93,13 @@ class WorkerProcess(asyncio.Protocol):
         """Kill and reap it; afterwards it writes to no place any more."""
         self._process.kill()
         with anyio.CancelScope(shield=True):
-            await anyio.wait_readable(self._pidfd)
+            # `kill` reaps one that has ended before.
+            if self._process.returncode is None:
+                await process_ended(self.pid)
             if self._transport is not None:
                 self._transport.abort()
                 await self.ended.wait()
         self._control.close()
-        os.close(self._pidfd)
         return ExitStatus(self._process.wait())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -14,6 +14,7 @@ import anyio
 
 from shoal.runtime import fork_messages
 from shoal.runtime.fork_messages import Configure, Reply, Request
+from shoal.runtime.process_end import process_ended
 from shoal.runtime.role_spec import ExitStatus
 
 _READ_BYTES = 1 << 16
@@ -112,13 +113,8 @@ class ForkServerProcess:
 
         So its number cannot be used again before `reap`.
         """
-        if self.reaped:
-            return
-        pidfd = os.pidfd_open(self.pid)
-        try:
-            await anyio.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
+        if not self.reaped:
+            await process_ended(self.pid)
 
     @property
     def reaped(self) -> bool:
