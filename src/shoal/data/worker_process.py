@@ -7,10 +7,7 @@ pool, and the read end of a lifeline whose write end only the data server holds,
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import cast
 
@@ -19,6 +16,7 @@ import anyio
 from shoal.data.preparation import Job
 from shoal.data.source import Indices
 from shoal.data.worker_messages import Failed, Fill, Filled, OpenDataSet, Opened, decode_report, encode
+from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.fork_messages import FrameBuffer
 from shoal.runtime.process_end import process_ended
 from shoal.runtime.role_spec import ExitStatus
@@ -59,13 +57,7 @@ class WorkerProcess(asyncio.Protocol):
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         fds = (theirs.fileno(), pool_fd, lifeline_fd)
         try:
-            # The worker finds its modules where this process finds its own; -P keeps the working directory out.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "shoal.data.worker", *map(str, fds), str(index)],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                pass_fds=fds,
-            )
+            self._process = start_interpreter("shoal.data.worker", [*fds, index], pass_fds=fds)
         except OSError:
             self._control.close()
             raise
