@@ -88,7 +88,7 @@ class PeerProcesses:
             for peer in self._peers:
                 peer.send(Start(self._target, peer.index, self._num_peers, self._arguments))
             self._gather("its start", Deadline.after(self._clock, self._timeout_s))
-        except BaseException:
+        except BaseException:  # a Ctrl-C too: no peer may be left
             self._end(0.0)
             raise
         return self
@@ -119,7 +119,7 @@ class PeerProcesses:
             self._gather(f"the call {name}", deadline)
             self._send_all(Go())
             return self._gather(f"the call {name}", deadline)
-        except BaseException:
+        except BaseException:  # a Ctrl-C too: no peer may be left
             self._end(0.0)
             raise
 
