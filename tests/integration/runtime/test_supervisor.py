@@ -12,9 +12,10 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import TaskStatus
 from tests.integration.runtime.supervised import DEADLINE_S, EAGER, gone_within, next_event, rest_of, start_program
 
-from shoal.errors import RemoteError
+from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
@@ -213,6 +214,36 @@ async def test_a_module_that_cannot_be_preloaded_is_an_error_that_says_why(
         sys.path.remove(str(tmp_path))
 
 
+@pytest.mark.parametrize("is_called", ["before the stop", "after it"])
+async def test_who_starts_a_role_of_a_supervisor_that_stops_is_told_so_before_everything_is_preloaded(
+    is_called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "nobody-writes"
+    os.mkfifo(fifo)
+    (tmp_path / "never_imported.py").write_text(f"open({str(fifo)!r})\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    role = RoleSpec("server", 0, "roles:steady")
+    refused: list[ConnectionLost] = []
+    async with Supervisor(preload=["never_imported"]) as supervisor:
+
+        async def start(task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+            task_status.started()
+            with pytest.raises(ConnectionLost, match=r"stopping|not running") as raised:
+                await supervisor.start(role)
+            refused.append(raised.value)
+
+        with anyio.fail_after(DEADLINE_S):
+            async with anyio.create_task_group() as tasks:
+                if is_called == "before the stop":
+                    await tasks.start(start)
+                    await anyio.wait_all_tasks_blocked()
+                    assert not refused
+                await supervisor.stop(0.0)
+                if is_called == "after it":
+                    await start()
+    assert len(refused) == 1
+
+
 async def test_two_supervisors_do_not_disturb_each_other() -> None:
     async with Supervisor() as one:
         mine = await one.start(RoleSpec("server", 0, "roles:steady"))
@@ -233,7 +264,7 @@ async def test_a_role_that_hangs_does_not_take_from_others_the_time_to_leave(fro
         for handle in handles.values():
             await handle.ready()
         os.kill(handles[frozen].pid, signal.SIGSTOP)
-        await supervisor.stop(4.0, order=[["client"], ["trainer"], ["server"], ["monitor"]])
+        await supervisor.stop(8.0, order=[["client"], ["trainer"], ["server"], ["monitor"]])
         ends = {role: str(await handle.wait()) for role, handle in handles.items()}
     assert ends == {role: "killed by SIGKILL" if role == frozen else "exit code 0" for role in roles}
 
