@@ -14,12 +14,12 @@ from random import Random
 import pytest
 from tests.e2e.deaths import KINDS, inflict, link_down
 from tests.e2e.hosts import hosts_of, invited
-from tests.e2e.launched import ENDLESS, START_S, launched, until
+from tests.e2e.launched import END_S, ENDLESS, START_S, launched, until
 from tests.e2e.namespaces import Lan, lan, why_impossible
 from tests.e2e.observed import Swarm
 from tests.e2e.whole import replicas_agree, samples_are_whole
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 _IMPOSSIBLE = why_impossible()
 needs_namespaces = pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
@@ -38,7 +38,7 @@ def test_a_run_gets_over_the_loss_of(kind: str, tmp_path: Path) -> None:
         if kind in _FROZEN_AND_NOT_WAITED_FOR:
             _has_gone_on_meanwhile(swarm, strike.at_s, KINDS[kind].held_s)
         run.interrupt()
-        assert run.ends(15.0) == 130, run.output
+        assert run.ends(END_S) == 130, run.output
         run.leaves_nothing()
         _is_whole(swarm)
 
@@ -51,9 +51,9 @@ def test_a_run_gets_over_a_host_of_servers_whose_cable_is_out_for_a_while(tmp_pa
         strike = inflict(kind, swarm, Random(1))
         _has_gone_on_meanwhile(swarm, strike.at_s, kind.held_s)
         swarm.client.interrupt()
-        assert swarm.client.ends(15.0) == 130, swarm.client.output
+        assert swarm.client.ends(END_S) == 130, swarm.client.output
         for host in swarm.server_hosts:
-            assert host.ends(15.0) == 0, host.output
+            assert host.ends(END_S) == 0, host.output
         for host in swarm.hosts:
             host.leaves_nothing()
         _is_whole(swarm)
@@ -73,7 +73,7 @@ def test_a_killed_supervisor_takes_its_own_host_with_it_and_no_other(tmp_path: P
         # Servers wait for a client that comes back; they do not take their time to leave when they are told to.
         assert right.process.poll() is None, right.output
         right.interrupt()
-        assert right.ends(15.0) == 130, right.output
+        assert right.ends(END_S) == 130, right.output
         right.leaves_nothing()
         _is_whole(swarm)
 

@@ -17,7 +17,7 @@ from tests.e2e.test_hosts import Hosts, finished, hosts_of, invited, last_hashes
 
 from shoal.log import JsonFormatter
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 LISTENING = "0A"
 REFUSED = ("tls", "swarm_key", "run", "version")
