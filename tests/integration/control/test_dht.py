@@ -150,7 +150,7 @@ async def test_a_node_whose_p2pd_was_killed_says_so_and_can_be_revived(tmp_path:
         assert second.alive
         (pid,) = _daemons(bob.peer_id)
         os.kill(pid, signal.SIGKILL)
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while second.alive:
                 await CLOCK.sleep_s(0.01)
         await second.revive()
@@ -217,7 +217,7 @@ async def test_a_node_alone_is_revived_alone_and_elsewhere_if_its_port_is_taken(
 async def _lose_daemon(node: DhtNode) -> None:
     (pid,) = _daemons(node.peer_id)
     os.kill(pid, signal.SIGKILL)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while node.alive:
             await CLOCK.sleep_s(0.01)
 

@@ -158,7 +158,7 @@ async def test_processes_that_a_killed_role_leaves_are_killed_at_once() -> None:
         others = (await other.ready())["children"]
         os.kill(handle.pid, signal.SIGKILL)
         await handle.wait()
-        assert gone_within(children, 2.0) == []
+        assert gone_within(children, DEADLINE_S) == []
         assert gone_within(others, 0) == others
         await supervisor.stop(DEADLINE_S)
         assert (await other.wait()).ok
@@ -277,7 +277,7 @@ def test_after_kill_9_of_the_supervisor_nothing_is_left(tmp_path: Path) -> None:
         # A frozen role cannot watch its lifeline: the fork server has to end it.
         os.kill(pids[2], signal.SIGSTOP)
         program.kill()
-    assert gone_within(pids, 2.0) == []
+    assert gone_within(pids, DEADLINE_S) == []
     assert not run_dir.exists()
 
 
@@ -288,7 +288,7 @@ def test_after_kill_9_of_supervisor_and_fork_server_nothing_is_left(tmp_path: Pa
         program.kill()
         os.kill(pids[0], signal.SIGKILL)
     # Their lifelines are cut, so the roles end by themselves, and end what they started.
-    assert gone_within(pids, 2.0) == []
+    assert gone_within(pids, DEADLINE_S) == []
     with RunDir(tmp_path):
         assert not run_dir.exists()
 
@@ -312,5 +312,5 @@ def test_after_kill_9_while_modules_are_imported_nothing_is_left(tmp_path: Path)
         assert b"importing" in lines
         pid = int((lines - {b"importing"}).pop())
         program.kill()
-    assert gone_within([pid], 2.0) == []
+    assert gone_within([pid], DEADLINE_S) == []
     assert not run_dir.exists()
