@@ -78,7 +78,8 @@ async def test_what_is_no_json_object_closes_the_pipe(
     with anyio.fail_after(10):
         await one.closed.wait()
         await other.closed.wait()
-    assert received.drain() == []
+    received.close()
+    assert [message async for message in received] == []
     assert caplog.records[0].message.startswith("control_pipe.")
     with pytest.raises(ConnectionLost):
         one.send({})

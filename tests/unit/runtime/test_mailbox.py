@@ -37,10 +37,3 @@ async def test_a_waiting_reader_is_woken_by_an_item_and_by_the_end() -> None:
             await anyio.wait_all_tasks_blocked()
             mailbox.close()
     assert read == [0, 1, 2]
-
-
-async def test_draining_takes_what_is_there() -> None:
-    mailbox = Mailbox[int]()
-    mailbox.put(1)
-    assert mailbox.drain() == [1]
-    assert mailbox.drain() == []
