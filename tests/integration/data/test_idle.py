@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import socket
 import subprocess
 import sys
@@ -14,12 +13,12 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+from tests.integration.data.spec import RUN, spec
 
-from shoal.config import Config, config_to_json
+from shoal.config import Config
 from shoal.data.feed import Feed
-from shoal.data_server.spec import DataServerSpec
 from shoal.identity import Identity
-from shoal.ids import PeerId, RunId, StepKey
+from shoal.ids import StepKey
 from shoal.transport.dispatch import dispatch
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.base import Hop
@@ -27,29 +26,12 @@ from shoal.wire.messages.feed import PlanRound
 
 pytestmark = pytest.mark.anyio
 
-RUN = RunId("test-run")
 IDLE_S = 2.0
 # Heartbeats of the only connection, four a second: ours and the peer's. Counters that are looked at every two seconds,
 # and the turn of the loop that follows a timer.
 MAX_WAKEUPS_PER_S = 16
 MAX_CPU_SHARE = 0.02
 MAX_LOOKS = 10
-
-
-def spec(directory: Path, client: PeerId, num_workers: int) -> bytes:
-    config = Config.model_validate({"data": {"seq_len": 64, "num_workers": num_workers}})
-    start = DataServerSpec(
-        run_id=RUN,
-        role="data_server",
-        index=0,
-        config_json=config_to_json(config),
-        identity_key=Identity.generate().private_bytes,
-        swarm_key=secrets.token_bytes(32),
-        socket_path=str(directory / "d.sock"),
-        log_dir=str(directory / "logs"),
-        client=client,
-    )
-    return msgspec.msgpack.encode(start)
 
 
 @contextmanager
@@ -106,8 +88,9 @@ async def used_in_idle_s(pid: int) -> tuple[float, int]:
 async def test_an_idle_data_server_uses_no_cpu_and_wakes_only_for_heartbeats(tmp_path: Path, num_workers: int) -> None:
     peer = Identity.generate().peer_id
     endpoint = open_unix_endpoint(peer_id=peer, run_id=RUN, role="trainer", path=tmp_path / "t.sock")
+    config = Config.model_validate({"data": {"seq_len": 64, "num_workers": num_workers}})
     num_looks = 1
-    with data_server(spec(tmp_path, peer, num_workers)) as (pid, hop), anyio.fail_after(100):
+    with data_server(spec(tmp_path, peer, config)) as (pid, hop), anyio.fail_after(100):
         async with endpoint, anyio.create_task_group() as group:
             feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, incarnation=1)
             group.start_soon(dispatch, endpoint, (feed,))

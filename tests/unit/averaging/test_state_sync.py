@@ -45,6 +45,11 @@ def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
     return [record.reason for record in caplog.records if record.getMessage() == event]
 
 
+def fetched(caplog: pytest.LogCaptureFixture) -> list[tuple[int, bool]]:
+    """The round of each state that was fetched, and whether it was got by averages."""
+    return [(r.round, r.average) for r in caplog.records if r.getMessage() == "state.fetched"]
+
+
 async def test_a_newcomer_gets_parameters_momentum_and_buffers_and_takes_part_with_weight_0(make_run: MakeRun) -> None:
     async with make_run(2, 2) as run:
         coordinator = run.start_client()
@@ -201,8 +206,7 @@ async def test_a_record_that_is_decided_meanwhile_is_reached_from_the_one_that_i
         await until(lambda: newcomer in (coordinator.holders or {}))
         assert joined.member.held_round == 3
         assert joined.member.hashes == newest.record.stages[0].hashes
-        fetched = [(r.round, r.average) for r in caplog.records if r.getMessage() == "state.fetched"]
-        assert fetched == ([(1, False), (2, True), (3, True)] if is_kept else [(3, False)])
+        assert fetched(caplog) == ([(1, False), (2, True), (3, True)] if is_kept else [(3, False)])
         assert len(messages(caplog, "state.overtaken")) == (0 if is_kept else 1)
         await one_round(run, coordinator, 4)
         assert joined.member.hashes == run.replicas[0][0].member.hashes
@@ -222,8 +226,7 @@ async def test_a_replica_that_missed_one_record_needs_only_its_averages_if_someb
         faulty.state.faults = 2
         await one_round(run, coordinator, 2)
         await until(lambda: faulty.peer in (coordinator.holders or {}))
-        fetched = [(r.round, r.average) for r in caplog.records if r.getMessage() == "state.fetched"]
-        assert fetched == [(2, True)]
+        assert fetched(caplog) == [(2, True)]
         assert faulty.member.hashes == run.replicas[0][1].member.hashes
 
 
@@ -248,8 +251,7 @@ async def test_averages_that_do_not_lead_to_the_record_are_given_up_for_the_whol
         faulty.state.faults = 2
         await one_round(run, coordinator, 2)
         await until(lambda: faulty.peer in (coordinator.holders or {}))
-        fetched = [(r.round, r.average) for r in caplog.records if r.getMessage() == "state.fetched"]
-        assert fetched == [(2, False)]
+        assert fetched(caplog) == [(2, False)]
         assert messages(caplog, "state.donor_distrusted") == []
         assert faulty.member.hashes == run.replicas[0][1].member.hashes
 
