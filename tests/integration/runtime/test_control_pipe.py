@@ -75,7 +75,7 @@ async def test_what_is_no_json_object_closes_the_pipe(
     transport = other._transport
     assert transport is not None
     transport.write(garbage)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         await one.closed.wait()
         await other.closed.wait()
     received.close()

@@ -171,7 +171,7 @@ Work = Callable[[Host], Any]
 
 
 async def run(feed: Feed, driver: Driver, work: Work) -> list[Message]:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             host = Host(tasks, feed, driver)
             await host.settle()
