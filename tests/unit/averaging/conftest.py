@@ -182,7 +182,7 @@ class Run:
             endpoint=endpoint,
             identity=identity,
             incarnation=self.incarnation,
-            settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=0.2),
+            settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=10.0),
             clock=SystemClock(),
             journal=self.write,
         )

@@ -182,7 +182,7 @@ def test_a_gone_record_cannot_be_advertised() -> None:
 def _chooser(registry: Registry, me: Identity, num_servers: int | None) -> StageChooser:
     record = StageRecord(ADDRESSES, 1.0, free_memory_bytes=10)
     needs = (StageNeed(5), StageNeed(6))
-    return StageChooser(registry, me.peer_id, record, needs, num_servers=num_servers, settle_s=0.05)
+    return StageChooser(registry, me.peer_id, record, needs, num_servers=num_servers, settle_s=0.3)
 
 
 @pytest.mark.anyio
