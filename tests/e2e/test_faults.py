@@ -66,7 +66,8 @@ def test_a_run_goes_on_over_the_other_replica_while_a_killed_server_is_started_a
     # It is back with the state of its stage from the others, has the same bytes, and has trained.
     assert len(started) == 2
     assert swapped["parameters"] in recorded["hashes"].values()
-    assert (members[0], min(members), members[-1]) == (4, 3, 4)
+    # Without it the other replica of its path may have had nothing to do either.
+    assert min(members) < members[-1] == 4
 
 
 def _round_of(num_members: int, run: Launched, first: int) -> int | None:
