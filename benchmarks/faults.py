@@ -40,9 +40,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.e2e.deaths import KINDS, Kind, Strike, inflict, link_down
-from tests.e2e.hosts import hosts_of, invited
+from tests.e2e.hosts import two_server_hosts
 from tests.e2e.launched import START_S, launched, until
-from tests.e2e.namespaces import lan, why_impossible
+from tests.e2e.namespaces import why_impossible
 from tests.e2e.observed import Swarm
 from tests.e2e.whole import replicas_agree, samples_are_whole
 
@@ -258,13 +258,8 @@ def swarm_of_one_host(directory: Path) -> Iterator[tuple[Swarm, Kind | None]]:
 @contextmanager
 def swarm_of_hosts(directory: Path) -> Iterator[tuple[Swarm, Kind | None]]:
     """Give a swarm that trains on a client's host and two hosts of servers, and the fault of cutting one off."""
-    with lan("client", "left", "right") as network, hosts_of(directory, network) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *FLAGS, "--num-servers=4")
-        variable, command = invited(client)
-        for host in ("left", "right"):
-            hosts.give_key("client", host)
-        servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
-        yield training(Swarm(client, servers, NUM_SLOTS)), link_down(network)
+    with two_server_hosts(directory, FLAGS, NUM_SLOTS) as (swarm, network):
+        yield swarm, link_down(network)
 
 
 def training(swarm: Swarm) -> Swarm:

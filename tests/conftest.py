@@ -59,9 +59,9 @@ def _num_fds() -> int:
 
 
 def _settled(holds: Callable[[], bool]) -> bool:
-    """Return whether `holds` becomes true within two seconds: an ended thread or child takes a moment to vanish."""
+    """Return whether `holds` becomes true within 30 s: an ended thread or child takes a moment to vanish."""
     pause = threading.Event()
-    for _ in range(100):
+    for _ in range(1500):
         if holds():
             return True
         pause.wait(0.02)

@@ -9,10 +9,8 @@
     |   +-- LocalProtocolError       ours: a bug here
     |   +-- RemoteProtocolError      theirs: drop the connection
     +-- TransportError*
-    |   +-- DialError*
     |   +-- ConnectionLost*
     |   +-- DeadlineExceeded*
-    +-- Overloaded*                  the peer is alive but takes no more work now
     +-- RemoteError                  the peer answered that it failed
     +-- ControlError                 the registry
     |   +-- BootstrapError           no initial peer answered; exit code 2
@@ -101,20 +99,12 @@ class TransportError(Transient, ShoalError):
     """The connection to a peer failed."""
 
 
-class DialError(TransportError):
-    """No connection to the peer could be made."""
-
-
 class ConnectionLost(TransportError):
     """An open connection ended: the peer closed it, died, or missed its heartbeats."""
 
 
 class DeadlineExceeded(TransportError):
     """No answer arrived in time."""
-
-
-class Overloaded(Transient, ShoalError):
-    """The peer is alive and takes no more work now."""
 
 
 class RemoteError(ShoalError):

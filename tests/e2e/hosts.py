@@ -7,12 +7,13 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.launched import START_S, Launched, launched, until
-from tests.e2e.namespaces import Lan
+from tests.e2e.namespaces import Lan, lan
+from tests.e2e.observed import Swarm
 
 
 @dataclass
@@ -67,6 +68,20 @@ def hosts_of(directory: Path, network: Lan | None = None) -> Iterator[Hosts]:
             yield hosts
     finally:
         shutil.rmtree(hosts._shared_path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def two_server_hosts(directory: Path, flags: Sequence[str], num_slots: int) -> Iterator[tuple[Swarm, Lan]]:
+    """Give a swarm that trains on a client's host and two hosts of two servers each, and their network."""
+    with lan("client", "left", "right") as network, hosts_of(directory, network) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *flags, "--num-servers=4")
+        variable, command = invited(client)
+        for host in ("left", "right"):
+            hosts.give_key("client", host)
+        servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
+        swarm = Swarm(client, servers, num_slots)
+        until(swarm.is_training, 2 * START_S, "training")
+        yield swarm, network
 
 
 def invited(client: Launched) -> tuple[dict[str, str], list[str]]:

@@ -35,9 +35,12 @@ SMALL = (
     "--diloco.batch-size-per-step=4",
 )
 ENDLESS = (*SMALL, "--diloco.outer-steps=10000")
-START_S = 40.0
+START_S = 90.0
 """A start takes 6 s on an idle machine; the tests' machine is shared."""
+END_S = 90.0
+"""For what takes seconds on an idle machine and has to end somehow; it judges nothing."""
 ALL_GONE_S = 5.0
+"""The promise: how long after Ctrl-C, or a kill of the launcher, something of a run may be left."""
 
 
 def until(holds: Callable[[], Any], within_s: float, what: str) -> Any:
@@ -199,7 +202,7 @@ class Launched:
 
     def close(self) -> None:
         """End whatever a failed test, or an interrupted benchmark, has left running."""
-        until(self._all_killed, ALL_GONE_S, "the end of what was killed")
+        until(self._all_killed, END_S, "the end of what was killed")
         if self._process is not None:
             self._process.wait()
         shutil.rmtree(self.runtime_dir, ignore_errors=True)
@@ -224,7 +227,7 @@ def launched(directory: Path, *flags: str, **options: Any) -> Iterator[Launched]
         run.close()
 
 
-def completed(directory: Path, *flags: str, within_s: float = 60.0) -> Launched:
+def completed(directory: Path, *flags: str, within_s: float = 150.0) -> Launched:
     """Run `run_local.py` to its end, which has to be a good one."""
     with launched(directory, *flags) as run:
         code = run.ends(within_s)

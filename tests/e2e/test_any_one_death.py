@@ -6,20 +6,18 @@ How long that takes is not asserted here: `benchmarks/faults.py` measures it, wi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
 from tests.e2e.deaths import KINDS, inflict, link_down
-from tests.e2e.hosts import hosts_of, invited
-from tests.e2e.launched import ENDLESS, START_S, launched, until
-from tests.e2e.namespaces import Lan, lan, why_impossible
+from tests.e2e.hosts import two_server_hosts
+from tests.e2e.launched import END_S, ENDLESS, START_S, launched, until
+from tests.e2e.namespaces import why_impossible
 from tests.e2e.observed import Swarm
 from tests.e2e.whole import replicas_agree, samples_are_whole
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 _IMPOSSIBLE = why_impossible()
 needs_namespaces = pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
@@ -38,7 +36,7 @@ def test_a_run_gets_over_the_loss_of(kind: str, tmp_path: Path) -> None:
         if kind in _FROZEN_AND_NOT_WAITED_FOR:
             _has_gone_on_meanwhile(swarm, strike.at_s, KINDS[kind].held_s)
         run.interrupt()
-        assert run.ends(15.0) == 130, run.output
+        assert run.ends(END_S) == 130, run.output
         run.leaves_nothing()
         _is_whole(swarm)
 
@@ -46,14 +44,14 @@ def test_a_run_gets_over_the_loss_of(kind: str, tmp_path: Path) -> None:
 @needs_namespaces
 @pytest.mark.slow
 def test_a_run_gets_over_a_host_of_servers_whose_cable_is_out_for_a_while(tmp_path: Path) -> None:
-    with _two_hosts_of_servers(tmp_path) as (swarm, network):
+    with two_server_hosts(tmp_path, _FLAGS, 2) as (swarm, network):
         kind = link_down(network)
         strike = inflict(kind, swarm, Random(1))
         _has_gone_on_meanwhile(swarm, strike.at_s, kind.held_s)
         swarm.client.interrupt()
-        assert swarm.client.ends(15.0) == 130, swarm.client.output
+        assert swarm.client.ends(END_S) == 130, swarm.client.output
         for host in swarm.server_hosts:
-            assert host.ends(15.0) == 0, host.output
+            assert host.ends(END_S) == 0, host.output
         for host in swarm.hosts:
             host.leaves_nothing()
         _is_whole(swarm)
@@ -62,7 +60,7 @@ def test_a_run_gets_over_a_host_of_servers_whose_cable_is_out_for_a_while(tmp_pa
 @needs_namespaces
 @pytest.mark.slow
 def test_a_killed_supervisor_takes_its_own_host_with_it_and_no_other(tmp_path: Path) -> None:
-    with _two_hosts_of_servers(tmp_path) as (swarm, _):
+    with two_server_hosts(tmp_path, _FLAGS, 2) as (swarm, _):
         left, right = swarm.server_hosts
         at_s = time.time()
         left.kill()
@@ -73,22 +71,9 @@ def test_a_killed_supervisor_takes_its_own_host_with_it_and_no_other(tmp_path: P
         # Servers wait for a client that comes back; they do not take their time to leave when they are told to.
         assert right.process.poll() is None, right.output
         right.interrupt()
-        assert right.ends(15.0) == 130, right.output
+        assert right.ends(END_S) == 130, right.output
         right.leaves_nothing()
         _is_whole(swarm)
-
-
-@contextmanager
-def _two_hosts_of_servers(directory: Path) -> Iterator[tuple[Swarm, Lan]]:
-    with lan("client", "left", "right") as network, hosts_of(directory, network) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *_FLAGS, "--num-servers=4")
-        variable, command = invited(client)
-        for host in ("left", "right"):
-            hosts.give_key("client", host)
-        servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
-        swarm = Swarm(client, servers, num_slots=2)
-        until(swarm.is_training, 2 * START_S, "training")
-        yield swarm, network
 
 
 def _is_whole(swarm: Swarm) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import ALL_GONE_S, ROOT, START_S, until
+from tests.e2e.launched import ALL_GONE_S, END_S, ROOT, START_S, until
 from tests.e2e.namespaces import why_impossible
 
 from shoal.runtime.process_info import with_environment
@@ -68,9 +68,9 @@ def _namespaces() -> set[str]:
 def _ends_everything(benchmark: Benchmark, number: signal.Signals, moment: Callable[[], bool]) -> None:
     until(moment, START_S, "a swarm that is being measured")
     benchmark.process.send_signal(number)
-    output, _ = benchmark.process.communicate(timeout=2 * ALL_GONE_S)
+    output, _ = benchmark.process.communicate(timeout=END_S)
     assert benchmark.process.returncode == 128 + number, output
-    assert not benchmark.others(), output
+    until(lambda: not benchmark.others(), ALL_GONE_S, "the end of all that it has started")
     assert "Traceback" not in output
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import ENDLESS, START_S, Launched, until
+from tests.e2e.launched import END_S, ENDLESS, START_S, Launched, until
 from tests.e2e.test_hosts import _key, hosts_of, invited
 
 from shoal.averaging.journal import read_records
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 _ALONE = (3, 4)
 """The servers that are alone on their hosts: with such a host goes a server that nobody starts again."""
@@ -63,10 +63,10 @@ def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_proc
         reached = client.events("client_0", "round.recorded")[-1]["round"]
         client.saw("client_0", "round.recorded", round=reached + 2)
         client.interrupt()
-        assert client.ends(15.0) == 130, client.output
+        assert client.ends(END_S) == 130, client.output
         alive = {i: server for i, server in enumerate(servers) if i != gone}
         for run in {id(server.run): server.run for server in alive.values()}.values():
-            assert run.ends(30.0) == 0, run.output
+            assert run.ends(END_S) == 0, run.output
         after = _stages(servers)
         last = {i: server.run.events(server.name, "round.swapped")[-1] for i, server in alive.items()}
         pids = {i: server.pids for i, server in alive.items()}

@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import SMALL, Launched, completed, launched
+from tests.e2e.launched import END_S, SMALL, Launched, completed, launched
 
 from shoal.averaging.audit import audit
 from shoal.averaging.journal import read_records
 from shoal.averaging.signing import unsealer
 from shoal.swarm.records import genesis_hash, record_hash
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 _COUNTS = (
     "stages",
@@ -131,8 +131,8 @@ def test_two_runs_at_once_do_not_disturb_each_other_and_equal_seeds_end_equally(
         launched(tmp_path / "same", *SMALL, "--run.seed=7", runtime_dir=runtime_dir) as same,
         launched(tmp_path / "other", *SMALL, "--run.seed=8", runtime_dir=runtime_dir) as other,
     ):
-        assert other.ends(90.0) == 0, other.output
-        assert same.ends(90.0) == 0, same.output
+        assert other.ends(END_S) == 0, other.output
+        assert same.ends(END_S) == 0, same.output
         same.leaves_nothing()
         other.leaves_nothing()
     assert same.summary()["hashes"] == short_run.summary()["hashes"]

@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import ALL_GONE_S, ENDLESS, SMALL, START_S, Launched, launched, until
+from tests.e2e.launched import ALL_GONE_S, END_S, ENDLESS, SMALL, START_S, Launched, launched, until
 from tests.e2e.test_faults import ended_well, summed_up
 
 from shoal.runtime.process_info import ProcessStat, descendants, read_stat
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 _NOTICE = "the fork server has ended (killed by SIGKILL); it is started again, roles go on"
 
@@ -52,7 +52,7 @@ def test_training_goes_on_without_its_fork_server_and_the_next_one_starts_a_kill
         recorded = run.saw("client_0", "round.recorded", round=reached + 2)
         swapped = run.saw("server_1", "round.swapped", round=reached + 2)
         run.interrupt()
-        assert run.ends(15.0) == 130, run.output
+        assert run.ends(END_S) == 130, run.output
         summary = summed_up(run)
         assert len(run.events("launcher", "fork_server.ended")) == 1
         restarted = {role: len(_started(run, role)) for role in roles}
@@ -111,7 +111,7 @@ def test_a_run_whose_fork_server_is_killed_again_and_again_fails_and_leaves_noth
         for turn in range(6):
             until(lambda turn=turn: len(run.events("launcher", "fork_server.restarted")) == turn, START_S, "the next")
             _kill_fork_server(run)
-        assert run.ends(15.0) == 1
+        assert run.ends(END_S) == 1
         assert "failed: the fork server has ended 6 times within 60 s" in run.output
         assert "Traceback" not in run.output
         run.leaves_nothing(1.0)

@@ -56,7 +56,7 @@ def test_the_command_of_the_page_trains_the_family_on_a_swarm(tmp_path: Path) ->
         env={**os.environ, name: value, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

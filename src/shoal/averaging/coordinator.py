@@ -97,7 +97,7 @@ class RoundCoordinator:
         settings: Of the run.
         clock: For repetitions.
         journal: Writes step logs down before their record is held (see `journal.hold_steps`); called in a thread.
-        recorded: Samples in the records known from before a restart (see `journal.recorded_samples`).
+        recorded: Samples in the records known from before a restart.
         on_event: Told of replicas that are in and out, of stages that lack one and of those that are restored.
     """
 

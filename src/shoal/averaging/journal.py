@@ -21,7 +21,6 @@ import msgspec
 from shoal.errors import RecordRejected, StorageError
 from shoal.ids import PeerId
 from shoal.swarm.records import Logs, record_hash
-from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
@@ -140,15 +139,6 @@ def read_steps(directory: Path, round: int) -> list[StepLine]:
 def rounds_with_steps(directory: Path) -> list[int]:
     """The rounds of which there is a step log, in order."""
     return sorted(int(path.stem.removeprefix("round_")) for path in (directory / _STEPS).glob("round_*.jsonl"))
-
-
-def recorded_samples(directory: Path) -> Ranges:
-    """All samples that are in a record of the run, trained or skipped: what a restarted client has to know.
-
-    Raises:
-        RecordRejected, OSError: As `read_records`.
-    """
-    return merge(item for record, _ in read_records(directory) for item in (*record.samples, *record.skipped))
 
 
 def _round_file(directory: Path, round: int) -> Path:

@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import IO, Any, Self
 from shoal.bench.peer_messages import Call, Go, Ready, Request, Result, Start, decode_reply, encode
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import DeadlineExceeded, RemoteError, ShoalError
+from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.process_control import end_tagged
 
 _GRACE_S = 5.0
@@ -88,7 +88,7 @@ class PeerProcesses:
             for peer in self._peers:
                 peer.send(Start(self._target, peer.index, self._num_peers, self._arguments))
             self._gather("its start", Deadline.after(self._clock, self._timeout_s))
-        except BaseException:
+        except BaseException:  # a Ctrl-C too: no peer may be left
             self._end(0.0)
             raise
         return self
@@ -119,7 +119,7 @@ class PeerProcesses:
             self._gather(f"the call {name}", deadline)
             self._send_all(Go())
             return self._gather(f"the call {name}", deadline)
-        except BaseException:
+        except BaseException:  # a Ctrl-C too: no peer may be left
             self._end(0.0)
             raise
 
@@ -130,14 +130,14 @@ class PeerProcesses:
                 ours, theirs = socket.socketpair()
                 output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the peer
                 with theirs:
-                    process = subprocess.Popen(
-                        [sys.executable, "-m", "shoal.bench.peer_process", str(theirs.fileno()), str(read_fd)],
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        pass_fds=(theirs.fileno(), read_fd),
-                        env={**os.environ, **_ONE_THREAD, _TAG_NAME: self._tag.partition("=")[2]},
-                        start_new_session=True,
+                    fds = (theirs.fileno(), read_fd)
+                    process = start_interpreter(
+                        "shoal.bench.peer_process",
+                        fds,
+                        pass_fds=fds,
+                        environment={**_ONE_THREAD, _TAG_NAME: self._tag.partition("=")[2]},
+                        output=output,
+                        new_session=True,
                     )
                 self._peers.append(_Peer(index, process, ours, output))
         finally:

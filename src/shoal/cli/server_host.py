@@ -171,21 +171,10 @@ class ServerHost:
             logger.error("scout.given_up", extra={"status": str(await scout.wait())})
             self._say(f"nobody on this host hears any more when run {host.run_id} is over: then end it by Ctrl-C")
 
-    def _hear(self, event: RoleEvent, scout: RoleHandle, host: SwarmHost) -> None:
-        match event.name:
-            case "run_announced":
-                back, silent = "is announced again", "is not announced any more: its client is gone without a word"
-                told = back if event.fields["is_announced"] else silent
-                self._say(f"run {host.run_id} {told}; the servers keep their state and wait for it (Ctrl-C ends)")
-            case _:
-                self._lives_on(event, scout, host)
-
     async def _follow_server(self, server: RoleHandle, host: SwarmHost) -> None:
         name = f"{server.spec.role} {server.spec.index}"
         async for event in server.events:
-            if event.name == "ready":
-                self._say(f"{name} serves stage {event.fields['stage']}")
-            self._lives_on(event, server, host)
+            self._hear(event, server, host)
         status = await server.wait()
         self._serving -= 1
         if self._ended.is_set():
@@ -197,16 +186,23 @@ class ServerHost:
             message = f"no server of this host is left; the logs are in {host.log_dir}"
             self._fail(BootstrapError(f"{reason}; {message}") if status.code == USER_ERROR else RemoteError(message))
 
-    def _lives_on(self, event: RoleEvent, role: RoleHandle, host: SwarmHost) -> None:
-        """Hear that the run is over, or that a role has ended and will be back, and what it has to know then."""
+    def _hear(self, event: RoleEvent, role: RoleHandle, host: SwarmHost) -> None:
+        """Act on what a role says of itself or of the run."""
+        name = f"{role.spec.role} {role.spec.index}"
         match event.name:
+            case "ready" if role.spec.role == "server":
+                self._say(f"{name} serves stage {event.fields['stage']}")
+            case "run_announced":
+                back, silent = "is announced again", "is not announced any more: its client is gone without a word"
+                told = back if event.fields["is_announced"] else silent
+                self._say(f"run {host.run_id} {told}; the servers keep their state and wait for it (Ctrl-C ends)")
             case "run_over" if not self._ended.is_set():
                 self._say(f"{event.fields['reason']}: the servers of this host leave")
                 self.exit_code = DONE if event.fields["ended_well"] else FAILED
                 self._ended.set()
             case "restarting" if not self._ended.is_set():
                 status = event.fields["status"]
-                self._say(f"{role.spec.role} {role.spec.index} has ended ({status}); it is started again")
+                self._say(f"{name} has ended ({status}); it is started again")
             case "restarted":
                 host.restarted(role)
             case "joined":

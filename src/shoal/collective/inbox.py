@@ -85,7 +85,6 @@ class RingInbox:
         self._waiting_tag: RingTag | None = None
         self._waiting: list[Part] = []
         self._waiting_bytes = 0
-        self.num_dropped = 0
 
     def receive(self, event: Received) -> bool:
         """Take the part if the event is one; never blocks.
@@ -105,9 +104,7 @@ class RingInbox:
         part = Part(event.peer, message, event.tensors[0] if event.tensors else None)
         if tag == self._open and self._parts is not None:
             self._parts.put(part)
-        elif self._is_superseded(tag):
-            self.num_dropped += 1
-        else:
+        elif not self._is_superseded(tag):
             self._keep(tag, part)
         return True
 
@@ -144,5 +141,4 @@ class RingInbox:
         self._waiting.append(part)
 
     def _forget(self) -> None:
-        self.num_dropped += len(self._waiting) if self._waiting_tag != self._open else 0
         self._waiting_tag, self._waiting, self._waiting_bytes = None, [], 0

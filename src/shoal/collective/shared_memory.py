@@ -29,8 +29,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from shoal.errors import InvariantViolation, RemoteProtocolError
+from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.runtime.sealed_memory import has_memfd, sealed_memfd
 from shoal.wire.messages.round import SharedVector
 
 _ALIGNMENT_BYTES = 4096
@@ -40,12 +41,8 @@ class _Segment:
     """One anonymous file of a sealed size, mapped."""
 
     def __init__(self, num_bytes: int) -> None:
-        if sys.platform != "linux":
-            raise InvariantViolation("shared vectors need memfd")
         self.num_bytes = num_bytes
-        self.descriptor = os.memfd_create("shoal-vectors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, num_bytes)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self.descriptor = sealed_memfd("shoal-vectors", num_bytes)
         self.inode = os.fstat(self.descriptor).st_ino
         # The mapping goes with the last tensor over it.
         self.bytes_B = torch.frombuffer(mmap.mmap(self.descriptor, num_bytes), dtype=torch.uint8)
@@ -81,7 +78,7 @@ class SharedMemory:
         starts = [0]
         for size in sizes:
             starts.append(-(-(starts[-1] + size) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-        if sys.platform != "linux" or starts[-1] == 0:
+        if not has_memfd() or starts[-1] == 0:
             return [torch.empty(count, dtype=dtype) for count, dtype in kinds]
         segment = self._segment_of(starts[-1])
         return [

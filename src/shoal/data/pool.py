@@ -14,7 +14,6 @@ import contextlib
 import heapq
 import mmap
 import os
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InvariantViolation, RemoteProtocolError
+from shoal.runtime.sealed_memory import sealed_memfd
 
 Bytes = NDArray[np.uint8]
 
@@ -43,7 +43,7 @@ class Pool:
         self.num_bytes = place_bytes * num_places
         self._file: Path | None = None
         if directory is None:
-            self._fd = _sealed_memfd(self.num_bytes)
+            self._fd = sealed_memfd("shoal-batches", self.num_bytes)
             self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
         else:
             self._file = directory / f"batches-{os.getpid()}.pool"
@@ -124,11 +124,6 @@ class PoolWriter:
         return np.frombuffer(self._map, np.uint8, self._place_bytes, place * self._place_bytes)
 
 
-def has_memfd() -> bool:
-    """Return whether this system has anonymous files that other processes can open."""
-    return sys.platform == "linux"
-
-
 def map_pool(path: str, num_bytes: int) -> mmap.mmap:
     """Map another process's segment for reading; it stays mapped until it is collected with the last view of it.
 
@@ -146,14 +141,3 @@ def map_pool(path: str, num_bytes: int) -> mmap.mmap:
         return mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
-
-
-def _sealed_memfd(num_bytes: int) -> int:
-    if sys.platform != "linux":
-        raise InvariantViolation("a batch pool without memfd needs a directory")
-    import fcntl
-
-    fd = os.memfd_create("shoal-batches", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, num_bytes)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return fd

@@ -7,10 +7,7 @@ pool, and the read end of a lifeline whose write end only the data server holds,
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import cast
 
@@ -19,7 +16,9 @@ import anyio
 from shoal.data.preparation import Job
 from shoal.data.source import Indices
 from shoal.data.worker_messages import Failed, Fill, Filled, OpenDataSet, Opened, decode_report, encode
+from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.fork_messages import FrameBuffer
+from shoal.runtime.process_end import process_ended
 from shoal.runtime.role_spec import ExitStatus
 
 
@@ -58,20 +57,13 @@ class WorkerProcess(asyncio.Protocol):
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         fds = (theirs.fileno(), pool_fd, lifeline_fd)
         try:
-            # The worker finds its modules where this process finds its own; -P keeps the working directory out.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "shoal.data.worker", *map(str, fds), str(index)],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                pass_fds=fds,
-            )
+            self._process = start_interpreter("shoal.data.worker", [*fds, index], pass_fds=fds)
         except OSError:
             self._control.close()
             raise
         finally:
             theirs.close()
         self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
 
     async def open(self, order: OpenDataSet) -> None:
         """Have it open the data set; `opened` or `failed` follows."""
@@ -93,12 +85,13 @@ class WorkerProcess(asyncio.Protocol):
         """Kill and reap it; afterwards it writes to no place any more."""
         self._process.kill()
         with anyio.CancelScope(shield=True):
-            await anyio.wait_readable(self._pidfd)
+            # `kill` reaps one that has ended before.
+            if self._process.returncode is None:
+                await process_ended(self.pid)
             if self._transport is not None:
                 self._transport.abort()
                 await self.ended.wait()
         self._control.close()
-        os.close(self._pidfd)
         return ExitStatus(self._process.wait())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -15,11 +15,11 @@ from shoal.config.schema import Config
 from shoal.control.counter_report import counters_reported
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.data.catalog import open_source, opening_of
-from shoal.data.pool import has_memfd
 from shoal.data.server import DataService
 from shoal.data_server.spec import DataServerSpec
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.sealed_memory import has_memfd
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
 

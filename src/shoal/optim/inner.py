@@ -17,7 +17,6 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from shoal.config.training import InnerOptimConfig
-from shoal.errors import StateMismatch
 
 _EPS = 1e-8
 
@@ -52,24 +51,6 @@ class InnerOptimizer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """The state (tensors, not copies) by the parameter's number, then by name."""
         return {str(index): dict(state) for index, state in sorted(self._state.items())}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a copy of a state that `state_dict` of an optimizer over the same parameters gave.
-
-        Raises:
-            StateMismatch: It is of other parameters.
-        """
-        loaded: dict[int, dict[str, Tensor]] = {}
-        for name, tensors in cast(dict[str, dict[str, Tensor]], state).items():
-            index = int(name)
-            if index >= len(self._params):
-                raise StateMismatch(f"the state has parameter {index}, the optimizer only {len(self._params)} of them")
-            expected = self._initial_state(self._params[index])
-            shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-            if shapes != {key: tuple(tensor.shape) for key, tensor in expected.items()}:
-                raise StateMismatch(f"the state of parameter {index} has {shapes}, which does not fit this optimizer")
-            loaded[index] = {key: tensor.clone() for key, tensor in tensors.items()}
-        self._state = loaded
 
     def _groups(self, indices: Sequence[int]) -> list[tuple[list[int], float]]:
         """Parameters that are stepped together, with their weight decay."""

@@ -78,15 +78,17 @@ class ForkServerKeeper:
         return self._servers.current.pid
 
     async def preloaded(self) -> None:
-        """Wait until the first fork server has imported its modules.
+        """Wait until the first fork server has imported its modules, or it does not matter any more.
 
         Raises:
             RemoteError: a module cannot be imported, or started a thread.
-            ConnectionLost: the fork server died too often.
+            ConnectionLost: the fork server died too often, or the run ends.
         """
         await self._first_preloaded.wait()
         if self.failure is not None:
             raise self.failure
+        if self._stopping.is_set():
+            raise ConnectionLost("no role is started any more: the supervisor is stopping")
 
     async def fork(self, launch: Launch) -> None:
         """Have a process forked, by the next fork server if this one dies over it.
@@ -115,6 +117,8 @@ class ForkServerKeeper:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        # Whoever waits for it would start something.
+        self._first_preloaded.set()
         for scope in self._patience:
             scope.deadline = min(scope.deadline, anyio.current_time() + _LAST_ANSWER_TIMEOUT_S)
         for launch in self._launches.values():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import anyio
 
 from shoal.runtime import fork_messages
+from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.fork_messages import Configure, Reply, Request
+from shoal.runtime.process_end import process_ended
 from shoal.runtime.role_spec import ExitStatus
 
 _READ_BYTES = 1 << 16
@@ -40,18 +40,16 @@ class ForkServerProcess:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         lifeline_read_fd, self._lifeline_fd = os.pipe()
         name, value = tag.split("=")
-        # Roles find their modules where this process finds its own; -P keeps the working directory out otherwise.
-        environment = {**os.environ, name: value, "PYTHONPATH": os.pathsep.join(sys.path)}
-        # As an argument, because it has to be known however early this process is killed.
-        arguments = [str(theirs.fileno()), str(lifeline_read_fd), str(run_dir or "")]
+        fds = (theirs.fileno(), lifeline_read_fd)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "shoal.runtime.fork_server", *arguments],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=(theirs.fileno(), lifeline_read_fd),
-                # A session of its own: the terminal's Ctrl-C reaches the launcher only, which decides what it means.
-                start_new_session=True,
+            self._process = start_interpreter(
+                "shoal.runtime.fork_server",
+                # The directory as an argument, because it has to be known however early this process is killed.
+                [*fds, run_dir or ""],
+                pass_fds=fds,
+                environment={name: value},
+                # The terminal's Ctrl-C reaches the launcher only, which decides what it means.
+                new_session=True,
             )
         except OSError:
             self.cut_lifeline()
@@ -112,13 +110,8 @@ class ForkServerProcess:
 
         So its number cannot be used again before `reap`.
         """
-        if self.reaped:
-            return
-        pidfd = os.pidfd_open(self.pid)
-        try:
-            await anyio.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
+        if not self.reaped:
+            await process_ended(self.pid)
 
     @property
     def reaped(self) -> bool:

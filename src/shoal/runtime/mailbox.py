@@ -33,12 +33,6 @@ class Mailbox(Generic[_Item]):
         self._closed = True
         self._changed.set()
 
-    def drain(self) -> list[_Item]:
-        """Take out all items that are there, without waiting."""
-        items = list(self._items)
-        self._items.clear()
-        return items
-
     def __aiter__(self) -> Mailbox[_Item]:
         return self
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import anyio
 
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.process_control import kill, reap
+from shoal.runtime.process_end import process_ended
 
 
 class Orphans:
@@ -39,13 +39,5 @@ class Orphans:
                 for stat in found:
                     kill(stat.pid)
                 for stat in found:
-                    await _ended(stat.pid)
+                    await process_ended(stat.pid)
                     reap(stat.pid)
-
-
-async def _ended(pid: int) -> None:
-    pidfd = os.pidfd_open(pid)
-    try:
-        await anyio.wait_readable(pidfd)
-    finally:
-        os.close(pidfd)

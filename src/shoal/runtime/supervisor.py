@@ -93,7 +93,7 @@ class Supervisor:
 
         Raises:
             RemoteError: a module cannot be imported, or started a thread.
-            ConnectionLost: it died too often.
+            ConnectionLost: it died too often, or the supervisor is stopping.
         """
         await self._keeper.preloaded()
 
@@ -104,13 +104,13 @@ class Supervisor:
             RemoteError: the fork server cannot preload or cannot fork.
             ConnectionLost: the fork server is gone, or the supervisor is stopping.
         """
+        self._running_tasks(spec)
         await self.preloaded()
-        if self._tasks is None or self._stopping.is_set():
-            raise ConnectionLost(f"{spec} is not started: the supervisor is not running")
+        tasks = self._running_tasks(spec)
         handle = RoleHandle(spec)
         launch = await self._launch(handle)
         self._handles.append(handle)
-        self._tasks.start_soon(self._keep, handle, launch, name=f"keep {spec}")
+        tasks.start_soon(self._keep, handle, launch, name=f"keep {spec}")
         return handle
 
     async def stop(self, grace_s: float, order: Iterable[Iterable[str]] = ()) -> None:
@@ -145,6 +145,11 @@ class Supervisor:
     def kill(self, handle: RoleHandle) -> None:
         """Kill a role's process at once; its restart policy says what follows. Nothing happens if it has ended."""
         self._signal([handle], signal.SIGKILL)
+
+    def _running_tasks(self, spec: RoleSpec) -> anyio.abc.TaskGroup:
+        if self._tasks is None or self._stopping.is_set():
+            raise ConnectionLost(f"{spec} is not started: the supervisor is not running")
+        return self._tasks
 
     def _signal(self, handles: Iterable[RoleHandle], number: signal.Signals) -> None:
         for handle in handles:

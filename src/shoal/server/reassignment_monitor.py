@@ -24,6 +24,7 @@ from shoal.averaging.member import RoundSwapped
 from shoal.control.link_report import log_links
 from shoal.errors import ControlError, RoundAborted, ShoalError
 from shoal.ids import PeerId
+from shoal.runtime.role import leaves
 from shoal.server.announcer import Announcer
 from shoal.server.replica import Replica
 from shoal.swarm.round_effects import Relocate
@@ -154,7 +155,8 @@ class ReassignmentMonitor:
         except* _MISFITS as errors:
             if host.replica is not self._trial:
                 raise
-            self._failure = _first(errors)
+            first = next(leaves(errors))
+            self._failure = f"{type(first).__name__}: {first}"
         finally:
             host.ended.set()
 
@@ -244,10 +246,3 @@ class ReassignmentMonitor:
             if isinstance(event, Relocate):
                 new.member.stay("it has just come to its stage, and is loading")
         return True
-
-
-def _first(errors: BaseExceptionGroup[Exception]) -> str:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"

@@ -113,9 +113,10 @@ def _fill(
         if not stages:
             continue
         # When a machine dies, no stage should lose all of its replicas with it.
-        beside = Counter(stage for names, stage in placed if names & chooser.hosts)
+        hosts = chooser.hosts
+        beside = Counter(stage for names, stage in placed if names & hosts)
         stage = min(stages, key=lambda s: _need(s, counts, capacity, beside, num_fitting))
-        placed.append((chooser.hosts, stage))
+        placed.append((hosts, stage))
         counts[stage] += 1
         capacity[stage] += average
         assigned[chooser.peer] = stage

@@ -63,7 +63,7 @@ def test_a_ctrl_c_ends_with_130_and_leaves_no_process() -> None:
             deadline.check("no peer was started")
             pause.wait(0.02)
         command.send_signal(signal.SIGINT)
-        output, errors = command.communicate(timeout=30)
+        output, errors = command.communicate(timeout=90)
     assert (command.returncode, output, errors) == (130, "", "")
     # A peer whose start was interrupted ends by its lifeline, a moment later.
     while with_environment(f"TAG_OF_TEST={tag}"):

@@ -298,7 +298,7 @@ async def test_a_client_that_is_started_again_does_not_wait_for_ever_for_the_ser
 
         cluster.when(Open, action=die, after=9)
         with (
-            anyio.fail_after(30),
+            anyio.fail_after(60),
             pytest.RaisesGroup(
                 pytest.RaisesExc(NoPipeline, match=f"no replica serves stage {stages} any more: start servers"),
                 flatten_subgroups=True,

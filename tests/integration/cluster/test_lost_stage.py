@@ -50,6 +50,25 @@ def kill(cluster: Cluster, indices: Iterable[int], *, start_again: bool = True) 
     return act
 
 
+class Holder:
+    """The second server of stage 1, which can be cut off from everybody while it lives."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.peer = cluster.servers[3].peer
+        self._cluster = cluster
+        self._others = [server.peer for server in cluster.servers if server.peer != self.peer]
+        self._others += [cluster.client_peer, cluster.trainer_peer(0), cluster.trainer_peer(1)]
+
+    def cut(self) -> None:
+        for other in self._others:
+            self._cluster.network.cut(self.peer, other)
+
+    def heal(self) -> None:
+        for other in self._others:
+            self._cluster.network.heal(self.peer, other)
+        self._cluster.client._membership.found(self.peer)
+
+
 def check(cluster: Cluster, result: ClusterResult) -> None:
     """Every sample once, and every server that is there has the last record's bytes."""
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
@@ -161,30 +180,22 @@ async def test_a_holder_that_comes_back_gives_its_state_unless_the_next_record_i
     patience_s = 30.0 if is_in_time else 0.3
     config = CONFIG.model_copy(update={"health": CONFIG.health.model_copy(update={"lost_state_after_s": patience_s})})
     async with make_cluster(config) as cluster:
-        holder = cluster.servers[3].peer
-        others = [server.peer for server in cluster.servers if server.peer != holder]
-        others += [cluster.client_peer, cluster.trainer_peer(0), cluster.trainer_peer(1)]
-
-        def heal() -> None:
-            for other in others:
-                cluster.network.heal(holder, other)
-            cluster.client._membership.found(holder)
+        holder = Holder(cluster)
 
         async def restart() -> None:
             await cluster.restart_server(1)
             if is_in_time:
                 await anyio.sleep(0.1)
-                heal()
+                holder.heal()
 
         def act() -> None:
-            for other in others:
-                cluster.network.cut(holder, other)
+            holder.cut()
             cluster.kill_server(1)
             cluster._tasks.start_soon(restart)
 
-        cluster.when(Forward, action=act, receiver=holder, number=10)
+        cluster.when(Forward, action=act, receiver=holder.peer, number=10)
         if not is_in_time:
-            cluster.when(StartRound, action=heal, round=4)
+            cluster.when(StartRound, action=holder.heal, round=4)
         result, notices = await run(cluster)
         check(cluster, result)
     assert restored(result) == ([] if is_in_time else [(3, 1, 0)])
@@ -199,26 +210,14 @@ async def test_a_holder_that_comes_back_before_the_views_puts_its_state_in_the_p
     make_cluster: MakeCluster,
 ) -> None:
     async with make_cluster(CONFIG) as cluster:
-        holder = cluster.servers[3].peer
-        others = [server.peer for server in cluster.servers if server.peer != holder]
-        others += [cluster.client_peer, cluster.trainer_peer(0), cluster.trainer_peer(1)]
-
-        def heal() -> None:
-            for other in others:
-                cluster.network.heal(holder, other)
-            cluster.client._membership.found(holder)
-
-        async def restart() -> None:
-            await cluster.restart_server(1)
+        holder = Holder(cluster)
 
         def act() -> None:
-            for other in others:
-                cluster.network.cut(holder, other)
-            cluster.kill_server(1)
-            cluster._tasks.start_soon(restart)
+            holder.cut()
+            kill(cluster, [1])()
 
-        cluster.when(Forward, action=act, receiver=holder, number=10)
-        cluster.when(Restore, action=heal)
+        cluster.when(Forward, action=act, receiver=holder.peer, number=10)
+        cluster.when(Restore, action=holder.heal)
         result, notices = await run(cluster)
         check(cluster, result)
     assert restored(result) == []

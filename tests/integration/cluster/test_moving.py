@@ -22,7 +22,7 @@ from shoal.wire.messages.step import Commit
 
 from .conftest import MakeCluster, make_config
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.anyio
 
 
 class Orders:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -19,18 +18,18 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 import pytest
+from tests.integration.data.spec import RUN, spec
 
 from shoal import log
-from shoal.config import Config, config_to_json
+from shoal.config import Config
 from shoal.data.catalog import open_source
 from shoal.data.feed import Feed
 from shoal.data.pool import Pool
 from shoal.data.shuffle import permutation
 from shoal.data_server.service import main
-from shoal.data_server.spec import DataServerSpec
 from shoal.errors import ConfigError
 from shoal.identity import Identity
-from shoal.ids import PeerId, RunId, StepKey
+from shoal.ids import PeerId, StepKey
 from shoal.runtime.control_pipe import open_role_control
 from shoal.transport.dispatch import dispatch
 from shoal.transport.peers import StreamEndpoint
@@ -39,8 +38,6 @@ from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples
 
 pytestmark = pytest.mark.anyio
-
-RUN = RunId("test-run")
 
 # What a trainer in another process sees of a place of the pool. Maps the segment as `data.feed` does.
 CHILD = """
@@ -69,28 +66,13 @@ def config(data: dict[str, Any]) -> Config:
     return Config.model_validate({"data": data, "diloco": {"batch_size_per_step": 16}})
 
 
-def spec(tmp_path: Path, client: PeerId | None, data: dict[str, Any]) -> bytes:
-    start = DataServerSpec(
-        run_id=RUN,
-        role="data_server",
-        index=0,
-        config_json=config_to_json(config(data)),
-        identity_key=Identity.generate().private_bytes,
-        swarm_key=secrets.token_bytes(32),
-        socket_path=str(tmp_path / "d.sock"),
-        log_dir=str(tmp_path / "logs"),
-        client=client,
-    )
-    return msgspec.msgpack.encode(start)
-
-
 @asynccontextmanager
 async def data_server(tmp_path: Path, client: PeerId | None, data: dict[str, Any]) -> AsyncIterator[Hop]:
     """Run the role in this process; its control pipe is read as the supervisor would."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, anyio.fail_after(30):
+    with ours, theirs, anyio.fail_after(60):
         async with open_role_control(theirs) as control, anyio.create_task_group() as group:
-            group.start_soon(main, spec(tmp_path, client, data), control)
+            group.start_soon(main, spec(tmp_path, client, config(data)), control)
             line = await anyio.to_thread.run_sync(ours.makefile("rb").readline)
             ready = json.loads(line)
             assert ready["event"] == "ready"
@@ -151,7 +133,7 @@ def test_a_batch_written_here_is_read_by_another_process_without_a_name_in_share
 
 async def test_a_data_set_that_does_not_fit_ends_the_role_with_the_users_error(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, anyio.fail_after(30), pytest.raises(ExceptionGroup) as caught:
+    with ours, theirs, anyio.fail_after(60), pytest.raises(ExceptionGroup) as caught:
         async with open_role_control(theirs) as control:
-            await main(spec(tmp_path, None, {"dataset_name": "digits"}), control)
+            await main(spec(tmp_path, None, config({"dataset_name": "digits"})), control)
     assert caught.group_contains(ConfigError, match=r"data\.task_type = cv")

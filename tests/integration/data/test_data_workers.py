@@ -139,7 +139,7 @@ def test_workers_end_when_their_data_server_is_killed_also_in_the_middle_of_a_jo
     orphaned.kill()
     try:
         for pidfd in pidfds:
-            assert select.select([pidfd], [], [], 20)[0]
+            assert select.select([pidfd], [], [], 60)[0]
     finally:
         for pidfd in pidfds:
             os.close(pidfd)

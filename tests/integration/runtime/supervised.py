@@ -18,7 +18,7 @@ from shoal.runtime.role_handle import RoleEvent, RoleHandle
 from shoal.runtime.role_spec import RestartPolicy
 
 _HERE = Path(__file__).parent
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 EAGER = RestartPolicy(max_restarts=2, window_s=60.0, first_delay_s=0.01, max_delay_s=0.02)
 
 
@@ -56,7 +56,7 @@ async def rest_of(handle: RoleHandle) -> list[str]:
         return [event.name async for event in handle.events]
 
 
-async def all_end(pids: Iterable[int], within_s: float = 5.0) -> None:
+async def all_end(pids: Iterable[int], within_s: float = DEADLINE_S) -> None:
     """Wait for the end of processes while the supervisor goes on; fails if some are left."""
     assert await anyio.to_thread.run_sync(gone_within, list(pids), within_s) == []
 

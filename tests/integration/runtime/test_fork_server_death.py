@@ -165,7 +165,7 @@ async def test_whenever_the_fork_server_is_killed_each_role_that_was_asked_for_r
 async def test_a_fork_server_that_hangs_is_replaced_when_something_is_asked_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fork_server_keeper, "_ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(fork_server_keeper, "_ANSWER_TIMEOUT_S", 2.0)
     notices: list[str] = []
     async with Supervisor(notice=notices.append) as supervisor:
         first = await supervisor.start(RoleSpec("server", 0, "roles:steady", restart=EAGER))
@@ -187,15 +187,19 @@ async def test_a_fork_server_that_hangs_is_replaced_when_something_is_asked_of_i
     assert "it did not answer and was killed" in notices[0]
 
 
-async def test_a_run_whose_fork_server_hangs_ends_gracefully_and_in_time() -> None:
+async def test_a_run_whose_fork_server_hangs_ends_gracefully_and_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As long as it may take while a run goes on, it may not take at the end.
+    monkeypatch.setattr(fork_server_keeper, "_ANSWER_TIMEOUT_S", 1e6)
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("server", 0, "roles:steady"))
         family = await supervisor.start(RoleSpec("server", 1, "roles:parent"))
         pids = [supervisor.fork_server_pid, handle.pid, family.pid, *(await family.ready())["children"]]
         await handle.ready()
         os.kill(supervisor.fork_server_pid, signal.SIGSTOP)
-        with anyio.fail_after(4.5):
-            await supervisor.stop(3.0)
+        with anyio.fail_after(DEADLINE_S):
+            await supervisor.stop(1e6)
         assert [(await each.wait()).code for each in (handle, family)] == [0, 0]
     assert gone_within(pids, 0) == []
 
@@ -227,7 +231,7 @@ async def test_stop_does_not_wait_for_a_fork_server_that_is_still_importing(seco
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(start)
-            await anyio.sleep(0.1)
+            await anyio.wait_all_tasks_blocked()
             with anyio.fail_after(DEADLINE_S):
                 await supervisor.stop(1000.0)
         assert refused == ["server 2 is not started: the supervisor is stopping"]
@@ -279,7 +283,7 @@ def test_kill_9_of_the_supervisor_right_after_the_fork_server_leaves_nothing(tmp
         os.kill(pids[0], signal.SIGKILL)
         program.kill()
     # Nobody but the roles is left to see the lifeline cut.
-    assert gone_within(pids, 5.0) == []
+    assert gone_within(pids, DEADLINE_S) == []
     assert not run_dir.exists()
 
 
@@ -296,7 +300,7 @@ def test_kill_9_of_the_supervisor_while_the_next_fork_server_imports_leaves_noth
         children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
         pids += [int(pid) for pid in children]
         program.kill()
-    assert gone_within(pids, 5.0) == []
+    assert gone_within(pids, DEADLINE_S) == []
     assert not run_dir.exists()
 
 
@@ -309,6 +313,6 @@ def test_kill_9_of_the_supervisor_leaves_no_role_of_an_earlier_fork_server(tmp_p
         assert program.stdout is not None
         assert program.stdout.readline() == b"again\n"
         program.kill()
-    assert gone_within(pids, 5.0) == []
+    assert gone_within(pids, DEADLINE_S) == []
     with RunDir(tmp_path):
         assert not run_dir.exists()

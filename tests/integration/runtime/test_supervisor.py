@@ -12,9 +12,10 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import TaskStatus
 from tests.integration.runtime.supervised import DEADLINE_S, EAGER, gone_within, next_event, rest_of, start_program
 
-from shoal.errors import RemoteError
+from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
@@ -157,7 +158,7 @@ async def test_processes_that_a_killed_role_leaves_are_killed_at_once() -> None:
         others = (await other.ready())["children"]
         os.kill(handle.pid, signal.SIGKILL)
         await handle.wait()
-        assert gone_within(children, 2.0) == []
+        assert gone_within(children, DEADLINE_S) == []
         assert gone_within(others, 0) == others
         await supervisor.stop(DEADLINE_S)
         assert (await other.wait()).ok
@@ -213,6 +214,36 @@ async def test_a_module_that_cannot_be_preloaded_is_an_error_that_says_why(
         sys.path.remove(str(tmp_path))
 
 
+@pytest.mark.parametrize("is_called", ["before the stop", "after it"])
+async def test_who_starts_a_role_of_a_supervisor_that_stops_is_told_so_before_everything_is_preloaded(
+    is_called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "nobody-writes"
+    os.mkfifo(fifo)
+    (tmp_path / "never_imported.py").write_text(f"open({str(fifo)!r})\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    role = RoleSpec("server", 0, "roles:steady")
+    refused: list[ConnectionLost] = []
+    async with Supervisor(preload=["never_imported"]) as supervisor:
+
+        async def start(task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+            task_status.started()
+            with pytest.raises(ConnectionLost, match=r"stopping|not running") as raised:
+                await supervisor.start(role)
+            refused.append(raised.value)
+
+        with anyio.fail_after(DEADLINE_S):
+            async with anyio.create_task_group() as tasks:
+                if is_called == "before the stop":
+                    await tasks.start(start)
+                    await anyio.wait_all_tasks_blocked()
+                    assert not refused
+                await supervisor.stop(0.0)
+                if is_called == "after it":
+                    await start()
+    assert len(refused) == 1
+
+
 async def test_two_supervisors_do_not_disturb_each_other() -> None:
     async with Supervisor() as one:
         mine = await one.start(RoleSpec("server", 0, "roles:steady"))
@@ -233,7 +264,7 @@ async def test_a_role_that_hangs_does_not_take_from_others_the_time_to_leave(fro
         for handle in handles.values():
             await handle.ready()
         os.kill(handles[frozen].pid, signal.SIGSTOP)
-        await supervisor.stop(4.0, order=[["client"], ["trainer"], ["server"], ["monitor"]])
+        await supervisor.stop(8.0, order=[["client"], ["trainer"], ["server"], ["monitor"]])
         ends = {role: str(await handle.wait()) for role, handle in handles.items()}
     assert ends == {role: "killed by SIGKILL" if role == frozen else "exit code 0" for role in roles}
 
@@ -246,7 +277,7 @@ def test_after_kill_9_of_the_supervisor_nothing_is_left(tmp_path: Path) -> None:
         # A frozen role cannot watch its lifeline: the fork server has to end it.
         os.kill(pids[2], signal.SIGSTOP)
         program.kill()
-    assert gone_within(pids, 2.0) == []
+    assert gone_within(pids, DEADLINE_S) == []
     assert not run_dir.exists()
 
 
@@ -257,7 +288,7 @@ def test_after_kill_9_of_supervisor_and_fork_server_nothing_is_left(tmp_path: Pa
         program.kill()
         os.kill(pids[0], signal.SIGKILL)
     # Their lifelines are cut, so the roles end by themselves, and end what they started.
-    assert gone_within(pids, 2.0) == []
+    assert gone_within(pids, DEADLINE_S) == []
     with RunDir(tmp_path):
         assert not run_dir.exists()
 
@@ -281,5 +312,5 @@ def test_after_kill_9_while_modules_are_imported_nothing_is_left(tmp_path: Path)
         assert b"importing" in lines
         pid = int((lines - {b"importing"}).pop())
         program.kill()
-    assert gone_within([pid], 2.0) == []
+    assert gone_within([pid], DEADLINE_S) == []
     assert not run_dir.exists()

@@ -26,6 +26,9 @@ from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Hop, SampleRange
 
+_LONGEST_CHAIN = 20
+"""Of computations one of which leads to the next: forward and backward of a few microbatches over three stages."""
+
 Batch = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -69,12 +72,12 @@ class Swarm:
         )
 
     async def settle(self) -> None:
-        """Lets everything that is under way arrive and be computed."""
-        for _ in range(200):
-            await anyio.lowlevel.checkpoint()
-        await self.device.run(int)
-        for _ in range(200):
-            await anyio.lowlevel.checkpoint()
+        """Lets everything that is under way arrive and be computed, and what follows from it as well."""
+        for _ in range(_LONGEST_CHAIN):
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+            # The device works in order: what was handed over until now has been computed then.
+            await self.device.run(int)
 
 
 MakeSwarm = Callable[..., AbstractAsyncContextManager[Swarm]]

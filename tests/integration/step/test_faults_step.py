@@ -143,7 +143,7 @@ async def test_a_prepared_step_whose_trainer_dies_is_committed_if_one_replica_he
             lambda a, b, m: isinstance(m, Commit) and b == "R1.0", lambda: swarm.network.kill(PeerId("T0"))
         )
         tasks.start_soon(swarm.train, batch(0), 0, 1e-2)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not all(len(stage[0].worker.log) == 1 for stage in swarm.replicas):
                 await swarm.settle()
         reference = plain(3)
@@ -163,7 +163,7 @@ async def test_a_prepared_step_whose_trainer_dies_before_any_commit_is_aborted_e
             lambda a, b, m: isinstance(m, Commit), lambda: swarm.network.kill(PeerId("T0"))
         )
         tasks.start_soon(swarm.train, batch(0), 0, 1e-2)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not swarm.network.before_delivery.fired:
                 await swarm.settle()
             while any(stage[0].worker.num_open for stage in swarm.replicas):
@@ -183,7 +183,7 @@ async def test_steps_of_two_trainers_that_share_replicas_do_not_mix(make_swarm: 
                     assert result.committed
 
             tasks.start_soon(train)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while any(len(stage[0].worker.log) < 8 for stage in swarm.replicas):
                 await swarm.settle()
     logs = [stage[0].worker.log for stage in swarm.replicas]
@@ -320,7 +320,7 @@ async def test_a_busy_replica_is_tried_again(make_swarm: MakeSwarm) -> None:
 
 
 async def test_a_hung_replica_is_left_after_the_step_timeout(make_swarm: MakeSwarm) -> None:
-    async with make_swarm(family(), 2, num_replicas=2, step_timeout_s=0.3) as swarm:
+    async with make_swarm(family(), 2, num_replicas=2, step_timeout_s=1.0) as swarm:
         hung = swarm.replicas[1][0]
         hung.worker._work = lambda: anyio.sleep_forever()
         hung.worker._notify()

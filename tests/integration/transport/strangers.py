@@ -14,7 +14,7 @@ from shoal.transport.peers import StreamEndpoint
 from shoal.transport.tls import tls_contexts
 from shoal.wire.handshake import PROTOCOL_VERSION, HandshakeDecoder, Hello, Refusal, encode_handshake
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Stranger:

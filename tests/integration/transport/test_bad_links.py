@@ -126,7 +126,7 @@ async def test_a_link_that_swallows_one_direction_is_given_up_by_who_hears_nothi
     a, b, proxy = await linked("10ms")
     deaf, mute = (b, a) if direction is Direction.OUTWARD else (a, b)
     proxy.drop(direction)
-    assert (await lost(deaf)).reason.startswith("silent for 0.")
+    assert (await lost(deaf)).reason.startswith("silent for ")
     assert await lost(mute) == PeerLost(deaf.peer_id, "connection closed by the peer")
     assert losses(deaf, Loss.SILENT) == losses(mute, Loss.CLOSED) == 1
     proxy.heal()
@@ -179,7 +179,7 @@ async def test_a_link_that_is_out_for_longer_than_the_deadline_is_lost_on_both_s
     await proxy.taken(Direction.OUTWARD, MIB)
     proxy.hold()
     for one in (a, b):
-        assert (await lost(one)).reason.startswith("silent for 0.")
+        assert (await lost(one)).reason.startswith("silent for ")
     proxy.heal()
     await greet(a, b)
     await exchange(a, b, MIB // 4)

@@ -182,7 +182,7 @@ class Run:
             endpoint=endpoint,
             identity=identity,
             incarnation=self.incarnation,
-            settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=0.2),
+            settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=10.0),
             clock=SystemClock(),
             journal=self.write,
         )
@@ -240,7 +240,7 @@ def make_run() -> MakeRun:
                 for stage in range(num_stages):
                     for _ in range(num_slots):
                         run.add_replica(stage)
-                with anyio.fail_after(20):
+                with anyio.fail_after(60):
                     yield run
                 tasks.cancel_scope.cancel()
         finally:

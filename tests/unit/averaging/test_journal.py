@@ -14,7 +14,6 @@ from shoal.averaging.journal import (
     hold_steps,
     read_records,
     read_steps,
-    recorded_samples,
     rounds_with_steps,
     write_genesis,
     write_round,
@@ -116,7 +115,6 @@ def test_the_genesis_is_no_record_and_says_what_it_follows_from(tmp_path: Path) 
     write(tmp_path, 1, {}, [SampleRange(0, 0, 4)])
     write(tmp_path, 2, {}, [SampleRange(0, 4, 6)])
     assert [record.round for record, _ in read_records(tmp_path)] == [1, 2]
-    assert recorded_samples(tmp_path) == (SampleRange(0, 0, 6),)
 
 
 def test_nothing_unfinished_is_left_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ async def test_a_role_reports_to_the_client_which_tells_the_monitor(caplog: pyte
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(hear)
         tasks.start_soon(totals.run)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with counters_reported(server, "server", lambda: client.hop, _Clock()):
                 async for event in monitor.events():
                     assert isinstance(event, PeerUp | Received)

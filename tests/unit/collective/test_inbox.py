@@ -52,7 +52,6 @@ async def test_parts_of_an_earlier_or_ended_ring_are_dropped() -> None:
     assert await segments(inbox, 1) == []
     inbox.receive(part(0))
     inbox.receive(part(1))
-    assert inbox.num_dropped == 2
     assert await segments(inbox, 2) == []
 
 
@@ -61,7 +60,6 @@ async def test_a_newer_epoch_replaces_what_waits_for_an_older_one() -> None:
     inbox.receive(part(1, 7))
     inbox.receive(part(2, 8))
     inbox.receive(part(1, 9))
-    assert inbox.num_dropped == 2
     assert await segments(inbox, 2) == [8]
 
 

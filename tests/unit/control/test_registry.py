@@ -86,7 +86,7 @@ def _registry(shelf: Shelf, clock: SystemClock | None = None) -> tuple[Registry,
 async def test_one_peer_sees_what_another_advertises_changes_and_withdraws() -> None:
     shelf: Shelf = {}
     (mine, _, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
@@ -106,7 +106,7 @@ async def test_a_last_word_stands_after_the_farewell() -> None:
     shelf: Shelf = {}
     (mine, _, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
     run = RunRecord("r", 2, 1.0)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
@@ -125,7 +125,7 @@ async def test_a_last_word_stands_after_the_farewell() -> None:
 async def test_changes_within_one_instant_are_all_stored() -> None:
     shelf: Shelf = {}
     (mine, store, _), (theirs, _, _) = _registry(shelf, _StandingClock()), _registry(shelf)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
@@ -147,7 +147,7 @@ async def test_what_can_wait_is_left_to_the_next_renewal() -> None:
         await anyio.wait_all_tasks_blocked()
         assert not store.num_stored
         mine.advertise(MonitorRecord(ADDRESSES, 1.0))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await theirs.membership.wait_for(lambda v: v.monitor is not None)
         tasks.cancel_scope.cancel()
     assert store.num_stored == {"monitor": 1}
@@ -157,7 +157,7 @@ async def test_what_can_wait_is_left_to_the_next_renewal() -> None:
 async def test_a_dead_node_is_revived_and_everything_is_announced_again(caplog: pytest.LogCaptureFixture) -> None:
     shelf: Shelf = {}
     (mine, store, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
@@ -182,7 +182,7 @@ def test_a_gone_record_cannot_be_advertised() -> None:
 def _chooser(registry: Registry, me: Identity, num_servers: int | None) -> StageChooser:
     record = StageRecord(ADDRESSES, 1.0, free_memory_bytes=10)
     needs = (StageNeed(5), StageNeed(6))
-    return StageChooser(registry, me.peer_id, record, needs, num_servers=num_servers, settle_s=0.05)
+    return StageChooser(registry, me.peer_id, record, needs, num_servers=num_servers, settle_s=0.3)
 
 
 @pytest.mark.anyio
@@ -195,7 +195,7 @@ async def test_servers_that_start_together_do_not_race_into_one_gap(known: bool)
     async def choose(registry: Registry, me: Identity) -> None:
         chosen.append(await _chooser(registry, me, 4 if known else None).choose())
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for registry, _, _ in peers:
                 tasks.start_soon(registry.run)
@@ -210,7 +210,7 @@ async def test_servers_that_start_together_do_not_race_into_one_gap(known: bool)
 @pytest.mark.anyio
 async def test_a_server_does_not_wait_for_ever_for_others_that_do_not_start() -> None:
     registry, _, me = _registry({})
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(registry.run)
             assert await _chooser(registry, me, 4).choose() == 0
@@ -222,7 +222,7 @@ async def test_a_server_that_was_started_again_is_not_taken_for_the_replica_that
     shelf: Shelf = {}
     mine, _, me = _registry(shelf)
     other, _, _ = _registry(shelf)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(other.run)
             tasks.start_soon(mine.run)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from shoal.config.training import InnerOptimConfig
-from shoal.errors import StateMismatch
 from shoal.optim.inner import build_inner_optimizer
 
 
@@ -51,23 +50,6 @@ def test_adam_follows_the_formula_and_decays_matrices_only() -> None:
         torch.testing.assert_close(p.detach(), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_an_optimizer_that_took_over_a_state_goes_on_bit_for_bit(kind: str) -> None:
-    config = InnerOptimConfig.model_validate({"type": kind})
-    ours = _parameters()
-    optimizer = build_inner_optimizer(ours, config)
-    for step in range(3):
-        _set_gradients(ours, step)
-        optimizer.step(0.05)
-    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
-    successor = build_inner_optimizer(theirs, config)
-    successor.load_state_dict(optimizer.state_dict())
-    for parameters, each in ((ours, optimizer), (theirs, successor)):
-        _set_gradients(parameters, 9)
-        each.step(0.05)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
 def test_a_stage_without_parameters_and_plain_sgd_are_fine() -> None:
     build_inner_optimizer([], InnerOptimConfig()).step(0.1)
     build_inner_optimizer(_parameters(), InnerOptimConfig(type="sgd", sgd_momentum=0.0)).step(0.1)
@@ -99,11 +81,3 @@ def test_both_give_the_bits_of_torchs_own_optimizers(dtype: torch.dtype) -> None
             optimizer.step(0.01)
             reference.step()
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), kind
-
-
-def test_a_state_of_other_parameters_is_refused() -> None:
-    optimizer = build_inner_optimizer(_parameters(), InnerOptimConfig())
-    with pytest.raises(StateMismatch, match="only 2"):
-        optimizer.load_state_dict({"5": {}})
-    with pytest.raises(StateMismatch, match="does not fit"):
-        optimizer.load_state_dict({"0": {"momentum": torch.zeros(3, 4)}})

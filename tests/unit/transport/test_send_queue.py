@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.wire.decoded import decoded
 
 from shoal.ids import StepKey
 from shoal.transport.send_queue import Buffer, SendQueue
@@ -36,21 +37,15 @@ def queue(piece_bytes: int = PIECE, control_bytes: int = 1000) -> SendQueue:
     return SendQueue(piece_bytes=piece_bytes, control_bytes=control_bytes)
 
 
-def decoded(decoder: FrameDecoder, batch: Sequence[Buffer]) -> list[Message]:
+def messages_of(decoder: FrameDecoder, batch: Sequence[Buffer]) -> list[Message]:
     """Return the messages that are complete with this batch; their tensors are checked on the way."""
     messages: list[Message] = []
     for buffer in batch:
-        rest = memoryview(buffer)
-        while rest:
-            space = decoder.get_buffer()
-            num_bytes = min(len(space), len(rest))
-            space[:num_bytes] = rest[:num_bytes]
-            rest = rest[num_bytes:]
-            for frame in decoder.advance(num_bytes):
-                for tensor in frame.tensors:
-                    assert isinstance(frame.message, Forward)
-                    assert set(tensor.data) <= {frame.message.key.number % 251}
-                messages.append(frame.message)
+        for frame in decoded(decoder, memoryview(buffer)):
+            for tensor in frame.tensors:
+                assert isinstance(frame.message, Forward)
+                assert set(tensor.data) <= {frame.message.key.number % 251}
+            messages.append(frame.message)
     return messages
 
 
@@ -61,15 +56,15 @@ def num_bytes_of(batch: Sequence[Buffer]) -> int:
 def test_a_control_frame_waits_for_one_piece_of_a_large_tensor_at_most() -> None:
     sending, decoder = queue(), FrameDecoder()
     sending.put(bulk(0, 1_000_000))
-    assert decoded(decoder, sending.take()) == []
+    assert messages_of(decoder, sending.take()) == []
     sending.put(control(1))
     batch = sending.take()
     assert batch[0] == control(1).head
     assert num_bytes_of(batch) < PIECE + 200
-    assert decoded(decoder, batch) == [Abort(key(1))]
+    assert messages_of(decoder, batch) == [Abort(key(1))]
     rest: list[Message] = []
     while sending:
-        rest += decoded(decoder, sending.take())
+        rest += messages_of(decoder, sending.take())
     assert rest == [Forward(key(0), 0)]
 
 
@@ -79,7 +74,7 @@ def test_control_frames_without_end_do_not_hold_up_a_tensor() -> None:
     for number in range(1, 12):
         for _ in range(100):
             sending.put(control(number))
-        if Forward(key(0), 0) in decoded(decoder, sending.take()):
+        if Forward(key(0), 0) in messages_of(decoder, sending.take()):
             return
     pytest.fail("the tensor did not get through")
 
@@ -90,7 +85,7 @@ def test_a_tensor_does_not_overtake_the_control_frames_before_it() -> None:
         sending.put(control(number))
     sending.put(bulk(9, 10))
     sending.put(control(10))
-    batches = [decoded(decoder, sending.take()) for _ in range(4)]
+    batches = [messages_of(decoder, sending.take()) for _ in range(4)]
     assert batches == [[Abort(key(0))], [Abort(key(1))], [Abort(key(2)), Forward(key(9), 0)], [Abort(key(10))]]
 
 
@@ -100,7 +95,7 @@ def test_a_message_sent_as_bulk_keeps_its_place_behind_the_tensors_before_it() -
     sending.put(encode_frame(Abort(key(1)), (), Traffic.STATE))
     messages: list[Message] = []
     while sending:
-        messages += decoded(decoder, sending.take())
+        messages += messages_of(decoder, sending.take())
     assert messages == [Forward(key(0), 0), Abort(key(1))]
 
 
@@ -118,7 +113,7 @@ def test_small_tensors_leave_together() -> None:
     sending, decoder = queue(), FrameDecoder()
     for number in range(20):
         sending.put(bulk(number, 10))
-    assert len(decoded(decoder, sending.take())) == 20
+    assert len(messages_of(decoder, sending.take())) == 20
     assert not sending
 
 
@@ -126,7 +121,7 @@ def test_a_long_control_frame_leaves_whole() -> None:
     sending, decoder = queue(), FrameDecoder()
     long = Refused(key(0), "x" * 100_000)
     sending.put(encode_frame(long))
-    assert decoded(decoder, sending.take()) == [long]
+    assert messages_of(decoder, sending.take()) == [long]
 
 
 @given(
@@ -145,7 +140,7 @@ def test_whatever_is_put_and_taken_in_any_order_the_promises_hold(
     def take(with_bulk: bool = True) -> None:
         batch = sending.take(with_bulk=with_bulk)
         assert num_bytes_of(batch) <= control_bytes + max(piece_bytes, MIN_PIECE_BYTES) + 200
-        got.extend(message.key.number for message in decoded(decoder, batch))  # type: ignore[union-attr]
+        got.extend(message.key.number for message in messages_of(decoder, batch))  # type: ignore[union-attr]
 
     for number, what in enumerate(puts):
         if isinstance(what, str):

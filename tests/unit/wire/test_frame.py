@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.wire.decoded import decoded
 
 from shoal.errors import LocalProtocolError, RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
@@ -34,17 +35,7 @@ def joined(message: Message, *tensors: WireTensor, traffic: Traffic = Traffic.CO
 
 
 def feed(decoder: FrameDecoder, raw: bytes, pieces: Iterable[int] = ()) -> list[Frame]:
-    """Hand `raw` to the decoder in pieces of the given sizes, the rest in pieces as large as it takes."""
-    frames: list[Frame] = []
-    sizes, rest = iter(pieces), memoryview(raw)
-    while rest:
-        space = decoder.get_buffer()
-        assert len(space) > 0
-        num_bytes = min(next(sizes, len(space)), len(space), len(rest))
-        space[:num_bytes] = rest[:num_bytes]
-        rest = rest[num_bytes:]
-        frames += decoder.advance(num_bytes)
-    return frames
+    return list(decoded(decoder, raw, pieces))
 
 
 def test_every_message_type_is_decodable_and_named_by_one_tag() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.wire.decoded import decoded
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import StepKey
@@ -38,16 +39,7 @@ def in_pieces(data: bytes, sizes: Sequence[int], between: Sequence[bytes] = (), 
 
 
 def received(decoder: FrameDecoder, raw: bytes, cuts: Sequence[int] = ()) -> list[tuple[Message, list[bytes]]]:
-    frames: list[tuple[Message, list[bytes]]] = []
-    sizes, rest = iter(cuts), memoryview(raw)
-    while rest:
-        space = decoder.get_buffer()
-        assert len(space) > 0
-        num_bytes = min(next(sizes, len(space)), len(space), len(rest))
-        space[:num_bytes] = rest[:num_bytes]
-        rest = rest[num_bytes:]
-        frames += [(f.message, [bytes(t.data) for t in f.tensors]) for f in decoder.advance(num_bytes)]
-    return frames
+    return [(f.message, [bytes(t.data) for t in f.tensors]) for f in decoded(decoder, raw, cuts)]
 
 
 def test_control_frames_between_pieces_come_first_and_the_tensor_is_whole() -> None:

@@ -1,0 +1,41 @@
+"""Anonymous files of a fixed size, to share memory between processes.
+
+A memfd has no name that a killed process could leave behind; another process of the same user opens it as
+`/proc/<pid>/fd/<n>` while its owner has it open. Its size is sealed, so that reading a mapping of it can never fault.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+
+from shoal.errors import InvariantViolation
+
+
+def has_memfd() -> bool:
+    """Return whether this system has anonymous files that other processes can open."""
+    return sys.platform == "linux"
+
+
+def sealed_memfd(name: str, num_bytes: int) -> int:
+    """Return the descriptor of a new anonymous file, which belongs to the caller.
+
+    Args:
+        name: shown in /proc, for people.
+        num_bytes: its size from now on.
+
+    Raises:
+        InvariantViolation: the system has none; see `has_memfd`.
+        OSError: the system refuses another file, or one of this size.
+    """
+    if sys.platform != "linux":
+        raise InvariantViolation(f"{name}: this system has no memfd")
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, num_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
