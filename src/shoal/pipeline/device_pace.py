@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.swarm.step_operations import OperationKind
+from shoal.pipeline.schedule import Parts
 
 
 class DevicePace(msgspec.Struct, kw_only=True):
@@ -28,24 +28,18 @@ class DevicePace(msgspec.Struct, kw_only=True):
     factor: float = 1.0
     changes: tuple[tuple[int, float], ...] = ()
 
-    def length_s(self, kind: OperationKind, took_s: float, number: int) -> float:
+    def length_s(self, parts: Parts, took_s: float, number: int) -> float:
         """Return how long an operation lasts.
 
         Args:
-            kind: Of the operation.
+            parts: What it consists of.
             took_s: What this machine has taken.
             number: How many operations the replica has done before.
         """
         factor = next((factor for first, factor in reversed(self.changes) if number >= first), self.factor)
-        return max(took_s, self._least_s(kind)) * factor
-
-    def _least_s(self, kind: OperationKind) -> float:
-        match kind:
-            case OperationKind.FORWARD:
-                return self.forward_s
-            case OperationKind.BACKWARD:
-                return self.input_gradient_s + self.weight_gradient_s
-            case OperationKind.LOSS:
-                return self.forward_s + self.input_gradient_s + self.weight_gradient_s
-            case _:
-                return 0.0
+        least_s = (
+            parts.forwards * self.forward_s
+            + parts.input_gradients * self.input_gradient_s
+            + parts.weight_gradients * self.weight_gradient_s
+        )
+        return max(took_s, least_s) * factor

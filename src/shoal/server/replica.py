@@ -38,6 +38,7 @@ from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
+from shoal.swarm.step_operations import Schedule
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import Handler
@@ -134,6 +135,7 @@ async def build_replica(
         num_stages=config.num_stages,
         max_open_steps=MAX_OPEN_STEPS,
         max_microbatch_samples=config.servers.max_microbatch_samples,
+        max_held=config.model_pipeline.microbatches_in_flight,
         pace=pace,
     )
     sender, receiver = anyio.create_memory_object_stream[RoundEvent](math.inf)
@@ -178,6 +180,13 @@ def _build_state(config: Config, stage: int, device_name: str) -> tuple[StageCom
     apply_quant(module, config.quant)
     module.to(torch.device(device_name))
     optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)
-    compute = StageCompute(module, optimizer, run_seed=config.run.seed, stage=stage)
+    compute = StageCompute(
+        module,
+        optimizer,
+        run_seed=config.run.seed,
+        stage=stage,
+        schedule=Schedule(config.model_pipeline.schedule),
+        activation_checkpointing=config.model_pipeline.activation_checkpointing,
+    )
     outer = config.diloco.outer_optim
     return compute, ReplicaState(compute, OuterSgd(outer.sgd_lr, outer.sgd_momentum, outer.sgd_nesterov))
