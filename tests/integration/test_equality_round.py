@@ -31,6 +31,7 @@ from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.round_settings import RoundSettings
+from shoal.swarm.step_operations import Schedule
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import SampleRange
@@ -118,7 +119,14 @@ class Swarm:
 
 
 @asynccontextmanager
-async def make_swarm(family: Family, num_stages: int, num_slots: int, ring: RingSettings) -> AsyncIterator[Swarm]:
+async def make_swarm(
+    family: Family,
+    num_stages: int,
+    num_slots: int,
+    ring: RingSettings,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    activation_checkpointing: bool = False,
+) -> AsyncIterator[Swarm]:
     network = MemoryNetwork(seed=0)
     clock = SystemClock()
     client = Identity.generate()
@@ -129,7 +137,14 @@ async def make_swarm(family: Family, num_stages: int, num_slots: int, ring: Ring
             for slot in range(num_slots):
                 module = build_stage(family, stage, num_stages, seed=SEED)
                 optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
-                compute = StageCompute(module, optimizer, run_seed=SEED, stage=stage)
+                compute = StageCompute(
+                    module,
+                    optimizer,
+                    run_seed=SEED,
+                    stage=stage,
+                    schedule=schedule,
+                    activation_checkpointing=activation_checkpointing,
+                )
                 # Names against the slots: the order of the ring is that of the slots, not that of the peer ids.
                 endpoint = network.endpoint(PeerId(f"R{stage}.{9 - slot}"))
                 worker = StageWorker(
@@ -198,18 +213,19 @@ IDLE = [[[3, 2]], [], [[2, 2], [1]]]
 
 
 @pytest.mark.parametrize(
-    ("model", "num_stages", "num_slots", "work", "wire"),
+    ("model", "num_stages", "num_slots", "work", "wire", "schedule"),
     [
-        ("gpt", 2, 2, EQUAL, None),
-        ("gpt", 2, 3, EQUAL, None),
-        ("gpt", 3, 2, UNEQUAL, None),
-        ("gpt", 2, 3, UNEQUAL, None),
-        ("gpt", 1, 3, IDLE, None),
-        ("gpt", 2, 1, EQUAL, None),
-        ("gpt", 2, 3, UNEQUAL, torch.float16),
-        ("resnet18", 2, 2, UNEQUAL, None),
-        pytest.param("resnet18", 2, 3, IDLE, None, marks=pytest.mark.slow),
-        pytest.param("resnet18", 2, 3, UNEQUAL, torch.bfloat16, marks=pytest.mark.slow),
+        ("gpt", 2, 2, EQUAL, None, Schedule.ONE_F_ONE_B),
+        ("gpt", 2, 3, EQUAL, None, Schedule.ONE_F_ONE_B),
+        ("gpt", 3, 2, UNEQUAL, None, Schedule.ONE_F_ONE_B),
+        ("gpt", 2, 3, UNEQUAL, None, Schedule.ONE_F_ONE_B),
+        ("gpt", 1, 3, IDLE, None, Schedule.ONE_F_ONE_B),
+        ("gpt", 2, 1, EQUAL, None, Schedule.ONE_F_ONE_B),
+        ("gpt", 2, 3, UNEQUAL, torch.float16, Schedule.ONE_F_ONE_B),
+        ("resnet18", 2, 2, UNEQUAL, None, Schedule.ONE_F_ONE_B),
+        ("gpt", 3, 2, UNEQUAL, None, Schedule.ZERO_BUBBLE),
+        pytest.param("resnet18", 2, 3, IDLE, None, Schedule.ONE_F_ONE_B, marks=pytest.mark.slow),
+        pytest.param("resnet18", 2, 3, UNEQUAL, torch.bfloat16, Schedule.ONE_F_ONE_B, marks=pytest.mark.slow),
     ],
 )
 async def test_pipelines_are_bit_equal_to_plain_diloco(
@@ -218,6 +234,7 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
     num_slots: int,
     work: Sequence[Sequence[Sequence[int]]],
     wire: torch.dtype | None,
+    schedule: Schedule,
 ) -> None:
     family, make_batch = (gpt(), text_batch) if model == "gpt" else (resnet(), image_batch)
     ring = RingSettings(segment_bytes=256 if model == "gpt" else 1 << 20, wire=wire)
@@ -232,7 +249,9 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
         outer_momentum=OUTER.momentum,
         wire=wire,
     )
-    async with make_swarm(family, num_stages, num_slots, ring) as swarm:
+    # Whatever puts gradients off may as well compute activations again.
+    checkpoints = schedule == Schedule.ZERO_BUBBLE
+    async with make_swarm(family, num_stages, num_slots, ring, schedule, checkpoints) as swarm:
         for round in (1, 2, 3):
             batches = [[make_batch(generator, sizes) for sizes in work[slot]] for slot in range(num_slots)]
             plain.round(batches, first_number=10 * round, lr=LR)

@@ -1,8 +1,8 @@
 """Sections `model` and `model_pipeline`: which network, and into how many stages it is cut."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section
 
@@ -67,8 +67,21 @@ class ModelPipelineConfig(Section):
         "[{model_name: resnet18.head}, {model_name: resnet18.tail}]. It sets model.* and stages.",
     )
     microbatches: PositiveInt = Field(default=4, description="Parts into which each batch is cut.")
+    schedule: Literal["gpipe", "1f1b", "zero_bubble"] = Field(
+        default="1f1b",
+        description='Order of the work on a step; all train the same bits. "gpipe": all forwards, then all backwards; '
+        '"1f1b": a backward as soon as there is one, which holds fewer activations; "zero_bubble": the same, with the '
+        "gradients of the parameters computed when a device has nothing else to do: faster, and holds more.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Keep of each forward only its input, and compute it again for the backward: less memory, a third "
+        "more work.",
+    )
     window: PositiveInt | None = Field(
-        default=None, description="Microbatches of a trainer that are in flight at most; null: stages + 1."
+        default=None,
+        description="Microbatches of a trainer that are in flight at most; null: stages + 1, with zero_bubble "
+        "2 * stages - 1 where that is more. With gpipe all are.",
     )
     forward_timeout_s: PositiveFloat = Field(default=40.0, description="Longest wait for a forward pass of a stage.")
     backward_timeout_s: PositiveFloat = Field(default=90.0, description="Longest wait for a backward pass of a stage.")
@@ -80,7 +93,23 @@ class ModelPipelineConfig(Section):
             raise ValueError("must name at least one stage; or leave it out and set model.family")
         return value
 
+    @model_validator(mode="after")
+    def _refuse_window_of_gpipe(self) -> Self:
+        if self.schedule == "gpipe" and self.window is not None:
+            raise ValueError("window: with the schedule gpipe all microbatches are in flight; leave it out")
+        return self
+
     @property
-    def microbatches_in_flight(self) -> int:
-        """`window`, or the number that keeps every stage busy while one microbatch travels."""
+    def microbatches_in_flight(self) -> int | None:
+        """`window`, or the number that keeps every stage busy while one microbatch travels; None: all of a step."""
+        if self.schedule == "gpipe":
+            return None
+        if self.window is not None:
+            return self.window
+        # The first stage does forwards until the first gradient has come all the way back to it.
+        return max(self.stages + 1, 2 * self.stages - 1) if self.schedule == "zero_bubble" else self.stages + 1
+
+    @property
+    def evaluations_in_flight(self) -> int:
+        """Batches of an evaluation that are in flight at most: it has no way back."""
         return self.window if self.window is not None else self.stages + 1

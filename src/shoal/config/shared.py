@@ -14,6 +14,7 @@ from shoal.errors import ConfigError
 
 _MISSING: Final = object()
 _BATCH: Final = "diloco.batch_size_per_step"
+_PIPELINE: Final = ("stages", "microbatches", "schedule", "activation_checkpointing")
 # What a list of stages in DistQat's notation says, see `pipeline_entries`.
 _PIPELINE_SETS: Final = (
     "model.family",
@@ -29,7 +30,7 @@ def shared_configuration(config: Config) -> dict[str, Any]:
     """Return, as JSON values, what all peers of a run must agree on; host fields and secrets are left out."""
     values = public_values(config)
     shared = {name: values[name] for name in ("experiment_prefix", "run", "data", "model", "diloco", "quant")}
-    shared["model_pipeline"] = {name: values["model_pipeline"][name] for name in ("stages", "microbatches")}
+    shared["model_pipeline"] = {name: values["model_pipeline"][name] for name in _PIPELINE}
     for host_field in ("hf_token", "num_workers"):
         shared["data"].pop(host_field)
     return shared

@@ -86,11 +86,24 @@ class StepDriver:
         endpoint: Endpoint,
         trainer: int,
         incarnation: int,
-        window: int,
+        window: int | None,
         max_grad_norm: float | None,
         clock: Clock,
         step_timeout_s: float,
+        evaluation_window: int = 2,
     ) -> None:
+        """Drives nothing yet.
+
+        Args:
+            endpoint: Of the trainer.
+            trainer: Its slot.
+            incarnation: Of the slot's trainer.
+            window: Microbatches in flight at most; None sends all at once.
+            max_grad_norm: Gradients are scaled down to this norm; None does not clip.
+            clock: For timeouts.
+            step_timeout_s: Without progress, until a step is replayed.
+            evaluation_window: Batches of an evaluation in flight at most.
+        """
         self._endpoint = endpoint
         self._clock = clock
         self._machine = StepTrainer(
@@ -100,7 +113,7 @@ class StepDriver:
             max_grad_norm=max_grad_norm,
             step_timeout_s=step_timeout_s,
         )
-        self._evaluation = EvalDriver(endpoint, clock, window=window, timeout_s=step_timeout_s)
+        self._evaluation = EvalDriver(endpoint, clock, window=evaluation_window, timeout_s=step_timeout_s)
         self._changed = anyio.Event()
         self._timer_s = math.inf
         self._microbatches: Sequence[Microbatch] = ()

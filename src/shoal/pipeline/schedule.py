@@ -1,29 +1,113 @@
-"""Which of the ready operations the device runs next: backward first.
+"""Which of the ready operations the device runs next, and how much of its time that fills at best.
 
-A replica that always prefers a ready backward holds as few activations as it can; with a bounded number of microbatches
-in flight, one forward, one backward (1F1B) arises without a clock:
+No clock: a replica that always prefers a ready backward holds as few activations as it can, and with a bounded number
+of microbatches in flight one forward, one backward (1F1B) arises by itself. F forward, B backward; where a backward is
+split, B is the gradient of the input and W those of the parameters; L is forward, loss and backward in one.
 
-    stage 0   F0 F1 F2    B0 F3 B1 ...
-    stage 1      F0 F1 B0 F2 B1 ...
-    stage 2         L0 L1 L2 ...            L = forward, loss and backward in one
+    gpipe: all forwards first; the trainer sends all microbatches at once (Huang et al. 2019, arXiv:1811.06965)
+
+        stage 0   F0 F1 F2 F3 .. .. .. .. .. .. B0 B0 B1 B1 B2 B2 B3 B3
+        stage 1   .. F0 F1 F2 F3 .. .. .. B0 B0 B1 B1 B2 B2 B3 B3 .. ..
+        stage 2   .. .. F0 F1 F2 F3 L0 L0 L1 L1 L2 L2 L3 L3 .. .. .. ..
+
+    1f1b: backward first (PipeDream-Flush, Narayanan et al. 2021, arXiv:2006.09503); as long, with fewer activations
+
+        stage 0   F0 F1 F2 F3 .. .. .. B0 B0 .. B1 B1 .. B2 B2 .. B3 B3
+        stage 1   .. F0 F1 F2 F3 B0 B0 .. B1 B1 .. B2 B2 .. B3 B3 .. ..
+        stage 2   .. .. L0 L0 L0 L1 L1 L1 L2 L2 L2 L3 L3 L3 .. .. .. ..
+
+    zero_bubble: backward first, W when nothing else is ready (Qi et al. 2023, arXiv:2401.10241). The first stage has no
+    B: its W is the whole backward. Where too many activations are kept, W goes before what keeps more.
+
+        stage 0   F0 F1 F2 F3 .. W0 W0 .. W1 W1 W2 W2 W3 W3
+        stage 1   .. F0 F1 F2 B0 F3 W0 B1 W1 B2 W2 B3 W3 ..
+        stage 2   .. .. L0 L0 L1 L1 L2 L2 L3 L3 W0 W1 W2 W3
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from shoal.swarm.step_operations import Operation, OperationKind, Ready
+from shoal.swarm.step_operations import Operation, OperationKind, Ready, Schedule
 
 
-def choose(ready: Iterable[Ready]) -> Operation | None:
+def choose(ready: Iterable[Ready], max_held: int | None = None) -> Operation | None:
     """The next operation, or None if nothing is ready.
 
-    Drops come first (they free memory), then commits, then what ends in a backward, then forwards; among equals a step
-    that has begun before one that has not (it holds up commits), then the one opened first, then the lower microbatch.
+    Drops come first (they free memory), then commits, then what ends in a backward, then forwards, then weight
+    gradients; among equals a step that has begun before one that has not (it holds up commits), then the one opened
+    first, then the lower microbatch.
+
+    Args:
+        ready: What could be done.
+        max_held: So many microbatches of a step may be kept; from then on its weight gradients, which free one, go
+            before what keeps another. None: any number.
     """
-    best = min(ready, key=_rank, default=None)
+    best = min(ready, key=lambda one: _rank(one, max_held), default=None)
     return None if best is None else best.operation
 
 
-def _rank(ready: Ready) -> tuple[OperationKind, bool, int, int]:
-    return ready.operation.kind, not ready.begun, ready.opened, ready.operation.microbatch
+def _rank(ready: Ready, max_held: int | None) -> tuple[OperationKind, bool, bool, int, int]:
+    kind = ready.operation.kind
+    frees = kind == OperationKind.WEIGHTS and max_held is not None and ready.held >= max_held
+    place = OperationKind.LOSS if frees else kind
+    return place, not frees, not ready.begun, ready.opened, ready.operation.microbatch
+
+
+class Parts(NamedTuple):
+    """How many forwards, gradients of inputs and gradients of parameters an operation computes."""
+
+    forwards: int = 0
+    input_gradients: int = 0
+    weight_gradients: int = 0
+
+
+def parts_of(kind: OperationKind, schedule: Schedule, *, is_first: bool, recomputes: bool = False) -> Parts:
+    """What an operation consists of; a whole backward counts as both of its gradients, also where one is not needed.
+
+    Args:
+        kind: Of the operation.
+        schedule: Of the run.
+        is_first: Whether the stage is the first one.
+        recomputes: Whether a backward computes the activations of its forward again.
+    """
+    splits, done_before = schedule == Schedule.ZERO_BUBBLE, schedule == Schedule.GPIPE
+    match kind:
+        case OperationKind.FORWARD:
+            return Parts(1)
+        case OperationKind.WEIGHTS:
+            return Parts(0, int(is_first), 1)
+        case OperationKind.BACKWARD | OperationKind.LOSS:
+            is_loss = kind == OperationKind.LOSS
+            forwards = int(is_loss and not done_before) + int(recomputes and (done_before or not is_loss))
+            return Parts(forwards, int(not (splits and is_first)), int(not splits))
+        case _:
+            return Parts()
+
+
+def bubble_of(
+    schedule: Schedule, stages: int, microbatches: int, forward_s: float, input_s: float, weight_s: float
+) -> float:
+    """The share of a step in which a device has nothing to do, the mean over the stages; 0 to 1.
+
+    It is that of the schedules in their papers: the same times in every stage, nothing lost on the way, enough
+    microbatches in flight. A step is as long as its longest chain of operations.
+
+    Args:
+        schedule: Of the run.
+        stages: S.
+        microbatches: M of a step.
+        forward_s: A forward of one microbatch.
+        input_s: The gradient of its input.
+        weight_s: The gradients of the parameters.
+    """
+    work_s = forward_s + input_s + weight_s
+    if schedule != Schedule.ZERO_BUBBLE:
+        # Fill and drain: the last stage waits for the first forward, the first one for the last backward.
+        return (stages - 1) / (microbatches + stages - 1) if work_s else 0.0
+    fill_s = (stages - 1) * forward_s
+    # Either the last stage is busy from its first input on, or the last gradient of an input travels all the way back.
+    drain_s = microbatches * (forward_s + input_s) + (stages - 1) * input_s + weight_s
+    step_s = fill_s + max(microbatches * work_s, drain_s)
+    return 1.0 - microbatches * work_s / step_s if step_s else 0.0

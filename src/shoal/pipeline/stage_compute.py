@@ -3,19 +3,23 @@
 Every open step has gradients, activations and buffers of its own, so an abort leaves no trace and steps never mix:
 
     forward(key, m) ... backward(key, m) ... totals(key) -> commit(key, ...)     or at any point -> drop(key)
+                              '-> weights(key, m)      where a backward is split
 
 A step is bit-equal to a plain loop: its first microbatch's gradient is assigned by autograd, later ones are added in
-place in microbatch order, and every forward draws from a seed of its own.
+place in microbatch order, and every forward draws from a seed of its own. So neither the schedule nor computing
+activations a second time changes a bit.
 
 Shapes: B samples of a microbatch, N elements of the stage's parameters.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,19 +31,33 @@ from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatLayout
 from shoal.optim.inner import InnerOptimizer
+from shoal.optim.norm import squared_norm
+from shoal.pipeline.split_backward import SplitBackward, split
 from shoal.pipeline.step_buffers import LiveBuffers
-from shoal.swarm.step_operations import StepTotals
+from shoal.swarm.step_operations import Schedule, StepTotals
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Of a forward whose backward is still to come. Without `output` it is computed again, from `buffers`."""
+
+    received: Tensor
+    output: Tensor | None
+    buffers: list[Tensor]
 
 
 @dataclass(slots=True)
 class _Step:
-    """What one open step holds. `saved[m]` are input and output of a forward whose backward is still to come."""
+    """What one open step holds. `later[m]` computes the gradients of the parameters that a backward has put off."""
 
     base: list[Tensor]
     buffers: list[Tensor]
     changes: int
     gradients: list[Tensor | None]
-    saved: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
+    kept: dict[int, _Kept] = field(default_factory=dict[int, _Kept])
+    later: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     loss: float = 0.0
 
 
@@ -50,17 +68,42 @@ class StageCompute:
         module: The stage; its parameters change in `commit` and by whoever loads them between rounds.
         layout: Of the flat parameters.
         version: Commits since the round started, skipped ones included.
+        schedule: Of the run.
+        activation_checkpointing: Of the run.
         held_parameters: Gives the flat parameters (N) of the round's record, for evaluation after the first commit.
     """
 
-    def __init__(self, module: StageModule, optimizer: InnerOptimizer, *, run_seed: int, stage: int) -> None:
+    def __init__(
+        self,
+        module: StageModule,
+        optimizer: InnerOptimizer,
+        *,
+        run_seed: int,
+        stage: int,
+        schedule: Schedule = Schedule.ONE_F_ONE_B,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        """Takes the module over.
+
+        Args:
+            module: The stage, on its device, in training mode.
+            optimizer: Of its parameters.
+            run_seed: Of the run.
+            stage: Which one.
+            schedule: Of the run: with zero_bubble a backward leaves to `weights` what it can.
+            activation_checkpointing: Keep of a forward only its input, and compute it again for the backward.
+        """
         self.module = module
         self.optimizer = optimizer
         self.layout = FlatLayout.of_parameters(module)
         self.version = 0
+        self.schedule = schedule
+        self.activation_checkpointing = activation_checkpointing
         self.held_parameters: Callable[[], Tensor] | None = None
         self._run_seed = run_seed
         self._stage = stage
+        self._splits = schedule == Schedule.ZERO_BUBBLE
+        self._is_checked = False
         self._parameters = list(module.parameters())
         self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._buffers = LiveBuffers(module)
@@ -83,9 +126,11 @@ class StageCompute:
             (B, *output_spec.shape), on the CPU, without gradient.
         """
         step = self._step(key)
-        received = self._received(input)
-        output = self._run(step, key, microbatch, received)
-        step.saved[microbatch] = (received, output)
+        received, before = self._received(input), step.buffers
+        output, step.buffers = self._run(before, key, microbatch, received)
+        # Also what is computed again was computed with a graph: without one, torch may choose other kernels.
+        kept = _Kept(received, None, before) if self.activation_checkpointing else _Kept(received, output, [])
+        step.kept[microbatch] = kept
         return output.detach().cpu()
 
     def backward(self, key: StepKey, microbatch: int, gradient: Tensor) -> Tensor:
@@ -100,20 +145,18 @@ class StageCompute:
             The gradient with respect to the input, on the CPU; for the first stage an empty tensor.
         """
         step = self._step(key)
-        received, output = step.saved.pop(microbatch)
-        # A first stage without parameters has nothing to differentiate.
-        if output.requires_grad:
-            with self._own_gradients(step):
-                torch.autograd.backward(output, gradient.to(self._device))
-        return self._input_gradient(received)
+        kept = step.kept.pop(microbatch)
+        output = self._output(kept, key, microbatch)
+        self._differentiate(step, microbatch, output, kept.received, gradient.to(self._device))
+        return self._input_gradient(kept.received)
 
-    def loss(self, key: StepKey, microbatch: int, input: Tensor, labels: Tensor, weight: float) -> Tensor:
-        """Runs forward, loss and backward of the last stage.
+    def loss(self, key: StepKey, microbatch: int, input: Tensor | None, labels: Tensor, weight: float) -> Tensor:
+        """Runs forward, loss and backward of the last stage; microbatches of a step come in order.
 
         Args:
             key: The step; its first microbatch begins it.
-            microbatch: Which; in order.
-            input: (B, *input_spec.shape).
+            microbatch: Which.
+            input: (B, *input_spec.shape); None if `forward` was run before.
             labels: (B, *label_spec.shape).
             weight: The microbatch's share of the step's samples; scales loss and gradients.
 
@@ -121,34 +164,47 @@ class StageCompute:
             As `backward`.
         """
         step = self._step(key)
-        received = self._received(input)
-        output = self._run(step, key, microbatch, received)
+        if input is None:
+            kept = step.kept.pop(microbatch)
+            received, output = kept.received, self._output(kept, key, microbatch)
+        else:
+            received = self._received(input)
+            output, step.buffers = self._run(step.buffers, key, microbatch, received)
         loss = self.module.loss(output, labels.to(self._device)) * weight
-        if loss.requires_grad:
-            with self._own_gradients(step):
-                torch.autograd.backward(loss)
+        self._differentiate(step, microbatch, loss, received, None)
         step.loss += loss.item()
         return self._input_gradient(received)
 
-    def totals(self, key: StepKey) -> StepTotals:
-        """Sums the step up after its last backward: squares in float64, added parameter by parameter."""
+    def weights(self, key: StepKey, microbatch: int) -> None:
+        """Computes what the backward of a microbatch has put off, if anything; microbatches of a step come in order."""
         step = self._step(key)
-        squares = [g.to(torch.float64).square().sum() for g in step.gradients if g is not None]
-        squared_norm = 0.0
+        later = step.later.pop(microbatch, None)
+        if later is not None:
+            with self._own_gradients(step):
+                later()
+            if self._device.type == "cuda":
+                # Kernels that are only queued would hold up the backward that arrives next.
+                torch.cuda.synchronize(self._device)
+
+    def totals(self, key: StepKey) -> StepTotals:
+        """Sums the step up when all its gradients are there: squares in float64, added parameter by parameter."""
+        step = self._step(key)
+        squares = [squared_norm(gradient) for gradient in step.gradients if gradient is not None]
+        total = 0.0
         for square in torch.stack(squares).cpu() if squares else ():
-            squared_norm += float(square)
+            total += float(square)
         loss = step.loss if self.module.is_last else None
-        finite = math.isfinite(squared_norm) and (loss is None or math.isfinite(loss))
-        return StepTotals(squared_norm, finite, loss)
+        finite = math.isfinite(total) and (loss is None or math.isfinite(loss))
+        return StepTotals(total, finite, loss)
 
     def commit(self, key: StepKey, scale: float, lr: float, skipped: bool) -> None:
         """Applies the step: gradients times `scale`, one optimizer step with `lr`, its buffers; nothing if `skipped`.
 
         Raises:
-            LocalProtocolError: There is no such step, or a backward of it is missing.
+            LocalProtocolError: There is no such step, or a gradient of it is missing.
         """
         step = self._steps.pop(key, None)
-        if step is None or step.saved:
+        if step is None or step.kept or step.later:
             raise LocalProtocolError(f"{key} cannot be committed: it was not run to its end here")
         self.version += 1
         if skipped:
@@ -176,12 +232,48 @@ class StageCompute:
         # The first stage's input is data: nobody needs its gradient.
         return received if self.module.is_first else received.requires_grad_()
 
-    def _run(self, step: _Step, key: StepKey, microbatch: int, received: Tensor) -> Tensor:
+    def _run(
+        self, buffers: list[Tensor], key: StepKey, microbatch: int, received: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the output, and the buffers as they are after it."""
         seed = operation_seed(self._run_seed, key.trainer, key.number, microbatch, self._stage)
-        with seeded(seed, self._device), self._buffers.bound_to(step.buffers) as left:
+        with seeded(seed, self._device), self._buffers.bound_to(buffers) as left:
             output = self.module(received)
-        step.buffers = left
-        return output
+        return output, left
+
+    def _output(self, kept: _Kept, key: StepKey, microbatch: int) -> Tensor:
+        if kept.output is not None:
+            return kept.output
+        return self._run(kept.buffers, key, microbatch, kept.received)[0]
+
+    def _differentiate(
+        self, step: _Step, microbatch: int, root: Tensor, received: Tensor, gradient: Tensor | None
+    ) -> None:
+        """Gives `received` its gradient, and the parameters theirs, now or later."""
+        # A first stage without parameters has nothing to differentiate.
+        if not root.requires_grad:
+            return
+        if self._splits and self.module.is_first:
+            # Nobody waits for the gradient of data.
+            step.later[microbatch] = partial(torch.autograd.backward, root, gradient)
+            return
+        halves = self._halves(root, received, gradient) if self._splits else None
+        with self._own_gradients(step):
+            if halves is None:
+                torch.autograd.backward(root, gradient)
+            else:
+                halves.first_half(gradient)
+                step.later[microbatch] = halves.second_half
+
+    def _halves(self, root: Tensor, received: Tensor, gradient: Tensor | None) -> SplitBackward | None:
+        """How this backward is split; None if it cannot be, or if the first one was not exact."""
+        halves = split(root, received, self._parameters)
+        if halves is not None and not self._is_checked:
+            self._is_checked = True
+            self._splits = halves.is_exact(gradient)
+            if not self._splits:
+                logger.warning("step.not_split", extra={"stage": self._stage})
+        return halves if self._splits else None
 
     @contextmanager
     def _own_gradients(self, step: _Step) -> Generator[None]:

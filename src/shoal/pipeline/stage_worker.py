@@ -2,7 +2,8 @@
 
     endpoint -> receive -> StepReplica -> ready -> schedule -> device thread -> StepReplica -> post to the neighbours
 
-Exactly one operation is on the device; the next is chosen when it finishes, out of all that is ready then.
+Exactly one operation is on the device; the next is chosen when it finishes, out of all that is ready then. What the
+operation has computed is posted when the next one is on the device, so that the device does not wait for it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from shoal.clock import Clock, SystemClock
 from shoal.codec.raw import from_wire, to_wire
 from shoal.errors import RoundAborted
 from shoal.ids import PeerId, StepKey
-from shoal.pipeline.schedule import choose
+from shoal.pipeline.device_meter import DeviceMeter
+from shoal.pipeline.device_pace import DevicePace
+from shoal.pipeline.schedule import choose, parts_of
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_evaluator import StageEvaluator
-from shoal.pipeline.tensor_check import misfit
+from shoal.pipeline.tensor_check import payload_misfit
 from shoal.runtime.device_thread import DeviceThread
-from shoal.swarm.open_step import OpenStep, Payload
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, Send, StepTotals
+from shoal.swarm.open_step import Payload
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Traffic
@@ -65,10 +68,12 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Of one operation on the device."""
+    """Of one operation on the device; when it began and how long the computation took."""
 
-    tensor: WireTensor | None = None
-    totals: StepTotals | None = None
+    tensor: WireTensor | None
+    totals: StepTotals | None
+    begun_s: float
+    took_s: float
 
 
 class StageWorker:
@@ -88,10 +93,28 @@ class StageWorker:
         num_stages: int,
         max_open_steps: int,
         max_microbatch_samples: int | None = None,
+        max_held: int | None = None,
         clock: Clock | None = None,
+        pace: DevicePace | None = None,
     ) -> None:
+        """Opens no step before `start_round`.
+
+        Args:
+            endpoint: Of the server.
+            compute: Stage, optimizer and schedule.
+            device: Where it computes.
+            stage: Which stage.
+            num_stages: Of the model.
+            max_open_steps: Further ones are answered Busy.
+            max_microbatch_samples: Larger microbatches are refused; None takes any.
+            max_held: See `pipeline.schedule.choose`.
+            clock: For reminders and measurements.
+            pace: Of an emulated device.
+        """
         self._endpoint = endpoint
         self._compute = compute
+        self._pace = pace
+        self._num_operations = 0
         self._device = device
         self._clock = clock or SystemClock()
         self._machine = StepReplica(
@@ -100,13 +123,17 @@ class StageWorker:
             num_stages=num_stages,
             max_open_steps=max_open_steps,
             max_microbatch_samples=max_microbatch_samples,
+            schedule=compute.schedule,
         )
+        self._max_held = max_held
+        self._meter = DeviceMeter(endpoint.metrics, stage, self._clock)
         self._evaluator = StageEvaluator(endpoint, compute, stage=stage, max_samples=max_microbatch_samples)
         self._payloads: dict[StepKey, dict[tuple[type, int], WireTensor]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
         self._committed_before = 0
         self._round_starts = False
         self._was_evaluation = False
+        self._results: tuple[Sequence[Send], WireTensor | None] | None = None
         self._changed = anyio.Event()
 
     # ---- state
@@ -200,24 +227,14 @@ class StageWorker:
 
     def _on_payload(self, peer: PeerId, message: Payload, tensors: Sequence[WireTensor]) -> None:
         if self._machine.wants(peer, message):
-            problem = self._misfit(self._machine.open[message.key], message, tensors)
+            sizes = self._machine.open[message.key].request.microbatch_samples
+            problem = payload_misfit(message, tensors, self._compute.module, sizes)
             if problem is not None:
                 logger.warning("step.tensor_refused", extra={"key": str(message.key), "peer": peer, "reason": problem})
                 self._do(self._machine.refuse(message.key, problem))
                 return
             self._payloads.setdefault(message.key, {})[type(message), message.microbatch] = tensors[0]
         self._do(self._machine.handle(peer, message))
-
-    def _misfit(self, step: OpenStep, message: Payload, tensors: Sequence[WireTensor]) -> str | None:
-        module = self._compute.module
-        match message:
-            case Forward():
-                spec = module.input_spec
-            case Labels():
-                spec = module.label_spec
-            case Backward():
-                spec = module.output_spec
-        return misfit(tensors, spec, step.request.microbatch_samples[message.microbatch])
 
     # ---- work
 
@@ -234,16 +251,19 @@ class StageWorker:
         """Does one thing on the device; False if there is nothing to do."""
         if self._round_starts:
             self._round_starts = False
+            self._post_results()
             await self._device.run(self._compute.start_round)
-        operation = choose(self._machine.ready())
+        operation = choose(self._machine.ready(), self._max_held)
         # Evaluations take turns with training: neither starves.
         if self._evaluator.is_ready and (operation is None or not self._was_evaluation):
             self._was_evaluation = True
+            self._post_results()
             await self._evaluator.run_one(self._device)
         elif operation is not None:
             self._was_evaluation = False
             await self._operate(operation)
         else:
+            self._post_results()
             return False
         return True
 
@@ -253,52 +273,92 @@ class StageWorker:
         self._machine.started(operation)
         inputs = self._take_payloads(operation)
         sizes = step.request.microbatch_samples if step is not None else ()
+        completes = step is not None and step.completes(operation)
+        call = self._device.begin(self._timed, operation, inputs, sizes, completes)
+        self._post_results()
         try:
-            result = await self._device.run(self._compute_one, operation, inputs, sizes)
+            result = await call
         except _DEVICE_ERRORS as error:
             if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
                 raise  # half a commit cannot be taken back
             logger.exception("step.failed", extra={"key": str(key), "operation": operation.kind.name})
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
             return
+        await self._account(operation, result)
         is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
         if is_gradient and result.tensor is not None and key in self._machine.open:
             kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))
             kept.append((operation.microbatch, result.tensor))
-        self._do(self._machine.finished(operation, result.totals), result.tensor)
+        self._results = (self._machine.finished(operation, result.totals), result.tensor)
         if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
             self._payloads.pop(key, None)
             self._sent_gradients.pop(key, None)
+
+    def _post_results(self) -> None:
+        """Posts what the last operation has led to."""
+        results, self._results = self._results, None
+        if results is not None:
+            self._do(*results)
+
+    async def _account(self, operation: Operation, result: _Result) -> None:
+        """Lets the operation last as long as it should, and counts its time."""
+        ended_s = result.begun_s + result.took_s
+        if self._pace is not None:
+            parts = parts_of(
+                operation.kind,
+                self._compute.schedule,
+                is_first=self._compute.module.is_first,
+                recomputes=self._compute.activation_checkpointing,
+            )
+            end_s = result.begun_s + self._pace.length_s(parts, result.took_s, self._num_operations)
+            # The event loop's own time lags a little behind, so that it may wake up too early.
+            while (ended_s := self._clock.now_s()) < end_s:
+                await self._clock.sleep_s(end_s - ended_s)
+        self._num_operations += 1
+        self._meter.worked(operation.kind, ended_s - result.begun_s)
 
     def _take_payloads(self, operation: Operation) -> list[WireTensor]:
         kinds: dict[OperationKind, tuple[type, ...]] = {
             OperationKind.FORWARD: (Forward,),
             OperationKind.BACKWARD: (Backward,),
-            OperationKind.LOSS: (Forward, Labels),
+            OperationKind.LOSS: (Labels,) if self._compute.schedule == Schedule.GPIPE else (Forward, Labels),
         }
         held = self._payloads.get(operation.key, {})
         return [held.pop((kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
 
-    def _compute_one(self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]) -> _Result:
+    def _timed(
+        self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...], completes: bool
+    ) -> _Result:
         """Runs on the device thread."""
+        begun_s = self._clock.now_s()
+        tensor = self._compute_one(operation, inputs, sizes)
+        totals = self._compute.totals(operation.key) if completes else None
+        return _Result(tensor, totals, begun_s, self._clock.now_s() - begun_s)
+
+    def _compute_one(self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]) -> WireTensor | None:
         key, microbatch, compute = operation.key, operation.microbatch, self._compute
         tensors = [from_wire(tensor) for tensor in inputs]
         match operation.kind:
             case OperationKind.DROP:
                 compute.drop(key)
-                return _Result()
+                return None
             case OperationKind.COMMIT:
                 if operation.decision is not None:
                     compute.commit(key, operation.decision.scale, operation.decision.lr, operation.decision.skipped)
-                return _Result()
+                return None
             case OperationKind.FORWARD:
-                return _Result(to_wire(compute.forward(key, microbatch, tensors[0])))
+                output = compute.forward(key, microbatch, tensors[0])
+                # Nobody gets what the last stage puts out.
+                return None if compute.module.is_last else to_wire(output)
+            case OperationKind.WEIGHTS:
+                compute.weights(key, microbatch)
+                return None
             case OperationKind.BACKWARD:
                 gradient = compute.backward(key, microbatch, tensors[0])
             case OperationKind.LOSS:
-                gradient = compute.loss(key, microbatch, tensors[0], tensors[1], sizes[microbatch] / sum(sizes))
-        totals = compute.totals(key) if microbatch == len(sizes) - 1 else None
-        return _Result(None if compute.module.is_first else to_wire(gradient), totals)
+                received = tensors[0] if len(tensors) > 1 else None
+                gradient = compute.loss(key, microbatch, received, tensors[-1], sizes[microbatch] / sum(sizes))
+        return None if compute.module.is_first else to_wire(gradient)
 
     async def _remind(self) -> None:
         while True:
@@ -329,5 +389,6 @@ class StageWorker:
         return dict(self._sent_gradients.get(key, ())).get(microbatch)
 
     def _notify(self) -> None:
+        self._meter.open(bool(self._machine.open))
         self._changed.set()
         self._changed = anyio.Event()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.model.stage import TensorSpec
+from shoal.model.stage import StageModule, TensorSpec
+from shoal.swarm.open_step import Payload
+from shoal.wire.messages.step import Backward, Forward, Labels
 from shoal.wire.tensors import WireTensor
 
 
@@ -17,3 +19,17 @@ def misfit(tensors: Sequence[WireTensor], spec: TensorSpec, num_samples: int) ->
     if dtype != spec.dtype or tuple(shape) != expected:
         return f"{spec.dtype}{list(expected)} expected, got {dtype}{list(shape)}"
     return None
+
+
+def payload_misfit(
+    message: Payload, tensors: Sequence[WireTensor], module: StageModule, sizes: Sequence[int]
+) -> str | None:
+    """The same for a message of a step at a stage, whose microbatches have `sizes` samples."""
+    match message:
+        case Forward():
+            spec = module.input_spec
+        case Labels():
+            spec = module.label_spec
+        case Backward():
+            spec = module.output_spec
+    return misfit(tensors, spec, sizes[message.microbatch])

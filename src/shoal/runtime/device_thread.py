@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
-from typing import TypeVar, TypeVarTuple
+from collections.abc import Callable, Coroutine
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
 
@@ -46,7 +46,13 @@ class DeviceThread:
         Raises:
             Exception: whatever `function` raises.
         """
-        call = self._executor.submit(function, *args)
+        return await self.begin(function, *args)
+
+    def begin(self, function: Callable[[*_Args], _Result], *args: *_Args) -> Coroutine[Any, Any, _Result]:
+        """Hand a call over now; await what is returned, which is as `run`, soon."""
+        return self._ended(self._executor.submit(function, *args))
+
+    async def _ended(self, call: Future[_Result]) -> _Result:
         waiter = asyncio.wrap_future(call)
         try:
             return await asyncio.shield(waiter)

@@ -90,11 +90,8 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     num_elements = sum(p.numel() for p in tally.parameters)
     parameter_bytes = sum(p.nbytes for p in tally.parameters)
     optimizer = build_inner_optimizer(tally.parameters, config.diloco.inner_optim)
-    # The window is the client's own setting; this is its default. The last stage goes back at once.
-    is_last = stage == config.num_stages - 1
-    in_flight = config.num_stages + 1
+    in_flight, kept = _held(config, is_last=stage == config.num_stages - 1)
     received = family.input_spec() if stage == 0 else family.boundary_spec(units.start - 1)
-    kept = 1 if is_last else in_flight
     sample_bytes = kept * tally.activation_bytes + tally.largest_activation_bytes + in_flight * received.num_bytes
     batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
     return StageNeed(
@@ -106,6 +103,20 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
         round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * tally.buffer_bytes,
         max_samples=-(-batch // parts),
     )
+
+
+def _held(config: Config, *, is_last: bool) -> tuple[int, int]:
+    """Return the most microbatches of a step whose inputs a stage holds, and whose activations."""
+    num = config.model_pipeline.microbatches * config.diloco.gradient_accumulation_steps
+    # The window is the client's own setting; this is its default.
+    flow = config.model_pipeline.model_copy(update={"window": None})
+    in_flight = flow.microbatches_in_flight or num
+    if flow.schedule == "zero_bubble":
+        # Also what is computed again is kept, until the gradients of the parameters are done.
+        return in_flight, in_flight
+    # With 1f1b the last stage goes back at once.
+    at_once = flow.activation_checkpointing or (is_last and flow.schedule == "1f1b")
+    return in_flight, 1 if at_once else in_flight
 
 
 def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:

@@ -30,6 +30,7 @@ from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
+from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.quant.apply import apply_quant
@@ -37,6 +38,7 @@ from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
+from shoal.swarm.step_operations import Schedule
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import Handler
@@ -101,6 +103,7 @@ async def build_replica(
     clock: Clock | None = None,
     transfer: TransferSettings | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    pace: DevicePace | None = None,
 ) -> Replica:
     """Build the stage with the state of D_0, on the device thread, and connect it.
 
@@ -118,6 +121,7 @@ async def build_replica(
         clock: For the patience of a transfer.
         transfer: How patient it is; by default as configured.
         chunk_bytes: Of a transfer; the same on all servers.
+        pace: Of an emulated device; None computes as fast as this one can.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
@@ -131,6 +135,8 @@ async def build_replica(
         num_stages=config.num_stages,
         max_open_steps=MAX_OPEN_STEPS,
         max_microbatch_samples=config.servers.max_microbatch_samples,
+        max_held=config.model_pipeline.microbatches_in_flight,
+        pace=pace,
     )
     sender, receiver = anyio.create_memory_object_stream[RoundEvent](math.inf)
     member = RoundMember(
@@ -174,6 +180,13 @@ def _build_state(config: Config, stage: int, device_name: str) -> tuple[StageCom
     apply_quant(module, config.quant)
     module.to(torch.device(device_name))
     optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)
-    compute = StageCompute(module, optimizer, run_seed=config.run.seed, stage=stage)
+    compute = StageCompute(
+        module,
+        optimizer,
+        run_seed=config.run.seed,
+        stage=stage,
+        schedule=Schedule(config.model_pipeline.schedule),
+        activation_checkpointing=config.model_pipeline.activation_checkpointing,
+    )
     outer = config.diloco.outer_optim
     return compute, ReplicaState(compute, OuterSgd(outer.sgd_lr, outer.sgd_momentum, outer.sgd_nesterov))

@@ -1,9 +1,9 @@
 """One open attempt at one replica: what has arrived, what is done, and what its device operation could be next.
 
-    opened -> begun (first forward) -> prepared (last backward) -> decided -> applied
-                    \\__________________________/ \\_ settling: its trainer is lost, the path's replicas are asked
+    opened -> begun (first forward) -> prepared (all gradients) -> decided -> applied
+                    \\_________________________/ \\_ settling: its trainer is lost, the path's replicas are asked
 
-Forwards and backwards run in microbatch order, so sums and buffers depend on no arrival.
+Forwards, backwards and weight gradients run in microbatch order, so sums and buffers depend on no arrival.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, Ready
-from shoal.wire.messages.step import Backward, Forward, Labels, Open, Outcome, StepEntry
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, Ready, Schedule, Send
+from shoal.wire.messages.step import (
+    AskOutcome,
+    Backward,
+    Forward,
+    Labels,
+    MicrobatchDone,
+    Open,
+    Outcome,
+    StepEntry,
+)
 
 Payload = Forward | Labels | Backward
 """Messages that bring a tensor."""
@@ -27,11 +36,13 @@ class OpenStep:
         trainer: Who sent it, and alone may feed, commit and abort it.
         stage: Place of this replica on the path.
         opened: Counts the steps opened at this replica.
+        schedule: Of the run.
         inputs: Bitmap of the microbatches whose input has arrived; `labels` and `gradients` likewise.
-        forwards: Forwards done: microbatches 0 to this, exclusive.
+        forwards: Forwards done, also as the first part of a LOSS: microbatches 0 to this, exclusive.
         backwards: Backwards done, likewise.
+        weights: Weight gradients done, likewise; they are a backward's part but with zero_bubble.
         version: Commits that this replica had applied in the round when the first forward started; -1 before.
-        prepared: All backwards are done.
+        prepared: All gradients are there.
         decision: Known once the step is to be committed; final.
         commit_asked: The trainer waits for an answer to its Commit.
         answers: The other replicas' answers while settling; None while the trainer still decides.
@@ -41,11 +52,13 @@ class OpenStep:
     trainer: PeerId
     stage: int
     opened: int
+    schedule: Schedule = Schedule.ONE_F_ONE_B
     inputs: int = 0
     labels: int = 0
     gradients: int = 0
     forwards: int = 0
     backwards: int = 0
+    weights: int = 0
     version: int = -1
     prepared: bool = False
     decision: Decision | None = None
@@ -129,6 +142,22 @@ class OpenStep:
         me = self.path[self.stage]
         return [peer for peer in self.path if peer != me and peer not in answers]
 
+    def questions(self) -> list[Send]:
+        """Asks those for the outcome."""
+        return [Send(peer, AskOutcome(self.request.key)) for peer in self.unanswered()]
+
+    def results(self, operation: Operation) -> list[Send]:
+        """Who gets what an operation has computed."""
+        key, microbatch = operation.key, operation.microbatch
+        match operation.kind:
+            case OperationKind.FORWARD if self.downstream is not None:
+                return [Send(self.downstream, Forward(key, microbatch))]
+            case OperationKind.BACKWARD | OperationKind.LOSS:
+                answer = MicrobatchDone(key, microbatch) if self.stage == 0 else Backward(key, microbatch)
+                return [Send(self.upstream, answer)]
+            case _:
+                return []
+
     def entry(self, decision: Decision) -> StepEntry:
         """How the log tells of it once it is applied."""
         return StepEntry(
@@ -142,20 +171,42 @@ class OpenStep:
             skipped=decision.skipped,
         )
 
-    def ready(self) -> Ready | None:
-        """The forward or backward that could run now, backward first."""
-        kind = self._next_kind()
-        if kind is None:
-            return None
-        microbatch = self.forwards if kind == OperationKind.FORWARD else self.backwards
-        return Ready(Operation(kind, self.request.key, microbatch), self.begun, self.opened)
+    def ready(self) -> list[Ready]:
+        """What could run now: a backward or else a forward, and weight gradients that were put off."""
+        found = [] if self.prepared else [*self._next_microbatch(), *self._next_weights()]
+        return [Ready(operation, self.begun, self.opened, self.forwards - self.weights) for operation in found]
 
-    def _next_kind(self) -> OperationKind | None:
-        if self.prepared:
-            return None
-        if self.downstream is None:
-            both = self.inputs & self.labels
-            return OperationKind.LOSS if both >> self.backwards & 1 else None
+    def _next_microbatch(self) -> list[Operation]:
+        done_first = self.num_microbatches if self.schedule == Schedule.GPIPE else 0
+        if self.downstream is None and self.forwards >= done_first:
+            arrived = self.labels if done_first else self.inputs & self.labels
+            return self._operation(OperationKind.LOSS, self.backwards) if arrived >> self.backwards & 1 else []
         if self.backwards < self.forwards and self.gradients >> self.backwards & 1:
-            return OperationKind.BACKWARD
-        return OperationKind.FORWARD if self.inputs >> self.forwards & 1 else None
+            return self._operation(OperationKind.BACKWARD, self.backwards)
+        return self._operation(OperationKind.FORWARD, self.forwards) if self.inputs >> self.forwards & 1 else []
+
+    def _next_weights(self) -> list[Operation]:
+        return self._operation(OperationKind.WEIGHTS, self.weights) if self.weights < self.backwards else []
+
+    def _operation(self, kind: OperationKind, microbatch: int) -> list[Operation]:
+        return [Operation(kind, self.request.key, microbatch)]
+
+    def done(self, operation: Operation) -> None:
+        """A forward, a backward or weight gradients have been computed."""
+        following = operation.microbatch + 1
+        match operation.kind:
+            case OperationKind.FORWARD:
+                self.forwards = following
+            case OperationKind.WEIGHTS:
+                self.weights = following
+            case _:
+                self.forwards, self.backwards = max(self.forwards, following), following
+                if self.schedule != Schedule.ZERO_BUBBLE:
+                    self.weights = following
+
+    def completes(self, operation: Operation) -> bool:
+        """Whether all gradients are there once the operation is done."""
+        last = operation.microbatch == self.num_microbatches - 1
+        if self.schedule == Schedule.ZERO_BUBBLE:
+            return last and operation.kind == OperationKind.WEIGHTS
+        return last and operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)

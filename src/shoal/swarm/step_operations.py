@@ -25,6 +25,17 @@ UNKNOWN = "unknown"
 """Reason of a refusal: the attempt was never opened here; the replica has probably been restarted."""
 
 
+class Schedule(enum.StrEnum):
+    """In which order a replica works on the microbatches of a step; diagrams are in `pipeline.schedule`."""
+
+    GPIPE = "gpipe"
+    """All forwards, then all backwards."""
+    ONE_F_ONE_B = "1f1b"
+    """A backward as soon as there is one."""
+    ZERO_BUBBLE = "zero_bubble"
+    """The same, with the gradients of the parameters put off to when nothing else can be done."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """With what a step is committed: gradients times `scale`, learning rate `lr`; `skipped` changes nothing."""
@@ -52,17 +63,19 @@ class OperationKind(enum.IntEnum):
 
     DROP = 0
     COMMIT = 1
-    LOSS = 2
-    BACKWARD = 3
+    BACKWARD = 2
+    LOSS = 3
     FORWARD = 4
+    WEIGHTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One piece of work for the device.
 
-    LOSS is forward, loss and backward of a microbatch in the last stage; DROP forgets an attempt's gradients,
-    activations and buffers. `microbatch` is -1 and `decision` None where they do not apply.
+    LOSS is forward, loss and backward of a microbatch in the last stage; with gpipe the forward has been done before.
+    With zero_bubble a backward gives only the gradient of the input, and WEIGHTS those of the parameters. DROP forgets
+    an attempt's gradients, activations and buffers. `microbatch` is -1 and `decision` None where they do not apply.
     """
 
     kind: OperationKind
@@ -79,16 +92,18 @@ class Ready:
         operation: The operation.
         begun: Whether the step has run an operation here before.
         opened: Place of the step in the order in which steps were opened here.
+        held: Microbatches of the step whose activations are kept here.
     """
 
     operation: Operation
     begun: bool
     opened: int
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """Result of a step's last backward in one stage.
+    """Result of a step in one stage, when all its gradients are there.
 
     Attributes:
         squared_norm: Of this stage's gradients, in float64.

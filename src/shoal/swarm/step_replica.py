@@ -27,6 +27,7 @@ from shoal.swarm.step_operations import (
     Operation,
     OperationKind,
     Ready,
+    Schedule,
     Send,
     StepTotals,
 )
@@ -43,7 +44,6 @@ from shoal.wire.messages.step import (
     Fenced,
     Forward,
     Labels,
-    MicrobatchDone,
     Open,
     Opened,
     Outcome,
@@ -65,13 +65,21 @@ class StepReplica:
     """
 
     def __init__(
-        self, me: PeerId, *, stage: int, num_stages: int, max_open_steps: int, max_microbatch_samples: int | None = None
+        self,
+        me: PeerId,
+        *,
+        stage: int,
+        num_stages: int,
+        max_open_steps: int,
+        max_microbatch_samples: int | None = None,
+        schedule: Schedule = Schedule.ONE_F_ONE_B,
     ) -> None:
         self._me = me
         self._stage = stage
         self._num_stages = num_stages
         self._max_open_steps = max_open_steps
         self._cap = max_microbatch_samples
+        self._schedule = schedule
         self.round = 0
         self.log: list[StepEntry] = []
         self.open: dict[StepKey, OpenStep] = {}
@@ -141,7 +149,7 @@ class StepReplica:
         if sum(not step.settling for step in self.open.values()) >= self._max_open_steps:
             return [*sends, Send(sender, Busy(key))]
         self._ledger.heard_of(key)
-        self.open[key] = OpenStep(request, sender, self._stage, self._num_opened)
+        self.open[key] = OpenStep(request, sender, self._stage, self._num_opened, self._schedule)
         self._num_opened += 1
         return [*sends, Send(sender, Opened(key))]
 
@@ -170,7 +178,7 @@ class StepReplica:
         step.note(message)
         if message.microbatch < step.backwards and not isinstance(message, Labels):
             # A repeated message: answered again, never added again.
-            return self._answer_backward(step, message.microbatch)
+            return step.results(Operation(OperationKind.BACKWARD, message.key, message.microbatch))
         return []
 
     def _on_commit(self, sender: PeerId, message: Commit) -> list[Send]:
@@ -244,7 +252,7 @@ class StepReplica:
             self._remove(step)
             return []
         step.answers = {}
-        return _ask(step) or self._abort_if_all_deny(step)
+        return step.questions() or self._abort_if_all_deny(step)
 
     def _abort_if_all_deny(self, step: OpenStep) -> list[Send]:
         if step.unanswered() or self._joined:
@@ -253,7 +261,7 @@ class StepReplica:
 
     def remind(self) -> list[Send]:
         """Asks again for the fate of every step in doubt: a silent replica may be back."""
-        return [send for step in self.open.values() if step.in_doubt for send in _ask(step)]
+        return [send for step in self.open.values() if step.in_doubt for send in step.questions()]
 
     def peer_lost(self, peer: PeerId) -> list[Send]:
         """The connection to `peer` has ended."""
@@ -287,8 +295,8 @@ class StepReplica:
         for key, step in self.open.items():
             if step.decision is not None and not unprepared:
                 found.append(Ready(Operation(OperationKind.COMMIT, key, decision=step.decision), True, step.opened))
-            elif (ready := step.ready()) is not None:
-                found.append(ready)
+            else:
+                found += step.ready()
         return found
 
     def started(self, operation: Operation) -> None:
@@ -299,7 +307,7 @@ class StepReplica:
             self.open[operation.key].version = self.version
 
     def finished(self, operation: Operation, totals: StepTotals | None) -> list[Send]:
-        """The device has done an operation; `totals` belong to a step's last backward.
+        """The device has done an operation; `totals` belong to the one that completes a step's gradients.
 
         Results of an attempt that was aborted meanwhile are to be thrown away: then nothing is sent.
         """
@@ -308,12 +316,8 @@ class StepReplica:
             return [] if step is None else self._applied(step)
         if operation.kind == OperationKind.DROP or step is None:
             return []
-        if operation.kind == OperationKind.FORWARD:
-            step.forwards += 1
-            forward = Forward(operation.key, operation.microbatch)
-            return [Send(step.downstream, forward)] if step.downstream is not None else []
-        step.backwards += 1
-        sends = self._answer_backward(step, operation.microbatch)
+        step.done(operation)
+        sends = step.results(operation)
         if totals is not None:
             step.prepared = True
             sums = (totals.squared_norm, totals.finite, totals.loss)
@@ -327,11 +331,6 @@ class StepReplica:
             return []
         self._remove(step)
         return [Send(step.trainer, Refused(key, reason))]
-
-    def _answer_backward(self, step: OpenStep, microbatch: int) -> list[Send]:
-        key = step.request.key
-        answer = MicrobatchDone(key, microbatch) if step.stage == 0 else Backward(key, microbatch)
-        return [Send(step.upstream, answer)]
 
     def _applied(self, step: OpenStep) -> list[Send]:
         decision, key = step.decision, step.request.key
@@ -392,7 +391,3 @@ class StepReplica:
     def _remove(self, step: OpenStep) -> None:
         del self.open[step.request.key]
         self._drops.append(step.request.key)
-
-
-def _ask(step: OpenStep) -> list[Send]:
-    return [Send(peer, AskOutcome(step.request.key)) for peer in step.unanswered()]

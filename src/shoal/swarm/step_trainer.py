@@ -142,11 +142,11 @@ class StepTrainer:
     """
 
     def __init__(
-        self, *, trainer: int, incarnation: int, window: int, max_grad_norm: float | None, step_timeout_s: float
+        self, *, trainer: int, incarnation: int, window: int | None, max_grad_norm: float | None, step_timeout_s: float
     ) -> None:
         self._trainer = trainer
         self._incarnation = incarnation
-        self._window = window
+        self._window = math.inf if window is None else window
         self._max_grad_norm = max_grad_norm
         self._timeout_s = step_timeout_s
         self._avoidance = Avoidance()

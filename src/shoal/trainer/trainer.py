@@ -52,6 +52,7 @@ class Trainer:
             trainer=slot,
             incarnation=incarnation,
             window=pipeline.microbatches_in_flight,
+            evaluation_window=pipeline.evaluations_in_flight,
             max_grad_norm=config.diloco.max_grad_norm,
             clock=clock,
             step_timeout_s=pipeline.forward_timeout_s + pipeline.backward_timeout_s,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
+from shoal.config.model import ModelPipelineConfig
 from shoal.config.training import InnerOptimConfig
 from shoal.ids import PeerId, StepKey
 from shoal.model.stage import Family, build_stage
@@ -22,6 +23,7 @@ from shoal.pipeline.driver import Microbatch, StepDriver, StepResult
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.step_operations import Schedule
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Hop, SampleRange
@@ -108,7 +110,10 @@ def make_swarm() -> MakeSwarm:
         max_open_steps: int = 4,
         step_timeout_s: float = 30.0,
         caps: Mapping[PeerId, int] | None = None,
+        schedule: Schedule = Schedule.ONE_F_ONE_B,
+        activation_checkpointing: bool = False,
     ) -> AsyncIterator[Swarm]:
+        flow = ModelPipelineConfig(stages=num_stages, schedule=schedule.value, window=window)
         network = MemoryNetwork(seed=0)
         # The random generators belong to the process, so all replicas of the test share one device thread.
         async with DeviceThread(lambda: torch.set_num_threads(1)) as device, anyio.create_task_group() as tasks:
@@ -118,7 +123,14 @@ def make_swarm() -> MakeSwarm:
                 for i in range(num_replicas):
                     module = build_stage(family, stage, num_stages, seed=seed, dtype=dtype)
                     optimizer = build_inner_optimizer(list(module.parameters()), optim or InnerOptimConfig())
-                    compute = StageCompute(module, optimizer, run_seed=seed, stage=stage)
+                    compute = StageCompute(
+                        module,
+                        optimizer,
+                        run_seed=seed,
+                        stage=stage,
+                        schedule=schedule,
+                        activation_checkpointing=activation_checkpointing,
+                    )
                     endpoint = network.endpoint(PeerId(f"R{stage}.{i}"))
                     worker = StageWorker(
                         endpoint=endpoint,
@@ -128,6 +140,7 @@ def make_swarm() -> MakeSwarm:
                         num_stages=num_stages,
                         max_open_steps=max_open_steps,
                         max_microbatch_samples=swarm.caps.get(endpoint.peer_id),
+                        max_held=flow.microbatches_in_flight,
                         clock=SystemClock(),
                     )
                     worker.start_round(1)
@@ -140,7 +153,7 @@ def make_swarm() -> MakeSwarm:
                     endpoint=endpoint,
                     trainer=trainer,
                     incarnation=1,
-                    window=window or num_stages + 1,
+                    window=flow.microbatches_in_flight,
                     max_grad_norm=max_grad_norm,
                     clock=SystemClock(),
                     step_timeout_s=step_timeout_s,

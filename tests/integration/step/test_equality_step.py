@@ -16,6 +16,7 @@ from shoal.model.resnet import ResNet18Family, ResNetShape
 from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import Microbatch
+from shoal.swarm.step_operations import OperationKind, Schedule
 from shoal.trainer.baseline import PlainLoop
 
 SEED = 7
@@ -87,6 +88,51 @@ async def test_a_pipeline_is_bit_equal_to_a_plain_loop(make_swarm: MakeSwarm, ca
             assert_same_state(stage, replica.compute.module)
             assert len(replica.worker.log) == NUM_STEPS
             assert [entry.version for entry in replica.worker.log] == list(range(NUM_STEPS))
+
+
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize(
+    ("case", "num_stages", "num_steps"),
+    [("gpt", 1, 6), ("gpt", 3, 6), pytest.param("resnet18", 3, 3, marks=pytest.mark.slow)],
+)
+async def test_every_schedule_trains_the_same_bits(
+    make_swarm: MakeSwarm,
+    case: str,
+    num_stages: int,
+    num_steps: int,
+    schedule: Schedule,
+    activation_checkpointing: bool,
+) -> None:
+    family, batches = CASES[case][0](), CASES[case][1]()[:num_steps]
+    plain = PlainLoop(
+        [build_stage(family, s, num_stages, seed=SEED) for s in range(num_stages)], InnerOptimConfig(), 0.5, SEED, 0
+    )
+    clipped = 0
+    async with make_swarm(
+        family,
+        num_stages,
+        seed=SEED,
+        max_grad_norm=0.5,
+        schedule=schedule,
+        activation_checkpointing=activation_checkpointing,
+    ) as swarm:
+        for number, batch in enumerate(batches):
+            result = await swarm.train(batch, number, SCHEDULE.lr(number))
+            loss, norm = plain.step(batch, number, SCHEDULE.lr(number))
+            clipped += norm > 0.5
+            assert (result.loss, result.grad_norm, result.attempts) == (loss, norm, 1)
+        assert clipped > 0
+        for stage, [replica] in zip(plain.stages, swarm.replicas, strict=True):
+            assert_same_state(stage, replica.compute.module)
+        counts = [replica.endpoint.metrics.counts() for [replica] in swarm.replicas]
+    for stage, counted in enumerate(counts):
+        busy = {
+            kind: counted.get(f"device.busy_us{{kind={kind.name.lower()},stage={stage}}}", 0) for kind in OperationKind
+        }
+        assert (busy[OperationKind.WEIGHTS] > 0) == (schedule == Schedule.ZERO_BUBBLE)
+        assert busy[OperationKind.COMMIT] > 0
+        assert sum(busy.values()) <= counted[f"device.open_us{{stage={stage}}}"]
 
 
 @pytest.mark.parametrize(

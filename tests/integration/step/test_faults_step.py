@@ -19,6 +19,7 @@ from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.microbatch import Microbatch
 from shoal.pipeline.stage_compute import StageCompute
+from shoal.swarm.step_operations import Schedule
 from shoal.trainer.baseline import PlainLoop
 from shoal.wire.messages import Message
 from shoal.wire.messages.step import Backward, Commit, Forward, Labels, MicrobatchDone, Open, Prepared
@@ -92,10 +93,11 @@ POINTS = {
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("fault", ["kill", "cut from the trainer", "cut from its neighbour"])
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE])
 async def test_a_step_that_loses_a_replica_gives_the_same_result_over_another(
-    make_swarm: MakeSwarm, point: str, fault: str
+    make_swarm: MakeSwarm, point: str, fault: str, schedule: Schedule
 ) -> None:
-    async with make_swarm(family(), 2, num_replicas=2) as swarm:
+    async with make_swarm(family(), 2, num_replicas=2, schedule=schedule) as swarm:
         acts = {
             "kill": lambda: swarm.network.kill(PeerId("R1.0")),
             "cut from the trainer": lambda: swarm.network.cut(PeerId("T0"), PeerId("R1.0")),
@@ -304,6 +306,25 @@ async def test_closing_a_round_finishes_what_has_begun_and_tells_the_trainer(mak
         with pytest.raises(RoundClosed):
             await swarm.train(batch(2), 2, 1e-2, round=1)
         assert (await swarm.train(batch(2), 2, 1e-2, round=2)).committed
+
+
+async def test_a_replica_is_closed_when_its_step_in_doubt_has_been_resolved_and_applied(make_swarm: MakeSwarm) -> None:
+    async with make_swarm(family(), 2) as swarm, anyio.create_task_group() as tasks:
+        [[replica], _] = swarm.replicas
+        gone = (PeerId("T0"), PeerId("R1.0"))
+        swarm.network.before_delivery = Once(
+            lambda a, b, m: isinstance(m, Commit), lambda: [swarm.network.kill(peer) for peer in gone]
+        )
+        tasks.start_soon(swarm.train, batch(0), 0, 1e-2)
+        with anyio.fail_after(60):
+            while not replica.worker.in_doubt:
+                await swarm.settle()
+            [key] = (await replica.worker.close(1)).in_doubt
+            # Nobody asks for an answer, so nothing is sent when it is applied.
+            replica.worker.resolve(key, True, 1.0, 1e-2, False)
+            closed = await replica.worker.close(1)
+        assert [entry.key for entry in closed.log] == [key]
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_busy_replica_is_tried_again(make_swarm: MakeSwarm) -> None:

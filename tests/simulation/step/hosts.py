@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, Send, StepTotals
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import Dial, Feed, Finished, NoPath, Note, RoundOver, StepPlan, StepTrainer, TrainerEffect
 from shoal.wire.messages.base import Hop, SampleRange
@@ -56,10 +56,11 @@ class Join:
 
 @dataclass
 class Work:
-    """What a replica computes for one step."""
+    """What a replica computes for one step; `gradients` are those of the parameters."""
 
     forwards: dict[int, Chain] = field(default_factory=dict[int, Chain])
     gradients: dict[int, Chain] = field(default_factory=dict[int, Chain])
+    put_off: dict[int, Chain] = field(default_factory=dict[int, Chain])
 
 
 class ReplicaHost:
@@ -73,6 +74,7 @@ class ReplicaHost:
             num_stages=world.num_stages,
             max_open_steps=world.max_open_steps,
             max_microbatch_samples=world.caps.get(self.peer),
+            schedule=world.schedule,
         )
         self.life = world.new_life(peer)
         self.work: dict[StepKey, Work] = {}
@@ -141,7 +143,8 @@ class ReplicaHost:
             message = send.message
             if isinstance(message, Backward) and not tensor:
                 # A repeated backward is answered with the gradient that was sent before.
-                tensor = self.work[message.key].gradients[message.microbatch]
+                work = self.work[message.key]
+                tensor = work.gradients.get(message.microbatch) or work.put_off[message.microbatch]
             if isinstance(message, Fenced):
                 self.world.network.send(self.peer, "K", message)
             else:
@@ -150,7 +153,7 @@ class ReplicaHost:
     def _kick(self) -> None:
         if self._busy:
             return
-        operation = choose(self.machine.ready())
+        operation = choose(self.machine.ready(), self.world.max_held)
         if operation is None:
             return
         self._busy = True
@@ -179,20 +182,32 @@ class ReplicaHost:
             self.world.check_commit(self, key, work)
             self.applied.append(key)
             return (), None
+        step = self.machine.open.get(key)
+        totals = StepTotals(1.0, key.number % 7 != 5, 1.0) if step is not None and step.completes(operation) else None
+        if operation.kind == OperationKind.WEIGHTS:
+            assert microbatch in work.put_off, f"{key} has no gradient of {microbatch} to add, or has added it"
+            self._add(work, key, microbatch, work.put_off.pop(microbatch))
+            return (), totals
         if operation.kind == OperationKind.BACKWARD:
             gradient = self.payloads[key, Backward, microbatch]
         else:
-            received = self.payloads[key, Forward, microbatch]
-            work.forwards[microbatch] = (*received, (self.peer, self.life, len(self.applied)))
+            if microbatch not in work.forwards:
+                received = self.payloads[key, Forward, microbatch]
+                work.forwards[microbatch] = (*received, (self.peer, self.life, len(self.applied)))
             if operation.kind == OperationKind.FORWARD:
                 return work.forwards[microbatch], None
             gradient = work.forwards[microbatch]
-        assert microbatch not in work.gradients, f"{key} adds the gradient of {microbatch} twice"
-        work.gradients[microbatch] = gradient
-        step = self.machine.open.get(key)
-        is_last = step is not None and microbatch == step.num_microbatches - 1
-        totals = StepTotals(1.0, key.number % 7 != 5, 1.0) if is_last else None
+        assert microbatch not in work.put_off, f"{key} does the backward of {microbatch} twice"
+        if self.world.schedule == Schedule.ZERO_BUBBLE:
+            work.put_off[microbatch] = gradient
+        else:
+            self._add(work, key, microbatch, gradient)
         return gradient, totals
+
+    def _add(self, work: Work, key: StepKey, microbatch: int, gradient: Chain) -> None:
+        assert microbatch not in work.gradients, f"{key} adds the gradient of {microbatch} twice"
+        assert microbatch == len(work.gradients), f"{key} adds the gradient of {microbatch} out of order"
+        work.gradients[microbatch] = gradient
 
 
 class TrainerHost:
@@ -202,7 +217,7 @@ class TrainerHost:
         self.world, self.slot, self.incarnation = world, slot, incarnation
         self.peer = PeerId(f"T{slot}.{incarnation}")
         self.machine: StepTrainer = world.trainer_class(
-            trainer=slot, incarnation=incarnation, window=2, max_grad_norm=None, step_timeout_s=3.0
+            trainer=slot, incarnation=incarnation, window=world.window, max_grad_norm=None, step_timeout_s=3.0
         )
         self.round = 0
         self.steps = 0

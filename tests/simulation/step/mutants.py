@@ -19,6 +19,27 @@ class CommitsWithoutAllMicrobatches(StepReplica):
         return super().finished(operation, totals)
 
 
+class CommitsWithoutAllWeightGradients(StepReplica):
+    def finished(self, operation: Operation, totals: StepTotals | None) -> list[Send]:
+        step = self.open.get(operation.key)
+        if (
+            operation.kind == OperationKind.BACKWARD
+            and step is not None
+            and step.backwards == step.num_microbatches - 1
+        ):
+            totals = StepTotals(1.0, True, 1.0)
+        return super().finished(operation, totals)
+
+
+class AddsWeightGradientsTwice(StepReplica):
+    def finished(self, operation: Operation, totals: StepTotals | None) -> list[Send]:
+        sends = super().finished(operation, totals)
+        step = self.open.get(operation.key)
+        if operation.kind == OperationKind.WEIGHTS and step is not None and not step.prepared:
+            step.weights = operation.microbatch
+        return sends
+
+
 class CommitsWhileAnotherStepHasBegun(StepReplica):
     def ready(self) -> list[Ready]:
         ready = super().ready()
@@ -121,6 +142,7 @@ REPLICAS: list[type[StepReplica]] = [
     OpensStepsOfAnotherRound,
     TakesMicrobatchesOfAnySize,
 ]
+SPLITTING_REPLICAS: list[type[StepReplica]] = [CommitsWithoutAllWeightGradients, AddsWeightGradientsTwice]
 TRAINERS: list[type[StepTrainer]] = [
     ReplaysAfterItsFirstCommit,
     UsesOneAttemptForAll,

@@ -7,6 +7,7 @@ from tests.simulation.step import mutants
 from tests.simulation.step.world import World
 
 from shoal.errors import RemoteProtocolError
+from shoal.swarm.step_operations import Schedule
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import StepTrainer
 
@@ -27,12 +28,20 @@ def test_steps_are_atomic_and_every_sample_is_trained_once(first_seed: int) -> N
 
 @pytest.mark.parametrize("mutant", mutants.REPLICAS)
 def test_a_replica_that_breaks_a_rule_is_noticed(mutant: type[StepReplica]) -> None:
-    assert any(_is_noticed(World(seed, replica_class=mutant)) for seed in _seeds(mutant))
+    schedule = Schedule.ONE_F_ONE_B
+    assert any(_is_noticed(World(seed, replica_class=mutant, schedule=schedule)) for seed in _seeds(mutant))
+
+
+@pytest.mark.parametrize("mutant", mutants.SPLITTING_REPLICAS)
+def test_a_replica_that_breaks_a_rule_of_split_backwards_is_noticed(mutant: type[StepReplica]) -> None:
+    schedule = Schedule.ZERO_BUBBLE
+    assert any(_is_noticed(World(seed, replica_class=mutant, schedule=schedule)) for seed in _seeds(mutant))
 
 
 @pytest.mark.parametrize("mutant", mutants.TRAINERS)
 def test_a_trainer_that_breaks_a_rule_is_noticed(mutant: type[StepTrainer]) -> None:
-    assert any(_is_noticed(World(seed, trainer_class=mutant)) for seed in _seeds(mutant))
+    schedule = Schedule.ONE_F_ONE_B
+    assert any(_is_noticed(World(seed, trainer_class=mutant, schedule=schedule)) for seed in _seeds(mutant))
 
 
 def _seeds(mutant: type) -> list[int]:

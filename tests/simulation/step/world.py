@@ -18,7 +18,7 @@ from tests.simulation.step.hosts import (
 from tests.simulation.step.network import Network
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.step_operations import Decision
+from shoal.swarm.step_operations import Decision, Schedule
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import StepTrainer
 from shoal.wire.messages.step import Commit, Fence, Fenced, StepMessage
@@ -182,7 +182,11 @@ class World:
     """One seed: its swarm and its faults."""
 
     def __init__(
-        self, seed: int, replica_class: type[StepReplica] = StepReplica, trainer_class: type[StepTrainer] = StepTrainer
+        self,
+        seed: int,
+        replica_class: type[StepReplica] = StepReplica,
+        trainer_class: type[StepTrainer] = StepTrainer,
+        schedule: Schedule | None = None,
     ) -> None:
         self.network = Network(seed)
         self.replica_class, self.trainer_class = replica_class, trainer_class
@@ -194,6 +198,10 @@ class World:
         self.caps_rng = random.Random(f"caps of {seed}")
         capped = [peer for stage in self.replicas for peer in stage if self.caps_rng.random() < 0.3]
         self.caps = {PeerId(peer): self.caps_rng.choice([1, 2]) for peer in capped}
+        schedule_rng = random.Random(f"schedule of {seed}")
+        self.schedule = schedule or schedule_rng.choice(list(Schedule))
+        self.window = None if self.schedule == Schedule.GPIPE else 2
+        self.max_held = schedule_rng.choice([None, 1, 2])
         self.lives: dict[str, int] = {}
         self.lives_at: dict[StepKey, dict[str, int]] = {}
         self._num_lives = 0

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from shoal.config import Config, load_config
+from shoal.config.model import ModelPipelineConfig
 from shoal.config.quant import QuantScheme
 from shoal.errors import ConfigError
 
@@ -86,6 +87,21 @@ def test_servers_follow_from_stages_and_replicas_unless_given() -> None:
 def test_one_more_microbatch_than_stages_is_in_flight_unless_given() -> None:
     assert Config.model_validate({"model_pipeline": {"stages": 3}}).model_pipeline.microbatches_in_flight == 4
     assert Config.model_validate({"model_pipeline": {"window": 2}}).model_pipeline.microbatches_in_flight == 2
+
+
+@pytest.mark.parametrize(("stages", "expected"), [(1, 2), (2, 3), (3, 5), (4, 7)])
+def test_zero_bubble_has_work_for_the_first_stage_until_the_first_gradient_is_back(stages: int, expected: int) -> None:
+    flow = ModelPipelineConfig(stages=stages, schedule="zero_bubble")
+    assert flow.microbatches_in_flight == expected
+    assert flow.evaluations_in_flight == stages + 1
+
+
+def test_gpipe_sends_all_microbatches_and_takes_no_window() -> None:
+    flow = ModelPipelineConfig(stages=3, schedule="gpipe")
+    assert flow.microbatches_in_flight is None
+    assert flow.evaluations_in_flight == 4
+    with pytest.raises(ValidationError, match="all microbatches are in flight"):
+        ModelPipelineConfig(schedule="gpipe", window=2)
 
 
 def test_accumulated_batches_are_one_step() -> None:

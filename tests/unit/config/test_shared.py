@@ -49,6 +49,20 @@ def test_shared_keys_come_from_the_run_and_host_keys_stay() -> None:
     assert "secret" not in str(shared_configuration(RUN))
 
 
+def test_the_schedule_is_the_run_s_and_a_host_may_not_have_another() -> None:
+    run = RUN.model_copy(
+        update={
+            "model_pipeline": RUN.model_pipeline.model_copy(
+                update={"schedule": "zero_bubble", "activation_checkpointing": True}
+            )
+        }
+    )
+    adopted = _adopt("--device=cpu", run=run).model_pipeline
+    assert (adopted.schedule, adopted.activation_checkpointing) == ("zero_bubble", True)
+    with pytest.raises(ConfigError, match=r"model_pipeline\.schedule = 'gpipe'.*'zero_bubble'"):
+        _adopt("--model-pipeline.schedule=gpipe", run=run)
+
+
 def test_the_same_file_on_both_hosts_agrees(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(

@@ -17,13 +17,14 @@ def test_nothing_ready_is_nothing_to_do() -> None:
     assert choose([]) is None
 
 
-def test_drops_then_commits_then_backwards_then_forwards() -> None:
+def test_drops_then_commits_then_backwards_then_forwards_then_weight_gradients() -> None:
     order = [
         OperationKind.DROP,
         OperationKind.COMMIT,
-        OperationKind.LOSS,
         OperationKind.BACKWARD,
+        OperationKind.LOSS,
         OperationKind.FORWARD,
+        OperationKind.WEIGHTS,
     ]
     left = [ready(kind, NEW if kind == OperationKind.DROP else OLD) for kind in reversed(order)]
     chosen: list[OperationKind] = []

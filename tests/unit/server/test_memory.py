@@ -97,6 +97,20 @@ def test_more_stages_and_smaller_microbatches_need_less() -> None:
     assert largest(2, 16) < largest(2, 4)
 
 
+def test_a_schedule_needs_what_it_holds() -> None:
+    def activations(stage: int, **flow: Any) -> int:
+        sections = {"model_pipeline": {"stages": 4, "microbatches": 9, **flow}, "model": {"num_layers": 8}}
+        need = stage_needs(Config.model_validate(sections))[stage]
+        return need.sample_bytes
+
+    one = activations(1, activation_checkpointing=True)
+    assert one < activations(1) < activations(1, schedule="zero_bubble") < activations(1, schedule="gpipe")
+    # The last stage of 1f1b goes back at once, the others put something off.
+    assert activations(3) < activations(3, schedule="zero_bubble") < activations(3, schedule="gpipe")
+    recomputed = activations(3, schedule="gpipe", activation_checkpointing=True)
+    assert activations(3) < recomputed < activations(3, schedule="zero_bubble", activation_checkpointing=True)
+
+
 def test_quantised_weights_are_kept_by_each_microbatch_in_flight() -> None:
     plain, quantised = (stage_needs(config_of("gpt", quant=quant))[0] for quant in (None, {}))
     assert quantised.step_bytes > plain.step_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
-from shoal.swarm.step_operations import OperationKind, Send, StepTotals
+from shoal.swarm.step_operations import Schedule, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.step import (
@@ -21,8 +21,8 @@ TOTALS = StepTotals(2.0, True, None)
 NUM = 2
 
 
-def replica(stage: int = 1, max_open_steps: int = 2) -> StepReplica:
-    machine = StepReplica((A, B, C)[stage], stage=stage, num_stages=3, max_open_steps=max_open_steps)
+def replica(stage: int = 1, max_open_steps: int = 2, schedule: Schedule = Schedule.ONE_F_ONE_B) -> StepReplica:
+    machine = StepReplica((A, B, C)[stage], stage=stage, num_stages=3, max_open_steps=max_open_steps, schedule=schedule)
     machine.start_round(1)
     return machine
 
@@ -36,8 +36,9 @@ def run(machine: StepReplica) -> list[Send]:
     sends: list[Send] = []
     while (operation := choose(machine.ready())) is not None:
         machine.started(operation)
-        is_last = operation.microbatch == NUM - 1 and operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
-        sends += machine.finished(operation, TOTALS if is_last else None)
+        step = machine.open.get(operation.key)
+        completes = step is not None and step.completes(operation)
+        sends += machine.finished(operation, TOTALS if completes else None)
     return sends
 
 

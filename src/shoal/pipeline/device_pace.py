@@ -1,0 +1,45 @@
+"""A device that is slower than the one that computes: for tests and benchmarks of schedules and of mixed machines.
+
+What an operation lasts longer than its computation is waited for and not computed, so many emulated devices fit on one
+core. The computation itself stays what it is, to the bit.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.pipeline.schedule import Parts
+
+
+class DevicePace(msgspec.Struct, kw_only=True):
+    """How long the operations of one replica last; its fields may be changed while the replica runs.
+
+    Attributes:
+        forward_s: The least that a forward lasts.
+        input_gradient_s: The same of the part of a backward that gives the gradient of the input.
+        weight_gradient_s: The same of the part that gives the gradients of the parameters.
+        factor: How many times slower than this machine, or than the least times where those are longer, the device is.
+        changes: From which operation of the replica on, counted from 0, `factor` is another one; ascending.
+    """
+
+    forward_s: float = 0.0
+    input_gradient_s: float = 0.0
+    weight_gradient_s: float = 0.0
+    factor: float = 1.0
+    changes: tuple[tuple[int, float], ...] = ()
+
+    def length_s(self, parts: Parts, took_s: float, number: int) -> float:
+        """Return how long an operation lasts.
+
+        Args:
+            parts: What it consists of.
+            took_s: What this machine has taken.
+            number: How many operations the replica has done before.
+        """
+        factor = next((factor for first, factor in reversed(self.changes) if number >= first), self.factor)
+        least_s = (
+            parts.forwards * self.forward_s
+            + parts.input_gradients * self.input_gradient_s
+            + parts.weight_gradients * self.weight_gradient_s
+        )
+        return max(took_s, least_s) * factor
