@@ -14,6 +14,7 @@ from shoal.errors import ConfigError
 
 _MISSING: Final = object()
 _BATCH: Final = "diloco.batch_size_per_step"
+_CUT: Final = "model_pipeline.cut"
 # What a list of stages in DistQat's notation says, see `pipeline_entries`.
 _PIPELINE_SETS: Final = (
     "model.family",
@@ -22,6 +23,7 @@ _PIPELINE_SETS: Final = (
     "model.num_classes",
     "model.extra",
     "model_pipeline.stages",
+    _CUT,
 )
 
 
@@ -29,7 +31,7 @@ def shared_configuration(config: Config) -> dict[str, Any]:
     """Return, as JSON values, what all peers of a run must agree on; host fields and secrets are left out."""
     values = public_values(config)
     shared = {name: values[name] for name in ("experiment_prefix", "run", "data", "model", "diloco", "quant")}
-    shared["model_pipeline"] = {name: values["model_pipeline"][name] for name in ("stages", "microbatches")}
+    shared["model_pipeline"] = {name: values["model_pipeline"][name] for name in ("stages", "cut", "microbatches")}
     for host_field in ("hf_token", "num_workers"):
         shared["data"].pop(host_field)
     return shared
@@ -95,6 +97,8 @@ def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], origins: Map
                 continue
             if name == _BATCH and isinstance(wanted, int) and mine < wanted:
                 continue
+            if name == _CUT and mine is None:
+                continue  # as the run decides
             yield (
                 f"{name} = {mine!r} ({origin}): the run has {None if wanted is _MISSING else wanted!r}, which all "
                 "hosts share; remove it, servers take it from the run"
