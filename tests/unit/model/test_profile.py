@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import pytest
@@ -161,6 +161,18 @@ def test_blocks_with_other_strides_or_sizes_are_not_alike() -> None:
     family = ResNet18Family(ResNetShape((2, 2, 2, 2), False, "cifar", num_channels=1, img_size=8, num_classes=10))
     profile = profile_units(family, samples=1, seed=0, device=CPU, clock=SystemClock())
     assert profile.num_kinds == 9, "only the two blocks of the first group are alike"
+
+
+class Varied(GptFamily):
+    """Each block drops another share, which no shape shows."""
+
+    def build_unit(self, index: int) -> nn.Module:
+        return GptFamily(replace(self.shape, dropout=0.1 * index)).build_unit(index)
+
+
+def test_blocks_with_other_settings_are_not_alike() -> None:
+    family = Varied(GptShape(seq_len=4, width=8, num_layers=3, num_heads=2))
+    assert profile_units(family, samples=1, seed=0, device=CPU, clock=SystemClock()).num_kinds == 5
 
 
 def test_torchs_generator_and_default_dtype_stay_as_they_were() -> None:
