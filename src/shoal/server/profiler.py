@@ -41,7 +41,10 @@ async def main(payload: bytes, control: RoleControl) -> None:
             return unit_costs(config, spec.device, clock, measure=spec.measure, cache=CostCache.of_user())
 
         found = await device.run(find)
-    elapsed_s = 0.0 if found.profile is None else round(found.profile.elapsed_s, 3)
+    profile = found.profile
+    elapsed_s = 0.0 if profile is None else round(profile.elapsed_s, 3)
+    if profile is not None and profile.num_estimated:
+        logger.info("unit_costs.estimated", extra={"units": profile.num_estimated})
     for warning in found.warnings:
         logger.warning("unit_costs.problem", extra={"reason": warning})
     logger.info("unit_costs.known", extra={"source": found.source, "elapsed_s": elapsed_s, "costs": found.costs})
