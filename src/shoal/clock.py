@@ -49,6 +49,11 @@ class SystemClock:
         await anyio.sleep(max(0.0, duration_s))
 
 
+def thread_cpu_s() -> float:
+    """Return the seconds for which the calling thread has computed; waiting for a core does not count."""
+    return time.thread_time()
+
+
 @dataclass(frozen=True, slots=True)
 class Deadline:
     """A point in monotonic time by which something has to have happened.

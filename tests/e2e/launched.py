@@ -83,6 +83,7 @@ class Launched:
         environment = os.environ | {
             self._name: self._value,
             "XDG_RUNTIME_DIR": str(self.runtime_dir),
+            "XDG_CACHE_HOME": str(self.directory / "cache"),
             "TMPDIR": str(self.temporary_dir),
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "160",

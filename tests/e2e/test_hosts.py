@@ -13,6 +13,8 @@ from tests.e2e.hosts import Hosts, hosts_of, invited
 from tests.e2e.launched import END_S, ENDLESS, SMALL, START_S, Launched, until
 from tests.e2e.namespaces import lan, why_impossible
 
+from shoal.config import load_config
+
 pytestmark = pytest.mark.timeout(600)
 
 _IMPOSSIBLE = why_impossible()
@@ -57,7 +59,7 @@ def last_hashes(servers: Sequence[Launched]) -> dict[str, list[str]]:
 @pytest.mark.slow
 def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *SMALL, "--num-servers=4")
+        client = hosts.run("client", "start_trainer_client.py", *SMALL, "--num-servers=4", "--model-pipeline.cut=1,3")
         variable, command = invited(client)
         hosts.give_key("client", "servers")
         first = hosts.run("servers", *command, environment=variable)
@@ -71,6 +73,9 @@ def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
     assert last_hashes([first, second]) == {stage: [value] * 2 for stage, value in summary["hashes"].items()}
     assert addresses.read_text().splitlines() == variable["INITIAL_PEERS"].split(",")
+    for run in (first, second):
+        [resolved] = run.log_root.glob("*.servers*/config.yaml")
+        assert load_config(resolved, (), {}).model_pipeline.cut == (1, 3), "the cut came with the run's record"
 
 
 def _key(hosts: Hosts) -> Path:

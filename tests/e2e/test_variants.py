@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.launched import END_S, ROOT, SMALL, completed, launched
 
 from shoal.averaging.journal import read_records
+from shoal.config import load_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -41,6 +42,22 @@ def test_three_stages(tmp_path: Path) -> None:
     assert set(summary["hashes"]) == {"0", "1", "2"}
     assert summary["processes"] <= 25
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
+
+
+def test_a_run_that_need_not_be_repeatable_is_cut_by_what_its_units_take_here(tmp_path: Path) -> None:
+    flags = (*SMALL, "--no-run.deterministic", "--servers.replicas=1", "--diloco.outer-steps=1")
+    cuts: list[tuple[int, ...]] = []
+    for start in (1, 2):
+        run = completed(tmp_path, *flags)
+        assert run.log_dir is not None
+        (decided,) = run.events("launcher", "model.cut")
+        config = load_config(run.log_dir / "config.yaml", (), {})
+        assert list(config.model_pipeline.cut or ()) == decided["units"]
+        assert sum(decided["units"]) == config.model.num_units
+        # The first start measures; the second one knows.
+        assert (run.log_dir / "profiler_0.log").exists() == (start == 1)
+        cuts.append(tuple(decided["units"]))
+    assert cuts[0] == cuts[1]
 
 
 def test_a_spare_server_stays_current_without_weight(tmp_path: Path) -> None:

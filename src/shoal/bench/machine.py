@@ -9,6 +9,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from shoal.runtime.hardware import processor_name
+
 _ROOT = Path("/")
 _LIBRARIES = ("torch", "hivemind", "numpy", "uvloop")
 
@@ -51,21 +53,13 @@ def describe_machine() -> dict[str, object]:
     """Return cores, processor, memory, versions and load, by name."""
     return {
         "cores": num_usable_cores(),
-        "processor": _field("proc/cpuinfo", "model name") or platform.machine(),
+        "processor": processor_name(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in _LIBRARIES},
         "load_1min": round(os.getloadavg()[0], 2),
     }
-
-
-def _field(path: str, name: str) -> str | None:
-    try:
-        lines = (_ROOT / path).read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
 
 
 def _version(library: str) -> str | None:

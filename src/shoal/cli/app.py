@@ -30,7 +30,7 @@ ConfigPath = Annotated[Path | None, Parameter(help="YAML file; configs/reference
 Switch = Parameter(negative=())
 PrintConfig = Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")]
 
-_OWN_FLAGS = ("config-path", "baseline", "print-config", "run-locally", "trainer-id", "help", "version")
+_OWN_FLAGS = ("config-path", "baseline", "print-config", "run-locally", "trainer-id", "json", "help", "version")
 
 app = App(
     name="shoal",
@@ -43,7 +43,9 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 config_app = App(name="config", help="Show what a run would be told.")
+model_app = App(name="model", help="Look at the model that a run would train.")
 app.command(config_app)
+app.command(model_app)
 app.command(key_app)
 
 
@@ -181,6 +183,22 @@ def benchmark(
 
     options = BenchmarkOptions(repeat=repeat, link=link)
     return run_benchmark(name, options, as_json=as_json, ignore_busy=ignore_busy)
+
+
+@model_app.command
+def profile(
+    *flags: ConfigFlags,
+    config_path: ConfigPath = None,
+    as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure what each unit of the model costs on this machine, and show where a run cuts it into stages.
+
+    Without --config-path it is the model of configs/sandbox.yaml. Nothing is kept: a run measures by itself.
+    """
+    config = _load(config_path or _sandbox_path(), flags)
+    from shoal.cli.model import print_profile
+
+    print_profile(config, as_json=as_json)
 
 
 @config_app.command

@@ -6,13 +6,17 @@ import anyio
 import anyio.to_thread
 from rich.console import Console
 
+from shoal.cli.cuts import has_cut, with_cut, with_known_cut
+from shoal.cli.model import costs_on_device_thread
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.feed import Feed
 from shoal.data.server import DataService
 from shoal.ids import PeerId
+from shoal.model.costs import counts_by_cost
 from shoal.runtime.device_thread import DeviceThread
+from shoal.server.cost_cache import CostCache
 from shoal.trainer.baseline_run import BaselineReport, run_baseline, use_threads
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
@@ -26,8 +30,16 @@ def run_baseline_locally(config: Config) -> int:
     Raises:
         ConfigError: the data set or the model does not fit the configuration.
     """
-    anyio.run(_run, config, backend_options={"use_uvloop": True})
+    anyio.run(_run, _with_cut(config), backend_options={"use_uvloop": True})
     return EXIT_DONE
+
+
+def _with_cut(config: Config) -> Config:
+    """Cut the model where a run on this machine does: random draws belong to a stage."""
+    if has_cut(config := with_known_cut(config)):
+        return config
+    found = costs_on_device_thread(config, measure=not config.run.deterministic, cache=CostCache.of_user())
+    return with_cut(config, counts_by_cost(found.costs, config.num_stages))
 
 
 async def _run(config: Config) -> None:

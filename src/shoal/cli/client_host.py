@@ -9,6 +9,7 @@ from __future__ import annotations
 import anyio
 
 from shoal import log
+from shoal.cli.cuts import with_known_cut
 from shoal.cli.early import EarlyStart
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.joining import LastingIdentities, invitation, load_or_create_swarm_key
@@ -38,6 +39,7 @@ def start_trainer_client(config: Config, early: EarlyStart) -> int:
     identities = LastingIdentities("client")
     try:
         clock = SystemClock()
+        config = with_known_cut(config)
         run_id = new_run_id(config, clock)
         log_dir = make_log_dir(config, run_id)
         log.configure("launcher", log_dir, config.log_level)

@@ -28,6 +28,7 @@ PRELOAD = (
     "shoal.control.scout",
     "shoal.data_server.service",
     "shoal.monitor.service",
+    "shoal.server.profiler",
     "shoal.server.service",
     "shoal.trainer.service",
 )

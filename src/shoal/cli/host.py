@@ -34,6 +34,7 @@ from shoal.runtime.role_handle import RoleEvent, RoleHandle
 from shoal.runtime.role_spec import NEVER_RESTART, RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
+from shoal.server.profiler_spec import ProfilerSpec
 from shoal.server.spec import ServerSpec
 from shoal.trainer.spec import BaselineSpec, TrainerSpec
 from shoal.wire.messages.base import Hop
@@ -107,6 +108,21 @@ class SwarmHost:
         """Start the role that finds out which run there is, or, if that is known, watches it."""
         scout = self._spec(ScoutSpec, "scout", 0)
         return self._needs_peers(await self._start("shoal.control.scout:main", scout))
+
+    async def start_profiler(self, device: str, *, measure: bool) -> RoleHandle:
+        """Start the role that says what the units of the model cost, and ends."""
+        spec = ProfilerSpec(
+            config_json=config_to_json(self.config), log_dir=str(self.log_dir), device=device, measure=measure
+        )
+        return await self.supervisor.start(
+            RoleSpec(
+                role="profiler",
+                index=0,
+                entry="shoal.server.profiler:main",
+                payload=msgspec.msgpack.encode(spec),
+                output_path=self.log_dir / "profiler_0.out",
+            )
+        )
 
     async def start_client(self, expected_servers: int, *, patient: bool = False) -> RoleHandle:
         """Start the client; `patient`: it waits for these servers however long it takes."""

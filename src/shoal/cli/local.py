@@ -20,13 +20,14 @@ import anyio
 from anyio.abc import TaskGroup
 
 from shoal import log
+from shoal.cli.cuts import has_cut, log_cut, with_known_cut, with_profiled_cut
 from shoal.cli.devices import device_of_server
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.live import LiveView
-from shoal.cli.run_files import make_log_dir, new_run_id, remove_empty_outputs, write_summary
+from shoal.cli.run_files import make_log_dir, new_run_id, remove_empty_outputs, write_config, write_summary
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.errors import ConfigError, ConnectionLost, ShoalError
@@ -59,6 +60,7 @@ def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> i
     """
     devices = [device_of_server(config.device, index) for index in range(config.num_servers)]
     clock = SystemClock()
+    config = with_known_cut(config)
     run_id = new_run_id(config, clock)
     log_dir = make_log_dir(config, run_id)
     log.configure("launcher", log_dir, config.log_level)
@@ -183,6 +185,7 @@ class HostRun:
     async def _start_each(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         await host.supervisor.preloaded()
         logger.info("fork_server.ready", extra={"after_s": round(process_age_s(os.getpid()), 2)})
+        await self._settle_cut(host, view)
         tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0
         client = self._client = await host.start_client(expected, patient=self.invite is not None)
@@ -196,6 +199,13 @@ class HostRun:
             tasks.start_soon(self._follow_baseline, await host.start_baseline(), host, view)
         else:
             self._baseline_done.set()
+
+    async def _settle_cut(self, host: SwarmHost, view: LiveView) -> None:
+        """Decide where the model is cut, unless that is known: no role that needs it has started yet."""
+        if not has_cut(self.config):
+            self.config = host.config = await with_profiled_cut(self.config, host, view.notice)
+            write_config(self.config, self.log_dir)
+        log_cut(self.config)
 
     async def _follow_monitor(self, monitor: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         ready = False

@@ -39,10 +39,23 @@ def make_log_dir(config: Config, run_id: RunId) -> Path:
             aside.symlink_to(run_id)
             aside.rename(link)
     except OSError as error:
-        raise ConfigError(
-            f"log_dir: cannot write to {error.filename or path} ({error.strerror}); choose another with --log-dir"
-        ) from error
+        raise _cannot_write(path, error) from error
     return path
+
+
+def write_config(config: Config, log_dir: Path) -> None:
+    """Replace `config.yaml` by one with what has been decided since the folder was made.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    path = log_dir / "config.yaml"
+    aside = path.with_suffix(".tmp")
+    try:
+        aside.write_text(dump_config(config))
+        aside.rename(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
 
 
 def make_server_log_dir(config: Config, run_id: str) -> Path:
@@ -61,10 +74,13 @@ def make_server_log_dir(config: Config, run_id: str) -> Path:
         path.mkdir(parents=True)
         (path / "config.yaml").write_text(dump_config(config))
     except OSError as error:
-        raise ConfigError(
-            f"log_dir: cannot write to {error.filename or path} ({error.strerror}); choose another with --log-dir"
-        ) from error
+        raise _cannot_write(path, error) from error
     return path
+
+
+def _cannot_write(path: Path, error: OSError) -> ConfigError:
+    reason = f"cannot write to {error.filename or path} ({error.strerror})"
+    return ConfigError(f"log_dir: {reason}; choose another with --log-dir")
 
 
 def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:

@@ -1,41 +1,14 @@
 """Sections `network`, `health`, `servers` and `param_mirror`: addresses, deadlines and processes of a host."""
 
-import json
 import re
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from pydantic import Field, field_validator
 
-from shoal.config.base import ByteSize, PositiveFloat, PositiveInt, Section
+from shoal.config.base import ByteSize, PositiveFloat, PositiveInt, Section, split_list
 
 MAX_PORT: Final = 65535
-
-
-def split_addresses(value: object) -> object:
-    """Return a list of addresses from any form that users give: a list, JSON, or text with commas or spaces.
-
-    A list may hold such texts again (a flag that is given several times). `@file` is replaced by whoever may read files
-    (`shoal.config.load`). What is no text is left for the schema to refuse.
-
-    Raises:
-        ValueError: text that starts like a JSON list but is none.
-    """
-    if isinstance(value, str):
-        text = value.strip()
-        if text.startswith("["):
-            try:
-                return cast(object, json.loads(text))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"starts with '[' but is not a JSON list: {error}") from error
-        return [part for part in re.split(r"[\s,]+", text) if part]
-    if isinstance(value, list | tuple):
-        flat: list[object] = []
-        for item in cast(list[object], value):
-            parts = split_addresses(item) if isinstance(item, str) else item
-            flat.extend(cast(list[object], parts) if isinstance(parts, list) else [parts])
-        return flat
-    return value
 
 
 class NetworkConfig(Section):
@@ -90,7 +63,7 @@ class NetworkConfig(Section):
     @field_validator("initial_peers", "host_maddrs", "announce_maddrs", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        return split_addresses(value)
+        return split_list(value)
 
     @field_validator("initial_peers", "host_maddrs", "announce_maddrs")
     @classmethod

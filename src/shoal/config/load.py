@@ -8,8 +8,8 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from shoal.config.base import split_list
 from shoal.config.flags import from_flags
-from shoal.config.host import split_addresses
 from shoal.config.keys import keys
 from shoal.config.schema import Config
 from shoal.config.sources import Layer, from_env, from_file, from_mapping
@@ -104,7 +104,7 @@ def _read_address_files(layer: Layer) -> None:
         return
     section = cast(dict[str, object], network)
     try:
-        addresses = split_addresses(section["initial_peers"])
+        addresses = split_list(section["initial_peers"])
     except ValueError:
         return  # the schema says what is wrong
     if not isinstance(addresses, list):

@@ -1,10 +1,11 @@
 """Sections `model` and `model_pipeline`: which network, and into how many stages it is cut."""
 
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section
+from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section, split_list
 
 NATIVE_FAMILIES = ("gpt", "resnet18", "resnet50", "resnet101")
 
@@ -44,7 +45,22 @@ class ModelConfig(Section):
     @property
     def max_stages(self) -> int | None:
         """The most stages that the family can be cut into; None where only the family itself knows."""
+        return self.num_blocks
+
+    @property
+    def num_blocks(self) -> int | None:
+        """The blocks between the first unit and the last one; None where only the family itself knows."""
         return self.num_layers if self.family == "gpt" else RESNET_BLOCKS.get(self.family)
+
+    @property
+    def num_units(self) -> int | None:
+        """The units that the model consists of, as `Family.num_units`; None where only the family itself knows."""
+        return None if self.num_blocks is None else self.num_blocks + 2
+
+
+def split_counts(value: object) -> object:
+    """Return a list of counts from any form that users give, one number included; the schema checks what is in it."""
+    return [value] if isinstance(value, int) else split_list(value)
 
 
 class PipelineEntry(Section):
@@ -52,7 +68,7 @@ class PipelineEntry(Section):
 
     model_name: str = Field(description='"<family>.full", or "<family>.head", "<family>.body" ..., "<family>.tail".')
     hid_dim: PositiveInt | None = Field(default=None, description="Becomes model.hidden_size.")
-    n_layers: PositiveInt | None = Field(default=None, description="Added up over the entries: model.num_layers.")
+    n_layers: PositiveInt | None = Field(default=None, description="Blocks of this stage; together model.num_layers.")
     num_classes: PositiveInt | None = Field(default=None, description="Becomes model.num_classes.")
     extra: dict[str, Any] = Field(default={}, description="Becomes model.extra.")
 
@@ -61,10 +77,18 @@ class ModelPipelineConfig(Section):
     """How the model is cut and how batches flow through the stages."""
 
     stages: PositiveInt = Field(default=1, description="Contiguous parts into which the model is cut.")
+    cut: tuple[PositiveInt, ...] | None = Field(
+        default=None,
+        description="Units of each stage, by hand: 3,5. Units are the smallest parts of a model, `shoal model profile` "
+        "lists them: gpt has an embedding, num_layers blocks and a head. null: the client's host measures what each "
+        "unit costs, and the slowest stage becomes as fast as it can be; with run.deterministic the family's own "
+        "figures decide.",
+    )
     pipeline: tuple[PipelineEntry, ...] | None = Field(
         default=None,
         description="The same in DistQat's notation, one entry a stage, for files that come from there: "
-        "[{model_name: resnet18.head}, {model_name: resnet18.tail}]. It sets model.* and stages.",
+        "[{model_name: resnet18.head}, {model_name: resnet18.tail}]. It sets model.*, stages and, "
+        "by n_layers, the cut.",
     )
     microbatches: PositiveInt = Field(default=4, description="Parts into which each batch is cut.")
     schedule: Literal["gpipe", "1f1b", "zero_bubble"] = Field(
@@ -85,6 +109,31 @@ class ModelPipelineConfig(Section):
     )
     forward_timeout_s: PositiveFloat = Field(default=40.0, description="Longest wait for a forward pass of a stage.")
     backward_timeout_s: PositiveFloat = Field(default=90.0, description="Longest wait for a backward pass of a stage.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stages_of_cut(cls, raw: object) -> object:
+        if not isinstance(raw, Mapping):
+            return raw
+        section = cast(Mapping[str, Any], raw)
+        counts = split_counts(section.get("cut"))
+        if isinstance(counts, list | tuple) and counts and "stages" not in section:
+            return {**section, "stages": len(cast(list[object], counts))}
+        return section
+
+    @field_validator("cut", mode="before")
+    @classmethod
+    def _split_cut(cls, value: object) -> object:
+        return split_counts(value)
+
+    @model_validator(mode="after")
+    def _check_cut(self) -> "ModelPipelineConfig":
+        if self.cut is not None and len(self.cut) != self.stages:
+            raise ValueError(
+                f"model_pipeline.cut = {list(self.cut)} has {len(self.cut)} numbers of units for "
+                f"model_pipeline.stages = {self.stages}: give one number for each stage, or remove one of the two keys"
+            )
+        return self
 
     @field_validator("pipeline")
     @classmethod

@@ -1,7 +1,8 @@
-"""DistQat's `model_pipeline.pipeline` list, translated into `model.*` and `model_pipeline.stages`.
+"""DistQat's `model_pipeline.pipeline` list, translated into `model.*`, `model_pipeline.stages` and `.cut`.
 
-Works on the raw mapping before validation, so that what the list says and what is said elsewhere can be compared: two
-different values for one thing are an error, never a silent choice.
+`n_layers` of an entry are the blocks of that stage: the list is a cut by hand. The first stage holds the embedding as
+well and the last one the head, as in DistQat. Works on the raw mapping before validation, so that what the list says
+and what is said elsewhere can be compared: two different values for one thing are an error, never a silent choice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,13 +10,13 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from shoal.config.model import NATIVE_FAMILIES, PipelineEntry
+from shoal.config.model import NATIVE_FAMILIES, PipelineEntry, split_counts
 
 Raw = Mapping[str, Any]
 
 
 def apply_pipeline(raw: Raw) -> Raw:
-    """Return `raw` with `model` and `model_pipeline.stages` filled in from `model_pipeline.pipeline`, if it is there.
+    """Return `raw` with `model` and `model_pipeline.*` filled in from `model_pipeline.pipeline`, if it is there.
 
     Args:
         raw: the whole configuration as nested mappings, not validated yet.
@@ -40,7 +41,21 @@ def apply_pipeline(raw: Raw) -> Raw:
     model = _merged("model", raw.get("model"), found)
     # The list has been said in canonical names now; one that stayed would contradict later changes of them.
     rest = {key: value for key, value in pipeline.items() if key != "pipeline"}
-    return {**raw, "model": model, "model_pipeline": _merged("model_pipeline", rest, {"stages": len(entries)})}
+    flow: dict[str, Any] = {"stages": len(entries)}
+    blocks = [entry.n_layers for entry in entries if entry.n_layers is not None]
+    if blocks and len(entries) > 1:
+        flow["cut"] = [blocks[0] + 1, *blocks[1:-1], blocks[-1] + 1]
+        if rest.get("cut") is None:
+            rest.pop("cut", None)
+        else:
+            rest["cut"] = _counts(split_counts(rest["cut"]))
+    return {**raw, "model": model, "model_pipeline": _merged("model_pipeline", rest, flow)}
+
+
+def _counts(value: object) -> object:
+    """Return counts that are text as numbers, so that they can be compared."""
+    parts = [str(part) for part in cast(Sequence[object], value)] if isinstance(value, list | tuple) else [""]
+    return [int(part) for part in parts] if all(map(str.isdecimal, parts)) else cast(object, value)
 
 
 def _family(entries: list[PipelineEntry]) -> str:
@@ -71,10 +86,10 @@ def _sizes(entries: list[PipelineEntry], family: str) -> dict[str, Any]:
     if family == "gpt" and classes:
         raise ValueError("model_pipeline.pipeline: gpt has no num_classes; remove it")
     if layers:
-        if len(layers) != len(entries) or len(set(layers)) != 1:
+        if len(layers) != len(entries):
             raise ValueError(
-                f"model_pipeline.pipeline: n_layers {layers} must be given for every stage and be equal; the cut is "
-                "balanced by cost, so set model.num_layers and model_pipeline.stages instead"
+                f"model_pipeline.pipeline: n_layers {layers} must be given for each of {len(entries)} stages, as "
+                "their cut by hand, or for none: then set model.num_layers, and the cut is balanced by cost"
             )
         found["num_layers"] = sum(layers)
     for key, values in (("hidden_size", widths), ("num_classes", classes)):

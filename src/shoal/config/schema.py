@@ -71,6 +71,14 @@ class Config(Section):
                 f"model_pipeline.microbatches = {microbatches} is more than diloco.batch_size_per_step = {batch}: a "
                 "microbatch needs at least one sample; lower one or raise the other"
             )
+        cut, units = self.model_pipeline.cut, self.model.num_units
+        if cut is not None and units is not None and sum(cut) != units:
+            first = "embedding" if self.model.family == "gpt" else "stem"
+            return (
+                f"model_pipeline.cut = {list(cut)} adds up to {sum(cut)} units, but {self.model.family} of this size "
+                f"has {units}: the {first}, {units - 2} blocks and the head; make the numbers add up to {units}, or "
+                "remove the cut"
+            )
         return None
 
     def whole_swarm_problem(self) -> str | None:

@@ -14,7 +14,8 @@ from shoal.errors import ConfigError
 
 _MISSING: Final = object()
 _BATCH: Final = "diloco.batch_size_per_step"
-_PIPELINE: Final = ("stages", "microbatches", "schedule", "activation_checkpointing")
+_PIPELINE: Final = ("stages", "cut", "microbatches", "schedule", "activation_checkpointing")
+_CUT: Final = "model_pipeline.cut"
 # What a list of stages in DistQat's notation says, see `pipeline_entries`.
 _PIPELINE_SETS: Final = (
     "model.family",
@@ -23,6 +24,7 @@ _PIPELINE_SETS: Final = (
     "model.num_classes",
     "model.extra",
     "model_pipeline.stages",
+    _CUT,
 )
 
 
@@ -96,6 +98,8 @@ def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], origins: Map
                 continue
             if name == _BATCH and isinstance(wanted, int) and mine < wanted:
                 continue
+            if name == _CUT and mine is None:
+                continue  # as the run decides
             yield (
                 f"{name} = {mine!r} ({origin}): the run has {None if wanted is _MISSING else wanted!r}, which all "
                 "hosts share; remove it, servers take it from the run"

@@ -10,14 +10,13 @@ Shapes: B samples, T tokens, C width, H heads, D = C / H, V vocabulary.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.errors import ConfigError
+from shoal.model.gpt_shape import GptShape
 from shoal.model.stage import Family, TensorSpec
 
 if TYPE_CHECKING:
@@ -25,35 +24,6 @@ if TYPE_CHECKING:
     from shoal.config.training import DataConfig
 
 _INIT_STD = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class GptShape:
-    """The sizes of a model.
-
-    Attributes:
-        seq_len: T, the tokens of a sample.
-        width: C, the residual stream; divisible by `num_heads`.
-        num_layers: Blocks.
-        num_heads: H.
-        mlp_ratio: Hidden width of the MLP over C.
-        vocab_size: V; 256 for bytes.
-        dropout: The probability that an element is dropped in training.
-    """
-
-    seq_len: int
-    width: int
-    num_layers: int
-    num_heads: int
-    mlp_ratio: int = 4
-    vocab_size: int = 256
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.width % self.num_heads:
-            raise ConfigError(
-                f"a width of {self.width} cannot be split into {self.num_heads} heads; choose a multiple of the heads"
-            )
 
 
 class Embedding(nn.Module):
@@ -139,17 +109,7 @@ class GptFamily(Family):
 
     @classmethod
     def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
-        return cls(
-            GptShape(
-                seq_len=data.seq_len,
-                width=model.hidden_size,
-                num_layers=model.num_layers,
-                num_heads=model.num_heads,
-                mlp_ratio=model.mlp_ratio,
-                vocab_size=model.vocab_size,
-                dropout=model.dropout,
-            )
-        )
+        return cls(GptShape.from_config(model, data))
 
     @property
     def num_units(self) -> int:
@@ -192,15 +152,7 @@ class GptFamily(Family):
         return 4 * (8 + 2 * shape.mlp_ratio + masks) * hidden
 
     def unit_costs(self) -> list[float]:
-        # Multiply-adds per token; memory-bound work (embedding, norms, softmax of the loss) counts as the multiply-adds
-        # that take as long on a CPU, some 10 a value touched.
-        shape = self.shape
-        width = shape.width
-        block = (
-            (4 + 2 * shape.mlp_ratio) * width * width + shape.seq_len * width + 10 * (6 + 2 * shape.mlp_ratio) * width
-        )
-        head = shape.vocab_size * width + 10 * (4 * shape.vocab_size + 2 * width)
-        return [10.0 * 4 * width, *[float(block)] * shape.num_layers, float(head)]
+        return self.shape.unit_costs()
 
 
 def _linear(inputs: int, outputs: int, std: float) -> nn.Linear:

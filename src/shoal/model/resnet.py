@@ -8,48 +8,18 @@ Shapes: B samples, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.model.resnet_shape import BlockPlan, ResNetShape, Stem, halved
 from shoal.model.stage import Family, TensorSpec
 
 if TYPE_CHECKING:
     from shoal.config.model import ModelConfig
     from shoal.config.training import DataConfig
-
-Stem = Literal["cifar", "imagenet"]
-
-
-@dataclass(frozen=True, slots=True)
-class ResNetShape:
-    """The sizes of a model.
-
-    Attributes:
-        depths: Blocks of each of the four groups; each group but the first halves the resolution and doubles the
-        channels. bottleneck: 1x1-3x3-1x1 blocks with four times the channels, instead of 3x3-3x3. stem: "cifar": one
-        3x3 convolution; "imagenet": 7x7 with stride 2 and max-pooling. num_channels: Of the images. img_size: Height
-        and width of the images. num_classes: K.
-    """
-
-    depths: tuple[int, int, int, int]
-    bottleneck: bool
-    stem: Stem
-    num_channels: int
-    img_size: int
-    num_classes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _BlockPlan:
-    inputs: int
-    width: int
-    outputs: int
-    stride: int
-    size_out: int
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -82,7 +52,7 @@ class StemUnit(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions around a shortcut."""
 
-    def __init__(self, plan: _BlockPlan) -> None:
+    def __init__(self, plan: BlockPlan) -> None:
         super().__init__()
         self.conv1 = _conv(plan.inputs, plan.width, 3, plan.stride)
         self.norm1 = BatchNorm(plan.width)
@@ -99,7 +69,7 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions around a shortcut."""
 
-    def __init__(self, plan: _BlockPlan) -> None:
+    def __init__(self, plan: BlockPlan) -> None:
         super().__init__()
         self.conv1 = _conv(plan.inputs, plan.width, 1, 1)
         self.norm1 = BatchNorm(plan.width)
@@ -132,27 +102,15 @@ class ResNetFamily(Family):
 
     def __init__(self, shape: ResNetShape) -> None:
         self.shape = shape
-        self._stem_size = shape.img_size
-        if shape.stem == "imagenet":
-            self._stem_size = _halved(_halved(shape.img_size))
-        self._blocks = _plan_blocks(shape, self._stem_size)
+        self._stem_size = shape.stem_size
+        self._blocks = shape.blocks()
 
-    #: Depths and bottleneck of the network; a subclass for each.
-    depths: ClassVar[tuple[int, int, int, int]]
-    bottleneck: ClassVar[bool]
+    #: The network; a subclass for each.
+    name: ClassVar[str]
 
     @classmethod
     def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
-        return cls(
-            ResNetShape(
-                depths=cls.depths,
-                bottleneck=cls.bottleneck,
-                stem=model.stem,
-                num_channels=data.num_channels,
-                img_size=data.img_size,
-                num_classes=model.num_classes,
-            )
-        )
+        return cls(ResNetShape.from_config(cls.name, model, data))
 
     @property
     def num_units(self) -> int:
@@ -194,75 +152,35 @@ class ResNetFamily(Family):
         # follows; the shortcut's convolution; the larger image before the pooling of the imagenet stem.
         if index == 0:
             pixels = self._stem_size**2
-            larger = 2 * _halved(self.shape.img_size) ** 2
+            larger = 2 * halved(self.shape.img_size) ** 2
             return 4 * 64 * (2 * pixels if self.shape.stem == "cifar" else larger + 3 * pixels)
         if index == self.num_units - 1:
             return 4 * (self._blocks[-1].outputs + 2 * self.shape.num_classes)
         plan = self._blocks[index - 1]
-        pixels_in, pixels_out = (plan.size_out * plan.stride) ** 2, plan.size_out**2
-        has_shortcut = plan.inputs != plan.outputs or plan.stride != 1
+        pixels_in, pixels_out = plan.size_in**2, plan.size_out**2
         inner = 2 * plan.width * (pixels_in + pixels_out if self.shape.bottleneck else pixels_out)
-        return 4 * (inner + (2 + has_shortcut) * plan.outputs * pixels_out)
+        return 4 * (inner + (2 + plan.has_shortcut) * plan.outputs * pixels_out)
 
     def unit_costs(self) -> list[float]:
-        # Multiply-adds a sample, plus some 10 for each value that norms and activations touch.
-        shape = self.shape
-        stem_out = self._stem_size if shape.stem == "cifar" else _halved(shape.img_size)
-        kernel = 9 if shape.stem == "cifar" else 49
-        costs = [float((shape.num_channels * kernel + 20) * 64 * stem_out**2)]
-        for plan in self._blocks:
-            pixels_in, pixels_out = (plan.size_out * plan.stride) ** 2, plan.size_out**2
-            if shape.bottleneck:
-                macs = plan.inputs * plan.width * pixels_in + (9 * plan.width + plan.outputs) * plan.width * pixels_out
-            else:
-                macs = 9 * (plan.inputs + plan.outputs) * plan.width * pixels_out
-            if plan.inputs != plan.outputs:
-                macs += plan.inputs * plan.outputs * pixels_out
-            costs.append(float(macs + 40 * plan.outputs * pixels_out))
-        outputs = self._blocks[-1]
-        costs.append(float(outputs.outputs * (shape.num_classes + 10 * outputs.size_out**2)))
-        return costs
+        return self.shape.unit_costs()
 
 
 class ResNet18Family(ResNetFamily):
     """`model.family: resnet18`."""
 
-    depths = (2, 2, 2, 2)
-    bottleneck = False
+    name = "resnet18"
 
 
 class ResNet50Family(ResNetFamily):
     """`model.family: resnet50`."""
 
-    depths = (3, 4, 6, 3)
-    bottleneck = True
+    name = "resnet50"
 
 
 class ResNet101Family(ResNetFamily):
     """`model.family: resnet101`."""
 
-    depths = (3, 4, 23, 3)
-    bottleneck = True
-
-
-def _plan_blocks(shape: ResNetShape, size: int) -> list[_BlockPlan]:
-    plans: list[_BlockPlan] = []
-    inputs = 64
-    for group, depth in enumerate(shape.depths):
-        width = 64 << group
-        outputs = 4 * width if shape.bottleneck else width
-        for block in range(depth):
-            stride = 2 if group > 0 and block == 0 else 1
-            if stride == 2:
-                size = _halved(size)
-            plans.append(_BlockPlan(inputs, width, outputs, stride, size))
-            inputs = outputs
-    return plans
-
-
-def _halved(size: int) -> int:
-    """The size after a convolution or pooling with stride 2 and the padding used here."""
-    return (size + 1) // 2
+    name = "resnet101"
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:
@@ -271,7 +189,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:
     return conv
 
 
-def _shortcut(plan: _BlockPlan) -> nn.Module:
-    if plan.inputs == plan.outputs and plan.stride == 1:
+def _shortcut(plan: BlockPlan) -> nn.Module:
+    if not plan.has_shortcut:
         return nn.Identity()
     return nn.Sequential(_conv(plan.inputs, plan.outputs, 1, plan.stride), BatchNorm(plan.outputs))

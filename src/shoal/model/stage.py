@@ -202,7 +202,7 @@ def build_stage(
         stage: Which stage, from 0.
         num_stages: Into how many the model is cut.
         seed: Of the run.
-        cut: Units of each stage, by hand; by `unit_costs` if None.
+        cut: Units of each stage; by `unit_costs` if None.
         dtype: Of parameters and floating buffers.
 
     Raises:
@@ -213,7 +213,7 @@ def build_stage(
     ranges = stage_ranges(family, num_stages, cut)
     units = nn.ModuleDict()
     for index in ranges[stage]:
-        with seeded(unit_seed(seed, index)), _default_float32():
+        with seeded(unit_seed(seed, index)), default_float32():
             unit = family.build_unit(index)
         units[family.unit_name(index)] = unit.to(dtype)
     return StageModule(family, units, ranges[stage], stage, num_stages)
@@ -227,11 +227,27 @@ def stage_ranges(family: Family, num_stages: int, cut: Sequence[int] | None = No
     """
     if cut is not None:
         return cut_by_counts(cut, family.num_units, num_stages)
-    return cut_by_costs(family.unit_costs(), num_stages)
+    return cut_by_costs(checked_unit_costs(family), num_stages)
+
+
+def checked_unit_costs(family: Family) -> list[float]:
+    """What the family says that its units cost.
+
+    Raises:
+        ConfigError: Those are not one finite number for each unit, 0 or more.
+    """
+    costs = [float(cost) for cost in family.unit_costs()]
+    if len(costs) != family.num_units or not all(math.isfinite(cost) and cost >= 0 for cost in costs):
+        raise ConfigError(
+            f"model.family: unit_costs of {type(family).__name__} gives {costs}: it has to give one number of 0 or "
+            f"more for each of its {family.num_units} units"
+        )
+    return costs
 
 
 @contextmanager
-def _default_float32() -> Generator[None]:
+def default_float32() -> Generator[None]:
+    """Inside, torch makes float32 where nothing else is said."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:

@@ -13,25 +13,21 @@ Exact are parameters, optimizer and outer state. Activations follow from what fl
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from shoal.config.quant import QuantConfig
 from shoal.config.schema import Config
+from shoal.model.meta import build_without_values
 from shoal.model.registry import load_family
-from shoal.model.seeding import seeded, unit_seed
 from shoal.model.stage import Family, stage_ranges
 from shoal.optim.inner import build_inner_optimizer
 from shoal.quant.rules import plan_module
 from shoal.swarm.assignment import StageNeed
-
-logger = logging.getLogger(__name__)
 
 MAX_OPEN_STEPS = 4
 """Steps of different trainers that a replica works on at the same time; each keeps gradients of its own."""
@@ -43,24 +39,6 @@ PROCESS_BYTES = 128 * 2**20
 # update, the update times the learning rate, the new parameters.
 _ROUND_VECTORS = 5
 _FLOAT_BYTES = 4
-# In-place operations that give values. Without values there is nothing to do, and on the meta device torch would
-# import its compiler for some of them: 0.7 s and 75 MB.
-_RANDOM = frozenset({"normal_", "uniform_", "trunc_normal_", "bernoulli_", "erfinv_"})
-_GIVES_VALUES = _RANDOM | {"mul_", "add_", "sub_", "div_", "clamp_", "fill_", "zero_", "copy_"}
-
-
-class _WithoutValues(TorchFunctionMode):
-    """Inside, tensors on the meta device are made and not filled."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = kwargs or {}
-        # torch.nn.init passes its tensor by name.
-        filled = args[0] if args else named.get("tensor")
-        if getattr(func, "__name__", "") in _GIVES_VALUES and isinstance(filled, Tensor) and filled.is_meta:
-            return filled
-        return func(*args, **named)
 
 
 @dataclass(slots=True)
@@ -81,7 +59,7 @@ def stage_needs(config: Config) -> tuple[StageNeed, ...]:
         ConfigError: the model does not fit the configuration.
     """
     family = load_family(config.model, config.data)
-    ranges = stage_ranges(family, config.num_stages)
+    ranges = stage_ranges(family, config.num_stages, config.model_pipeline.cut)
     return tuple(_need(config, family, stage, units) for stage, units in enumerate(ranges))
 
 
@@ -122,7 +100,7 @@ def _held(config: Config, *, is_last: bool) -> tuple[int, int]:
 def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:
     tally = _Tally([])
     for index in units:
-        unit = _built(family, index, config.run.seed)
+        unit = build_without_values(family, index, config.run.seed)
         tally.parameters += [torch.empty_like(parameter, device="meta") for parameter in unit.parameters()]
         tally.buffer_bytes += sum(buffer.nbytes for buffer in unit.buffers())
         weights, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
@@ -134,17 +112,6 @@ def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:
         tally.activation_bytes += activation_bytes
         tally.largest_activation_bytes = max(tally.largest_activation_bytes, activation_bytes)
     return tally
-
-
-def _built(family: Family, index: int, seed: int) -> nn.Module:
-    """Build a unit without memory; one that cannot be built so is built for real, and is gone when it was counted."""
-    try:
-        with torch.device("meta"), _WithoutValues():
-            return family.build_unit(index)
-    except (RuntimeError, ValueError, TypeError) as error:
-        logger.info("memory.unit_built", extra={"unit": index, "reason": f"{type(error).__name__}: {error}"[:200]})
-    with seeded(unit_seed(seed, index)):
-        return family.build_unit(index)
 
 
 def _quantised(unit: nn.Module, unit_name: str, stage: int, quant: QuantConfig | None) -> tuple[int, int]:

@@ -176,7 +176,8 @@ def _build_state(config: Config, stage: int, device_name: str) -> tuple[StageCom
     if device_name != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"device = {device_name}: this torch ({torch.__version__}) sees no GPU; use --device cpu")
     family = load_family(config.model, config.data)
-    module = build_stage(family, stage, config.num_stages, seed=config.run.seed)
+    pipeline = config.model_pipeline
+    module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut)
     apply_quant(module, config.quant)
     module.to(torch.device(device_name))
     optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)

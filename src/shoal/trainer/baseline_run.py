@@ -98,7 +98,8 @@ async def _evaluate(loop: PlainLoop, feed: Feed, device: DeviceThread, num_holdo
 
 def _build(config: Config) -> PlainLoop:
     family = load_family(config.model, config.data)
-    stages = [build_stage(family, s, config.num_stages, seed=config.run.seed) for s in range(config.num_stages)]
+    num_stages, cut = config.num_stages, config.model_pipeline.cut
+    stages = [build_stage(family, s, num_stages, seed=config.run.seed, cut=cut) for s in range(num_stages)]
     for stage in stages:
         apply_quant(stage, config.quant)
     return PlainLoop(

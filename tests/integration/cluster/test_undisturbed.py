@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import anyio
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.clock import SystemClock
+from shoal.config import Config
 from shoal.swarm.sample_ranges import count, merge
 from shoal.testing import ClusterResult
 from shoal.trainer.baseline_run import BaselineReport, run_baseline
@@ -117,11 +119,21 @@ RESNET = make_config(
 )
 
 
-@pytest.mark.parametrize("family", ["gpt", "resnet18"])
+BY_HAND = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_copy(update={"cut": (1, 3)})})
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "units"),
+    [
+        (GPT, {}, [["embedding", "block_0", "block_1"], ["head"]]),
+        (BY_HAND, {}, [["embedding"], ["block_0", "block_1", "head"]]),
+        (RESNET, {"dataset": None}, None),
+    ],
+    ids=["gpt", "gpt, cut by hand", "resnet18"],
+)
 async def test_one_pipeline_is_bit_equal_to_the_plain_loop_until_the_first_averaging(
-    make_cluster: MakeCluster, family: str
+    make_cluster: MakeCluster, config: Config, options: dict[str, Any], units: list[list[str]] | None
 ) -> None:
-    config, options = (GPT, {}) if family == "gpt" else (RESNET, {"dataset": None})
     async with make_cluster(config, **options) as cluster:
         trained: list[tuple[Tensor, list[Tensor]]] = []
 
@@ -137,6 +149,7 @@ async def test_one_pipeline_is_bit_equal_to_the_plain_loop_until_the_first_avera
             async with cluster.reader() as feed:
                 plain = await run_baseline(config, feed, cluster.device, SystemClock(), reports.append)
     assert len(trained) == config.num_stages
+    assert units is None or [list(stage.units) for stage in plain.stages] == units
     for stage, (parameters, buffers) in zip(plain.stages, trained, strict=True):
         expected = torch.cat([parameter.detach().reshape(-1) for parameter in stage.parameters()])
         assert torch.equal(parameters, expected)

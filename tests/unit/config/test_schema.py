@@ -29,6 +29,58 @@ def test_layers_of_the_entries_add_up_and_widths_agree() -> None:
     entries = [{"model_name": f"gpt.{part}", "n_layers": 2, "hid_dim": 64} for part in ("head", "body", "tail")]
     config = _pipeline(*entries)
     assert (config.num_stages, config.model.num_layers, config.model.hidden_size) == (3, 6, 64)
+    assert config.model_pipeline.cut == (3, 2, 3), "the embedding goes with the first blocks, the head with the last"
+
+
+def test_layers_of_the_entries_are_the_cut_by_hand() -> None:
+    config = _pipeline({"model_name": "gpt.head", "n_layers": 1}, {"model_name": "gpt.tail", "n_layers": 4})
+    assert (config.model.num_layers, config.model_pipeline.cut) == (5, (2, 5))
+    assert _pipeline({"model_name": "gpt.full", "n_layers": 4}).model_pipeline.cut is None
+    assert _pipeline({"model_name": "gpt.head"}, {"model_name": "gpt.tail"}).model_pipeline.cut is None
+
+
+@pytest.mark.parametrize("said", [[2, 5], "2,5", ["2", "5"], None])
+def test_a_cut_that_agrees_with_the_list_may_be_said(said: object) -> None:
+    pipeline = [{"model_name": "gpt.head", "n_layers": 1}, {"model_name": "gpt.tail", "n_layers": 4}]
+    config = load_config(None, {"model_pipeline": {"pipeline": pipeline, "cut": said}}, {})
+    assert config.model_pipeline.cut == (2, 5)
+
+
+def test_a_cut_that_contradicts_the_list_is_refused() -> None:
+    pipeline = [{"model_name": "gpt.head", "n_layers": 1}, {"model_name": "gpt.tail", "n_layers": 4}]
+    with pytest.raises(ConfigError, match=r"model_pipeline\.cut = \[3, 4\] contradicts.*\[2, 5\]"):
+        load_config(None, {"model_pipeline": {"pipeline": pipeline, "cut": [3, 4]}}, {})
+
+
+@pytest.mark.parametrize("flag", ["2,4", "2 4", "[2, 4]"])
+def test_a_cut_by_hand_also_says_how_many_stages_there_are(flag: str) -> None:
+    config = load_config(None, ["--model-pipeline.cut", flag], {})
+    assert (config.num_stages, config.model_pipeline.cut) == (2, (2, 4))
+
+
+@pytest.mark.parametrize(
+    ("section", "parts"),
+    [
+        ({"cut": [3, 4]}, ["[3, 4] adds up to 7", "gpt of this size has 6", "the embedding, 4 blocks and the head"]),
+        ({"cut": [3, 3], "stages": 3}, ["[3, 3] has 2 numbers", "model_pipeline.stages = 3"]),
+        ({"cut": [6, 0]}, ["cut[1] = 0", "at least 1"]),
+        ({"cut": "3,x"}, ["cut[1] = 'x'", "whole number"]),
+        ({"cut": "[3"}, ["not a JSON list"]),
+        ({"cut": []}, ["has 0 numbers"]),
+    ],
+)
+def test_a_cut_by_hand_that_does_not_fit_is_refused(section: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"model_pipeline": section}, {})
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_the_units_of_a_resnet_are_stem_blocks_and_head() -> None:
+    cv = {"data": CV, "model": {"family": "resnet18"}}
+    assert load_config(None, {**cv, "model_pipeline": {"cut": [6, 4]}}, {}).num_stages == 2
+    with pytest.raises(ConfigError, match="has 10: the stem, 8 blocks and the head"):
+        load_config(None, {**cv, "model_pipeline": {"cut": [6, 5]}}, {})
 
 
 @pytest.mark.parametrize(
@@ -38,7 +90,7 @@ def test_layers_of_the_entries_add_up_and_widths_agree() -> None:
         ([{"model_name": "resnet18.head"}], "must be ['resnet18.full']"),
         ([{"model_name": "resnet18.head"}, {"model_name": "gpt.tail"}], "do not name one supported family"),
         ([{"model_name": "gptneo.full"}], "do not name one supported family"),
-        ([{"model_name": "gpt.head", "n_layers": 1}, {"model_name": "gpt.tail", "n_layers": 2}], "be equal"),
+        ([{"model_name": "gpt.head", "n_layers": 1}, {"model_name": "gpt.tail"}], "given for each of 2 stages"),
         ([{"model_name": "gpt.head", "hid_dim": 1}, {"model_name": "gpt.tail", "hid_dim": 2}], "disagree"),
         ([{"model_name": "resnet18.full", "n_layers": 3}], "fixed size"),
         ([{"model_name": "resnet18.full", "num_clases": 3}], "did you mean model_pipeline.pipeline.num_classes?"),

@@ -16,7 +16,7 @@ RUN = load_config(
     None,
     {
         "experiment_prefix": "other",
-        "model_pipeline": {"stages": 2, "microbatches": 2},
+        "model_pipeline": {"cut": [4, 2], "microbatches": 2},
         "model": {"hidden_size": 64},
         "diloco": {"inner_steps": 7, "batch_size_per_step": 8},
         "data": {"hf_token": "secret", "num_workers": 3},
@@ -63,6 +63,29 @@ def test_the_schedule_is_the_run_s_and_a_host_may_not_have_another() -> None:
         _adopt("--model-pipeline.schedule=gpipe", run=run)
 
 
+def test_the_cut_of_the_run_travels_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    for said in ("{stages: 2}", "{stages: 2, cut: null}", "{cut: [4, 2]}"):
+        file.write_text(f"model_pipeline: {said}")
+        config = _adopt("--device=cpu", file=file)
+        assert config.model_pipeline.cut == (4, 2)
+        assert shared_configuration(config) == shared_configuration(RUN)
+
+
+def test_a_list_in_distqats_notation_has_to_agree_with_the_cut_if_it_says_one(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    head, tail = (f"{{model_name: gpt.{part}, hid_dim: 64, n_layers: %d}}" for part in ("head", "tail"))
+    for layers, agrees in (((3, 1), True), ((2, 2), False)):
+        file.write_text(f"model_pipeline:\n  pipeline: [{head % layers[0]}, {tail % layers[1]}]\n")
+        if agrees:
+            assert _adopt(file=file).model_pipeline.cut == (4, 2)
+            continue
+        with pytest.raises(ConfigError, match=r"model_pipeline\.cut = \[3, 3\].*the run has \[4, 2\]"):
+            _adopt(file=file)
+    file.write_text("model_pipeline:\n  pipeline: [{model_name: gpt.head, hid_dim: 64}, {model_name: gpt.tail}]\n")
+    assert _adopt(file=file).model_pipeline.cut == (4, 2)
+
+
 def test_the_same_file_on_both_hosts_agrees(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
@@ -81,6 +104,7 @@ def test_the_same_file_on_both_hosts_agrees(tmp_path: Path) -> None:
         ("--diloco-batch-size-per-step=9", ["diloco.batch_size_per_step = 9", "the run has 8"]),
         ("--experiment-prefix=x", ["experiment_prefix = 'x'", "the run has 'other'"]),
         ("--no-quant", ["quant = None"]),
+        ("--model-pipeline.cut=2,4", ["model_pipeline.cut = [2, 4] (--model-pipeline.cut)", "the run has [4, 2]"]),
     ],
 )
 def test_a_shared_key_that_differs_is_named(flag: str, parts: list[str]) -> None:

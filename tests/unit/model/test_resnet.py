@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.model.resnet import ResNet18Family, ResNet50Family, ResNet101Family, ResNetShape
+from shoal.model.resnet import ResNet18Family, ResNet50Family, ResNet101Family
+from shoal.model.resnet_shape import BOTTLENECKS, DEPTHS, ResNetShape
 from shoal.model.stage import build_stage
 
 
@@ -13,7 +14,7 @@ from shoal.model.stage import build_stage
     ("family", "millions"), [(ResNet18Family, 11.689512), (ResNet50Family, 25.557032), (ResNet101Family, 44.549160)]
 )
 def test_imagenet_models_have_the_published_number_of_parameters(family: type[ResNet18Family], millions: float) -> None:
-    shape = ResNetShape(family.depths, family.bottleneck, "imagenet", 3, 224, 1000)
+    shape = ResNetShape(DEPTHS[family.name], family.name in BOTTLENECKS, "imagenet", 3, 224, 1000)
     with torch.device("meta"):
         model = torch.nn.ModuleList(family(shape).build_unit(i) for i in range(family(shape).num_units))
     assert sum(p.numel() for p in model.parameters()) == round(millions * 1e6)

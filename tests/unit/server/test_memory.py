@@ -174,3 +174,10 @@ def test_a_gpu_is_shared_by_the_servers_on_it(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 100))
     memory = server_memory("cuda:0", 1000, sharers, cap_bytes)
     assert (memory.host_bytes, memory.device_bytes) == (1000, expected)
+
+
+def test_the_needs_follow_the_cut_of_the_run() -> None:
+    by_figures, by_hand = (stage_needs(config_of("gpt", model_pipeline=p)) for p in ({"stages": 2}, {"cut": [1, 3]}))
+    assert by_hand[0].device_bytes < by_figures[0].device_bytes
+    assert by_hand[1].device_bytes > by_figures[1].device_bytes
+    assert sum(need.device_bytes for need in by_hand) == sum(need.device_bytes for need in by_figures)

@@ -1,0 +1,109 @@
+"""Where a run's model is cut: decided once, on the host of its first client, before any server starts.
+
+    by hand | one stage | the family's own figures | known from an earlier start   -> at once, without torch
+    otherwise a profiler is started, a process that has torch                      -> a moment later
+
+From then on the configuration holds the cut, and nobody decides it again: the run's record carries it to other hosts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal.cli.devices import device_of_server
+from shoal.cli.exits import USER_ERROR
+from shoal.cli.host import SwarmHost
+from shoal.config import Config
+from shoal.errors import ConfigError, RemoteError
+from shoal.model.costs import counts_by_cost, static_costs
+from shoal.server.cost_cache import CostCache, cost_key
+
+logger = logging.getLogger(__name__)
+
+
+def has_cut(config: Config) -> bool:
+    """Whether it is decided which stage holds which units."""
+    return config.num_stages == 1 or config.model_pipeline.cut is not None
+
+
+def with_known_cut(config: Config, cache: CostCache | None = None) -> Config:
+    """Return the configuration with the cut if that can be told without torch, else as it is.
+
+    Raises:
+        ConfigError: the model cannot be cut into so many stages.
+    """
+    if has_cut(config):
+        return config
+    costs = static_costs(config.model, config.data)
+    if costs is None:
+        return config  # only the family itself knows
+    if not config.run.deterministic:
+        key = cost_key(config, profiled_device(config))
+        # A profiler meets a damaged file again, and says so.
+        costs = (cache or CostCache.of_user()).load(key, config.model.num_units).costs_s
+    return config if costs is None else with_cut(config, counts_by_cost(costs, config.num_stages))
+
+
+async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[str], None]) -> Config:
+    """Return the configuration with the cut, after a profiler has found out what the units cost.
+
+    Args:
+        config: Without a cut.
+        host: Starts the profiler.
+        notice: Takes a line for the user.
+
+    Raises:
+        ConfigError: the model does not fit the configuration.
+        RemoteError: the profiler ended before it had said anything.
+    """
+    measure = not config.run.deterministic
+    try:
+        found = await _unit_costs(config, host, measure=measure)
+    except RemoteError as error:
+        if not measure:
+            raise
+        # It was killed, as by a system that is short of memory: the figures of the family take none.
+        logger.warning("profiler.lost", extra={"reason": str(error)})
+        notice(f"the units of the model could not be measured, so its own figures decide the cut ({error})")
+        found = await _unit_costs(config, host, measure=False)
+    for warning in found["warnings"]:
+        notice(warning)
+    counts = counts_by_cost(found["costs"], config.num_stages)
+    if found["source"] == "measured":
+        stages = " + ".join(map(str, counts))
+        notice(f"measured what the units of the model cost in {found['elapsed_s']:.2f} s: {stages} units a stage")
+    return with_cut(config, counts)
+
+
+async def _unit_costs(config: Config, host: SwarmHost, *, measure: bool) -> dict[str, Any]:
+    profiler = await host.start_profiler(profiled_device(config), measure=measure)
+    async for event in profiler.events:
+        if event.name == "unit_costs":
+            return event.fields
+    status = await profiler.wait()
+    reason = profiler.last_error or str(status)
+    if status.code == USER_ERROR:
+        raise ConfigError(reason)
+    raise RemoteError(f"the profiler ended early: {reason}")
+
+
+def profiled_device(config: Config) -> str:
+    """Return the device on which units are measured: that of the first server.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    return device_of_server(config.device, 0)
+
+
+def with_cut(config: Config, counts: Sequence[int]) -> Config:
+    """Return the configuration with the cut."""
+    pipeline = config.model_pipeline.model_copy(update={"cut": tuple(counts)})
+    return config.model_copy(update={"model_pipeline": pipeline})
+
+
+def log_cut(config: Config) -> None:
+    """Say in the launcher's log where the model is cut."""
+    logger.info("model.cut", extra={"units": list(config.model_pipeline.cut or ()), "stages": config.num_stages})

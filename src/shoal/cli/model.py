@@ -1,0 +1,110 @@
+"""`shoal model`: what the units of a model cost on this machine, and where a run would cut it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.config.schema import Config
+    from shoal.server.cost_cache import CostCache
+    from shoal.server.unit_costs import UnitCosts
+
+
+def profile_model(config: Config) -> Mapping[str, Any]:
+    """Measure the units and cut the model by what comes out, in this process; see `report_lines` for people.
+
+    Returns:
+        JSON values: the units with their costs, the cut by measured costs and by the family's own figures, and which of
+        them a run takes.
+
+    Raises:
+        ConfigError: the model does not fit the configuration, or there is no such device.
+    """
+    from shoal.cli.cuts import profiled_device
+    from shoal.model.costs import counts_by_cost
+    from shoal.server.cost_cache import microbatch_samples
+
+    static = costs_on_device_thread(config, measure=False)
+    # Measured anew: whoever asks wants to see what it is now.
+    measured = costs_on_device_thread(config, measure=True)
+    has_measured = measured.source == "measured"
+    by_hand, decides = config.model_pipeline.cut, measured if has_measured and not config.run.deterministic else static
+    return {
+        "family": config.model.family,
+        "device": profiled_device(config),
+        "threads": config.servers.threads,
+        "microbatch_samples": microbatch_samples(config),
+        "units": [
+            {"name": name, "measured_s": cost_s if has_measured else None, "static": own}
+            for name, cost_s, own in zip(static.names, measured.costs, static.costs, strict=True)
+        ],
+        "stages": config.num_stages,
+        "measured_cut": list(counts_by_cost(measured.costs, config.num_stages)) if has_measured else None,
+        "static_cut": list(counts_by_cost(static.costs, config.num_stages)),
+        "cut": list(by_hand or counts_by_cost(decides.costs, config.num_stages)),
+        "decided_by": "hand" if by_hand else decides.source,
+        "elapsed_s": None if measured.profile is None else round(measured.profile.elapsed_s, 3),
+        "warnings": measured.warnings,
+    }
+
+
+def costs_on_device_thread(config: Config, *, measure: bool, cache: CostCache | None = None) -> UnitCosts:
+    """Find out what the units cost as a server would compute: in a thread of its own, with the server's threads.
+
+    Raises:
+        ConfigError: as `unit_costs` does.
+    """
+    import anyio
+
+    from shoal.cli.cuts import profiled_device
+    from shoal.clock import SystemClock
+    from shoal.runtime.device_thread import DeviceThread
+    from shoal.server.replica import device_initialiser
+    from shoal.server.unit_costs import unit_costs
+
+    device = profiled_device(config)
+
+    def find() -> UnitCosts:
+        return unit_costs(config, device, SystemClock(), measure=measure, cache=cache)
+
+    async def run() -> UnitCosts:
+        async with DeviceThread(device_initialiser(device, config.servers.threads)) as thread:
+            return await thread.run(find)
+
+    return anyio.run(run)
+
+
+def report_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return the report as a table for people: one line for each unit, the stages of the run's cut in between."""
+    units: Sequence[Mapping[str, Any]] = report["units"]
+    cut: Sequence[int] = report["cut"]
+    total_s = sum(unit["measured_s"] or 0.0 for unit in units)
+    total = sum(unit["static"] for unit in units) or 1.0
+    lines = [
+        f"{report['family']} on {report['device']}, {report['threads']} threads, microbatches of "
+        f"{report['microbatch_samples']} samples: forward and backward",
+        f"{'stage':>5}  {'unit':<16}{'measured':>11}{'share':>8}{'own figures':>13}",
+    ]
+    ends = {sum(cut[: stage + 1]): stage for stage in range(len(cut))}
+    stage, stage_s, slowest_s = 0, 0.0, 0.0
+    for index, unit in enumerate(units):
+        unit_s = unit["measured_s"]
+        shown = f"{unit_s * 1000:>8.2f} ms{unit_s / total_s:>8.1%}" if unit_s is not None else f"{'-':>11}{'-':>8}"
+        lines.append(f"{stage:>5}  {unit['name']:<16}{shown}{unit['static'] / total:>13.1%}")
+        stage_s += unit_s or 0.0
+        if index + 1 in ends:
+            slowest_s, stage_s, stage = max(slowest_s, stage_s), 0.0, stage + 1
+    how = {"hand": "by hand", "measured": "as measured", "static": "by the family's own figures"}[report["decided_by"]]
+    lines.append(f"cut: {' + '.join(map(str, cut))} units, {how}")
+    if total_s:
+        lines.append(f"slowest stage: {slowest_s * 1000:.2f} ms, {slowest_s * len(cut) / total_s:.2f} times the mean")
+    lines += [f"warning: {warning}" for warning in report["warnings"]]
+    return lines
+
+
+def print_profile(config: Config, *, as_json: bool) -> None:
+    """Print what `profile_model` finds."""
+    report = profile_model(config)
+    print(json.dumps(report, indent=2) if as_json else "\n".join(report_lines(report)), flush=True)

@@ -1,0 +1,39 @@
+"""What each unit of a model costs by the family's own figures, and the cut that follows. No torch.
+
+A run that has to be repeatable is cut by these; measured ones (`shoal.model.profile`) differ from machine to machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shoal.model.gpt_shape import GptShape
+from shoal.model.partition import cut
+from shoal.model.resnet_shape import DEPTHS, ResNetShape
+
+if TYPE_CHECKING:
+    from shoal.config.model import ModelConfig
+    from shoal.config.training import DataConfig
+
+
+def static_costs(model: ModelConfig, data: DataConfig) -> list[float] | None:
+    """The relative cost of each unit of a native family, as its `unit_costs` says; None for any other family.
+
+    Raises:
+        ConfigError: The configuration does not fit the family.
+    """
+    if model.family == "gpt":
+        return GptShape.from_config(model, data).unit_costs()
+    if model.family in DEPTHS:
+        return ResNetShape.from_config(model.family, model, data).unit_costs()
+    return None
+
+
+def counts_by_cost(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """The units of each stage so that the most expensive stage costs least.
+
+    Raises:
+        ConfigError: There are fewer units than stages.
+    """
+    return tuple(len(units) for units in cut(costs, num_stages))

@@ -1,0 +1,52 @@
+"""Units without memory: built on torch's meta device, with shapes and without values, to count and compare them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from shoal.model.seeding import seeded, unit_seed
+from shoal.model.stage import Family
+
+logger = logging.getLogger(__name__)
+
+# In-place operations that give values. Without values there is nothing to do, and on the meta device torch would
+# import its compiler for some of them: 0.7 s and 75 MB.
+_RANDOM = frozenset({"normal_", "uniform_", "trunc_normal_", "bernoulli_", "erfinv_"})
+_GIVES_VALUES = _RANDOM | {"mul_", "add_", "sub_", "div_", "clamp_", "fill_", "zero_", "copy_"}
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Inside, tensors on the meta device are made and not filled."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        # torch.nn.init passes its tensor by name.
+        filled = args[0] if args else named.get("tensor")
+        if getattr(func, "__name__", "") in _GIVES_VALUES and isinstance(filled, Tensor) and filled.is_meta:
+            return filled
+        return func(*args, **named)
+
+
+def build_without_values(family: Family, index: int, seed: int) -> nn.Module:
+    """Build a unit without memory; one that cannot be built so is built for real, on the CPU.
+
+    Args:
+        family: The model.
+        index: Which unit.
+        seed: Of the run, for a unit that has to be built for real.
+    """
+    try:
+        with torch.device("meta"), _WithoutValues():
+            return family.build_unit(index)
+    except (RuntimeError, ValueError, TypeError) as error:
+        logger.info("unit.built", extra={"unit": index, "reason": f"{type(error).__name__}: {error}"[:200]})
+    with seeded(unit_seed(seed, index)):
+        return family.build_unit(index)

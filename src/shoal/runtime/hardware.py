@@ -1,0 +1,35 @@
+"""What computes on this machine, by name: for the reader of a benchmark, and to know a machine again. No torch."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+_ROOT = Path("/")
+
+
+def processor_name(root: Path = _ROOT) -> str:
+    """Return the name of the processor, or of its architecture where the system tells no more.
+
+    Args:
+        root: of the file system that holds /proc.
+    """
+    return _field(root / "proc/cpuinfo", "model name") or platform.machine()
+
+
+def gpu_names(root: Path = _ROOT) -> tuple[str, ...]:
+    """Return the names of the NVIDIA GPUs, in the order of their bus addresses; empty where the driver tells none.
+
+    Args:
+        root: of the file system that holds /proc.
+    """
+    folders = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    return tuple(_field(path, "Model") or "unknown" for path in folders)
+
+
+def _field(path: Path, name: str) -> str | None:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)

@@ -1,0 +1,163 @@
+"""What the units of a model took on this machine, kept for the next start: one small JSON file for each measurement.
+
+The files are in `$XDG_CACHE_HOME/shoal/unit_costs`, or `~/.cache/shoal/unit_costs`, and readable by their owner alone.
+A file holds everything that the figures depend on, and is only used if all of it is the same now. No torch is imported,
+so that the launcher can look here first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from shoal import __version__
+from shoal.config.dump import public_values
+from shoal.config.schema import Config
+from shoal.runtime.hardware import gpu_names, processor_name
+
+_FORMAT: Final = 1
+_MAX_FILE_BYTES: Final = 1 << 20
+_DATA_KEYS: Final = ("task_type", "num_channels", "img_size", "seq_len", "precision")
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file: what was measured, and what it took."""
+
+    key: dict[str, Any]
+    costs_s: list[float]
+
+
+def cost_key(config: Config, device: str, code: str | None = None) -> dict[str, Any]:
+    """Return all that the costs of units depend on, as JSON values.
+
+    Args:
+        config: The resolved configuration.
+        device: Torch device on which they are measured.
+        code: Names the code of a family that is not shoal's own.
+    """
+    values = public_values(config)
+    return {
+        "format": _FORMAT,
+        "shoal": __version__,
+        "code": code,
+        "model": values["model"],
+        "data": {name: values["data"][name] for name in _DATA_KEYS},
+        "samples": microbatch_samples(config),
+        "threads": config.servers.threads,
+        "device": device,
+        "torch": _torch_version(),
+        "processor": processor_name(),
+        "gpus": [] if device == "cpu" else list(gpu_names()),
+    }
+
+
+def microbatch_samples(config: Config) -> int:
+    """Return the samples of a microbatch, the larger ones where they differ."""
+    return -(-config.diloco.batch_size_per_step // config.model_pipeline.microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the cache knows.
+
+    Attributes:
+        costs_s: What each unit took, in seconds; None: not known.
+        problem: Why a file that is there cannot be used, in words.
+    """
+
+    costs_s: list[float] | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostCache:
+    """The measurements of earlier starts.
+
+    Attributes:
+        folder: Where the files are; made when the first is written.
+    """
+
+    folder: Path
+
+    @classmethod
+    def of_user(cls, environment: Mapping[str, str] | None = None) -> CostCache:
+        """The cache of whoever runs this process."""
+        given = (os.environ if environment is None else environment).get("XDG_CACHE_HOME", "")
+        # A relative one is to be ignored (XDG Base Directory Specification).
+        root = Path(given) if given.startswith("/") else Path("~/.cache").expanduser()
+        return cls(root / "shoal" / "unit_costs")
+
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """The file of a measurement."""
+        text = json.dumps(key, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+    def load(self, key: Mapping[str, Any], num_units: int | None = None) -> Loaded:
+        """Look a measurement up; a file that cannot be used says why.
+
+        Args:
+            key: See `cost_key`.
+            num_units: Units of the model, where they are known.
+        """
+        path = self.path(key)
+        try:
+            with path.open("rb") as file:
+                raw = file.read(_MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            return Loaded()
+        except OSError as error:
+            return Loaded(problem=f"{path}: {error.strerror}")
+        try:
+            entry = msgspec.json.decode(raw, type=_Entry)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return Loaded(problem=f"{path} is damaged: {error}")
+        if not _plausible(entry, key, num_units):
+            return Loaded(problem=f"{path} is damaged: it does not hold one cost for each unit of this model")
+        return Loaded(entry.costs_s)
+
+    def store(self, key: Mapping[str, Any], costs_s: list[float]) -> str | None:
+        """Keep a measurement, whole or not at all; return why that was not possible, or None."""
+        path = self.path(key)
+        aside: str | None = None
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Readable by the owner alone, whatever the umask.
+            descriptor, aside = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self.folder)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(_Entry(dict(key), costs_s)))
+            os.replace(aside, path)
+        except OSError as error:
+            if aside is not None:
+                with suppress(OSError):
+                    os.unlink(aside)
+            return f"{path.parent}: {error.strerror}"
+        return None
+
+
+def _plausible(entry: _Entry, key: Mapping[str, Any], num_units: int | None) -> bool:
+    costs_s = entry.costs_s
+    return (
+        # As JSON gives it back.
+        entry.key == cast("dict[str, Any]", json.loads(json.dumps(key)))
+        and (len(costs_s) == num_units if num_units is not None else bool(costs_s))
+        and all(math.isfinite(cost_s) and cost_s >= 0 for cost_s in costs_s)
+        and sum(costs_s) > 0
+    )
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,51 @@
+"""The role that finds out what the units of the model cost before any server starts; it says so and ends.
+
+It is a process of its own because the launcher imports no torch, and because a family's own code runs in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from shoal import log
+from shoal.clock import SystemClock
+from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.device_thread import DeviceThread
+from shoal.server.cost_cache import CostCache
+from shoal.server.profiler_spec import ProfilerSpec
+from shoal.server.replica import device_initialiser
+from shoal.server.unit_costs import UnitCosts, unit_costs
+
+logger = logging.getLogger(__name__)
+
+
+async def main(payload: bytes, control: RoleControl) -> None:
+    """Run a profiler.
+
+    Args:
+        payload: `ProfilerSpec` in msgpack.
+        control: told `unit_costs(costs=..., source=..., elapsed_s=..., warnings=...)`.
+
+    Raises:
+        ConfigError: the model does not fit the configuration, or there is no such device.
+    """
+    spec = msgspec.msgpack.decode(payload, type=ProfilerSpec)
+    config, clock = spec.config(), SystemClock()
+    log.configure("profiler_0", Path(spec.log_dir), config.log_level)
+    async with DeviceThread(device_initialiser(spec.device, config.servers.threads)) as device:
+
+        def find() -> UnitCosts:
+            return unit_costs(config, spec.device, clock, measure=spec.measure, cache=CostCache.of_user())
+
+        found = await device.run(find)
+    profile = found.profile
+    elapsed_s = 0.0 if profile is None else round(profile.elapsed_s, 3)
+    if profile is not None and profile.num_estimated:
+        logger.info("unit_costs.estimated", extra={"units": profile.num_estimated})
+    for warning in found.warnings:
+        logger.warning("unit_costs.problem", extra={"reason": warning})
+    logger.info("unit_costs.known", extra={"source": found.source, "elapsed_s": elapsed_s, "costs": found.costs})
+    control.event("unit_costs", costs=found.costs, source=found.source, elapsed_s=elapsed_s, warnings=found.warnings)

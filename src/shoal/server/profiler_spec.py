@@ -1,0 +1,28 @@
+"""What a profiler is told when it starts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.config.load import config_from_json
+from shoal.config.schema import Config
+
+
+class ProfilerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Start parameters of a profiler: no identity, for it talks to nobody but the launcher.
+
+    Attributes:
+        config_json: The resolved configuration, but for the cut.
+        log_dir: `logs/<run_id>` of this host.
+        device: Torch device, resolved: "cpu" or "cuda:<i>".
+        measure: Whether to measure, or to say the family's own figures.
+    """
+
+    config_json: bytes
+    log_dir: str
+    device: str
+    measure: bool
+
+    def config(self) -> Config:
+        """Return the configuration."""
+        return config_from_json(self.config_json)

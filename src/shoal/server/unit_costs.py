@@ -1,0 +1,103 @@
+"""What each unit of a run's model costs here: measured, known from an earlier start, or by the family's own figures."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from shoal.clock import Clock
+from shoal.config.model import NATIVE_FAMILIES
+from shoal.config.schema import Config
+from shoal.errors import ConfigError
+from shoal.model.profile import Profile, profile_units
+from shoal.model.registry import load_family
+from shoal.model.stage import Family, checked_unit_costs
+from shoal.server.cost_cache import CostCache, cost_key, microbatch_samples
+
+CostSource = Literal["measured", "cached", "static"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCosts:
+    """The cost of each unit, and where it comes from.
+
+    Attributes:
+        costs: One number for each unit: seconds, or relative if static.
+        source: "measured" now, "cached" from an earlier start, or "static": the family's own figures.
+        names: Of the units.
+        warnings: What the user should know, in words.
+        profile: How it was measured, if it was.
+    """
+
+    costs: list[float]
+    source: CostSource
+    names: list[str]
+    warnings: list[str] = field(default_factory=list[str])
+    profile: Profile | None = None
+
+
+def unit_costs(
+    config: Config, device: str, clock: Clock, *, measure: bool, cache: CostCache | None = None
+) -> UnitCosts:
+    """Find out what the units cost; runs on the thread that computes, with its torch threads.
+
+    Args:
+        config: The resolved configuration.
+        device: Torch device on which to measure.
+        clock: Measures.
+        measure: Whether to measure, or to take the family's own figures.
+        cache: Earlier measurements; None: always measures, and keeps nothing.
+
+    Raises:
+        ConfigError: the model does not fit the configuration, or its figures are no figures.
+    """
+    family = load_family(config.model, config.data)
+    names = [family.unit_name(index) for index in range(family.num_units)]
+    static = checked_unit_costs(family)
+    if not measure:
+        return UnitCosts(static, "static", names)
+    where = _device(device)
+    key = cost_key(config, device, _code_of(config, family))
+    warnings: list[str] = []
+    if cache is not None:
+        known = cache.load(key, family.num_units)
+        if known.costs_s is not None:
+            return UnitCosts(known.costs_s, "cached", names)
+        if known.problem is not None:
+            warnings.append(f"what the units cost is measured again: {known.problem}")
+    try:
+        profile = profile_units(
+            family, samples=microbatch_samples(config), seed=config.run.seed, device=where, clock=clock
+        )
+    except Exception as error:  # noqa: BLE001 - the family may be anybody's code, and the run goes on without figures
+        reason = f"{type(error).__name__}: {error}".strip()[:300]
+        warnings.append(f"the units of the model could not be measured, so its own figures decide the cut ({reason})")
+        return UnitCosts(static, "static", names, warnings)
+    problem = None if cache is None else cache.store(key, list(profile.costs_s))
+    if problem is not None:
+        warnings.append(f"what the units cost cannot be kept for the next start ({problem}); it is measured again then")
+    return UnitCosts(list(profile.costs_s), "measured", names, warnings, profile)
+
+
+def _device(name: str) -> torch.device:
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device = {name}: this torch ({torch.__version__}) sees no GPU; use --device cpu")
+    return torch.device(name)
+
+
+def _code_of(config: Config, family: Family) -> str | None:
+    """Name the code of somebody's own family by its file; None for ours, which the version names."""
+    if config.model.family in NATIVE_FAMILIES:
+        return None
+    module = inspect.getmodule(type(family)) or sys.modules[type(family).__module__]
+    path = getattr(module, "__file__", None)
+    try:
+        return hashlib.sha256(Path(str(path)).read_bytes()).hexdigest()
+    except OSError:
+        return None

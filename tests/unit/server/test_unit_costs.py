@@ -1,0 +1,107 @@
+"""What units cost: measured once, known from then on; by the family's own figures where it has to be repeatable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.clock import SystemClock
+from shoal.config import Config
+from shoal.errors import ConfigError
+from shoal.model.gpt import GptFamily
+from shoal.server.cost_cache import CostCache
+from shoal.server.unit_costs import UnitCosts, unit_costs
+
+SMALL = {"num_layers": 2, "hidden_size": 16, "num_heads": 2}
+CONFIG = Config.model_validate({"model": SMALL, "data": {"seq_len": 8}})
+
+
+class Alone(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("needs its neighbour")
+
+
+class Sociable(GptFamily):
+    """Its blocks do not run by themselves."""
+
+    def build_unit(self, index: int) -> nn.Module:
+        return Alone() if index == 1 else super().build_unit(index)
+
+
+def _costs(cache: CostCache | None = None, config: Config = CONFIG, *, measure: bool = True) -> UnitCosts:
+    return unit_costs(config, "cpu", SystemClock(), measure=measure, cache=cache)
+
+
+def _own_family(name: str) -> Config:
+    return CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"family": f"{__name__}:{name}"})})
+
+
+def test_units_are_measured_once_and_known_from_then_on(tmp_path: Path) -> None:
+    cache = CostCache(tmp_path)
+    first = _costs(cache)
+    assert (first.source, first.names, first.warnings) == ("measured", ["embedding", "block_0", "block_1", "head"], [])
+    again = _costs(cache)
+    assert (again.source, again.costs, again.warnings) == ("cached", first.costs, [])
+
+
+def test_without_measuring_the_familys_own_figures_count(tmp_path: Path) -> None:
+    cache = CostCache(tmp_path)
+    _costs(cache)
+    static = _costs(cache, measure=False)
+    assert static.source == "static"
+    assert static.costs == GptFamily.from_config(CONFIG.model, CONFIG.data).unit_costs()
+
+
+def test_a_family_that_cannot_run_alone_is_cut_by_its_own_figures_with_one_warning(tmp_path: Path) -> None:
+    cache = CostCache(tmp_path)
+    found = _costs(cache, _own_family("Sociable"))
+    assert found.source == "static"
+    (warning,) = found.warnings
+    assert "KeyError: 'needs its neighbour'" in warning
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_measured_again_with_a_warning(tmp_path: Path) -> None:
+    cache = CostCache(tmp_path)
+    _costs(cache)
+    (file,) = tmp_path.iterdir()
+    file.write_text("{")
+    found = _costs(cache)
+    assert found.source == "measured"
+    assert str(file) in found.warnings[0]
+    assert _costs(cache).source == "cached"
+
+
+def test_what_cannot_be_kept_is_only_worth_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = _costs(CostCache(tmp_path / "file"))
+    assert found.source == "measured"
+    assert any("cannot be kept" in warning for warning in found.warnings)
+
+
+def test_other_code_of_somebodys_own_family_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "their_family.py"
+    source = "from shoal.model.gpt import GptFamily\n\n\nclass Theirs(GptFamily):\n    pass\n"
+    file.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    cache = CostCache(tmp_path / "costs")
+    config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"family": "their_family:Theirs"})})
+    assert [_costs(cache, config).source for _ in range(2)] == ["measured", "cached"]
+    file.write_text(source + "# changed\n")
+    assert _costs(cache, config).source == "measured"
+
+
+def test_a_gpu_that_is_not_there_is_an_error_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="sees no GPU"):
+        unit_costs(CONFIG, "cuda:0", SystemClock(), measure=True)
+
+
+def test_units_that_are_no_family_are_an_error_of_the_user() -> None:
+    config: Any = _own_family("Missing")
+    with pytest.raises(ConfigError, match="has no Missing"):
+        _costs(config=config)
