@@ -135,7 +135,8 @@ class ServersConfig(Section):
     max_memory_bytes: ByteSize | None = Field(
         default=None,
         description="The most memory that each server may plan with, of its GPU or, on the CPU, of this host: 4GiB, "
-        "800MB or bytes. It takes no stage that needs more. null: what is free, shared evenly.",
+        "800MB or bytes. A stage that needs more is taken in smaller microbatches, or not at all. null: what is free, "
+        "shared evenly.",
     )
 
 

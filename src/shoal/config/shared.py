@@ -1,4 +1,7 @@
-"""The part of the configuration that a whole run shares: what decides the numbers, whichever host computes them."""
+"""The part of the configuration that a whole run shares.
+
+That is what decides the numbers, whichever host computes them, and what a stage needs in memory.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def shared_configuration(config: Config) -> dict[str, Any]:
     """Return, as JSON values, what all peers of a run must agree on; host fields and secrets are left out."""
     values = public_values(config)
     shared = {name: values[name] for name in ("experiment_prefix", "run", "data", "model", "diloco", "quant")}
-    shared["model_pipeline"] = {name: values["model_pipeline"][name] for name in ("stages", "microbatches")}
+    shared["model_pipeline"] = {name: values["model_pipeline"][name] for name in ("stages", "microbatches", "window")}
     for host_field in ("hf_token", "num_workers"):
         shared["data"].pop(host_field)
     return shared

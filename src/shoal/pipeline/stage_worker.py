@@ -13,16 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio
+from anyio.streams.memory import MemoryObjectSendStream
 
 from shoal.clock import Clock, SystemClock
 from shoal.codec.raw import from_wire, to_wire
 from shoal.errors import RoundAborted
 from shoal.ids import PeerId, StepKey
+from shoal.pipeline.out_of_memory import is_out_of_memory
 from shoal.pipeline.schedule import choose
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_evaluator import StageEvaluator
 from shoal.pipeline.tensor_check import misfit
 from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.open_step import OpenStep, Payload
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
@@ -64,6 +67,13 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class CapLowered:
+    """Event: the device's memory was too small; from now on the replica takes so many samples at a time, see `cap`."""
+
+    cap: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Result:
     """Of one operation on the device."""
 
@@ -88,6 +98,7 @@ class StageWorker:
         num_stages: int,
         max_open_steps: int,
         max_microbatch_samples: int | None = None,
+        events: MemoryObjectSendStream[CapLowered] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._endpoint = endpoint
@@ -101,7 +112,8 @@ class StageWorker:
             max_open_steps=max_open_steps,
             max_microbatch_samples=max_microbatch_samples,
         )
-        self._evaluator = StageEvaluator(endpoint, compute, stage=stage, max_samples=max_microbatch_samples)
+        self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
+        self._events = events
         self._payloads: dict[StepKey, dict[tuple[type, int], WireTensor]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
         self._committed_before = 0
@@ -140,6 +152,11 @@ class StageWorker:
         """Steps that are open now: the replica's load."""
         return len(self._machine.open)
 
+    @property
+    def cap(self) -> int | None:
+        """The most samples in a microbatch; None: any number. Lowered where the device's memory proves too small."""
+        return self._machine.cap
+
     # ---- events
 
     def receive(self, event: Received) -> bool:
@@ -156,7 +173,7 @@ class StageWorker:
             case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
                 self._do(self._machine.handle(event.peer, message))
             case EvalForward() | EvalLabels():
-                self._evaluator.receive(event.peer, message, event.tensors, self.held_round)
+                self._evaluator.receive(event.peer, message, event.tensors, self.held_round, self.cap)
                 self._notify()
             case _:
                 return False
@@ -239,7 +256,8 @@ class StageWorker:
         # Evaluations take turns with training: neither starves.
         if self._evaluator.is_ready and (operation is None or not self._was_evaluation):
             self._was_evaluation = True
-            await self._evaluator.run_one(self._device)
+            if num_samples := await self._evaluator.run_one(self._device):
+                self._lower_cap((num_samples,))
         elif operation is not None:
             self._was_evaluation = False
             await self._operate(operation)
@@ -259,6 +277,8 @@ class StageWorker:
             if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
                 raise  # half a commit cannot be taken back
             logger.exception("step.failed", extra={"key": str(key), "operation": operation.kind.name})
+            if sizes and is_out_of_memory(error):
+                self._lower_cap(sizes)
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
             return
         is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
@@ -269,6 +289,20 @@ class StageWorker:
         if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
             self._payloads.pop(key, None)
             self._sent_gradients.pop(key, None)
+
+    def _lower_cap(self, sizes: Sequence[int]) -> None:
+        """Microbatches of these sizes do not fit into the device's memory: take smaller ones from now on."""
+        self._endpoint.metrics.counter("step.out_of_memory").add()
+        cap = lowered(sizes, self.cap)
+        if cap is None:
+            logger.error("step.does_not_fit", extra={"samples": max(sizes)})
+            return
+        if cap == self.cap:
+            return
+        logger.warning("step.cap_lowered", extra={"samples": max(sizes), "cap": cap})
+        self._machine.cap = cap
+        if self._events is not None:
+            self._events.send_nowait(CapLowered(cap))
 
     def _take_payloads(self, operation: Operation) -> list[WireTensor]:
         kinds: dict[OperationKind, tuple[type, ...]] = {

@@ -5,7 +5,8 @@ estimate of the most that a replica takes, the same on every host, since all com
 
     device:  parameters + optimizer state          + gradients of MAX_OPEN_STEPS steps + activations in flight, or of
                                                      one unit in an evaluation, whose batches are larger
-    host:    outer parameters + outer momentum     + averaging, which begins when no step is open
+    host:    outer parameters, outer momentum and  + averaging, which begins when no step is open
+             the vector that rounds are averaged in
 
 Exact are parameters, optimizer and outer state. Activations follow from what flows between units (see
 `Family.activation_bytes`); the allocator's own overhead and the workspaces of kernels are not counted.
@@ -30,6 +31,7 @@ from shoal.model.stage import Family, stage_ranges
 from shoal.optim.inner import build_inner_optimizer
 from shoal.quant.rules import plan_module
 from shoal.swarm.assignment import StageNeed
+from shoal.swarm.microbatch_cut import within
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +41,12 @@ MAX_OPEN_STEPS = 4
 PROCESS_BYTES = 128 * 2**20
 """Of a server without its stage, measured: its own pages of interpreter and libraries, and its libp2p daemon."""
 
-# Vectors of the size of the parameters that an outer round adds for a moment: the contribution, the new momentum, the
-# update, the update times the learning rate, the new parameters.
-_ROUND_VECTORS = 5
+# Vectors of the size of the parameters that a replica keeps: outer parameters, outer momentum, and from its first round
+# on the one in which contributions are averaged (`averaging.round_average`).
+_HELD_VECTORS = 3
+# Those that an outer round adds for a moment: the new momentum, the update, the update times the learning rate, the new
+# parameters.
+_ROUND_VECTORS = 4
 _FLOAT_BYTES = 4
 # In-place operations that give values. Without values there is nothing to do, and on the meta device torch would
 # import its compiler for some of them: 0.7 s and 75 MB.
@@ -90,9 +95,9 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     num_elements = sum(p.numel() for p in tally.parameters)
     parameter_bytes = sum(p.nbytes for p in tally.parameters)
     optimizer = build_inner_optimizer(tally.parameters, config.diloco.inner_optim)
-    # The window is the client's own setting; this is its default. The last stage goes back at once.
+    # The last stage goes back at once.
     is_last = stage == config.num_stages - 1
-    in_flight = config.num_stages + 1
+    in_flight = config.model_pipeline.microbatches_in_flight
     received = family.input_spec() if stage == 0 else family.boundary_spec(units.start - 1)
     kept = 1 if is_last else in_flight
     sample_bytes = kept * tally.activation_bytes + tally.largest_activation_bytes + in_flight * received.num_bytes
@@ -102,9 +107,10 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
         step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.quantised_bytes,
         sample_bytes=sample_bytes,
         eval_sample_bytes=tally.largest_activation_bytes,
-        host_bytes=PROCESS_BYTES + 2 * num_elements * _FLOAT_BYTES + tally.buffer_bytes,
+        host_bytes=PROCESS_BYTES + _HELD_VECTORS * num_elements * _FLOAT_BYTES + tally.buffer_bytes,
         round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * tally.buffer_bytes,
         max_samples=-(-batch // parts),
+        min_samples=within([-(-batch // parts)] * parts * config.diloco.gradient_accumulation_steps),
     )
 
 

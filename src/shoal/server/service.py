@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import anyio
@@ -88,6 +89,9 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
 
         async def build(stage: int) -> Replica:
             require_fit(server, needs, (stage,))
+            cap = needs[stage].cap_of(server)
+            if cap != server.max_microbatch_samples:
+                logger.warning("server.takes_less", extra={"stage": stage, "cap": cap, "memory": asdict(memory)})
             return await build_replica(
                 config=config,
                 run_id=RunId(spec.run_id),
@@ -96,6 +100,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 device_name=spec.device,
                 endpoint=endpoint,
                 view=lambda: registry.membership.view,
+                max_microbatch_samples=cap or None,
                 clock=clock,
             )
 
