@@ -14,6 +14,7 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
         device: Torch device, resolved: "cpu" or "cuda:<i>".
         memory_bytes: Its share of the host's memory when the first server started; 0 if unknown.
         device_sharers: Servers of this host on the same device, itself included.
+        threads: CPU threads that it computes with.
     """
 
     stage: int | None
@@ -21,3 +22,4 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
     device: str
     memory_bytes: int = 0
     device_sharers: int = 1
+    threads: int = 1

@@ -252,7 +252,7 @@ class Cluster:
     async def _build(self) -> None:
         config = self._config
         self.device = await self._stack.enter_async_context(
-            DeviceThread(device_initialiser("cpu", config.servers.threads))
+            DeviceThread(device_initialiser("cpu", config.servers.threads[0]))
         )
         tasks = await self._stack.enter_async_context(_cancelled_at_exit())
         self._tasks = tasks

@@ -41,7 +41,7 @@ def test_shared_keys_come_from_the_run_and_host_keys_stay() -> None:
     )
     config = _adopt(*flags)
     assert shared_configuration(config) == shared_configuration(RUN)
-    assert (config.device, config.servers.threads, config.num_servers) == ("cpu", 2, 1)
+    assert (config.device, config.servers.threads, config.num_servers) == ("cpu", (2,), 1)
     assert config.model_pipeline.window == 5
     assert config.data.hf_token is not None
     assert config.data.hf_token.get_secret_value() == "own"
