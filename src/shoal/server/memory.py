@@ -48,6 +48,7 @@ _HELD_VECTORS = 3
 # parameters.
 _ROUND_VECTORS = 4
 _FLOAT_BYTES = 4
+_BF16_BYTES = 2
 # In-place operations that give values. Without values there is nothing to do, and on the meta device torch would
 # import its compiler for some of them: 0.7 s and 75 MB.
 _RANDOM = frozenset({"normal_", "uniform_", "trunc_normal_", "bernoulli_", "erfinv_"})
@@ -70,11 +71,12 @@ class _WithoutValues(TorchFunctionMode):
 
 @dataclass(slots=True)
 class _Tally:
-    """Of one stage: parameters on the meta device, and bytes of buffers and of weights that each forward quantises."""
+    """Of one stage: parameters on the meta device, and bytes of buffers and of weights of which each forward keeps a
+    copy, quantised or cast by autocast."""
 
     parameters: list[Tensor]
     buffer_bytes: int = 0
-    quantised_bytes: int = 0
+    cast_bytes: int = 0
     activation_bytes: int = 0
     largest_activation_bytes: int = 0
 
@@ -104,7 +106,7 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
     return StageNeed(
         device_bytes=parameter_bytes + tally.buffer_bytes + optimizer.state_bytes,
-        step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.quantised_bytes,
+        step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.cast_bytes,
         sample_bytes=sample_bytes,
         eval_sample_bytes=tally.largest_activation_bytes,
         host_bytes=PROCESS_BYTES + _HELD_VECTORS * num_elements * _FLOAT_BYTES + tally.buffer_bytes,
@@ -121,7 +123,9 @@ def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:
         tally.parameters += [torch.empty_like(parameter, device="meta") for parameter in unit.parameters()]
         tally.buffer_bytes += sum(buffer.nbytes for buffer in unit.buffers())
         weights, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
-        tally.quantised_bytes += weights
+        tally.cast_bytes += weights
+        if config.data.precision == "bf16-mixed":
+            tally.cast_bytes += sum(_BF16_BYTES * p.numel() for p in unit.parameters() if p.dim() > 1)
         activation_bytes = family.activation_bytes(index)
         if num_inputs:
             # A quantised input is kept before and after the rounding.

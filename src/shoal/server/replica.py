@@ -26,6 +26,7 @@ from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError
 from shoal.ids import RunId
+from shoal.model.precision import autocast_of
 from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
@@ -176,7 +177,8 @@ def _build_state(config: Config, stage: int, device_name: str) -> tuple[StageCom
     if device_name != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"device = {device_name}: this torch ({torch.__version__}) sees no GPU; use --device cpu")
     family = load_family(config.model, config.data)
-    module = build_stage(family, stage, config.num_stages, seed=config.run.seed)
+    autocast = autocast_of(config.data.precision, torch.device(device_name))
+    module = build_stage(family, stage, config.num_stages, seed=config.run.seed, autocast=autocast)
     apply_quant(module, config.quant)
     module.to(torch.device(device_name))
     optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)

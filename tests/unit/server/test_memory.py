@@ -128,6 +128,16 @@ def test_quantised_weights_are_kept_by_each_microbatch_in_flight() -> None:
     assert quantised.device_bytes == plain.device_bytes
 
 
+def test_weights_that_autocast_casts_are_kept_by_each_microbatch_in_flight() -> None:
+    precisions = ("32-true", "bf16-mixed")
+    plain, mixed = (stage_needs(config_of("gpt", data={"seq_len": 32, "precision": each})) for each in precisions)
+    family = load_family(config_of("gpt").model, config_of("gpt").data)
+    for stage, kept in ((0, 3), (1, 1)):
+        matrices = sum(p.numel() for p in build_stage(family, stage, 2, seed=0).parameters() if p.dim() > 1)
+        assert mixed[stage].step_bytes - plain[stage].step_bytes == kept * 2 * matrices
+        assert mixed[stage].device_bytes == plain[stage].device_bytes, "parameters stay float32"
+
+
 class Stubborn(nn.Module):
     """Looks at its values while it is built, which the meta device has none of."""
 
