@@ -102,9 +102,9 @@ def test_a_run_needs_no_standard_streams_and_nobody_who_reads_it(tmp_path: Path)
 
 
 def test_each_server_has_its_threads_and_gives_way_as_told(tmp_path: Path) -> None:
-    run = completed(tmp_path, *SMALL, "--threads=1,2,1,3", "--nice=0,5,19,1", "--device=cpu,cpu,cpu,cpu")
+    run = completed(tmp_path, *SMALL, "--threads=1,2,1,3", "--nice=0,1,2,1", "--device=cpu,cpu,cpu,cpu")
     ready = [run.events(f"server_{index}", "server.ready")[0] for index in range(4)]
     own = os.nice(0)
     assert [each["threads"] for each in ready] == [1, 2, 1, 3]
-    assert [each["nice"] for each in ready] == [min(19, own + nice) for nice in (0, 5, 19, 1)]
+    assert [each["nice"] for each in ready] == [min(19, own + nice) for nice in (0, 1, 2, 1)]
     assert run.summary()["exit"] == "done"
