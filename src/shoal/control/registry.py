@@ -26,6 +26,7 @@ from shoal.control.records import (
 from shoal.control.view_builder import is_server_topic
 from shoal.errors import BootstrapError, InvariantViolation
 from shoal.identity import Identity
+from shoal.swarm.view import SwarmView
 
 logger = logging.getLogger(__name__)
 
@@ -190,11 +191,11 @@ class Registry:
             if awaited:
                 await self._clock.sleep_s(pause_s)
             else:
-                await self._pause(pause_s)
+                await self._pause(pause_s, view)
 
-    async def _pause(self, pause_s: float) -> None:
-        """Wait, unless somebody begins to wait for a change, or the node dies."""
-        while pause_s > 0 and self._store.alive and not self.membership.awaited:
+    async def _pause(self, pause_s: float, seen: SwarmView) -> None:
+        """Wait, but not much longer when a peer is lost or found, somebody waits for a change, or the node dies."""
+        while pause_s > 0 and self._store.alive and not self.membership.awaited and self.membership.view == seen:
             with anyio.move_on_after(min(pause_s, SLOW_READ_S)):
                 await self.membership.until_awaited()
             pause_s -= SLOW_READ_S
