@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -115,3 +116,26 @@ def test_a_run_needs_no_standard_streams_and_nobody_who_reads_it(tmp_path: Path)
     for redirection in ("<&- >&- 2>&-", "| head -1; exit ${PIPESTATUS[0]}", ">/dev/full"):
         command = ["bash", "-c", f"{script} {redirection}", sys.executable, *SMALL]
         assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0, redirection
+
+
+def test_each_server_has_its_threads_and_gives_way_as_told(tmp_path: Path) -> None:
+    run = completed(tmp_path, *SMALL, "--threads=1,2,1,3", "--nice=0,1,2,1", "--device=cpu,cpu,cpu,cpu")
+    ready = [run.events(f"server_{index}", "server.ready")[0] for index in range(4)]
+    own = os.nice(0)
+    assert [each["threads"] for each in ready] == [1, 2, 1, 3]
+    assert [each["nice"] for each in ready] == [min(19, own + nice) for nice in (0, 1, 2, 1)]
+    assert run.summary()["exit"] == "done"
+
+
+def test_servers_with_little_memory_take_smaller_microbatches(tmp_path: Path) -> None:
+    # Both stages fit with a few of the 16 samples; a server without a stage has 128 MiB.
+    flags = ("--diloco.batch-size-per-step=16", "--model-pipeline.microbatches=1", "--servers.max-memory-bytes=133MiB")
+    run = completed(tmp_path, *SMALL, *flags)
+    caps = {}
+    for index in range(4):
+        [less] = run.events(f"server_{index}", "server.takes_less")
+        caps.setdefault(less["stage"], set()).add(less["cap"])
+    assert all(len(each) == 1 and 0 < min(each) < 16 for each in caps.values()), caps
+    assert set(caps) == {0, 1}
+    summary = run.summary()
+    assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("done", 0, 0)

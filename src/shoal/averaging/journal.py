@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -36,7 +36,12 @@ class StepLine(msgspec.Struct, frozen=True):
 
 
 def write_genesis(
-    directory: Path, *, seed: int, configuration: Mapping[str, object], num_threads: int, versions: Mapping[str, str]
+    directory: Path,
+    *,
+    seed: int,
+    configuration: Mapping[str, object],
+    num_threads: Sequence[int],
+    versions: Mapping[str, str],
 ) -> None:
     """Write what D_0 follows from.
 
@@ -44,7 +49,7 @@ def write_genesis(
         directory: The run's directory.
         seed: Of the run.
         configuration: Resolved, JSON values only.
-        num_threads: Of each process that computes.
+        num_threads: Of the servers of the client's host: one number for all, or one for each.
         versions: Of the programs, by name.
 
     Raises:

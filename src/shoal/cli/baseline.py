@@ -66,7 +66,7 @@ async def _run(config: Config) -> None:
 
     try:
         async with (
-            DeviceThread(use_threads(config.servers.threads)) as device,
+            DeviceThread(use_threads(config.servers.threads[0])) as device,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(service.run)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.cli.devices import device_of_server
+from shoal.cli.devices import devices_of_servers
 from shoal.cli.exits import USER_ERROR
 from shoal.cli.host import SwarmHost
 from shoal.config import Config
@@ -95,7 +95,7 @@ def profiled_device(config: Config) -> str:
     Raises:
         ConfigError: there is no such device.
     """
-    return device_of_server(config.device, 0)
+    return devices_of_servers(config)[0]
 
 
 def with_cut(config: Config, counts: Sequence[int]) -> Config:

@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.cli.devices import device_of_server
+from shoal.cli.devices import devices_of_servers
 from shoal.cli.host_network import LOOPBACK_MADDRS, HostNetwork, local_maddrs
 from shoal.client.spec import ClientSpec
 from shoal.config import Config, config_to_json
 from shoal.config.host import NetworkConfig
+from shoal.config.per_server import of_server
 from shoal.config.start import RoleStart
 from shoal.control.scout_spec import ScoutSpec
 from shoal.data_server.spec import DataServerSpec
@@ -143,7 +144,7 @@ class SwarmHost:
         if self._memory_bytes is None:
             # Once, before any server has taken its share: one that is started again has the same.
             self._memory_bytes = free_memory_bytes() // self.config.num_servers
-        devices = [device_of_server(self.config.device, other) for other in range(self.config.num_servers)]
+        devices = devices_of_servers(self.config)
         spec = self._spec(
             ServerSpec,
             "server",
@@ -153,8 +154,10 @@ class SwarmHost:
             device=device,
             memory_bytes=self._memory_bytes,
             device_sharers=max(1, devices.count(device)),
+            threads=of_server(self.config.servers.threads, index),
         )
-        return self._needs_peers(await self._start("shoal.server.service:main", spec))
+        nice = of_server(self.config.servers.nice, index)
+        return self._needs_peers(await self._start("shoal.server.service:main", spec, nice=nice))
 
     async def start_baseline(self) -> RoleHandle:
         """Start the plain loop beside the swarm, fed by the same data server."""
@@ -268,7 +271,7 @@ class SwarmHost:
         who = {"server": {"peer": self.hop(role, index).peer}, "trainer": {"slot": index}}
         self._losses.append({"kind": role, "at_s": process_age_s(os.getpid()), **who.get(role, {})})
 
-    async def _start(self, entry: str, spec: RoleStart) -> RoleHandle:
+    async def _start(self, entry: str, spec: RoleStart, *, nice: int = 0) -> RoleHandle:
         output = self.log_dir / f"{spec.role}_{spec.index}.log"
         return await self.supervisor.start(
             RoleSpec(
@@ -277,6 +280,7 @@ class SwarmHost:
                 entry=entry,
                 payload=msgspec.msgpack.encode(spec),
                 output_path=output.with_suffix(".out"),
+                nice=nice,
                 # Without a run it has been asked to find one, which is not to be done twice.
                 restart=_RESTARTS.get(spec.role, NEVER_RESTART) if spec.run_id else NEVER_RESTART,
             )

@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 
 from shoal import log
 from shoal.cli.cuts import has_cut, log_cut, with_known_cut, with_profiled_cut
-from shoal.cli.devices import device_of_server
+from shoal.cli.devices import devices_of_servers
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.host import SwarmHost
@@ -58,7 +58,7 @@ def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> i
     Raises:
         ConfigError: the device does not exist, or the log directory cannot be written.
     """
-    devices = [device_of_server(config.device, index) for index in range(config.num_servers)]
+    devices = devices_of_servers(config)
     clock = SystemClock()
     config = with_known_cut(config)
     run_id = new_run_id(config, clock)

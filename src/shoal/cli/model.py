@@ -34,7 +34,7 @@ def profile_model(config: Config) -> Mapping[str, Any]:
     return {
         "family": config.model.family,
         "device": profiled_device(config),
-        "threads": config.servers.threads,
+        "threads": config.servers.threads[0],
         "microbatch_samples": microbatch_samples(config),
         "units": [
             {"name": name, "measured_s": cost_s if has_measured else None, "static": own}
@@ -70,7 +70,7 @@ def costs_on_device_thread(config: Config, *, measure: bool, cache: CostCache | 
         return unit_costs(config, device, SystemClock(), measure=measure, cache=cache)
 
     async def run() -> UnitCosts:
-        async with DeviceThread(device_initialiser(device, config.servers.threads)) as thread:
+        async with DeviceThread(device_initialiser(device, config.servers.threads[0])) as thread:
             return await thread.run(find)
 
     return anyio.run(run)

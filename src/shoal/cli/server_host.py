@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from rich.console import Console
 
 from shoal import log
-from shoal.cli.devices import device_of_server
+from shoal.cli.devices import devices_of_servers
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.host import SwarmHost
@@ -52,7 +52,7 @@ def start_servers(config: Config, origins: Mapping[str, str], early: EarlyStart)
         BootstrapError: no initial peer answered in time, or none of them knows a run.
     """
     swarm_key = require_membership(config)
-    devices = [device_of_server(config.device, index) for index in range(config.num_servers)]
+    devices = devices_of_servers(config)
     identities = LastingIdentities("servers")
     try:
 

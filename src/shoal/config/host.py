@@ -2,13 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from shoal.config.base import ByteSize, PositiveFloat, PositiveInt, Section, split_list
+from shoal.config.per_server import split_values
 
 MAX_PORT: Final = 65535
+Niceness = Annotated[int, Field(ge=0, le=19)]
 
 
 class NetworkConfig(Section):
@@ -98,7 +100,15 @@ class ServersConfig(Section):
         default=None, description="Servers on this host, over all stages; null: stages * replicas."
     )
     replicas: PositiveInt = Field(default=2, description="Servers per stage where num_servers is null.")
-    threads: PositiveInt = Field(default=1, description="CPU threads that a server computes with.")
+    threads: Annotated[tuple[PositiveInt, ...], Field(min_length=1), BeforeValidator(split_values)] = Field(
+        default=(1,),
+        description="CPU threads that a server computes with: one number, or one for each server of this host.",
+    )
+    nice: Annotated[tuple[Niceness, ...], Field(min_length=1), BeforeValidator(split_values)] = Field(
+        default=(0,),
+        description="How much the servers of this host give way to other programs, 0 to 19 as for the command nice: "
+        "one number, or one for each server.",
+    )
     max_microbatch_samples: PositiveInt | None = Field(
         default=None,
         description="The most samples that the servers of this host take at a time: a trainer cuts its batch into more "
@@ -108,7 +118,8 @@ class ServersConfig(Section):
     max_memory_bytes: ByteSize | None = Field(
         default=None,
         description="The most memory that each server may plan with, of its GPU or, on the CPU, of this host: 4GiB, "
-        "800MB or bytes. It takes no stage that needs more. null: what is free, shared evenly.",
+        "800MB or bytes. A stage that needs more is taken in smaller microbatches, or not at all. null: what is free, "
+        "shared evenly.",
     )
 
 

@@ -27,6 +27,8 @@ ALIASES = {
     "param_mirror.refresh_every": "param_mirror.refresh_interval_s",
     "initial_peers": "network.initial_peers",
     "num_servers": "servers.num_servers",
+    "threads": "servers.threads",
+    "nice": "servers.nice",
     "swarm_key_file": "network.swarm_key_file",
     "public_ip": "network.public_ip",
     "announce_maddrs": "network.announce_maddrs",

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from shoal.config.base import Section
 from shoal.config.host import HealthConfig, NetworkConfig, ParamMirrorConfig, ServersConfig
 from shoal.config.model import ModelConfig, ModelPipelineConfig
+from shoal.config.per_server import length_problem
 from shoal.config.pipeline_entries import apply_pipeline
 from shoal.config.quant import QuantConfig
 from shoal.config.training import DataConfig, DilocoConfig, RunConfig
@@ -27,7 +28,8 @@ class Config(Section):
     )
     device: str = Field(
         default="auto",
-        description='"auto": server i uses GPU i where there are GPUs, else the CPU; or "cpu", "cuda", "cuda:<i>".',
+        description='"auto": server i uses GPU i where there are GPUs, else the CPU; or "cpu", "cuda", "cuda:<i>"; or '
+        'one for each server of this host, as in "cuda:0,cpu".',
     )
     log_dir: Path = Field(default=Path("logs"), description="Each run writes to log_dir/<run_id>.")
     log_level: Literal["debug", "info", "warning"] = Field(
@@ -62,6 +64,17 @@ class Config(Section):
         if self.servers.num_servers is not None:
             return self.servers.num_servers
         return self.num_stages * self.servers.replicas
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What is said of the servers' devices: one for all, or one for each."""
+        return tuple(self.device.split(","))
+
+    def servers_problem(self) -> str | None:
+        """Return why the values of this host's servers are not as many as they are, or None."""
+        values = {"servers.threads": self.servers.threads, "servers.nice": self.servers.nice, "device": self.devices}
+        problems = (length_problem(key, each, self.num_servers) for key, each in values.items())
+        return next((problem for problem in problems if problem is not None), None)
 
     def run_problem(self) -> str | None:
         """Return why no run can be made of this, or None; what a host that joins a run says may be no run by itself."""
@@ -98,9 +111,10 @@ class Config(Section):
     @field_validator("device")
     @classmethod
     def _check_device(cls, value: str) -> str:
-        value = value.replace("rocm", "cuda")  # PyTorch names AMD devices cuda as well
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-            raise ValueError("not a device; use auto, cpu, cuda or cuda:<index>")
+        value = re.sub(r"\s", "", value).replace("rocm", "cuda")  # PyTorch names AMD devices cuda as well
+        for device in value.split(","):
+            if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+                raise ValueError(f"{device!r} is not a device; use auto, cpu, cuda or cuda:<index>, or a list of them")
         return value
 
     @field_validator("wandb_project", "wandb_entity", "wandb_run_id")

@@ -1,4 +1,7 @@
-"""The part of the configuration that a whole run shares: what decides the numbers, whichever host computes them."""
+"""The part of the configuration that a whole run shares.
+
+That is what decides the numbers, whichever host computes them, and what a stage needs in memory.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from shoal.errors import ConfigError
 
 _MISSING: Final = object()
 _BATCH: Final = "diloco.batch_size_per_step"
-_PIPELINE: Final = ("stages", "cut", "microbatches", "schedule", "activation_checkpointing")
+_PIPELINE: Final = ("stages", "cut", "microbatches", "schedule", "activation_checkpointing", "window")
 _CUT: Final = "model_pipeline.cut"
 # What a list of stages in DistQat's notation says, see `pipeline_entries`.
 _PIPELINE_SETS: Final = (

@@ -95,21 +95,27 @@ class StageChooser:
 
 
 def require_fit(server: Candidate, needs: Sequence[StageNeed], stages: Sequence[int]) -> None:
-    """Check that the server's memory suffices for one of these stages.
+    """Check that the server's memory suffices for one of these stages, if only for a sample at a time.
 
     Raises:
         ConfigError: it suffices for none; the message has the sizes and what to do.
     """
-    if any(needs[stage].fits(server) for stage in stages):
+    if any(needs[stage].cap_of(server) is not None for stage in stages):
         return
-    sizes = "; ".join(f"stage {stage} needs {_amounts(*needs[stage].of(server))}" for stage in stages)
+    sizes = "; ".join(_demand(stage, needs[stage], server) for stage in stages)
     none = f"stage {stages[0]} does not fit" if len(stages) == 1 else "no stage fits"
     raise ConfigError(
-        f"{none} into the {_amounts(server.free_memory_bytes, server.device_memory_bytes)} that this server may use: "
-        f"{sizes}. Start fewer servers on this host (--num-servers; they share its memory), let them take fewer "
-        "samples at a time (servers.max_microbatch_samples), raise servers.max_memory_bytes if it is set, cut the "
-        "model into more stages (model_pipeline.stages, at the client), or use a larger machine"
+        f"{none} into the {_amounts(server.free_memory_bytes, server.device_memory_bytes)} that this server may use, "
+        f"however small the microbatches: {sizes}. Start fewer servers on this host (--num-servers; they share its "
+        "memory), raise servers.max_memory_bytes if it is set, cut the model into more stages (model_pipeline.stages, "
+        "at the client), or use a larger machine"
     )
+
+
+def _demand(stage: int, need: StageNeed, server: Candidate) -> str:
+    samples = "sample" if need.min_samples == 1 else "samples"
+    amounts = _amounts(*need.of(server, need.min_samples))
+    return f"stage {stage} needs {amounts} with {need.min_samples} {samples} at a time"
 
 
 def _amounts(host_bytes: int, device_bytes: int) -> str:

@@ -7,6 +7,7 @@ whatever its record says, until it is connected again or signs a record that is 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 
@@ -86,6 +87,11 @@ class Membership:
     async def until_awaited(self) -> None:
         """Wait until somebody waits; used by the registry."""
         await self._eager.wait()
+
+    @property
+    def next_expiry_unix_s(self) -> float:
+        """When the next record expires if it is not renewed; infinite if there is none."""
+        return min((opened.expires_unix_s for opened in self._records.values()), default=math.inf)
 
     def update(self, records: Iterable[Opened]) -> None:
         """Add verified records and forget the expired ones; used by the registry."""

@@ -44,6 +44,7 @@ Addresses = Annotated[tuple[Address, ...], msgspec.Meta(min_length=1, max_length
 
 class StageRecord(Struct, frozen=True, tag="stage"):
     """A server. `stage` is None while it waits for one; `held_round` is -1 while it holds no record's parameters.
+    `max_microbatch_samples` is what its user says and counts for every stage, `cap` is of the stage that it hosts.
 
     The other fields are those of `swarm.view.Replica`.
     """
@@ -60,6 +61,7 @@ class StageRecord(Struct, frozen=True, tag="stage"):
     serving: bool = False
     max_microbatch_samples: Count = 0
     device_memory_bytes: Count = 0
+    cap: Count = 0
 
 
 class ClientRecord(Struct, frozen=True, tag="client"):

@@ -1,7 +1,7 @@
 """This peer's side of the registry: its own records are kept alive, everybody's are read into a `Membership`.
 
 Nothing that trains waits for the DHT. Own records are stored when they change and every `RENEW_S`; all topics are read
-every `SLOW_READ_S`, and much more often while somebody waits for others to appear.
+as often as `read_pace` says, which depends on whether somebody waits for others to appear.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import anyio
 
 from shoal.clock import Clock
 from shoal.control.membership import Membership, sequence_at
+from shoal.control.read_pace import SLOW_READ_S, ReadPace
 from shoal.control.records import (
     GoneRecord,
     Opened,
@@ -25,17 +26,13 @@ from shoal.control.records import (
 from shoal.control.view_builder import is_server_topic
 from shoal.errors import BootstrapError, InvariantViolation
 from shoal.identity import Identity
+from shoal.swarm.view import SwarmView
 
 logger = logging.getLogger(__name__)
 
 TTL_S = 30.0
 RENEW_S = 10.0
 RETRY_S = 1.0
-SLOW_READ_S = 2.0
-FAST_READ_S = 0.1
-# While somebody waits, the pause grows by this share of the time already waited, up to a second.
-_PATIENCE = 0.05
-_MAX_FAST_READ_S = 1.0
 _FAREWELL_TIMEOUT_S = 1.0
 # Two records of one topic in the same instant still have to differ in expiry, or the DHT keeps the first.
 _EXPIRY_STEP_S = 0.001
@@ -183,18 +180,25 @@ class Registry:
         return stored
 
     async def _watch(self) -> None:
-        waited_s = 0.0
+        pace, seen = ReadPace(), self.membership.view
         while True:
             if self._store.alive or await self._revived():
                 self.membership.update(await self._store.get(self._topics))
-            if self.membership.awaited:
-                pause_s = min(_MAX_FAST_READ_S, FAST_READ_S + _PATIENCE * waited_s)
-                waited_s += pause_s
+            awaited, view = self.membership.awaited, self.membership.view
+            expires_in_s = self.membership.next_expiry_unix_s - self._clock.unix_s()
+            pause_s = pace.pause_s(awaited=awaited, changed=view != seen, expires_in_s=expires_in_s)
+            seen = view
+            if awaited:
                 await self._clock.sleep_s(pause_s)
             else:
-                waited_s = 0.0
-                with anyio.move_on_after(SLOW_READ_S):
-                    await self.membership.until_awaited()
+                await self._pause(pause_s, view)
+
+    async def _pause(self, pause_s: float, seen: SwarmView) -> None:
+        """Wait, but not much longer when a peer is lost or found, somebody waits for a change, or the node dies."""
+        while pause_s > 0 and self._store.alive and not self.membership.awaited and self.membership.view == seen:
+            with anyio.move_on_after(min(pause_s, SLOW_READ_S)):
+                await self.membership.until_awaited()
+            pause_s -= SLOW_READ_S
 
     async def _revived(self) -> bool:
         logger.error("registry.dht_lost")

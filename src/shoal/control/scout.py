@@ -9,6 +9,7 @@ that follows one that has died is told which run it is, and only watches.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import anyio
@@ -79,7 +80,8 @@ async def _watch(membership: Membership, run_id: str, control: RoleControl) -> N
             is_announced = now is not None
             logger.info("run.announced" if is_announced else "run.silent", extra={"run": run_id})
             control.event("run_announced", is_announced=is_announced)
-        await membership.changed()
+        with nullcontext() if is_announced else membership.eager():
+            await membership.changed()
     reason, ended_well = _how_it_ended(now, run_id)
     logger.info("run.over", extra={"run": run_id, "reason": reason})
     control.event("run_over", reason=reason, ended_well=ended_well)

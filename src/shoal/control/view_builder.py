@@ -71,6 +71,7 @@ def server_of(peer: PeerId, record: StageRecord) -> Candidate:
         held_round=record.held_round,
         pinned=record.pinned,
         serving=record.serving,
+        cap=record.cap,
     )
 
 

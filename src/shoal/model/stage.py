@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -129,6 +129,9 @@ class Family(ABC):
 class StageModule(nn.Module):
     """A contiguous part of the model; see `build_stage`.
 
+    With `autocast` the units and the loss run under torch's autocast. What stages send each other is of that type then:
+    half the bytes, and one rounding of what a stage puts out and of the gradient that comes back for it.
+
     Attributes:
         stage: 0..num_stages - 1.
         num_stages: Stages of the whole model.
@@ -138,18 +141,30 @@ class StageModule(nn.Module):
         label_spec: One sample of the labels that `loss` takes.
     """
 
-    def __init__(self, family: Family, units: nn.ModuleDict, indices: range, stage: int, num_stages: int) -> None:
+    def __init__(
+        self,
+        family: Family,
+        units: nn.ModuleDict,
+        indices: range,
+        stage: int,
+        num_stages: int,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.stage = stage
         self.num_stages = num_stages
         self.units = units
         self._family = family
         dtype = next((p.dtype for p in units.parameters()), torch.float32)
-        received = family.input_spec() if stage == 0 else family.boundary_spec(indices.start - 1).with_float(dtype)
+        sent = autocast or dtype
+        received = family.input_spec() if stage == 0 else family.boundary_spec(indices.start - 1).with_float(sent)
         self.input_spec: TensorSpec = received
-        self.output_spec: TensorSpec = family.boundary_spec(indices.stop - 1).with_float(dtype)
+        # The last one's output is for its own loss only.
+        is_last = stage == num_stages - 1
+        self.output_spec: TensorSpec = family.boundary_spec(indices.stop - 1).with_float(dtype if is_last else sent)
         self.label_spec: TensorSpec = family.label_spec()
         self._dtype = dtype
+        self._autocast = autocast
 
     @property
     def is_first(self) -> bool:
@@ -161,11 +176,18 @@ class StageModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Runs the units on `x` (B, *input_spec.shape), which stays as it is; returns (B, *output_spec.shape)."""
-        if self.is_first and x.is_floating_point():
+        if x.is_floating_point():
+            # Under autocast too: a residual stream is added up, here and for its gradient, in the parameters' type.
             x = x.to(self._dtype)
-        for unit in self.units.values():
-            x = unit(x)
+        with self._casting(x.device):
+            for unit in self.units.values():
+                x = unit(x)
+        if self._autocast is not None and x.is_floating_point():
+            x = x.to(self.output_spec.torch_dtype)
         return x
+
+    def _casting(self, device: torch.device) -> AbstractContextManager[object]:
+        return torch.autocast(device.type, self._autocast) if self._autocast is not None else nullcontext()
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
         """The family's mean loss; only the last stage has one.
@@ -175,7 +197,8 @@ class StageModule(nn.Module):
         """
         if not self.is_last:
             raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} has no loss, only the last one has")
-        return self._family.loss(output, labels)
+        with self._casting(output.device):
+            return self._family.loss(output, labels)
 
     # nn.Module's own hint says Any; callers of a stage get a tensor.
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -190,6 +213,7 @@ def build_stage(
     seed: int,
     cut: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
+    autocast: torch.dtype | None = None,
 ) -> StageModule:
     """Builds one stage on the CPU, in training mode.
 
@@ -204,6 +228,8 @@ def build_stage(
         seed: Of the run.
         cut: Units of each stage; by `unit_costs` if None.
         dtype: Of parameters and floating buffers.
+        autocast: In which forwards and loss compute where torch's autocast does so, and what stages send each other;
+            None: all in `dtype`.
 
     Raises:
         ConfigError: The model cannot be cut like this, or there is no such stage.
@@ -216,7 +242,7 @@ def build_stage(
         with seeded(unit_seed(seed, index)), default_float32():
             unit = family.build_unit(index)
         units[family.unit_name(index)] = unit.to(dtype)
-    return StageModule(family, units, ranges[stage], stage, num_stages)
+    return StageModule(family, units, ranges[stage], stage, num_stages, autocast)
 
 
 def stage_ranges(family: Family, num_stages: int, cut: Sequence[int] | None = None) -> list[range]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shoal.codec.raw import from_wire, to_wire
 from shoal.errors import LocalProtocolError
 from shoal.ids import PeerId
+from shoal.pipeline.out_of_memory import is_out_of_memory
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.tensor_check import misfit
 from shoal.runtime.device_thread import DeviceThread
@@ -38,13 +39,10 @@ class _Batch:
 class StageEvaluator:
     """Queue of evaluation batches of one replica."""
 
-    def __init__(
-        self, endpoint: Endpoint, compute: StageCompute, *, stage: int, max_samples: int | None = None
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, compute: StageCompute, *, stage: int) -> None:
         self._endpoint = endpoint
         self._compute = compute
         self._stage = stage
-        self._max_samples = max_samples
         self._pending: dict[_Pair, _Batch] = {}
 
     @property
@@ -53,9 +51,14 @@ class StageEvaluator:
         return any(self._is_complete(batch) for batch in self._pending.values())
 
     def receive(
-        self, peer: PeerId, message: EvalForward | EvalLabels, tensors: Sequence[WireTensor], held_round: int
+        self,
+        peer: PeerId,
+        message: EvalForward | EvalLabels,
+        tensors: Sequence[WireTensor],
+        held_round: int,
+        cap: int | None = None,
     ) -> None:
-        """Queues an input or labels, or refuses them."""
+        """Queues an input or labels, or refuses them: the replica holds another record, or takes `cap` samples only."""
         trainer = peer
         spec = self._compute.module.label_spec
         if isinstance(message, EvalForward):
@@ -63,7 +66,7 @@ class StageEvaluator:
             trainer = message.trainer.peer
             spec = self._compute.module.input_spec
         num_samples = tensors[0].shape[0] if tensors and tensors[0].shape else 0
-        problem = misfit(tensors, spec, num_samples) or too_large(num_samples, self._max_samples)
+        problem = misfit(tensors, spec, num_samples) or too_large(num_samples, cap)
         if message.held != held_round:
             problem = f"this replica holds the record of round {held_round}, not {message.held}"
         elif isinstance(message, EvalForward) and not self._is_on_path(message):
@@ -84,29 +87,34 @@ class StageEvaluator:
         """Forgets what a lost trainer has asked for."""
         self._pending = {pair: batch for pair, batch in self._pending.items() if pair[0] != peer}
 
-    async def run_one(self, device: DeviceThread) -> None:
-        """Runs the first batch that is complete and passes the result on."""
+    async def run_one(self, device: DeviceThread) -> int:
+        """Runs the first batch that is complete and passes the result on.
+
+        Returns:
+            How many samples did not fit into the device's memory; 0 if there was no such thing.
+        """
         pair = next(pair for pair, batch in self._pending.items() if self._is_complete(batch))
         batch = self._pending.pop(pair)
         if batch.request is None or batch.input is None:
-            return
+            return 0
         if batch.labels is not None and batch.labels.shape[0] != batch.input.shape[0]:
             self._refuse(pair, "input and labels differ in their number of samples")
-            return
+            return 0
         try:
             result = await device.run(self._evaluate, batch.input, batch.labels)
         except (LocalProtocolError, RuntimeError, ValueError, IndexError) as error:
             logger.warning("evaluation.failed", exc_info=error)
             self._refuse(pair, f"{type(error).__name__}: {error}"[:200])
-            return
+            return batch.input.shape[0] if is_out_of_memory(error) else 0
         trainer, evaluation, microbatch = pair
         if not isinstance(result, WireTensor):
             answer = EvalResult(evaluation, microbatch, result, batch.input.shape[0])
             self._endpoint.post(trainer, answer)
-            return
+            return 0
         following = batch.request.path[self._stage + 1]
         self._endpoint.introduce(following)
         self._endpoint.post(following.peer, batch.request, (result,), Traffic.ACTIVATIONS)
+        return 0
 
     def _evaluate(self, input: WireTensor, labels: WireTensor | None) -> WireTensor | float:
         """Runs on the device thread: the mean loss in the last stage, else the output."""

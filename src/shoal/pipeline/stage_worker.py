@@ -14,20 +14,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio
+from anyio.streams.memory import MemoryObjectSendStream
 
 from shoal.clock import Clock, SystemClock
-from shoal.codec.raw import from_wire, to_wire
 from shoal.errors import RoundAborted
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.device_meter import DeviceMeter
+from shoal.pipeline.device_operations import DeviceOperations
 from shoal.pipeline.device_pace import DevicePace
-from shoal.pipeline.schedule import choose, parts_of
+from shoal.pipeline.out_of_memory import is_out_of_memory
+from shoal.pipeline.schedule import choose
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_evaluator import StageEvaluator
 from shoal.pipeline.tensor_check import payload_misfit
 from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.open_step import Payload
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, Send, StepTotals
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, Send
 from shoal.swarm.step_replica import StepReplica
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Traffic
@@ -67,13 +70,10 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
-    """Of one operation on the device; when it began and how long the computation took."""
+class CapLowered:
+    """Event: the device's memory was too small; from now on the replica takes so many samples at a time, see `cap`."""
 
-    tensor: WireTensor | None
-    totals: StepTotals | None
-    begun_s: float
-    took_s: float
+    cap: int
 
 
 class StageWorker:
@@ -94,6 +94,7 @@ class StageWorker:
         max_open_steps: int,
         max_microbatch_samples: int | None = None,
         max_held: int | None = None,
+        events: MemoryObjectSendStream[CapLowered] | None = None,
         clock: Clock | None = None,
         pace: DevicePace | None = None,
     ) -> None:
@@ -113,8 +114,6 @@ class StageWorker:
         """
         self._endpoint = endpoint
         self._compute = compute
-        self._pace = pace
-        self._num_operations = 0
         self._device = device
         self._clock = clock or SystemClock()
         self._machine = StepReplica(
@@ -127,7 +126,9 @@ class StageWorker:
         )
         self._max_held = max_held
         self._meter = DeviceMeter(endpoint.metrics, stage, self._clock)
-        self._evaluator = StageEvaluator(endpoint, compute, stage=stage, max_samples=max_microbatch_samples)
+        self._operations = DeviceOperations(compute, device, self._meter, self._clock, pace)
+        self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
+        self._events = events
         self._payloads: dict[StepKey, dict[tuple[type, int], WireTensor]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
         self._committed_before = 0
@@ -167,6 +168,11 @@ class StageWorker:
         """Steps that are open now: the replica's load."""
         return len(self._machine.open)
 
+    @property
+    def cap(self) -> int | None:
+        """The most samples in a microbatch; None: any number. Lowered where the device's memory proves too small."""
+        return self._machine.cap
+
     # ---- events
 
     def receive(self, event: Received) -> bool:
@@ -183,7 +189,7 @@ class StageWorker:
             case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
                 self._do(self._machine.handle(event.peer, message))
             case EvalForward() | EvalLabels():
-                self._evaluator.receive(event.peer, message, event.tensors, self.held_round)
+                self._evaluator.receive(event.peer, message, event.tensors, self.held_round, self.cap)
                 self._notify()
             case _:
                 return False
@@ -258,7 +264,8 @@ class StageWorker:
         if self._evaluator.is_ready and (operation is None or not self._was_evaluation):
             self._was_evaluation = True
             self._post_results()
-            await self._evaluator.run_one(self._device)
+            if num_samples := await self._evaluator.run_one(self._device):
+                self._lower_cap((num_samples,))
         elif operation is not None:
             self._was_evaluation = False
             await self._operate(operation)
@@ -274,7 +281,7 @@ class StageWorker:
         inputs = self._take_payloads(operation)
         sizes = step.request.microbatch_samples if step is not None else ()
         completes = step is not None and step.completes(operation)
-        call = self._device.begin(self._timed, operation, inputs, sizes, completes)
+        call = self._operations.begin(operation, inputs, sizes, completes=completes)
         self._post_results()
         try:
             result = await call
@@ -282,9 +289,11 @@ class StageWorker:
             if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
                 raise  # half a commit cannot be taken back
             logger.exception("step.failed", extra={"key": str(key), "operation": operation.kind.name})
+            if sizes and is_out_of_memory(error):
+                self._lower_cap(sizes)
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
             return
-        await self._account(operation, result)
+        await self._operations.last(operation, result)
         is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
         if is_gradient and result.tensor is not None and key in self._machine.open:
             kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))
@@ -300,22 +309,19 @@ class StageWorker:
         if results is not None:
             self._do(*results)
 
-    async def _account(self, operation: Operation, result: _Result) -> None:
-        """Lets the operation last as long as it should, and counts its time."""
-        ended_s = result.begun_s + result.took_s
-        if self._pace is not None:
-            parts = parts_of(
-                operation.kind,
-                self._compute.schedule,
-                is_first=self._compute.module.is_first,
-                recomputes=self._compute.activation_checkpointing,
-            )
-            end_s = result.begun_s + self._pace.length_s(parts, result.took_s, self._num_operations)
-            # The event loop's own time lags a little behind, so that it may wake up too early.
-            while (ended_s := self._clock.now_s()) < end_s:
-                await self._clock.sleep_s(end_s - ended_s)
-        self._num_operations += 1
-        self._meter.worked(operation.kind, ended_s - result.begun_s)
+    def _lower_cap(self, sizes: Sequence[int]) -> None:
+        """Microbatches of these sizes do not fit into the device's memory: take smaller ones from now on."""
+        self._endpoint.metrics.counter("step.out_of_memory").add()
+        cap = lowered(sizes, self.cap)
+        if cap is None:
+            logger.error("step.does_not_fit", extra={"samples": max(sizes)})
+            return
+        if cap == self.cap:
+            return
+        logger.warning("step.cap_lowered", extra={"samples": max(sizes), "cap": cap})
+        self._machine.cap = cap
+        if self._events is not None:
+            self._events.send_nowait(CapLowered(cap))
 
     def _take_payloads(self, operation: Operation) -> list[WireTensor]:
         kinds: dict[OperationKind, tuple[type, ...]] = {
@@ -325,40 +331,6 @@ class StageWorker:
         }
         held = self._payloads.get(operation.key, {})
         return [held.pop((kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
-
-    def _timed(
-        self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...], completes: bool
-    ) -> _Result:
-        """Runs on the device thread."""
-        begun_s = self._clock.now_s()
-        tensor = self._compute_one(operation, inputs, sizes)
-        totals = self._compute.totals(operation.key) if completes else None
-        return _Result(tensor, totals, begun_s, self._clock.now_s() - begun_s)
-
-    def _compute_one(self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]) -> WireTensor | None:
-        key, microbatch, compute = operation.key, operation.microbatch, self._compute
-        tensors = [from_wire(tensor) for tensor in inputs]
-        match operation.kind:
-            case OperationKind.DROP:
-                compute.drop(key)
-                return None
-            case OperationKind.COMMIT:
-                if operation.decision is not None:
-                    compute.commit(key, operation.decision.scale, operation.decision.lr, operation.decision.skipped)
-                return None
-            case OperationKind.FORWARD:
-                output = compute.forward(key, microbatch, tensors[0])
-                # Nobody gets what the last stage puts out.
-                return None if compute.module.is_last else to_wire(output)
-            case OperationKind.WEIGHTS:
-                compute.weights(key, microbatch)
-                return None
-            case OperationKind.BACKWARD:
-                gradient = compute.backward(key, microbatch, tensors[0])
-            case OperationKind.LOSS:
-                received = tensors[0] if len(tensors) > 1 else None
-                gradient = compute.loss(key, microbatch, received, tensors[-1], sizes[microbatch] / sum(sizes))
-        return None if compute.module.is_first else to_wire(gradient)
 
     async def _remind(self) -> None:
         while True:

@@ -35,6 +35,7 @@ class ForkRole(msgspec.Struct, frozen=True, tag=True):
         entry: "package.module:function", resolved after the fork.
         payload: opaque to the runtime, handed to the entry; may hold secrets.
         output_path: file to which standard output and error are appended; empty to share the supervisor's.
+        nice: how much it gives way to other processes.
     """
 
     number: int
@@ -43,6 +44,7 @@ class ForkRole(msgspec.Struct, frozen=True, tag=True):
     entry: str
     payload: bytes
     output_path: str
+    nice: int = 0
 
 
 class Preloaded(msgspec.Struct, frozen=True, tag=True):

@@ -74,6 +74,9 @@ class ForkedRole:
         """Turn this process, fresh from the fork, into its role; return the exit code."""
         request = self.request
         set_process_title(request.role, request.index)
+        if request.nice:
+            # Before any thread or process of its own: each inherits it.
+            os.nice(request.nice)
         if request.output_path:
             output_fd = os.open(request.output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(output_fd, 1)

@@ -44,6 +44,7 @@ class RoleSpec:
         payload: handed to the entry; travels over a socket, so it may hold secrets.
         restart: what happens when it fails.
         output_path: file to which its standard output and error are appended; None shares the launcher's.
+        nice: how much it gives way to other processes, added to what the launcher has; not below 0.
     """
 
     role: str
@@ -52,6 +53,7 @@ class RoleSpec:
     payload: bytes = b""
     restart: RestartPolicy = NEVER_RESTART
     output_path: Path | None = None
+    nice: int = 0
 
     def __str__(self) -> str:
         return f"{self.role}:{self.index}"

@@ -217,6 +217,7 @@ class Supervisor:
             entry=spec.entry,
             payload=spec.payload,
             output_path=str(spec.output_path or ""),
+            nice=spec.nice,
         )
         launch = Launch(request, theirs, pipe)
         try:

@@ -24,6 +24,9 @@ class _Worker(Protocol):
     @property
     def num_open(self) -> int: ...
 
+    @property
+    def cap(self) -> int | None: ...
+
 
 class _Member(Protocol):
     @property
@@ -75,5 +78,6 @@ class Announcer:
             step=replica.worker.num_committed,
             load=float(replica.worker.num_open),
             serving=serving,
+            cap=replica.worker.cap or 0,
         )
         self._registry.advertise(self._record)

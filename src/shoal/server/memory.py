@@ -5,7 +5,8 @@ estimate of the most that a replica takes, the same on every host, since all com
 
     device:  parameters + optimizer state          + gradients of MAX_OPEN_STEPS steps + activations in flight, or of
                                                      one unit in an evaluation, whose batches are larger
-    host:    outer parameters + outer momentum     + averaging, which begins when no step is open
+    host:    outer parameters, outer momentum and  + averaging, which begins when no step is open
+             the vector that rounds are averaged in
 
 Exact are parameters, optimizer and outer state. Activations follow from what flows between units (see
 `Family.activation_bytes`); the allocator's own overhead and the workspaces of kernels are not counted.
@@ -28,6 +29,7 @@ from shoal.model.stage import Family, stage_ranges
 from shoal.optim.inner import build_inner_optimizer
 from shoal.quant.rules import plan_module
 from shoal.swarm.assignment import StageNeed
+from shoal.swarm.microbatch_cut import within
 
 MAX_OPEN_STEPS = 4
 """Steps of different trainers that a replica works on at the same time; each keeps gradients of its own."""
@@ -35,19 +37,24 @@ MAX_OPEN_STEPS = 4
 PROCESS_BYTES = 128 * 2**20
 """Of a server without its stage, measured: its own pages of interpreter and libraries, and its libp2p daemon."""
 
-# Vectors of the size of the parameters that an outer round adds for a moment: the contribution, the new momentum, the
-# update, the update times the learning rate, the new parameters.
-_ROUND_VECTORS = 5
+# Vectors of the size of the parameters that a replica keeps: outer parameters, outer momentum, and from its first round
+# on the one in which contributions are averaged (`averaging.round_average`).
+_HELD_VECTORS = 3
+# Those that an outer round adds for a moment: the new momentum, the update, the update times the learning rate, the new
+# parameters.
+_ROUND_VECTORS = 4
 _FLOAT_BYTES = 4
+_BF16_BYTES = 2
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Of one stage: parameters on the meta device, and bytes of buffers and of weights that each forward quantises."""
+    """Of one stage: parameters on the meta device, and bytes of buffers and of weights of which each forward keeps a
+    copy, quantised or cast by autocast."""
 
     parameters: list[Tensor]
     buffer_bytes: int = 0
-    quantised_bytes: int = 0
+    cast_bytes: int = 0
     activation_bytes: int = 0
     largest_activation_bytes: int = 0
 
@@ -74,20 +81,20 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
     return StageNeed(
         device_bytes=parameter_bytes + tally.buffer_bytes + optimizer.state_bytes,
-        step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.quantised_bytes,
+        step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.cast_bytes,
         sample_bytes=sample_bytes,
         eval_sample_bytes=tally.largest_activation_bytes,
-        host_bytes=PROCESS_BYTES + 2 * num_elements * _FLOAT_BYTES + tally.buffer_bytes,
+        host_bytes=PROCESS_BYTES + _HELD_VECTORS * num_elements * _FLOAT_BYTES + tally.buffer_bytes,
         round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * tally.buffer_bytes,
         max_samples=-(-batch // parts),
+        min_samples=within([-(-batch // parts)] * parts * config.diloco.gradient_accumulation_steps),
     )
 
 
 def _held(config: Config, *, is_last: bool) -> tuple[int, int]:
     """Return the most microbatches of a step whose inputs a stage holds, and whose activations."""
     num = config.model_pipeline.microbatches * config.diloco.gradient_accumulation_steps
-    # The window is the client's own setting; this is its default.
-    flow = config.model_pipeline.model_copy(update={"window": None})
+    flow = config.model_pipeline
     in_flight = flow.microbatches_in_flight or num
     if flow.schedule == "zero_bubble":
         # Also what is computed again is kept, until the gradients of the parameters are done.
@@ -104,7 +111,9 @@ def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:
         tally.parameters += [torch.empty_like(parameter, device="meta") for parameter in unit.parameters()]
         tally.buffer_bytes += sum(buffer.nbytes for buffer in unit.buffers())
         weights, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
-        tally.quantised_bytes += weights
+        tally.cast_bytes += weights
+        if config.data.precision == "bf16-mixed":
+            tally.cast_bytes += sum(_BF16_BYTES * p.numel() for p in unit.parameters() if p.dim() > 1)
         activation_bytes = family.activation_bytes(index)
         if num_inputs:
             # A quantised input is kept before and after the rounding.

@@ -35,7 +35,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     spec = msgspec.msgpack.decode(payload, type=ProfilerSpec)
     config, clock = spec.config(), SystemClock()
     log.configure("profiler_0", Path(spec.log_dir), config.log_level)
-    async with DeviceThread(device_initialiser(spec.device, config.servers.threads)) as device:
+    async with DeviceThread(device_initialiser(spec.device, config.servers.threads[0])) as device:
 
         def find() -> UnitCosts:
             return unit_costs(config, spec.device, clock, measure=spec.measure, cache=CostCache.of_user())

@@ -24,6 +24,7 @@ from shoal.averaging.member import RoundSwapped
 from shoal.control.link_report import log_links
 from shoal.errors import ControlError, RoundAborted, ShoalError
 from shoal.ids import PeerId
+from shoal.pipeline.stage_worker import CapLowered
 from shoal.runtime.role import leaves
 from shoal.server.announcer import Announcer
 from shoal.server.replica import Replica
@@ -136,6 +137,8 @@ class ReassignmentMonitor:
             case RoundSwapped(record):
                 self._announcer.announce(self._replica)
                 log_links(self._endpoint, "round.links", logging.DEBUG, round=record.round)
+            case CapLowered():
+                self._announcer.announce(self._replica)
             case Relocate() as order:
                 await self._move(tasks, self._replica, order)
                 # A module, its optimizer and its state refer to each other: without this they stay in memory.

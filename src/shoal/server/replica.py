@@ -26,13 +26,14 @@ from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError
 from shoal.ids import RunId
+from shoal.model.precision import autocast_of
 from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.stage_compute import StageCompute
-from shoal.pipeline.stage_worker import StageWorker
+from shoal.pipeline.stage_worker import CapLowered, StageWorker
 from shoal.quant.apply import apply_quant
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS
@@ -42,6 +43,9 @@ from shoal.swarm.step_operations import Schedule
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import Handler
+
+ReplicaEvent = RoundEvent | CapLowered
+"""What a replica tells its server."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +57,15 @@ class Replica:
         compute: Its module and optimizer, for its device thread.
         worker: Its steps.
         member: Its rounds.
-        events: What happens to it in rounds.
+        events: What happens to it.
     """
 
     stage: int
     compute: StageCompute
     worker: StageWorker
     member: RoundMember
-    events: MemoryObjectReceiveStream[RoundEvent]
-    _sender: MemoryObjectSendStream[RoundEvent]
+    events: MemoryObjectReceiveStream[ReplicaEvent]
+    _sender: MemoryObjectSendStream[ReplicaEvent]
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
@@ -100,6 +104,7 @@ async def build_replica(
     device_name: str,
     endpoint: Endpoint,
     view: Callable[[], SwarmView],
+    max_microbatch_samples: int | None = None,
     clock: Clock | None = None,
     transfer: TransferSettings | None = None,
     chunk_bytes: int = CHUNK_BYTES,
@@ -118,6 +123,7 @@ async def build_replica(
         device_name: Its torch device.
         endpoint: Of the server.
         view: The swarm as it is now.
+        max_microbatch_samples: The most samples that it takes at a time; None: any number.
         clock: For the patience of a transfer.
         transfer: How patient it is; by default as configured.
         chunk_bytes: Of a transfer; the same on all servers.
@@ -127,6 +133,7 @@ async def build_replica(
         ConfigError: the model does not fit the configuration, or there is no such device.
     """
     compute, state = await device.run(_build_state, config, stage, device_name)
+    sender, receiver = anyio.create_memory_object_stream[ReplicaEvent](math.inf)
     worker = StageWorker(
         endpoint=endpoint,
         compute=compute,
@@ -134,11 +141,11 @@ async def build_replica(
         stage=stage,
         num_stages=config.num_stages,
         max_open_steps=MAX_OPEN_STEPS,
-        max_microbatch_samples=config.servers.max_microbatch_samples,
+        max_microbatch_samples=max_microbatch_samples,
         max_held=config.model_pipeline.microbatches_in_flight,
+        events=sender,
         pace=pace,
     )
-    sender, receiver = anyio.create_memory_object_stream[RoundEvent](math.inf)
     member = RoundMember(
         endpoint=endpoint,
         run_id=run_id,
@@ -177,7 +184,8 @@ def _build_state(config: Config, stage: int, device_name: str) -> tuple[StageCom
         raise ConfigError(f"device = {device_name}: this torch ({torch.__version__}) sees no GPU; use --device cpu")
     family = load_family(config.model, config.data)
     pipeline = config.model_pipeline
-    module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut)
+    autocast = autocast_of(config.data.precision, torch.device(device_name))
+    module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut, autocast=autocast)
     apply_quant(module, config.quant)
     module.to(torch.device(device_name))
     optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)

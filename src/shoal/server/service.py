@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import anyio
 import msgspec
+import torch
 
 from shoal import log
 from shoal.clock import SystemClock
@@ -63,7 +66,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
     _require_few_parts(config)
     clock = SystemClock()
     identity = Identity(spec.identity_key)
-    initialiser = device_initialiser(spec.device, config.servers.threads)
+    initialiser = device_initialiser(spec.device, spec.threads)
     async with (
         DeviceThread(initialiser, name="device") as device,
         open_role_endpoint(spec, identity) as endpoint,
@@ -88,6 +91,9 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
 
         async def build(stage: int) -> Replica:
             require_fit(server, needs, (stage,))
+            cap = needs[stage].cap_of(server)
+            if cap != server.max_microbatch_samples:
+                logger.warning("server.takes_less", extra={"stage": stage, "cap": cap, "memory": asdict(memory)})
             return await build_replica(
                 config=config,
                 run_id=RunId(spec.run_id),
@@ -96,6 +102,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 device_name=spec.device,
                 endpoint=endpoint,
                 view=lambda: registry.membership.view,
+                max_microbatch_samples=cap or None,
                 clock=clock,
                 pace=spec.pace,
             )
@@ -116,7 +123,8 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(monitor.run)
             tasks.start_soon(dispatch, endpoint, (monitor, listener), monitor.peer_up)
-            logger.info("server.ready", extra={"stage": stage, "device": spec.device, "peer": endpoint.peer_id})
+            place = {"device": spec.device, "threads": await device.run(torch.get_num_threads), "nice": os.nice(0)}
+            logger.info("server.ready", extra={"stage": stage, **place, "peer": endpoint.peer_id})
             control.ready(stage=stage)
 
 

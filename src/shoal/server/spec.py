@@ -16,6 +16,7 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
         memory_bytes: Its share of the host's memory when the first server started; 0 if unknown.
         device_sharers: Servers of this host on the same device, itself included.
         pace: Of an emulated device, for benchmarks; None computes as fast as this one can.
+        threads: CPU threads that it computes with.
     """
 
     stage: int | None
@@ -24,3 +25,4 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
     memory_bytes: int = 0
     device_sharers: int = 1
     pace: DevicePace | None = None
+    threads: int = 1

@@ -3,12 +3,15 @@
 Servers that start together must not race into one gap. So nobody grabs a stage: each announces itself as a candidate,
 waits until it sees the others, and computes the assignment of *all* of them, each to the stage that has the least
 capacity at that point: first those that the fewest stages fit, so that a large machine does not take what a small one
-could have hosted, and of these the oldest. Who has announced its stage a moment earlier is counted as if it were still
-a candidate (as long as it has trained nothing), so that it does not matter in which order the announcements are seen.
+could have hosted, and of these the oldest. A stage that fits only in smaller microbatches than the run's is taken where
+a stage would have nobody otherwise, or by a server that nothing else fits. Who has announced its stage a moment earlier
+is counted as if it were still a candidate (as long as it has trained nothing), so that it does not matter in which
+order the announcements are seen.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +33,7 @@ class StageNeed:
         host_bytes: of the host, always.
         round_bytes: of the host, while averaging: then no step is open.
         max_samples: of the largest microbatch.
+        min_samples: of the smallest microbatches into which a step may be cut: replicas take a limited number of them.
     """
 
     device_bytes: int
@@ -39,13 +43,18 @@ class StageNeed:
     host_bytes: int = 0
     round_bytes: int = 0
     max_samples: int = 1
+    min_samples: int = 1
 
-    def of(self, server: Candidate) -> tuple[int, int]:
+    def of(self, server: Candidate, cap: int | None = None) -> tuple[int, int]:
         """Return the bytes that the stage needs of the server's host and of its device.
 
         A server without a device of its own (`device_memory_bytes` 0) needs all of its host.
+
+        Args:
+            server: whose.
+            cap: the most samples in a microbatch, 0 any number; None: as the server's user says.
         """
-        cap = server.max_microbatch_samples
+        cap = server.max_microbatch_samples if cap is None else cap
         samples = min(cap or self.max_samples, self.max_samples)
         evaluated = min(cap or EVAL_SAMPLES, EVAL_SAMPLES)
         step_bytes = self.step_bytes + max(samples * self.sample_bytes, evaluated * self.eval_sample_bytes)
@@ -53,9 +62,23 @@ class StageNeed:
             return self.host_bytes + self.round_bytes, self.device_bytes + step_bytes
         return self.host_bytes + self.device_bytes + max(step_bytes, self.round_bytes), 0
 
-    def fits(self, server: Candidate) -> bool:
-        """Whether the server's memory suffices; what is not known is taken to be enough."""
-        host_bytes, device_bytes = self.of(server)
+    def cap_of(self, server: Candidate) -> int | None:
+        """Return the most samples in a microbatch with which the stage fits into the server's memory.
+
+        Returns:
+            What its user says (0: any number) where that fits; None where not even the fewest samples do.
+        """
+        cap = server.max_microbatch_samples
+        if self.fits(server, cap):
+            return cap
+        most = max(self.max_samples, EVAL_SAMPLES)
+        caps = range(self.min_samples, min(cap or most, most) + 1)
+        num_fitting = bisect_left(caps, True, key=lambda samples: not self.fits(server, samples))
+        return caps[num_fitting - 1] if num_fitting else None
+
+    def fits(self, server: Candidate, cap: int | None = None) -> bool:
+        """Whether the server's memory suffices, with `cap` as for `of`; what is not known is taken to be enough."""
+        host_bytes, device_bytes = self.of(server, cap)
         fits_host = not server.free_memory_bytes or host_bytes <= server.free_memory_bytes
         return fits_host and device_bytes <= server.device_memory_bytes
 
@@ -74,16 +97,22 @@ def assign(view: SwarmView, num_stages: int, needs: Sequence[StageNeed] = ()) ->
     """
     settled = [r for r in view.replicas if r.pinned or _has_trained(r)]
     movable = [r for r in view.replicas if not (r.pinned or _has_trained(r))]
-    assigned = _fill(settled, [*view.candidates, *movable], num_stages, needs)
+    assigned = _assigned(settled, [*view.candidates, *movable], num_stages, needs)
     if all(assigned.get(replica.peer) == replica.stage for replica in movable):
         return assigned
     # Somebody who was counted on has left, or chose by another view: what is announced counts, not what should be.
-    return {r.peer: r.stage for r in movable} | _fill(view.replicas, view.candidates, num_stages, needs)
+    return {r.peer: r.stage for r in movable} | _assigned(view.replicas, view.candidates, num_stages, needs)
 
 
-def fitting_stages(server: Candidate, num_stages: int, needs: Sequence[StageNeed]) -> tuple[StageIndex, ...]:
-    """Return the stages that a server's memory suffices for."""
-    return tuple(StageIndex(s) for s in range(num_stages) if not needs or needs[s].fits(server))
+def fitting_stages(
+    server: Candidate, num_stages: int, needs: Sequence[StageNeed], *, cut: bool = False
+) -> tuple[StageIndex, ...]:
+    """Return the stages that a server's memory suffices for; with `cut` also those that need smaller microbatches."""
+    return tuple(
+        StageIndex(s)
+        for s in range(num_stages)
+        if not needs or needs[s].fits(server) or (cut and needs[s].cap_of(server) is not None)
+    )
 
 
 def _has_trained(replica: Replica) -> bool:
@@ -91,8 +120,29 @@ def _has_trained(replica: Replica) -> bool:
     return replica.serving and (replica.step > 0 or replica.held_round > 0 or replica.capacity > 0)
 
 
+def _assigned(
+    settled: Sequence[Replica], choosers: Sequence[Candidate], num_stages: int, needs: Sequence[StageNeed]
+) -> dict[PeerId, StageIndex]:
+    """Give each chooser a stage that it takes whole; smaller microbatches are the second choice, see above."""
+    whole = _fill(settled, choosers, num_stages, needs)
+    already = {replica.stage for replica in settled}
+    hosted = already | set(whole.values())
+    if len(whole) < len(choosers) or len(hosted) < min(num_stages, len(already) + len(choosers)):
+        cut = _fill(settled, choosers, num_stages, needs, cut=True)
+        if len(already | set(cut.values())) > len(hosted):
+            return cut
+    placed = [Replica(c.hop, c.join_unix_s, stage=whole[c.peer]) for c in choosers if c.peer in whole]
+    rest = [c for c in choosers if c.peer not in whole]
+    return whole | _fill([*settled, *placed], rest, num_stages, needs, cut=True)
+
+
 def _fill(
-    settled: Sequence[Replica], choosers: Iterable[Candidate], num_stages: int, needs: Sequence[StageNeed]
+    settled: Sequence[Replica],
+    choosers: Iterable[Candidate],
+    num_stages: int,
+    needs: Sequence[StageNeed],
+    *,
+    cut: bool = False,
 ) -> dict[PeerId, StageIndex]:
     """Give each chooser, the most constrained and then the oldest first, the stage that needs it most."""
     measured = [r.capacity for r in settled if r.capacity > 0]
@@ -104,7 +154,7 @@ def _fill(
         if replica.stage < num_stages:
             counts[replica.stage] += 1
             capacity[replica.stage] += replica.capacity or average
-    fitting = [(chooser, fitting_stages(chooser, num_stages, needs)) for chooser in choosers]
+    fitting = [(chooser, fitting_stages(chooser, num_stages, needs, cut=cut)) for chooser in choosers]
     # Of stages that need a server equally, the one comes first that the fewest choosers could host.
     num_fitting = {s: sum(s in stages for _, stages in fitting) for s in range(num_stages)}
     placed: list[tuple[frozenset[str], int]] = [(replica.hosts, replica.stage) for replica in settled]

@@ -5,6 +5,7 @@ A function of the sizes and the smallest cap alone: everybody cuts alike, and a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,29 @@ def smallest_cap(path: Iterable[PeerId], caps: Caps) -> int | None:
     return min((caps[peer] for peer in path if peer in caps), default=None)
 
 
+class LoweredCaps:
+    """Caps that replicas have lowered: a trainer hears it in a refusal, before its client can tell it."""
+
+    def __init__(self) -> None:
+        self._caps: dict[PeerId, int] = {}
+
+    def lower(self, peer: PeerId, cap: int) -> None:
+        """The peer has refused a step and says that it takes no more than this."""
+        self._caps[peer] = cap
+
+    def told(self, caps: Caps) -> None:
+        """The client has said these: whoever is among them is known as well as can be."""
+        self._caps = {peer: cap for peer, cap in self._caps.items() if caps.get(peer, cap + 1) > cap}
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer's connection has ended: what answers next may be another replica."""
+        self._caps.pop(peer, None)
+
+    def smallest(self, path: Iterable[PeerId], caps: Caps) -> int | None:
+        """Return what `smallest_cap` does, with the lowered ones in place of those that the client has said."""
+        return smallest_cap(path, {**caps, **self._caps})
+
+
 def cut(sizes: Sequence[int], cap: int | None) -> tuple[Part, ...]:
     """Return the parts of microbatches of these sizes, in order: of each as few as the cap allows, as even as can be.
 
@@ -52,6 +76,29 @@ def cut(sizes: Sequence[int], cap: int | None) -> tuple[Part, ...]:
         size = -(-num_samples // num_parts)
         parts += [Part(whole, start, min(start + size, num_samples)) for start in range(0, num_samples, size)]
     return tuple(parts)
+
+
+def within(sizes: Sequence[int]) -> int:
+    """Return the smallest cap that leaves a step of microbatches of these sizes with a number that replicas take."""
+    caps = range(1, max(sizes) + 1)
+    return caps[min(bisect_left(caps, True, key=lambda cap: len(cut(sizes, cap)) <= MAX_MICROBATCHES), len(caps) - 1)]
+
+
+def lowered(sizes: Sequence[int], cap: int | None) -> int | None:
+    """Return the cap of a replica whose memory was too small for a step with microbatches of these sizes.
+
+    Half of the largest, at least one sample; what the replica has already lowered its cap to since the step was opened
+    is not halved again. None: the step cannot be cut any further.
+    """
+    largest = max(sizes)
+    half = max(1, largest // 2)
+    new = half if cap is None else min(cap, half)
+    return new if within(sizes) <= new < largest else None
+
+
+def exceeded(sizes: Sequence[int], cap: int | None) -> int | None:
+    """Return the cap if a step with microbatches of these sizes is above it: what a refused trainer has to know."""
+    return cap if cap is not None and max(sizes, default=0) > cap else None
 
 
 def refusal(sizes: Sequence[int], cap: int | None) -> str | None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from shoal.ids import PeerId
+from shoal.wire.messages.base import Hop
 
 # More than any place in an order of preference.
 _SUSPECT_COST = 1e6
@@ -90,6 +91,16 @@ class Avoidance:
         self._broken = {pair: end_s for pair, end_s in self._broken.items() if end_s > now_s}
         self._lost = {peer: end_s for peer, end_s in self._lost.items() if end_s > now_s}
         self._suspected = {peer: end_s for peer, end_s in self._suspected.items() if end_s > now_s}
+
+
+def candidates(home: Sequence[Hop], replicas: Sequence[Sequence[Hop]]) -> list[list[PeerId]]:
+    """Of each stage: the home replica, then the others in their order; home comes last where it is no replica now."""
+    found: list[list[PeerId]] = []
+    for stage, hop in enumerate(home):
+        listed = [other.peer for other in replicas[stage]] if stage < len(replicas) else []
+        preferred = [hop.peer] if hop.peer in listed else []
+        found.append(list(dict.fromkeys([*preferred, *listed, hop.peer])))
+    return found
 
 
 def choose_path(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger, keys_below
-from shoal.swarm.microbatch_cut import refusal
+from shoal.swarm.microbatch_cut import exceeded, refusal
 from shoal.swarm.open_step import OpenStep
 from shoal.swarm.step_operations import (
     BEHIND,
@@ -61,6 +61,7 @@ class StepReplica:
     Attributes:
         round: The round that the replica is in; 0 before it holds D_0.
         log: Steps committed in this round, in apply order; its length is the version of the parameters.
+        cap: The most samples in a microbatch; None: any number. The driver may lower it.
         open: Attempts that are neither applied nor aborted, in the order in which they were opened.
     """
 
@@ -78,7 +79,7 @@ class StepReplica:
         self._stage = stage
         self._num_stages = num_stages
         self._max_open_steps = max_open_steps
-        self._cap = max_microbatch_samples
+        self.cap = max_microbatch_samples
         self._schedule = schedule
         self.round = 0
         self.log: list[StepEntry] = []
@@ -141,7 +142,7 @@ class StepReplica:
             return [Send(sender, Opened(key))]
         reason = self._refusal(request)
         if reason is not None:
-            return [Send(sender, Refused(key, reason))]
+            return [Send(sender, Refused(key, reason, exceeded(request.microbatch_samples, self.cap)))]
         sends: list[Send] = []
         if key.incarnation > self._ledger.lowest_incarnation(key.trainer):
             # A new incarnation has taken the old one's place.
@@ -162,7 +163,7 @@ class StepReplica:
             return CLOSED
         if len(request.path) != self._num_stages or request.path[self._stage].peer != self._me:
             return MALFORMED
-        return refusal(request.microbatch_samples, self._cap)
+        return refusal(request.microbatch_samples, self.cap)
 
     def _on_payload(self, sender: PeerId, message: Forward | Labels | Backward) -> list[Send]:
         step = self.open.get(message.key)
@@ -330,7 +331,7 @@ class StepReplica:
         if step is None or step.prepared:
             return []
         self._remove(step)
-        return [Send(step.trainer, Refused(key, reason))]
+        return [Send(step.trainer, Refused(key, reason, exceeded(step.request.microbatch_samples, self.cap)))]
 
     def _applied(self, step: OpenStep) -> list[Send]:
         decision, key = step.decision, step.request.key

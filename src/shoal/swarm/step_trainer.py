@@ -16,9 +16,9 @@ import math
 from dataclasses import dataclass, field
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.microbatch_cut import Caps, Part, cut, smallest_cap
+from shoal.swarm.microbatch_cut import Caps, LoweredCaps, Part, cut
 from shoal.swarm.step_operations import BEHIND, CLOSED, Decision, Send
-from shoal.swarm.step_path import Avoidance, choose_path
+from shoal.swarm.step_path import Avoidance, candidates, choose_path
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.step import (
     Abort,
@@ -150,6 +150,7 @@ class StepTrainer:
         self._max_grad_norm = max_grad_norm
         self._timeout_s = step_timeout_s
         self._avoidance = Avoidance()
+        self._lowered = LoweredCaps()
         self._phase = Phase.IDLE
         self._plan: StepPlan | None = None
         self._hops: dict[PeerId, Hop] = {}
@@ -178,6 +179,7 @@ class StepTrainer:
         if plan.number != self._key.number:
             self._key = StepKey(self._trainer, self._incarnation, plan.number, -1)
         self._plan = plan
+        self._lowered.told(plan.caps)
         self._hops = {hop.peer: hop for hops in (*plan.replicas, plan.home) for hop in hops}
         self._attempts = self._busy = self._refusals = 0
         self._give_up_s = now_s + self._timeout_s
@@ -212,8 +214,8 @@ class StepTrainer:
                 pause_s = min(_MAX_BUSY_S, _FIRST_BUSY_S * 2 ** min(self._busy, 16))
                 self._avoidance.avoid(sender, now_s + pause_s)
                 return self._again(plan, now_s)
-            case Refused(reason=reason):
-                return self._refused(plan, sender, reason, now_s)
+            case Refused():
+                return self._refused(plan, sender, message, now_s)
             case Aborted():
                 return self._again(plan, now_s)
             case Broken(peer=peer):
@@ -227,6 +229,7 @@ class StepTrainer:
     def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
         """The connection to `peer` has ended."""
         self._avoidance.lose(peer, now_s + _LOST_S)
+        self._lowered.forget(peer)
         if self._plan is None or peer not in self._path:
             return []
         if self._phase == Phase.COMMITTING:
@@ -263,13 +266,13 @@ class StepTrainer:
     # ---- an attempt
 
     def _open(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
-        candidates = _candidates(plan)
-        path = choose_path(candidates, self._avoidance, now_s)
+        found = candidates(plan.home, plan.replicas)
+        path = choose_path(found, self._avoidance, now_s)
         if path is None:
-            return self._wait(candidates, now_s)
+            return self._wait(found, now_s)
         self._key = self._key._replace(attempt=self._key.attempt + 1)
         self._attempts += 1
-        self._clear_attempt(path, cut(plan.microbatch_samples, smallest_cap(path, plan.caps)))
+        self._clear_attempt(path, cut(plan.microbatch_samples, self._lowered.smallest(path, plan.caps)))
         self._phase = Phase.OPENING
         self.wake_at_s = now_s + self._timeout_s
         hops = tuple(self._hops[peer] for peer in path)
@@ -277,18 +280,16 @@ class StepTrainer:
         request = Open(self._key, plan.round, hops, sizes, plan.samples)
         return [Note(self._key, hops), *(Send(peer, request) for peer in path)]
 
-    def _wait(self, candidates: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:
+    def _wait(self, found: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:
         """No path now: wait for a replica that may be tried again soon, but not too long."""
         self._clear_attempt(())
-        unusable = [
-            all(not self._avoidance.is_usable(peer, now_s) for peer in peers) or not peers for peers in candidates
-        ]
-        lost = [all(self._avoidance.is_lost(peer, now_s) for peer in peers) for peers in candidates]
+        unusable = [all(not self._avoidance.is_usable(peer, now_s) for peer in peers) or not peers for peers in found]
+        lost = [all(self._avoidance.is_lost(peer, now_s) for peer in peers) for peers in found]
         next_s = self._avoidance.next_end_s(now_s)
         if any(lost):
             self._give_up_s = min(self._give_up_s, now_s + _LOST_PATIENCE_S)
         if now_s >= self._give_up_s or next_s == math.inf:
-            named = lost if any(lost) else unusable if any(unusable) else [True] * len(candidates)
+            named = lost if any(lost) else unusable if any(unusable) else [True] * len(found)
             self._end(NoPath(tuple(stage for stage, is_named in enumerate(named) if is_named)))
         else:
             self._phase = Phase.WAITING
@@ -302,13 +303,17 @@ class StepTrainer:
         # Also to a peer that has just been lost: it is not sent then, and its end settles the attempt by itself.
         return [Send(peer, Abort(self._key)) for peer in self._path]
 
-    def _refused(self, plan: StepPlan, sender: PeerId, reason: str, now_s: float) -> list[TrainerEffect]:
-        if reason == CLOSED:
+    def _refused(self, plan: StepPlan, sender: PeerId, message: Refused, now_s: float) -> list[TrainerEffect]:
+        if message.reason == CLOSED:
             aborts = self._aborts()
             self._end(RoundOver(sender))
             return aborts
+        if message.cap is not None and message.cap < max(part.num_samples for part in self._parts):
+            # It takes the batch in smaller parts, at once.
+            self._lowered.lower(sender, message.cap)
+            return self._again(plan, now_s)
         self._avoidance.avoid(sender, now_s + _REFUSED_S)
-        if reason != BEHIND:
+        if message.reason != BEHIND:
             self._avoidance.suspect(sender, now_s + _SUSPECT_S)
             self._refusals += 1
             if self._refusals > _MAX_REFUSALS:
@@ -386,13 +391,3 @@ class StepTrainer:
     def _end(self, end: StepEnd) -> None:
         self.ended = end
         self._plan, self._phase, self.wake_at_s = None, Phase.IDLE, math.inf
-
-
-def _candidates(plan: StepPlan) -> list[list[PeerId]]:
-    """Of each stage: the home replica, then the others in their order; home comes last where it is no replica now."""
-    found: list[list[PeerId]] = []
-    for stage, home in enumerate(plan.home):
-        listed = [hop.peer for hop in plan.replicas[stage]] if stage < len(plan.replicas) else []
-        preferred = [home.peer] if home.peer in listed else []
-        found.append(list(dict.fromkeys([*preferred, *listed, home.peer])))
-    return found

@@ -31,7 +31,7 @@ class Candidate:
             nothing is refused for it.
         device_memory_bytes: likewise of its device, where that has memory of its own (a GPU); 0: it computes in the
             host's memory.
-        max_microbatch_samples: the most samples that it takes in a microbatch; 0: any number.
+        max_microbatch_samples: the most samples that its user lets it take in a microbatch; 0: any number.
     """
 
     hop: Hop
@@ -69,6 +69,7 @@ class Replica(Candidate):
         held_round: the last round whose record it holds (`NOTHING_HELD`: none).
         pinned: its stage was given by its user; it is never asked to move.
         serving: it has opened a step; its stage is no longer a free choice.
+        cap: the most samples that it takes in a microbatch of this stage, also for want of memory; 0: any number.
     """
 
     stage: StageIndex
@@ -78,6 +79,7 @@ class Replica(Candidate):
     held_round: int = 0
     pinned: bool = False
     serving: bool = False
+    cap: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class SwarmView:
     @cached_property
     def caps(self) -> dict[PeerId, int]:
         """The most samples in a microbatch, of the replicas that do not take any number."""
-        return {r.peer: r.max_microbatch_samples for r in self.replicas if r.max_microbatch_samples}
+        return {r.peer: cap for r in self.replicas if (cap := r.cap or r.max_microbatch_samples)}
 
     @property
     def num_servers(self) -> int:

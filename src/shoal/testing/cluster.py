@@ -256,7 +256,7 @@ class Cluster:
     async def _build(self) -> None:
         config = self._config
         self.device = await self._stack.enter_async_context(
-            DeviceThread(device_initialiser("cpu", config.servers.threads))
+            DeviceThread(device_initialiser("cpu", config.servers.threads[0]))
         )
         tasks = await self._stack.enter_async_context(_cancelled_at_exit())
         self._tasks = tasks
@@ -337,18 +337,17 @@ class Cluster:
         process = Process(self.network, PeerId(f"server{number}"))
         membership = self._registry.watch()
         cap = self._caps.get(number)
-        servers = self._config.servers.model_copy(update={"max_microbatch_samples": cap})
-        config = self._config.model_copy(update={"servers": servers})
 
         async def build(stage: int) -> Replica:
             return await build_replica(
-                config=config,
+                config=self._config,
                 run_id=RUN_ID,
                 stage=stage,
                 device=self.device,
                 device_name="cpu",
                 endpoint=process.endpoint,
                 view=lambda: membership.view,
+                max_microbatch_samples=cap,
                 clock=self._clock,
                 transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
                 chunk_bytes=self._chunk_bytes,

@@ -17,6 +17,7 @@ from shoal.codec.raw import from_wire
 from shoal.config.schema import Config
 from shoal.data.feed import Feed
 from shoal.data.microbatch import Cut
+from shoal.model.precision import autocast_of
 from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 from shoal.optim.schedule import LrSchedule
@@ -98,8 +99,9 @@ async def _evaluate(loop: PlainLoop, feed: Feed, device: DeviceThread, num_holdo
 
 def _build(config: Config) -> PlainLoop:
     family = load_family(config.model, config.data)
-    num_stages, cut = config.num_stages, config.model_pipeline.cut
-    stages = [build_stage(family, s, num_stages, seed=config.run.seed, cut=cut) for s in range(num_stages)]
+    num_stages, seed, cut = config.num_stages, config.run.seed, config.model_pipeline.cut
+    autocast = autocast_of(config.data.precision, torch.device("cpu"))
+    stages = [build_stage(family, s, num_stages, seed=seed, cut=cut, autocast=autocast) for s in range(num_stages)]
     for stage in stages:
         apply_quant(stage, config.quant)
     return PlainLoop(

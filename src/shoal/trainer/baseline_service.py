@@ -32,7 +32,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
     config = spec.config()
     async with (
-        DeviceThread(use_threads(config.servers.threads)) as device,
+        DeviceThread(use_threads(config.servers.threads[0])) as device,
         open_role_endpoint(spec, Identity(spec.identity_key)) as endpoint,
         counters_logged(endpoint),
         anyio.create_task_group() as tasks,

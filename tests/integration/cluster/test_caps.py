@@ -6,11 +6,14 @@ import hashlib
 
 import anyio
 import pytest
+import torch
+from torch import Tensor
 
-from shoal.ids import PeerId
+from shoal.ids import PeerId, StepKey
 from shoal.swarm.sample_ranges import count, merge
 from shoal.testing import ClusterResult
 from shoal.wire.messages import Message
+from shoal.wire.messages.round import Decide
 from shoal.wire.messages.step import Forward, Open
 
 from .conftest import MakeCluster, make_config
@@ -55,4 +58,32 @@ async def test_a_trainer_goes_on_over_a_capped_replica_when_its_own_dies(make_cl
         with anyio.fail_after(60):
             result = await cluster.run()
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    assert result.summary["exit"] == "done"
+
+
+async def test_a_server_whose_memory_is_too_small_says_so_to_everybody_and_the_run_stays_exact(
+    make_cluster: MakeCluster,
+) -> None:
+    config = make_config(diloco={"inner_steps": 5})
+    async with make_cluster(config, num_train=100, replicas=[0, 1, 0, 1]) as cluster:
+        compute = cluster.servers[1].replica.compute
+        loss, asked = compute.loss, list[int]()
+
+        def small(key: StepKey, microbatch: int, input: Tensor, labels: Tensor, weight: float) -> Tensor:
+            asked.append(len(labels))
+            if len(labels) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return loss(key, microbatch, input, labels, weight)
+
+        compute.loss = small  # type: ignore[method-assign]
+        caps = list[dict[PeerId, int]]()
+        cluster.when(Decide, action=lambda: caps.append(cluster.view.caps))
+        with anyio.fail_after(60):
+            result = await cluster.run()
+        assert caps[0] == {cluster.servers[1].peer: 1}, "announced at once, not with the next record"
+        assert cluster.view.caps == caps[0]
+        held = [hashlib.sha256(s.parameters().numpy().tobytes()).hexdigest() for s in cluster.servers]
+    assert held == [result.hashes[stage] for stage in (0, 1, 0, 1)]
+    assert [num_samples for num_samples in asked if num_samples > 1] == [2], "nobody runs into it again"
+    assert (result.audit.steps, result.audit.samples, result.audit.duplicates, result.audit.missing) == (30, 120, 0, 0)
     assert result.summary["exit"] == "done"

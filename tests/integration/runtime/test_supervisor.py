@@ -85,6 +85,24 @@ async def test_messages_go_to_a_role_and_requests_get_their_reply() -> None:
         assert (await asking.wait()).ok
 
 
+async def test_a_role_gives_way_as_much_as_it_is_told_also_when_it_is_started_again() -> None:
+    own = os.nice(0)
+    async with Supervisor() as supervisor:
+        plain = await supervisor.start(RoleSpec("trainer", 0, "roles:steady"))
+        await plain.ready()
+        nice = await supervisor.start(RoleSpec("server", 0, "roles:steady", restart=EAGER, nice=3))
+        await next_event(nice, "ready")
+        assert _niceness(plain.pid) == {own}
+        assert _niceness(nice.pid) == {min(19, own + 3)}, "of all its threads"
+        os.kill(nice.pid, signal.SIGKILL)
+        await next_event(nice, "ready")
+        assert _niceness(nice.pid) == {min(19, own + 3)}
+
+
+def _niceness(pid: int) -> set[int]:
+    return {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
+
+
 async def test_output_of_a_role_goes_to_its_file(tmp_path: Path) -> None:
     path = tmp_path / "noisy_0.log"
     async with Supervisor() as supervisor:

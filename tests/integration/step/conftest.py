@@ -104,6 +104,7 @@ def make_swarm() -> MakeSwarm:
         num_replicas: int = 1,
         num_trainers: int = 1,
         dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
         optim: InnerOptimConfig | None = None,
         max_grad_norm: float | None = 1.0,
         window: int | None = None,
@@ -121,7 +122,7 @@ def make_swarm() -> MakeSwarm:
             for stage in range(num_stages):
                 swarm.replicas.append([])
                 for i in range(num_replicas):
-                    module = build_stage(family, stage, num_stages, seed=seed, dtype=dtype)
+                    module = build_stage(family, stage, num_stages, seed=seed, dtype=dtype, autocast=autocast)
                     optimizer = build_inner_optimizer(list(module.parameters()), optim or InnerOptimConfig())
                     compute = StageCompute(
                         module,

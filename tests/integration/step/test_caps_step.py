@@ -15,6 +15,7 @@ from shoal.errors import NoPipeline, RoundAborted
 from shoal.ids import PeerId
 from shoal.model.stage import build_stage
 from shoal.pipeline.microbatch import Microbatch
+from shoal.pipeline.stage_compute import StageCompute
 from shoal.trainer.baseline import PlainLoop
 from shoal.wire.messages.step import Open
 
@@ -80,16 +81,103 @@ async def test_a_replay_over_another_path_is_cut_for_that_path(make_swarm: MakeS
         assert (result.loss, result.grad_norm) == plain.step(parts(batch, (1,) * 4), 0, 1e-3)
 
 
-async def test_a_trainer_that_does_not_know_the_cap_is_refused_and_changes_nothing(make_swarm: MakeSwarm) -> None:
+async def test_a_trainer_that_does_not_know_the_cap_is_told_and_replays_in_smaller_microbatches(
+    make_swarm: MakeSwarm,
+) -> None:
     [batch, *_] = text_batches((4,))
+    plain = PlainLoop([build_stage(gpt(0.1), s, 2, seed=SEED) for s in range(2)], InnerOptimConfig(), 1.0, SEED, 0)
     async with make_swarm(gpt(0.1), 2, seed=SEED, caps={TAIL: 2}) as swarm:
-        caps, swarm.caps = swarm.caps, {}
+        swarm.caps = {}
+        result = await swarm.train(batch, 0, 1e-3)
+        assert (result.committed, result.attempts, result.path) == (True, 2, (HEAD, TAIL))
+        assert (result.loss, result.grad_norm) == plain.step(parts(batch, (2, 2)), 0, 1e-3)
+
+
+class SmallMemory:
+    """Lets a replica's computation fail as torch does where memory is exhausted: with more than so many samples."""
+
+    def __init__(self, compute: StageCompute, max_samples: int, error: Exception, operation: str) -> None:
+        self.asked: list[int] = []
+        self._run = getattr(compute, operation)
+        self._max_samples = max_samples
+        self._error = error
+        setattr(compute, operation, self)
+
+    def __call__(self, *args: Any) -> Any:
+        [num_samples, *_] = [len(arg) for arg in args if isinstance(arg, Tensor)]
+        self.asked.append(num_samples)
+        if num_samples > self._max_samples:
+            raise self._error
+        return self._run(*args)
+
+
+ON_GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+ON_CPU = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: 9 bytes"
+)
+
+
+@pytest.mark.parametrize("error", [ON_GPU, ON_CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(("stage", "operation"), [(0, "forward"), (0, "backward"), (1, "loss")])
+async def test_a_replica_whose_memory_is_too_small_takes_fewer_samples_and_the_step_goes_on(
+    make_swarm: MakeSwarm, error: Exception, stage: int, operation: str
+) -> None:
+    batches = text_batches((8, 5))[:2]
+    plain = PlainLoop([build_stage(gpt(0.1), s, 2, seed=SEED) for s in range(2)], InnerOptimConfig(), 1.0, SEED, 0)
+    async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
+        replica = swarm.replicas[stage][0]
+        memory = SmallMemory(replica.compute, 2, error, operation)
+        results = [await swarm.train(batch, number, 1e-3) for number, batch in enumerate(batches)]
+        # From 8 over 4 to 2, once for the whole run; the client has not said a word about it.
+        assert [result.attempts for result in results] == [3, 1]
+        assert replica.worker.cap == 2
+        assert memory.asked[:3] == [8, 4, 2]
+        assert replica.endpoint.metrics.counter("step.out_of_memory").value == 2
+        for number, (batch, result) in enumerate(zip(batches, results, strict=True)):
+            cut = plain.step(parts(batch, (2, 2, 2, 2, 2, 2, 1)), number, 1e-3)
+            assert (result.loss, result.grad_norm) == cut
+        for of_plain, [held] in zip(plain.stages, swarm.replicas, strict=True):
+            assert_same_state(of_plain, held.compute.module)
+
+
+async def test_one_sample_that_does_not_fit_is_a_refusal(make_swarm: MakeSwarm) -> None:
+    [batch, *_] = text_batches((2,))
+    async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
+        [replica] = swarm.replicas[1]
+        memory = SmallMemory(replica.compute, 0, ON_GPU, "loss")
         with pytest.raises(NoPipeline):
             await swarm.train(batch, 0, 1e-3)
-        assert all(not replica.worker.log for [replica] in swarm.replicas)
-        # When it has heard of it, the same step goes on.
-        swarm.caps = caps
-        assert (await swarm.train(batch, 0, 1e-3)).committed
+        assert (memory.asked[:2], set(memory.asked[1:]), replica.worker.cap) == ([2, 1], {1}, 1)
+        assert all(not held.worker.log for [held] in swarm.replicas)
+
+
+async def test_another_error_of_the_device_changes_no_cap(make_swarm: MakeSwarm) -> None:
+    [batch, *_] = text_batches((4,))
+    async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
+        [replica] = swarm.replicas[1]
+        SmallMemory(replica.compute, 0, RuntimeError("CUDA error: device-side assert triggered"), "loss")
+        with pytest.raises(NoPipeline):
+            await swarm.train(batch, 0, 1e-3)
+        assert replica.worker.cap is None
+
+
+async def test_an_evaluation_that_does_not_fit_lowers_the_cap_for_the_next(make_swarm: MakeSwarm) -> None:
+    [batch, *_] = text_batches((6,))
+    microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch]
+    async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
+        [replica] = swarm.replicas[0]
+        SmallMemory(replica.compute, 3, ON_CPU, "evaluate")
+
+        async def evaluate(number: int, caps: dict[PeerId, int]) -> tuple[float, int]:
+            return await swarm.drivers[0].evaluate(
+                evaluation=number, held=0, microbatches=microbatches, path=swarm.path(), caps=caps
+            )
+
+        with pytest.raises(RoundAborted, match="can't allocate memory"):
+            await evaluate(0, {})
+        assert replica.worker.cap == 3
+        _, num_samples = await evaluate(1, {HEAD: 3})
+        assert num_samples == 6
 
 
 async def test_an_evaluation_is_cut_as_well_and_refused_where_it_is_not(make_swarm: MakeSwarm) -> None:

@@ -138,6 +138,48 @@ async def test_every_schedule_trains_the_same_bits(
 @pytest.mark.parametrize(
     ("case", "num_stages", "num_steps"),
     [
+        ("gpt", 1, NUM_STEPS),
+        ("gpt", 2, NUM_STEPS),
+        ("resnet18", 1, 3),
+        ("resnet18", 2, 3),
+        pytest.param("resnet18", 2, NUM_STEPS, marks=pytest.mark.slow),
+    ],
+)
+async def test_a_pipeline_in_mixed_precision_is_bit_equal_to_a_plain_loop(
+    make_swarm: MakeSwarm, case: str, num_stages: int, num_steps: int
+) -> None:
+    family, batches = CASES[case][0](), CASES[case][1]()[:num_steps]
+    mixed = {"seed": SEED, "autocast": torch.bfloat16}
+    stages = [build_stage(family, s, num_stages, **mixed) for s in range(num_stages)]
+    plain = PlainLoop(stages, InnerOptimConfig(), 0.5, SEED, 0)
+    exact_stages = [build_stage(family, s, num_stages, seed=SEED) for s in range(num_stages)]
+    exact = PlainLoop(exact_stages, InnerOptimConfig(), 0.5, SEED, 0)
+    async with make_swarm(family, num_stages, max_grad_norm=0.5, **mixed) as swarm:
+        holdout = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batches[0]]
+
+        async def evaluate(number: int) -> tuple[float, int]:
+            return await swarm.drivers[0].evaluate(
+                evaluation=number, held=number, microbatches=holdout, path=swarm.path(), caps={}
+            )
+
+        assert await evaluate(0) == plain.evaluate(batches[0])
+        for number, batch in enumerate(batches):
+            result = await swarm.train(batch, number, SCHEDULE.lr(number))
+            assert (result.loss, result.grad_norm) == plain.step(batch, number, SCHEDULE.lr(number))
+            in_full, _ = exact.step(batch, number, SCHEDULE.lr(number))
+            assert result.loss != in_full
+            if number == 0:
+                assert result.loss == pytest.approx(in_full, rel=0.1)
+        for stage, [replica] in zip(plain.stages, swarm.replicas, strict=True):
+            assert_same_state(stage, replica.compute.module)
+            assert {p.dtype for p in replica.compute.module.parameters()} == {torch.float32}
+            replica.worker.start_round(2)
+        assert await evaluate(1) == plain.evaluate(batches[0])
+
+
+@pytest.mark.parametrize(
+    ("case", "num_stages", "num_steps"),
+    [
         ("gpt", 2, NUM_STEPS),
         ("gpt", 3, NUM_STEPS),
         # A step takes most of a second: most of what can differ does so in the first ones.

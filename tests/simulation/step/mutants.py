@@ -9,7 +9,7 @@ from shoal.swarm.attempts import AttemptLedger
 from shoal.swarm.step_operations import Operation, OperationKind, Ready, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import Feed, Phase, StepPlan, StepTrainer, TrainerEffect
-from shoal.wire.messages.step import AskOutcome, Outcome, StepMessage, TellOutcome
+from shoal.wire.messages.step import AskOutcome, Outcome, Refused, StepMessage, TellOutcome
 
 
 class CommitsWithoutAllMicrobatches(StepReplica):
@@ -123,6 +123,11 @@ class TakesMicrobatchesOfAnySize(StepReplica):
 class CutsByNoCap(StepTrainer):
     def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         return super().start(replace(plan, caps={}), now_s)
+
+    def handle(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
+        if isinstance(message, Refused):
+            message = Refused(message.key, message.reason)
+        return super().handle(sender, message, now_s)
 
 
 class FeedsWholeMicrobatches(StepTrainer):

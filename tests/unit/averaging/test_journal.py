@@ -109,9 +109,9 @@ def test_the_logs_of_the_record_that_was_decided_count_and_others_go(tmp_path: P
 
 
 def test_the_genesis_is_no_record_and_says_what_it_follows_from(tmp_path: Path) -> None:
-    write_genesis(tmp_path, seed=7, configuration={"a": {"b": 1}}, num_threads=2, versions={"torch": "2"})
+    write_genesis(tmp_path, seed=7, configuration={"a": {"b": 1}}, num_threads=(1, 2), versions={"torch": "2"})
     content = json.loads((tmp_path / "rounds/round_0000.json").read_text())
-    assert content == {"seed": 7, "configuration": {"a": {"b": 1}}, "num_threads": 2, "versions": {"torch": "2"}}
+    assert content == {"seed": 7, "configuration": {"a": {"b": 1}}, "num_threads": [1, 2], "versions": {"torch": "2"}}
     write(tmp_path, 1, {}, [SampleRange(0, 0, 4)])
     write(tmp_path, 2, {}, [SampleRange(0, 4, 6)])
     assert [record.round for record, _ in read_records(tmp_path)] == [1, 2]

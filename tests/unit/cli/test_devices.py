@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.devices import device_of_server, num_gpus
+from shoal.cli.devices import device_of_server, devices_of_servers, num_gpus
+from shoal.config import load_config
 from shoal.errors import ConfigError
 
 
@@ -32,3 +33,27 @@ def test_a_device_that_is_not_there_is_refused(device: str, gpus: int, part: str
     with pytest.raises(ConfigError, match=f"device = {device}: this machine has ") as refused:
         device_of_server(device, 0, gpus=gpus)
     assert part in str(refused.value)
+
+
+def test_each_server_may_have_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cli.devices.num_gpus", lambda: 2)
+    for device, expected in (
+        ("cuda:1,cpu,auto", ["cuda:1", "cpu", "cuda:0"]),
+        ("auto", ["cuda:0", "cuda:1", "cuda:0"]),
+        ("cpu", ["cpu"] * 3),
+    ):
+        config = load_config(None, [f"--device={device}", "--num-servers=3"], {})
+        assert devices_of_servers(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--device=cpu,cpu", r"device = cpu,cpu has 2 values, and this host has 3 servers: give one value for all"),
+        ("--threads=1,2,3,4", r"servers\.threads = 1,2,3,4 has 4 values, and this host has 3 servers"),
+        ("--nice=1,2", r"servers\.nice = 1,2 has 2 values, and this host has 3 servers"),
+    ],
+)
+def test_values_for_another_number_of_servers_are_refused(flag: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        devices_of_servers(load_config(None, ["--num-servers=3", flag], {}))

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from shoal.config import Config, load_config
 from shoal.config.model import ModelPipelineConfig
+from shoal.config.per_server import of_server
 from shoal.config.quant import QuantScheme
 from shoal.errors import ConfigError
 
@@ -173,3 +174,45 @@ def test_a_configuration_cannot_be_changed() -> None:
 
 def test_amd_devices_have_the_name_that_torch_gives_them() -> None:
     assert Config.model_validate({"device": "rocm:1"}).device == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "threads", "nice"),
+    [
+        ([], (1,), (0,)),
+        (["--servers.threads=2", "--servers-nice", "19"], (2,), (19,)),
+        (["--threads", "1,2", "--nice", "[3, 4]"], (1, 2), (3, 4)),
+        (["--threads", "1", "--threads", "2"], (1, 2), (0,)),
+    ],
+)
+def test_threads_and_nice_are_one_value_or_one_for_each_server(
+    flags: list[str], threads: tuple[int, ...], nice: tuple[int, ...]
+) -> None:
+    config = load_config(None, [*flags, "--num-servers=2"], {})
+    assert (config.servers.threads, config.servers.nice) == (threads, nice)
+    assert config.servers_problem() is None
+    assert [of_server(config.servers.threads, i) for i in (0, 1)] == [threads[0], threads[-1]]
+    again = load_config(None, {"servers": {"threads": list(threads), "nice": nice[0]}}, {})
+    assert (again.servers.threads, again.servers.nice) == (threads, nice[:1])
+
+
+@pytest.mark.parametrize(
+    ("flag", "part"),
+    [
+        ("--threads=0", "servers.threads"),
+        ("--threads=1,x", "servers.threads"),
+        ("--threads=1,,2", "servers.threads"),
+        ("--nice=20", "servers.nice"),
+        ("--nice=-1", "servers.nice"),
+        ("--device=cpu,gpu", "'gpu' is not a device"),
+        ("--device=cpu,", "'' is not a device"),
+    ],
+)
+def test_values_that_no_server_can_have_are_refused(flag: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=part.replace(".", r"\.")):
+        load_config(None, [flag], {})
+
+
+def test_a_device_is_one_for_all_servers_or_one_for_each() -> None:
+    assert load_config(None, ["--device", "rocm:0, cpu"], {}).devices == ("cuda:0", "cpu")
+    assert load_config(None, [], {}).devices == ("auto",)

@@ -16,7 +16,7 @@ RUN = load_config(
     None,
     {
         "experiment_prefix": "other",
-        "model_pipeline": {"cut": [4, 2], "microbatches": 2},
+        "model_pipeline": {"cut": [4, 2], "microbatches": 2, "window": 5},
         "model": {"hidden_size": 64},
         "diloco": {"inner_steps": 7, "batch_size_per_step": 8},
         "data": {"hf_token": "secret", "num_workers": 3},
@@ -38,12 +38,11 @@ def test_shared_keys_come_from_the_run_and_host_keys_stay() -> None:
         "--servers.threads=2",
         "--num-servers=1",
         "--data.hf-token=own",
-        "--model-pipeline.window=9",
     )
     config = _adopt(*flags)
     assert shared_configuration(config) == shared_configuration(RUN)
-    assert (config.device, config.servers.threads, config.num_servers) == ("cpu", 2, 1)
-    assert config.model_pipeline.window == 9
+    assert (config.device, config.servers.threads, config.num_servers) == ("cpu", (2,), 1)
+    assert config.model_pipeline.window == 5
     assert config.data.hf_token is not None
     assert config.data.hf_token.get_secret_value() == "own"
     assert "secret" not in str(shared_configuration(RUN))
@@ -105,6 +104,7 @@ def test_the_same_file_on_both_hosts_agrees(tmp_path: Path) -> None:
         ("--experiment-prefix=x", ["experiment_prefix = 'x'", "the run has 'other'"]),
         ("--no-quant", ["quant = None"]),
         ("--model-pipeline.cut=2,4", ["model_pipeline.cut = [2, 4] (--model-pipeline.cut)", "the run has [4, 2]"]),
+        ("--model-pipeline.window=9", ["model_pipeline.window = 9", "the run has 5"]),
     ],
 )
 def test_a_shared_key_that_differs_is_named(flag: str, parts: list[str]) -> None:

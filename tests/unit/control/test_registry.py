@@ -10,6 +10,7 @@ import pytest
 
 from shoal.clock import SystemClock
 from shoal.control.assignment import StageChooser
+from shoal.control.read_pace import ReadPace
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import GoneRecord, MonitorRecord, Opened, RunRecord, StageRecord
 from shoal.control.registry import Registry
@@ -232,3 +233,43 @@ async def test_a_server_that_was_started_again_is_not_taken_for_the_replica_that
             await mine.membership.wait_for(lambda view: view.num_replicas(2) == (1, 1))
             assert await _chooser(mine, me, 2).choose() == 0
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_lost_peer_has_the_registry_read_soon_however_long_nothing_had_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Parts of a pause are shortened, the pause itself is not: only what ends it early lets the test end in time.
+    monkeypatch.setattr("shoal.control.registry.SLOW_READ_S", 0.01)
+    monkeypatch.setattr(ReadPace, "pause_s", lambda *_args, **_kwargs: 1000.0)
+    shelf: Shelf = {}
+    registry, store, _ = _registry(shelf)
+    other, _, identity = _registry(shelf)
+    other.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
+    reads = anyio.create_memory_object_stream[None](100)
+    get = store.get
+
+    async def counted(topics: tuple[str, ...]) -> tuple[Opened, ...]:
+        found = await get(topics)
+        reads[0].send_nowait(None)
+        return found
+
+    store.get = counted  # type: ignore[method-assign]
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.run)
+            await registry_has(shelf)
+            tasks.start_soon(registry.run)
+            await reads[1].receive()
+            await anyio.lowlevel.checkpoint()
+            registry.membership.lost(identity.peer_id)
+            await reads[1].receive()
+            tasks.cancel_scope.cancel()
+    for stream in reads:
+        stream.close()
+
+
+async def registry_has(shelf: Shelf) -> None:
+    """Wait until something is stored."""
+    while not shelf:
+        await anyio.lowlevel.checkpoint()

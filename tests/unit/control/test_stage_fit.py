@@ -13,6 +13,10 @@ from shoal.wire.messages.base import Hop
 
 GIB = 2**30
 NEEDS = (StageNeed(GIB, host_bytes=GIB), StageNeed(3 * GIB, host_bytes=GIB // 2))
+HUNGRY = (
+    StageNeed(GIB, sample_bytes=GIB, max_samples=16),
+    StageNeed(GIB, sample_bytes=GIB, max_samples=16, min_samples=3),
+)
 
 
 def server(host_bytes: int, device_bytes: int = 0) -> Candidate:
@@ -23,6 +27,7 @@ def test_one_stage_that_fits_is_enough() -> None:
     require_fit(server(2 * GIB), NEEDS, (0, 1))
     require_fit(server(0), NEEDS, (0, 1))
     require_fit(server(GIB, 3 * GIB), NEEDS, (1,))
+    require_fit(server(2 * GIB), HUNGRY, (0,))
 
 
 @pytest.mark.parametrize(
@@ -31,9 +36,14 @@ def test_one_stage_that_fits_is_enough() -> None:
         (
             server(GIB),
             (0, 1),
-            ["no stage fits into the 1.0 GiB", "stage 0 needs 2.0 GiB; stage 1 needs 3.5 GiB", "--num-servers"],
+            [
+                "no stage fits into the 1.0 GiB that this server may use, however small the microbatches: ",
+                "stage 0 needs 2.0 GiB with 1 sample at a time; stage 1 needs 3.5 GiB with 1 sample at a time. ",
+                "--num-servers",
+            ],
         ),
         (server(2 * GIB), (1,), ["stage 1 does not fit into the 2.0 GiB", "model_pipeline.stages", "larger machine"]),
+        (server(3 * GIB), (1,), ["stage 1 needs 4.0 GiB with 3 samples at a time"]),
         (
             server(8 * GIB, GIB // 2),
             (0,),
@@ -43,6 +53,6 @@ def test_one_stage_that_fits_is_enough() -> None:
 )
 def test_too_little_memory_is_an_error_of_the_user(small: Candidate, stages: tuple[int, ...], parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        require_fit(small, NEEDS, stages)
+        require_fit(small, HUNGRY if small.free_memory_bytes == 3 * GIB else NEEDS, stages)
     for part in parts:
         assert part in str(caught.value)

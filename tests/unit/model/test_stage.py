@@ -137,3 +137,27 @@ def test_impossible_stages_are_refused() -> None:
         build_stage(GPT, 2, 2, seed=7)
     with pytest.raises(ConfigError, match="5 units"):
         build_stage(GPT, 0, 6, seed=7)
+
+
+@pytest.mark.parametrize("family", [GPT, RESNET], ids=["gpt", "resnet18"])
+def test_under_autocast_stages_send_bfloat16_and_keep_parameters_gradients_and_loss_in_float32(family: Family) -> None:
+    head, tail = (build_stage(family, stage, 2, seed=0, autocast=torch.bfloat16) for stage in (0, 1))
+    assert (head.output_spec, tail.input_spec) == (tail.input_spec, head.output_spec)
+    assert head.output_spec.dtype == "bfloat16"
+    assert head.output_spec.num_bytes * 2 == build_stage(family, 0, 2, seed=0).output_spec.num_bytes
+    labels = torch.zeros((2, *family.label_spec().shape), dtype=torch.int64)
+    sent = head(torch.zeros((2, *head.input_spec.shape), dtype=head.input_spec.torch_dtype))
+    assert sent.dtype == torch.bfloat16
+    received = sent.detach().requires_grad_()
+    loss = tail.loss(tail(received), labels)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert received.grad is not None
+    assert received.grad.dtype == torch.bfloat16
+    sent.backward(received.grad)
+    assert {p.grad.dtype for stage in (head, tail) for p in stage.parameters() if p.grad is not None} == {torch.float32}
+    # And something is computed in it.
+    sample = _sample(head.input_spec, 2)
+    exact, mixed = (build_stage(family, 0, 2, seed=0, autocast=kind).eval()(sample) for kind in (None, torch.bfloat16))
+    assert torch.allclose(mixed.float(), exact, atol=0.1)
+    assert not torch.equal(mixed, exact.bfloat16())

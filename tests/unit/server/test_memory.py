@@ -20,6 +20,7 @@ from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.server.memory import MAX_OPEN_STEPS, PROCESS_BYTES, server_memory, stage_needs
+from shoal.swarm.microbatch_cut import MAX_MICROBATCHES
 
 IMAGES = {"task_type": "cv", "img_size": 16}
 CASES: dict[str, dict[str, Any]] = {
@@ -83,8 +84,31 @@ def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str,
         # The outer state is what a real replica holds.
         optimizer = build_inner_optimizer(parameters, InnerOptimConfig())
         state = ReplicaState(StageCompute(module, optimizer, run_seed=0, stage=stage), OuterSgd(0.7, 0.9, True))
-        outer = sum(vector.nbytes for vector in state.held)
+        elements, dtype = state.gradient_kind
+        # With the vector in which its contribution to rounds is averaged, which stays for the next one.
+        outer = sum(vector.nbytes for vector in state.held) + elements * dtype.itemsize
         assert need.host_bytes - PROCESS_BYTES == pytest.approx(outer, abs=64)
+
+
+def test_the_window_decides_how_many_activations_are_in_flight() -> None:
+    def sample_bytes(**pipeline: int) -> list[int]:
+        return [need.sample_bytes for need in stage_needs(config_of("gpt", model_pipeline={"stages": 2, **pipeline}))]
+
+    assert sample_bytes() == sample_bytes(window=3)
+    (narrow, last_narrow), (wide, last_wide) = sample_bytes(window=2), sample_bytes(window=4)
+    family = load_family(config_of("gpt").model, config_of("gpt").data)
+    boundary, kept = family.boundary_spec(0).num_bytes, (narrow - last_narrow, wide - last_wide)
+    assert wide - narrow >= 2 * family.activation_bytes(1)
+    # The last stage goes back at once: only what it has received waits.
+    assert last_wide - last_narrow == 2 * boundary
+    assert kept[0] < kept[1]
+
+
+def test_a_step_is_cut_into_no_more_microbatches_than_replicas_take() -> None:
+    many = {"batch_size_per_step": 2 * MAX_MICROBATCHES, "gradient_accumulation_steps": 3}
+    need = stage_needs(config_of("gpt", diloco=many, model_pipeline={"stages": 2, "microbatches": 4}))[0]
+    assert (need.min_samples, need.max_samples) == (7, MAX_MICROBATCHES // 2)
+    assert stage_needs(config_of("gpt"))[0].min_samples == 1
 
 
 def test_more_stages_and_smaller_microbatches_need_less() -> None:
@@ -116,6 +140,16 @@ def test_quantised_weights_are_kept_by_each_microbatch_in_flight() -> None:
     assert quantised.step_bytes > plain.step_bytes
     assert quantised.sample_bytes > plain.sample_bytes
     assert quantised.device_bytes == plain.device_bytes
+
+
+def test_weights_that_autocast_casts_are_kept_by_each_microbatch_in_flight() -> None:
+    precisions = ("32-true", "bf16-mixed")
+    plain, mixed = (stage_needs(config_of("gpt", data={"seq_len": 32, "precision": each})) for each in precisions)
+    family = load_family(config_of("gpt").model, config_of("gpt").data)
+    for stage, kept in ((0, 3), (1, 1)):
+        matrices = sum(p.numel() for p in build_stage(family, stage, 2, seed=0).parameters() if p.dim() > 1)
+        assert mixed[stage].step_bytes - plain[stage].step_bytes == kept * 2 * matrices
+        assert mixed[stage].device_bytes == plain[stage].device_bytes, "parameters stay float32"
 
 
 class Stubborn(nn.Module):

@@ -218,3 +218,58 @@ def test_a_gpu_needs_room_on_both_sides() -> None:
     assert not NEED.fits(gpu(66, 220))
     assert not NEED.fits(gpu(67, 219))
     assert NEED.fits(gpu(0, 220)), "unknown host memory is enough"
+
+
+def _reference_cap(need: StageNeed, server: Candidate) -> int | None:
+    """Try every number of samples."""
+    if need.fits(server):
+        return server.max_microbatch_samples
+    most = server.max_microbatch_samples or 200
+    return max((n for n in range(need.min_samples, most) if need.fits(server, n)), default=None)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_server_takes_as_many_samples_as_fit_and_more_memory_never_means_fewer(seed: int) -> None:
+    rng = random.Random(seed)
+    need = StageNeed(
+        rng.randrange(100),
+        step_bytes=rng.randrange(50),
+        sample_bytes=rng.randrange(20),
+        eval_sample_bytes=rng.randrange(10),
+        host_bytes=rng.randrange(50),
+        round_bytes=rng.randrange(300),
+        max_samples=rng.choice([1, 3, 16, 100]),
+        min_samples=rng.choice([1, 1, 2]),
+    )
+    cap, device_bytes = rng.choice([0, 0, 1, 5, 40]), rng.choice([0, 400])
+    before = -1
+    for memory in range(1, 3000, rng.choice([1, 7])):
+        server = replace(_candidate("s", 0.0, memory), max_microbatch_samples=cap, device_memory_bytes=device_bytes)
+        found = need.cap_of(server)
+        assert found == _reference_cap(need, server)
+        order = -1 if found is None else found or 10**6
+        assert before <= order, "monotone in memory"
+        before = order
+
+
+def test_a_stage_that_fits_only_in_small_microbatches_is_taken_where_it_has_nobody_otherwise() -> None:
+    needs = tuple(StageNeed(size, sample_bytes=10, max_samples=8) for size in (100, 200))
+    small, other, large = (
+        _candidate(name, at, free) for name, at, free in (("s", 1, 250), ("o", 2, 250), ("l", 3, 900))
+    )
+    # Alone, the small ones host all stages; the second stage by one that takes five samples at a time.
+    assert assign(_view(small, other), 2, needs) == {"s": 0, "o": 1}
+    assert needs[1].cap_of(other) == 5
+    # With a large one nobody needs smaller microbatches.
+    assert assign(_view(small, other, large), 2, needs) == {"s": 0, "o": 0, "l": 1}
+    # A server that takes no stage whole is not turned away.
+    tiny = _candidate("t", 4.0, 120)
+    assert assign(_view(small, large, tiny), 2, needs) == {"s": 0, "l": 1, "t": 0}
+    assert assign(_view(_candidate("none", 0.0, 105), large), 2, needs) == {"l": 0}
+
+
+def test_what_is_announced_of_a_lowered_cap_changes_no_assignment() -> None:
+    needs = tuple(StageNeed(size, sample_bytes=10, max_samples=8) for size in (100, 200))
+    small, other = _candidate("s", 1.0, 250), _candidate("o", 2.0, 250)
+    placed = replace(_placed(other, 1), cap=5)
+    assert assign(_view(small, placed), 2, needs) == assign(_view(small, other), 2, needs)

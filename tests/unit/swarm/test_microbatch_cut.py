@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.ids import PeerId
-from shoal.swarm.microbatch_cut import MAX_MICROBATCHES, Part, cut, refusal, smallest_cap, too_large
+from shoal.swarm.microbatch_cut import (
+    MAX_MICROBATCHES,
+    LoweredCaps,
+    Part,
+    cut,
+    exceeded,
+    lowered,
+    refusal,
+    smallest_cap,
+    too_large,
+    within,
+)
 from shoal.swarm.step_operations import MALFORMED
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -71,3 +82,66 @@ def test_sizes_that_make_no_step_are_refused(sizes: tuple[int, ...]) -> None:
 def test_a_step_is_refused_for_its_largest_microbatch() -> None:
     assert refusal((2, 2, 1), 2) is None
     assert refusal((2, 3, 1), 2) == too_large(3, 2)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=6))
+def test_the_smallest_cap_leaves_a_number_of_parts_that_replicas_take(sizes: list[int]) -> None:
+    cap = within(sizes)
+    assert refusal([part.num_samples for part in cut(sizes, cap)], cap) is None
+    assert cap == 1 or len(cut(sizes, cap - 1)) > MAX_MICROBATCHES
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cap", "expected"),
+    [
+        ((8, 8), None, 4),
+        ((7,), None, 3),
+        ((8, 5), 8, 4),
+        # Steps that were opened before the cap was lowered fail as well: once is enough.
+        ((8,), 4, 4),
+        ((8,), 2, 2),
+        ((4, 4), 4, 2),
+        ((3, 1), None, 1),
+        ((1, 1), None, None),
+        ((1,), 1, None),
+        ((2,) * (MAX_MICROBATCHES // 2), None, 1),
+        # One more, and a step of single samples would be too many microbatches for anybody.
+        ((2,) * (MAX_MICROBATCHES // 2 + 1), None, None),
+    ],
+)
+def test_a_cap_is_halved_where_memory_was_too_small(sizes: tuple[int, ...], cap: int | None, expected: int) -> None:
+    assert lowered(sizes, cap) == expected
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=6), st.none() | st.integers(1, 600))
+def test_a_cap_that_is_lowered_again_and_again_ends_at_one_sample(sizes: list[int], cap: int | None) -> None:
+    parts = cut(sizes, cap)
+    for _ in range(12):
+        now = [part.num_samples for part in parts]
+        new = lowered(now, cap)
+        if new is None:
+            break
+        assert cap is None or new <= cap
+        cap, parts = new, cut(sizes, new)
+        assert max(part.num_samples for part in parts) < max(now)
+    assert max(part.num_samples for part in parts) == 1
+
+
+def test_a_refusal_says_the_cap_only_where_it_is_the_reason() -> None:
+    assert [exceeded((3, 2), cap) for cap in (None, 1, 2, 3)] == [None, 1, 2, None]
+    assert exceeded((), 1) is None
+
+
+def test_a_lowered_cap_counts_until_the_client_knows_it_or_the_peer_is_gone() -> None:
+    caps = LoweredCaps()
+    caps.lower(A, 4)
+    caps.lower(B, 2)
+    assert caps.smallest((A, C), {A: 8, C: 6}) == 4
+    assert caps.smallest((A, B), {}) == 2
+    caps.told({A: 8, B: 2})
+    # The client has heard of B's: what it says of B from now on counts. It is behind about A.
+    assert caps.smallest((A,), {A: 8}) == 4
+    assert caps.smallest((B,), {B: 3}) == 3
+    caps.forget(A)
+    caps.forget(C)
+    assert caps.smallest((A,), {A: 8}) == 8

@@ -231,6 +231,17 @@ def test_a_step_that_the_device_fails_on_is_refused() -> None:
     assert machine.refuse(KEY, "again") == []
 
 
+def test_a_refusal_carries_a_cap_that_was_lowered_and_so_does_that_of_the_next_open() -> None:
+    machine = replica()
+    begun(machine)
+    machine.cap = 1
+    assert machine.refuse(KEY, "out of memory") == [Send(T, Refused(KEY, "out of memory", 1))]
+    again = request(KEY._replace(attempt=KEY.attempt + 1))
+    [send] = machine.handle(T, again)
+    assert isinstance(send.message, Refused)
+    assert send.message.cap == 1
+
+
 def test_results_of_an_attempt_that_was_aborted_meanwhile_are_thrown_away() -> None:
     machine = replica()
     machine.handle(T, request())

@@ -278,3 +278,39 @@ def test_a_step_that_is_refused_again_and_again_ends() -> None:
         for peer in (B, B2):
             machine.handle(peer, Refused(KEY._replace(attempt=attempt), "float32[2] expected"), now_s)
     assert machine.ended == NoPath((1,))
+
+
+def test_a_refusal_with_a_cap_is_replayed_at_once_over_the_same_path_in_smaller_microbatches() -> None:
+    machine = trainer()
+    running(machine)
+    effects = machine.handle(B, Refused(KEY, "memory exhausted", cap=1), 0.0)
+    assert sent(effects)[:2] == [(A, Abort), (B, Abort)]
+    [opened, again] = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Open)]
+    assert opened == again
+    assert opened.key == AGAIN
+    assert [hop.peer for hop in opened.path] == [A, B]
+    assert opened.microbatch_samples == (1,) * 5
+    # What the client said is older; the next step is cut as well, and without a refusal.
+    machine.cancel()
+    [opened, _] = [e.message for e in machine.start(plan(8), 0.0) if isinstance(e, Send)]
+    assert isinstance(opened, Open)
+    assert opened.microbatch_samples == (1,) * 5
+
+
+def test_a_cap_that_the_microbatches_keep_to_already_makes_a_refusal_no_better() -> None:
+    machine = trainer()
+    running(machine)
+    effects = machine.handle(B, Refused(KEY, "memory exhausted", cap=2), 0.0)
+    assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Open)] == [A, B2]
+
+
+def test_the_cap_of_a_peer_that_was_lost_is_forgotten() -> None:
+    machine = trainer()
+    running(machine)
+    machine.handle(B, Refused(KEY, "memory exhausted", cap=1), 0.0)
+    machine.cancel()
+    machine.peer_lost(B, 0.0)
+    machine.peer_found(B)
+    [opened, _] = [e.message for e in machine.start(plan(8), 0.0) if isinstance(e, Send)]
+    assert isinstance(opened, Open)
+    assert (opened.path[1].peer, opened.microbatch_samples) == (B, (2, 2, 1))

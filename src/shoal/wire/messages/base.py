@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
 from shoal.ids import PeerId
+
+Cap = Annotated[int, msgspec.Meta(ge=1)]
+"""The most samples that a replica takes in a microbatch."""
 
 
 class Struct(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -7,10 +7,9 @@ from typing import Annotated
 import msgspec
 
 from shoal.ids import PeerId, StepKey
-from shoal.wire.messages.base import Hop, Struct
+from shoal.wire.messages.base import Cap, Hop, Struct
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Cap = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 
 from shoal.ids import PeerId, StepKey
-from shoal.wire.messages.base import Hop, SampleRange, Struct
+from shoal.wire.messages.base import Cap, Hop, SampleRange, Struct
 
 
 class StepEntry(Struct, frozen=True):
@@ -59,10 +59,12 @@ class Busy(Struct, frozen=True, tag="busy"):
 
 
 class Refused(Struct, frozen=True, tag="refused"):
-    """The replica will not take part in this attempt: another round, a stale incarnation, closing. Never answered."""
+    """The replica will not take part in this attempt: another round, a stale incarnation, closing. Never answered.
+    `cap`: it takes the step in microbatches of at most so many samples."""
 
     key: StepKey
     reason: str
+    cap: Cap | None = None
 
 
 class Forward(Struct, frozen=True, tag="fwd"):

@@ -1,0 +1,117 @@
+"""One operation of a step on the device: computed on its thread, timed, and made as long as an emulated device takes.
+
+begin -> device thread -> Computed -> last -> the next operation may begin
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+from shoal.clock import Clock
+from shoal.codec.raw import from_wire, to_wire
+from shoal.pipeline.device_meter import DeviceMeter
+from shoal.pipeline.device_pace import DevicePace
+from shoal.pipeline.schedule import parts_of
+from shoal.pipeline.stage_compute import StageCompute
+from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.step_operations import Operation, OperationKind, StepTotals
+from shoal.wire.tensors import WireTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What an operation gave; when it began and how long the computation took."""
+
+    tensor: WireTensor | None
+    totals: StepTotals | None
+    begun_s: float
+    took_s: float
+
+
+class DeviceOperations:
+    """Of one replica; called on its event loop."""
+
+    def __init__(
+        self, compute: StageCompute, device: DeviceThread, meter: DeviceMeter, clock: Clock, pace: DevicePace | None
+    ) -> None:
+        """Compute nothing yet.
+
+        Args:
+            compute: The stage.
+            device: Where it computes.
+            meter: Told how long each operation took.
+            clock: For that.
+            pace: Of an emulated device; None: as fast as this one can.
+        """
+        self._compute = compute
+        self._device = device
+        self._meter = meter
+        self._clock = clock
+        self._pace = pace
+        self._num_operations = 0
+
+    def begin(
+        self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...], *, completes: bool
+    ) -> Awaitable[Computed]:
+        """Give an operation to the device at once; what is returned waits for it and raises what it raises.
+
+        Args:
+            operation: What to compute.
+            inputs: The tensors that it needs.
+            sizes: Samples of each microbatch of its step.
+            completes: Whether the step is summed up after it.
+        """
+        return self._device.begin(self._timed, operation, inputs, sizes, completes)
+
+    async def last(self, operation: Operation, computed: Computed) -> None:
+        """Let a computed operation last as long as it should, and count its time."""
+        ended_s = computed.begun_s + computed.took_s
+        if self._pace is not None:
+            parts = parts_of(
+                operation.kind,
+                self._compute.schedule,
+                is_first=self._compute.module.is_first,
+                recomputes=self._compute.activation_checkpointing,
+            )
+            end_s = computed.begun_s + self._pace.length_s(parts, computed.took_s, self._num_operations)
+            # The event loop's own time lags a little behind, so that it may wake up too early.
+            while (ended_s := self._clock.now_s()) < end_s:
+                await self._clock.sleep_s(end_s - ended_s)
+        self._num_operations += 1
+        self._meter.worked(operation.kind, ended_s - computed.begun_s)
+
+    # ---- on the device thread
+
+    def _timed(
+        self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...], completes: bool
+    ) -> Computed:
+        begun_s = self._clock.now_s()
+        tensor = self._compute_one(operation, inputs, sizes)
+        totals = self._compute.totals(operation.key) if completes else None
+        return Computed(tensor, totals, begun_s, self._clock.now_s() - begun_s)
+
+    def _compute_one(self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]) -> WireTensor | None:
+        key, microbatch, compute = operation.key, operation.microbatch, self._compute
+        tensors = [from_wire(tensor) for tensor in inputs]
+        match operation.kind:
+            case OperationKind.DROP:
+                compute.drop(key)
+                return None
+            case OperationKind.COMMIT:
+                if operation.decision is not None:
+                    compute.commit(key, operation.decision.scale, operation.decision.lr, operation.decision.skipped)
+                return None
+            case OperationKind.FORWARD:
+                output = compute.forward(key, microbatch, tensors[0])
+                # Nobody gets what the last stage puts out.
+                return None if compute.module.is_last else to_wire(output)
+            case OperationKind.WEIGHTS:
+                compute.weights(key, microbatch)
+                return None
+            case OperationKind.BACKWARD:
+                gradient = compute.backward(key, microbatch, tensors[0])
+            case OperationKind.LOSS:
+                received = tensors[0] if len(tensors) > 1 else None
+                gradient = compute.loss(key, microbatch, received, tensors[-1], sizes[microbatch] / sum(sizes))
+        return None if compute.module.is_first else to_wire(gradient)
