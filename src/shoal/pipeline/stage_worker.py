@@ -18,6 +18,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.codec.raw import from_wire, to_wire
 from shoal.errors import RoundAborted
 from shoal.ids import PeerId, StepKey
+from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.schedule import choose
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_evaluator import StageEvaluator
@@ -65,10 +66,12 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Of one operation on the device."""
+    """Of one operation on the device; when it began and how long the computation took."""
 
-    tensor: WireTensor | None = None
-    totals: StepTotals | None = None
+    tensor: WireTensor | None
+    totals: StepTotals | None
+    begun_s: float
+    took_s: float
 
 
 class StageWorker:
@@ -89,9 +92,12 @@ class StageWorker:
         max_open_steps: int,
         max_microbatch_samples: int | None = None,
         clock: Clock | None = None,
+        pace: DevicePace | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._compute = compute
+        self._pace = pace
+        self._num_operations = 0
         self._device = device
         self._clock = clock or SystemClock()
         self._machine = StepReplica(
@@ -254,13 +260,14 @@ class StageWorker:
         inputs = self._take_payloads(operation)
         sizes = step.request.microbatch_samples if step is not None else ()
         try:
-            result = await self._device.run(self._compute_one, operation, inputs, sizes)
+            result = await self._device.run(self._timed, operation, inputs, sizes)
         except _DEVICE_ERRORS as error:
             if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
                 raise  # half a commit cannot be taken back
             logger.exception("step.failed", extra={"key": str(key), "operation": operation.kind.name})
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
             return
+        await self._keep_pace(operation, result)
         is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
         if is_gradient and result.tensor is not None and key in self._machine.open:
             kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))
@@ -269,6 +276,12 @@ class StageWorker:
         if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
             self._payloads.pop(key, None)
             self._sent_gradients.pop(key, None)
+
+    async def _keep_pace(self, operation: Operation, result: _Result) -> None:
+        if self._pace is not None:
+            length_s = self._pace.length_s(operation.kind, result.took_s, self._num_operations)
+            await self._clock.sleep_s(result.begun_s + length_s - self._clock.now_s())
+        self._num_operations += 1
 
     def _take_payloads(self, operation: Operation) -> list[WireTensor]:
         kinds: dict[OperationKind, tuple[type, ...]] = {
@@ -279,26 +292,33 @@ class StageWorker:
         held = self._payloads.get(operation.key, {})
         return [held.pop((kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
 
-    def _compute_one(self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]) -> _Result:
+    def _timed(self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]) -> _Result:
         """Runs on the device thread."""
+        begun_s = self._clock.now_s()
+        tensor, totals = self._compute_one(operation, inputs, sizes)
+        return _Result(tensor, totals, begun_s, self._clock.now_s() - begun_s)
+
+    def _compute_one(
+        self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]
+    ) -> tuple[WireTensor | None, StepTotals | None]:
         key, microbatch, compute = operation.key, operation.microbatch, self._compute
         tensors = [from_wire(tensor) for tensor in inputs]
         match operation.kind:
             case OperationKind.DROP:
                 compute.drop(key)
-                return _Result()
+                return None, None
             case OperationKind.COMMIT:
                 if operation.decision is not None:
                     compute.commit(key, operation.decision.scale, operation.decision.lr, operation.decision.skipped)
-                return _Result()
+                return None, None
             case OperationKind.FORWARD:
-                return _Result(to_wire(compute.forward(key, microbatch, tensors[0])))
+                return to_wire(compute.forward(key, microbatch, tensors[0])), None
             case OperationKind.BACKWARD:
                 gradient = compute.backward(key, microbatch, tensors[0])
             case OperationKind.LOSS:
                 gradient = compute.loss(key, microbatch, tensors[0], tensors[1], sizes[microbatch] / sum(sizes))
         totals = compute.totals(key) if microbatch == len(sizes) - 1 else None
-        return _Result(None if compute.module.is_first else to_wire(gradient), totals)
+        return None if compute.module.is_first else to_wire(gradient), totals
 
     async def _remind(self) -> None:
         while True:

@@ -30,6 +30,7 @@ from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
+from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.quant.apply import apply_quant
@@ -101,6 +102,7 @@ async def build_replica(
     clock: Clock | None = None,
     transfer: TransferSettings | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    pace: DevicePace | None = None,
 ) -> Replica:
     """Build the stage with the state of D_0, on the device thread, and connect it.
 
@@ -118,6 +120,7 @@ async def build_replica(
         clock: For the patience of a transfer.
         transfer: How patient it is; by default as configured.
         chunk_bytes: Of a transfer; the same on all servers.
+        pace: Of an emulated device; None computes as fast as this one can.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
@@ -131,6 +134,7 @@ async def build_replica(
         num_stages=config.num_stages,
         max_open_steps=MAX_OPEN_STEPS,
         max_microbatch_samples=config.servers.max_microbatch_samples,
+        pace=pace,
     )
     sender, receiver = anyio.create_memory_object_stream[RoundEvent](math.inf)
     member = RoundMember(

@@ -97,6 +97,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 endpoint=endpoint,
                 view=lambda: registry.membership.view,
                 clock=clock,
+                pace=spec.pace,
             )
 
         monitor = ReassignmentMonitor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.config.start import RoleStart
+from shoal.pipeline.device_pace import DevicePace
 
 
 class ServerSpec(RoleStart, frozen=True, kw_only=True):
@@ -14,6 +15,7 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
         device: Torch device, resolved: "cpu" or "cuda:<i>".
         memory_bytes: Its share of the host's memory when the first server started; 0 if unknown.
         device_sharers: Servers of this host on the same device, itself included.
+        pace: Of an emulated device, for benchmarks; None computes as fast as this one can.
     """
 
     stage: int | None
@@ -21,3 +23,4 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
     device: str
     memory_bytes: int = 0
     device_sharers: int = 1
+    pace: DevicePace | None = None

@@ -34,6 +34,7 @@ from shoal.data.source import DataSet
 from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import PeerId, RunId
+from shoal.pipeline.device_pace import DevicePace
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
 from shoal.server.reassignment_monitor import ReassignmentMonitor
@@ -115,6 +116,7 @@ class Cluster:
         chunk_bytes: int = CHUNK_BYTES,
         pinned: bool = True,
         caps: Mapping[int, int] | None = None,
+        paces: Mapping[int, DevicePace] | None = None,
     ) -> None:
         """Prepare; entering the context builds everything.
 
@@ -128,6 +130,7 @@ class Cluster:
             chunk_bytes: of state transfers.
             pinned: no server may be moved to another stage.
             caps: the most samples in a microbatch, by the number of the server; others take any number.
+            paces: of emulated devices, by the number of the server; one that is started again keeps its own.
 
         Raises:
             ConfigError: there is no such stage, or the order is none of these servers.
@@ -148,6 +151,7 @@ class Cluster:
         self._chunk_bytes = chunk_bytes
         self._pinned = pinned
         self._caps = dict(caps or {})
+        self._paces = dict(paces or {})
         self._num_started = 0
         self._faults = Faults()
         self._registry = LocalRegistry(self._clock)
@@ -348,6 +352,7 @@ class Cluster:
                 clock=self._clock,
                 transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
                 chunk_bytes=self._chunk_bytes,
+                pace=self._paces.get(number),
             )
 
         joined = float(self._order.index(number) if number in self._order else number)

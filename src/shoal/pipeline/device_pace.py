@@ -1,0 +1,51 @@
+"""A device that is slower than the one that computes: for tests and benchmarks of schedules and of mixed machines.
+
+What an operation lasts longer than its computation is waited for and not computed, so many emulated devices fit on one
+core. The computation itself stays what it is, to the bit.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.swarm.step_operations import OperationKind
+
+
+class DevicePace(msgspec.Struct, kw_only=True):
+    """How long the operations of one replica last; its fields may be changed while the replica runs.
+
+    Attributes:
+        forward_s: The least that a forward lasts.
+        input_gradient_s: The same of the part of a backward that gives the gradient of the input.
+        weight_gradient_s: The same of the part that gives the gradients of the parameters.
+        factor: How many times slower than this machine, or than the least times where those are longer, the device is.
+        changes: From which operation of the replica on, counted from 0, `factor` is another one; ascending.
+    """
+
+    forward_s: float = 0.0
+    input_gradient_s: float = 0.0
+    weight_gradient_s: float = 0.0
+    factor: float = 1.0
+    changes: tuple[tuple[int, float], ...] = ()
+
+    def length_s(self, kind: OperationKind, took_s: float, number: int) -> float:
+        """Return how long an operation lasts.
+
+        Args:
+            kind: Of the operation.
+            took_s: What this machine has taken.
+            number: How many operations the replica has done before.
+        """
+        factor = next((factor for first, factor in reversed(self.changes) if number >= first), self.factor)
+        return max(took_s, self._least_s(kind)) * factor
+
+    def _least_s(self, kind: OperationKind) -> float:
+        match kind:
+            case OperationKind.FORWARD:
+                return self.forward_s
+            case OperationKind.BACKWARD:
+                return self.input_gradient_s + self.weight_gradient_s
+            case OperationKind.LOSS:
+                return self.forward_s + self.input_gradient_s + self.weight_gradient_s
+            case _:
+                return 0.0
