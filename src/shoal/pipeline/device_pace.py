@@ -18,6 +18,7 @@ class DevicePace(msgspec.Struct, kw_only=True):
         forward_s: The least that a forward lasts.
         input_gradient_s: The same of the part of a backward that gives the gradient of the input.
         weight_gradient_s: The same of the part that gives the gradients of the parameters.
+        per_samples: The samples of an operation that lasts so long; others last in proportion. 0: any number.
         factor: How many times slower than this machine, or than the least times where those are longer, the device is.
         changes: From which operation of the replica on, counted from 0, `factor` is another one; ascending.
     """
@@ -25,19 +26,22 @@ class DevicePace(msgspec.Struct, kw_only=True):
     forward_s: float = 0.0
     input_gradient_s: float = 0.0
     weight_gradient_s: float = 0.0
+    per_samples: int = 0
     factor: float = 1.0
     changes: tuple[tuple[int, float], ...] = ()
 
-    def length_s(self, kind: OperationKind, took_s: float, number: int) -> float:
+    def length_s(self, kind: OperationKind, took_s: float, number: int, num_samples: int) -> float:
         """Return how long an operation lasts.
 
         Args:
             kind: Of the operation.
             took_s: What this machine has taken.
             number: How many operations the replica has done before.
+            num_samples: On which it was done.
         """
         factor = next((factor for first, factor in reversed(self.changes) if number >= first), self.factor)
-        return max(took_s, self._least_s(kind)) * factor
+        share = num_samples / self.per_samples if self.per_samples else 1.0
+        return max(took_s, self._least_s(kind) * share) * factor
 
     def _least_s(self, kind: OperationKind) -> float:
         match kind:

@@ -267,7 +267,7 @@ class StageWorker:
             logger.exception("step.failed", extra={"key": str(key), "operation": operation.kind.name})
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
             return
-        await self._keep_pace(operation, result)
+        await self._keep_pace(operation, result, sizes)
         is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
         if is_gradient and result.tensor is not None and key in self._machine.open:
             kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))
@@ -277,9 +277,10 @@ class StageWorker:
             self._payloads.pop(key, None)
             self._sent_gradients.pop(key, None)
 
-    async def _keep_pace(self, operation: Operation, result: _Result) -> None:
+    async def _keep_pace(self, operation: Operation, result: _Result, sizes: tuple[int, ...]) -> None:
         if self._pace is not None:
-            length_s = self._pace.length_s(operation.kind, result.took_s, self._num_operations)
+            num_samples = sizes[operation.microbatch] if sizes else 0
+            length_s = self._pace.length_s(operation.kind, result.took_s, self._num_operations, num_samples)
             await self._clock.sleep_s(result.begun_s + length_s - self._clock.now_s())
         self._num_operations += 1
 
