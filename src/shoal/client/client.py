@@ -302,9 +302,9 @@ class Client:
     def _resume(self) -> None:
         """Know again what an earlier start has known."""
         saved, events = self._diary.saved, self._diary.events
-        round = 0 if saved.plan is None else saved.plan.round
+        round, pipelines = (0, ()) if saved.plan is None else (saved.plan.round, saved.plan.pipelines)
         self.watch.seconds_to_first_step, self.watch.failovers = saved.seconds_to_first_step, saved.failovers
-        self.reports.resume(saved.progress, saved.last_numbers, round, events, saved.num_holdout)
+        self.reports.resume(saved.progress, saved.last_numbers, round, pipelines, events, saved.num_holdout)
         counted, me = saved.counted, self._endpoint.peer_id
         self._reassignment.moved = saved.servers_moved
         self.stages.resume(saved.stages_restored)

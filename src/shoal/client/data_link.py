@@ -41,6 +41,7 @@ class _Plan:
     round: int
     num_slots: int
     inner_steps: int
+    speeds: tuple[float, ...]
 
 
 class DataLink:
@@ -143,16 +144,18 @@ class DataLink:
         self._held_round, self._recorded = held_round, recorded
         self._post_record()
 
-    def resume(self, round: int, num_slots: int, inner_steps: int, *, has_dead: bool) -> None:
+    def resume(
+        self, round: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...], *, has_dead: bool
+    ) -> None:
         """Go on in a round that an earlier start of this client has planned.
 
         A data server that has run on knows it all and changes nothing.
 
         Args:
-            round, num_slots, inner_steps: the plan.
+            round, num_slots, inner_steps, speeds: the plan.
             has_dead: trainers of the round have died in it.
         """
-        self._plan, self._has_dead = _Plan(round, num_slots, inner_steps), has_dead
+        self._plan, self._has_dead = _Plan(round, num_slots, inner_steps, speeds), has_dead
         self._tell()
 
     def _tell(self) -> None:
@@ -162,13 +165,15 @@ class DataLink:
         if plan is not None and plan.round > self._held_round:
             trainers = {slot: i for slot, i in self._trainers().items() if slot < plan.num_slots}
             complete = not self._has_dead and len(trainers) == plan.num_slots
-            self._post(ResumeRound(plan.round, plan.num_slots, plan.inner_steps, trainers, complete))
+            self._post(
+                ResumeRound(plan.round, plan.num_slots, plan.inner_steps, trainers, complete, plan.speeds),
+            )
         self._sent, self._is_told = (plan, self._held_round), True
         self._post(DataHello(_CLIENT))
 
-    def plan(self, round: int, num_slots: int, inner_steps: int) -> None:
+    def plan(self, round: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...]) -> None:
         """Open a round: its batches may be leased."""
-        self._plan, self._has_dead = _Plan(round, num_slots, inner_steps), False
+        self._plan, self._has_dead = _Plan(round, num_slots, inner_steps, speeds), False
         if self._is_up:
             self._post_plan()
 
@@ -207,8 +212,9 @@ class DataLink:
             self._post(RecordSamples(self._held_round, self._recorded))
 
     def _post_plan(self) -> None:
-        if self._plan is not None:
-            self._post(PlanRound(self._plan.round, self._plan.num_slots, self._plan.inner_steps))
+        plan = self._plan
+        if plan is not None:
+            self._post(PlanRound(plan.round, plan.num_slots, plan.inner_steps, plan.speeds))
 
     def _post(self, message: PlanRound | ResumeRound | RecordSamples | ReleaseTrainer | DataHello) -> None:
         self._endpoint.post(self._server, message)

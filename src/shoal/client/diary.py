@@ -43,6 +43,7 @@ class Plan:
         pipelines: home of each slot.
         incarnations: of the slots' trainers when the round began.
         begun_s: on the monotonic clock.
+        speeds: samples per second of the pipelines, 0 where not known; empty where shares are fixed.
     """
 
     round: int
@@ -50,6 +51,7 @@ class Plan:
     pipelines: tuple[Pipeline, ...]
     incarnations: dict[int, int]
     begun_s: float
+    speeds: tuple[float, ...] = ()
 
 
 class RestoredStage(Struct, frozen=True):

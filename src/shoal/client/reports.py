@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import anyio
 
 from shoal.client.diary import Done, Event
 from shoal.client.divergence import Divergence
 from shoal.client.progress import Progress
+from shoal.client.shares import Shares
 from shoal.client.trainers import TrainerPool
 from shoal.ids import PeerId
+from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import EvalReport, Metrics, StepReport, TrainerDone, TrainerStuck
@@ -24,6 +26,7 @@ class Reports:
 
     Attributes:
         progress: the running totals.
+        shares: what each pipeline has trained in the round.
         num_holdout: size of the held-out set, known once the data server has said it.
     """
 
@@ -52,6 +55,7 @@ class Reports:
             notice: tells the user something that stays on the screen.
         """
         self.progress = Progress()
+        self.shares = Shares()
         self.num_holdout = 0
         self._endpoint = endpoint
         self._monitor = monitor.peer
@@ -91,7 +95,13 @@ class Reports:
         """What a lost trainer has reported stands."""
 
     def resume(
-        self, progress: Progress, last_numbers: Mapping[int, int], round: int, events: Iterable[Event], num_holdout: int
+        self,
+        progress: Progress,
+        last_numbers: Mapping[int, int],
+        round: int,
+        pipelines: Sequence[Pipeline],
+        events: Iterable[Event],
+        num_holdout: int,
     ) -> None:
         """Go on where an earlier start of this client was.
 
@@ -99,11 +109,13 @@ class Reports:
             progress: when the round began.
             last_numbers: see `last_number`, at that time.
             round: in progress.
+            pipelines: of that round.
             events: counted since then.
             num_holdout: size of the held-out set.
         """
         self.progress, self.num_holdout, self._round = progress, num_holdout, round
         self._last_number = dict(last_numbers)
+        self.shares.begin_round(pipelines)
         for event in events:
             match event:
                 case StepReport():
@@ -120,18 +132,36 @@ class Reports:
         """The last step that each slot's trainers have reported."""
         return self._last_number
 
-    def begin_round(self, round: int, *, trains: bool) -> None:
+    def begin_round(self, round: int, pipelines: Sequence[Pipeline], *, trains: bool) -> None:
         """Forget who was done in the round before.
 
         Args:
             round: the one that begins.
+            pipelines: of the round.
             trains: False for the last evaluation, which is no round of its own.
         """
         self._round = round
+        self.shares.begin_round(pipelines)
         if trains:
             self.progress.round = round
         self.progress.begin_evaluation(round - 1)
         self._done = set()
+
+    def round_over(self, number: int) -> None:
+        """Say how a round was shared between the pipelines."""
+        shared = self.shares.of_round()
+        logger.info(
+            "round.shared",
+            extra={
+                "round": number,
+                "samples": dict(sorted(shared.samples.items())),
+                "samples_per_s": {slot: round(speed, 1) for slot, speed in sorted(shared.samples_per_s.items())},
+                "waited_s": shared.waited_s,
+            },
+        )
+        total = sum(shared.samples.values())
+        if len(shared.samples) > 1:
+            self.post({f"share/{slot}": num / total for slot, num in sorted(shared.samples.items())})
 
     async def all_done(self, slots: frozenset[int]) -> None:
         """Wait until these slots' trainers have done their steps, or are excused."""
@@ -180,6 +210,7 @@ class Reports:
 
     def _count_step(self, report: StepReport) -> None:
         self.progress.step(report, report.at_s)
+        self.shares.step(report)
         self._last_number[report.slot] = report.key.number
 
     def _evaluated(self, report: EvalReport) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -24,6 +23,7 @@ from shoal.client.divergence import Divergence
 from shoal.client.gathering import lead, settled, wait_for_servers
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
+from shoal.client.shares import evaluation_shares
 from shoal.client.stage_watch import StageWatch
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import TrainerPool
@@ -115,6 +115,7 @@ class RoundLoop:
         self._expected_servers = expected_servers
         self._patient = patient
         self._pipelines: tuple[Pipeline, ...] = ()
+        self._speeds: tuple[float, ...] = () if saved.plan is None else saved.plan.speeds
         self._holders: Mapping[PeerId, int] = {}
         self._left = saved.plan
         self._save = save
@@ -214,7 +215,7 @@ class RoundLoop:
         if left is None:
             await self._begin(round, inner_steps)
         first_step = (round - 1) * self._config.diloco.inner_steps
-        progress, shares = self._reports.progress, self._shares(round - 1)
+        progress, shares = self._reports.progress, self._evaluation_shares(round - 1)
 
         def go_on(slot: int, first_step: int, num_steps: int) -> None:
             has_share = progress.has_share(round - 1, slot)
@@ -246,7 +247,7 @@ class RoundLoop:
         if plan.inner_steps:
             # The data server knows of those that are lost from now on only what `Takeover` says.
             has_dead = self._trainers.incarnations != plan.incarnations
-            self._data.resume(plan.round, len(slots), plan.inner_steps, has_dead=has_dead)
+            self._data.resume(plan.round, len(slots), plan.inner_steps, plan.speeds, has_dead=has_dead)
         self.update_trainers()
         here = slots & self._trainers.present.keys()
         done = frozenset(slot for slot in here if self._reports.is_done(slot))
@@ -262,13 +263,15 @@ class RoundLoop:
         progress.pipelines_max = max(progress.pipelines_max, len(self._pipelines))
         progress.trainers_max = max(progress.trainers_max, len(self._trainers.present))
         self.num_replicas = max(self.num_replicas, len(self._holders))
-        self._reports.begin_round(round, trains=inner_steps > 0)
+        if not self._config.run.deterministic:
+            self._speeds = self._reports.shares.speeds(self._pipelines)
+        self._reports.begin_round(round, self._pipelines, trains=inner_steps > 0)
         incarnations = dict(self._trainers.incarnations)
-        self._save(Plan(round, inner_steps, self._pipelines, incarnations, self._clock.now_s()))
+        self._save(Plan(round, inner_steps, self._pipelines, incarnations, self._clock.now_s(), self._speeds))
         if inner_steps:
-            self._data.plan(round, len(self._pipelines), inner_steps)
+            self._data.plan(round, len(self._pipelines), inner_steps, self._speeds)
         first_step = (round - 1) * self._config.diloco.inner_steps
-        shares = self._shares(round - 1)
+        shares = self._evaluation_shares(round - 1)
         for slot in range(len(self._pipelines)):
             self._start(round, slot, first_step, inner_steps, shares[slot])
 
@@ -291,11 +294,8 @@ class RoundLoop:
             ),
         )
 
-    def _shares(self, held: int) -> list[Evaluation | None]:
-        """Cut the held-out set into one share for each pipeline."""
-        num, parts = self._reports.num_holdout, len(self._pipelines)
-        bounds = [num * part // parts for part in range(parts + 1)]
-        return [Evaluation(held, start, stop) if stop > start else None for start, stop in pairwise(bounds)]
+    def _evaluation_shares(self, held: int) -> list[Evaluation | None]:
+        return evaluation_shares(held, self._reports.num_holdout, len(self._pipelines), self._speeds)
 
     async def _finished(self, round: int) -> RoundOutcome:
         """Wait for the record, as long as it takes: for a stage that nobody serves any more, for servers of it."""
@@ -324,6 +324,7 @@ class RoundLoop:
         self.rounds += 1
         hashes: dict[int, StageHashes] = {stage.stage: stage.hashes for stage in record.stages}
         self.hashes = {stage: each.parameters for stage, each in hashes.items()}
+        self._reports.round_over(record.round)
         self._reports.progress.add_sent(outcome.sent_bytes)
         loss = self._reports.progress.take_round_loss()
         logger.info("round.recorded", extra={"round": record.round, "loss": loss, "hashes": self.hashes})

@@ -13,7 +13,7 @@ class RunConfig(Section):
     deterministic: bool = Field(
         default=False,
         description="Samples depend only on (seed, pass, round, trainer slot, step), so that two undisturbed runs end "
-        "with equal hashes. Costs a little speed.",
+        "with equal hashes. All trainers get equally many: machines of different speed wait for the slowest.",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the initial weights, the shuffling and dropout.")
     first_deadline_s: PositiveFloat = Field(
@@ -131,7 +131,11 @@ class DilocoConfig(Section):
     lr_schedule: LrScheduleConfig = Field(default=LrScheduleConfig(), description="Inner learning rate over time.")
     inner_steps: PositiveInt = Field(default=50, description="Training steps of each trainer between two rounds.")
     outer_steps: PositiveInt = Field(default=10, description="Outer rounds of the run.")
-    batch_size_per_step: PositiveInt = Field(default=64, description="Samples in a batch.")
+    batch_size_per_step: PositiveInt = Field(
+        default=64,
+        description="Samples in a batch: of each trainer in deterministic runs, else on average over the trainers, of "
+        "whom the faster ones get more.",
+    )
     gradient_accumulation_steps: PositiveInt = Field(
         default=1, description="Batches of batch_size_per_step samples that make one training step."
     )

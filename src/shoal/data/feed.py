@@ -71,6 +71,7 @@ class LeasedBatch:
             self.inputs,
             self.labels,
             batch_samples=config.diloco.batch_size_per_step,
+            samples_per_step=config.diloco.samples_per_step,
             num_microbatches=config.model_pipeline.microbatches,
         )
 

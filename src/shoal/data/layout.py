@@ -1,4 +1,4 @@
-"""Where the arrays of a batch lie within a place of the pool: inputs first, then labels, both aligned."""
+"""Where the arrays of a batch lie within its places of the pool: inputs first, then labels, both aligned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BatchLayout:
 
     Attributes:
         inputs, labels: one sample of each.
-        max_samples: the largest batch that fits.
+        max_samples: the largest batch that fits into one place; larger ones take several in a row.
     """
 
     inputs: ArraySpec
@@ -30,31 +30,33 @@ class BatchLayout:
         return cls(dataset.inputs, dataset.labels, max_samples)
 
     @property
-    def labels_offset_bytes(self) -> int:
-        """Where the labels begin, from the start of the place."""
-        return _aligned(self.inputs.num_bytes * self.max_samples)
-
-    @property
     def place_bytes(self) -> int:
         """Size of a place."""
-        return self.labels_offset_bytes + _aligned(self.labels.num_bytes * self.max_samples)
+        return _aligned(self.inputs.num_bytes * self.max_samples) + _aligned(self.labels.num_bytes * self.max_samples)
+
+    def num_places(self, num_samples: int) -> int:
+        """Return how many places a batch takes."""
+        return max(1, -(-num_samples // self.max_samples))
 
     def batch_bytes(self, num_samples: int) -> int:
         """Return the bytes of a batch, without what aligns them."""
         return (self.inputs.num_bytes + self.labels.num_bytes) * num_samples
 
     def arrays(self, memory: Bytes, num_samples: int) -> tuple[Array, Array]:
-        """Return inputs (n, ...) and labels (n, ...) as views of a place."""
-        return _view(memory, self.inputs, num_samples), _view(
-            memory[self.labels_offset_bytes :], self.labels, num_samples
-        )
+        """Return inputs (n, ...) and labels (n, ...) as views of the places of a batch."""
+        labels_offset_bytes = self._labels_offset_bytes(num_samples)
+        return _view(memory, self.inputs, num_samples), _view(memory[labels_offset_bytes:], self.labels, num_samples)
 
     def tensor_places(self, offset_bytes: int, num_samples: int) -> tuple[TensorPlace, TensorPlace]:
-        """Return where inputs and labels of a batch lie, in a place that begins at `offset_bytes` of the pool."""
+        """Return where inputs and labels of a batch lie, in places that begin at `offset_bytes` of the pool."""
+        labels_bytes = offset_bytes + self._labels_offset_bytes(num_samples)
         return (
             TensorPlace(self.inputs.dtype, (num_samples, *self.inputs.shape), offset_bytes),
-            TensorPlace(self.labels.dtype, (num_samples, *self.labels.shape), offset_bytes + self.labels_offset_bytes),
+            TensorPlace(self.labels.dtype, (num_samples, *self.labels.shape), labels_bytes),
         )
+
+    def _labels_offset_bytes(self, num_samples: int) -> int:
+        return _aligned(self.inputs.num_bytes * num_samples)
 
 
 def _aligned(num_bytes: int) -> int:

@@ -34,16 +34,23 @@ def cut(inputs: Array, labels: Array, max_parts: int) -> list[Cut]:
     return _slices(inputs, labels, size)
 
 
-def microbatches(inputs: Array, labels: Array, *, batch_samples: int, num_microbatches: int) -> list[Cut]:
+def microbatches(
+    inputs: Array, labels: Array, *, batch_samples: int, samples_per_step: int, num_microbatches: int
+) -> list[Cut]:
     """Return the microbatches of a step batch (n, ...), in order.
+
+    A batch that is smaller than usual has smaller ones, so that a pipeline stays filled; one that is larger has more of
+    them, so that it needs no more memory.
 
     Args:
         inputs: (n, ...).
         labels: (n, ...).
-        batch_samples: `diloco.batch_size_per_step`; a step batch holds `gradient_accumulation_steps` of these, the last
-            one of a pass fewer samples.
-        num_microbatches: into how many each of them is cut, at most.
+        batch_samples: `diloco.batch_size_per_step`.
+        samples_per_step: of a usual step batch: `gradient_accumulation_steps` times `batch_samples`.
+        num_microbatches: into how many `batch_samples` are cut, at most.
     """
+    if len(inputs) > samples_per_step:
+        return _slices(inputs, labels, _even(len(inputs), -(-batch_samples // num_microbatches)))
     parts: list[Cut] = []
     for start in range(0, len(inputs), batch_samples):
         stop = start + batch_samples
@@ -54,6 +61,11 @@ def microbatches(inputs: Array, labels: Array, *, batch_samples: int, num_microb
 def wire_view(array: Array) -> WireTensor:
     """Return a C-contiguous array as it travels, without copying it."""
     return WireTensor(array.dtype.name, array.shape, array.reshape(-1).view(np.uint8).data)
+
+
+def _even(num_samples: int, most: int) -> int:
+    """Return the size of as few parts as can be, of at most `most` samples each, and as even as can be."""
+    return -(-num_samples // -(-num_samples // most))
 
 
 def _slices(inputs: Array, labels: Array, size: int) -> list[Cut]:

@@ -1,5 +1,7 @@
 """Shared memory for batches: one segment of places of equal size, written by the data server, read by the trainers.
 
+A large batch lies in several places, one after the other, and is named by the first of them.
+
 The segment is an anonymous file (memfd) that lives as long as a process has it open or mapped: nothing in /dev/shm or
 elsewhere has a name that a killed process could leave behind. Trainers of the same user open it as
 `/proc/<pid>/fd/<n>`. Its size is sealed, so a mapping can never fault. Pages cost memory once they have been written;
@@ -11,7 +13,6 @@ Where there is no memfd (macOS), a file in a directory of the caller takes its p
 from __future__ import annotations
 
 import contextlib
-import heapq
 import mmap
 import os
 from pathlib import Path
@@ -51,7 +52,9 @@ class Pool:
             self._fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._fd, self.num_bytes)
         self._map = mmap.mmap(self._fd, self.num_bytes)
-        self._free = list(range(num_places))
+        # One bit for each place, the lowest for the first.
+        self._free = (1 << num_places) - 1
+        self._taken: dict[int, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -69,29 +72,39 @@ class Pool:
     @property
     def num_free(self) -> int:
         """Places that nobody uses."""
-        return len(self._free)
+        return self._free.bit_count()
 
-    def take(self) -> int | None:
-        """Return a free place, which now belongs to the caller, or None if there is none."""
-        return heapq.heappop(self._free) if self._free else None
+    def take(self, num_places: int = 1) -> int | None:
+        """Return the first of so many free places in a row, which now belong to the caller; None: there are none."""
+        starts = self._free
+        for offset in range(1, num_places):
+            starts &= self._free >> offset
+        if not starts:
+            return None
+        place = (starts & -starts).bit_length() - 1
+        self._taken[place] = num_places
+        self._free ^= ((1 << num_places) - 1) << place
+        return place
 
     def release(self, place: int) -> None:
-        """Give a place back.
+        """Give back what was taken as `place`.
 
         Raises:
-            InvariantViolation: the place is free already.
+            InvariantViolation: it was not taken, or has been given back.
         """
-        if place in self._free:
+        num_places = self._taken.pop(place, 0)
+        if not num_places:
             raise InvariantViolation(f"place {place} of the batch pool was released twice")
-        heapq.heappush(self._free, place)
+        self._free ^= ((1 << num_places) - 1) << place
 
     def offset_bytes(self, place: int) -> int:
         """Return where a place begins, from the start of the segment."""
         return place * self.place_bytes
 
-    def memory(self, place: int) -> Bytes:
-        """Return the bytes of a place, writable."""
-        return np.frombuffer(self._map, dtype=np.uint8, count=self.place_bytes, offset=self.offset_bytes(place))
+    def memory(self, place: int, num_places: int = 1) -> Bytes:
+        """Return the bytes of places in a row, writable."""
+        num_bytes = num_places * self.place_bytes
+        return np.frombuffer(self._map, dtype=np.uint8, count=num_bytes, offset=self.offset_bytes(place))
 
     def close(self) -> None:
         """Let go of the segment; it vanishes when the last trainer has let go of it as well."""
@@ -119,9 +132,9 @@ class PoolWriter:
         finally:
             os.close(fd)
 
-    def memory(self, place: int) -> Bytes:
-        """Return the bytes of a place, writable."""
-        return np.frombuffer(self._map, np.uint8, self._place_bytes, place * self._place_bytes)
+    def memory(self, place: int, num_places: int = 1) -> Bytes:
+        """Return the bytes of places in a row, writable."""
+        return np.frombuffer(self._map, np.uint8, num_places * self._place_bytes, place * self._place_bytes)
 
 
 def map_pool(path: str, num_bytes: int) -> mmap.mmap:

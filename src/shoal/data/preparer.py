@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
 from shoal.data.preparation import Content, Job, Preparation
 
@@ -15,14 +16,16 @@ from shoal.data.preparation import Content, Job, Preparation
 class Preparer:
     """The batches that lie in the pool and belong to nobody yet, and those on their way there."""
 
-    def __init__(self, pool: Pool, preparation: Preparation) -> None:
+    def __init__(self, pool: Pool, layout: BatchLayout, preparation: Preparation) -> None:
         """Prepare nothing yet.
 
         Args:
             pool: where the places are; others may take places from it too.
+            layout: how many of them a batch takes.
             preparation: does the work; `filled` is to be told of each job that is done.
         """
         self._pool = pool
+        self._layout = layout
         self._preparation = preparation
         self._ready: dict[Content, int] = {}
         self._preparing: set[Content] = set()
@@ -46,9 +49,10 @@ class Preparer:
                 return
             if content in self._preparing or content in self._ready:
                 continue
-            place = self._pool.take()
-            if place is None and position < len(urgent):
-                place = self._evict(keep=urgent)
+            num_places = self._layout.num_places(content.num_samples)
+            place = self._pool.take(num_places)
+            while place is None and position < len(urgent) and self._evict(keep=urgent):
+                place = self._pool.take(num_places)
             if place is None:
                 return
             self._preparing.add(content)
@@ -59,7 +63,9 @@ class Preparer:
         self._preparing.discard(job.content)
         self._ready[job.content] = job.place
 
-    def _evict(self, keep: Sequence[Content]) -> int | None:
-        """Give up the batch that is needed last of those that nobody waits for."""
+    def _evict(self, keep: Sequence[Content]) -> bool:
+        """Give up the batch that is needed last of those that nobody waits for, if there is one."""
         victim = next((content for content in reversed(self._ready) if content not in keep), None)
-        return None if victim is None else self._ready.pop(victim)
+        if victim is not None:
+            self._pool.release(self._ready.pop(victim))
+        return victim is not None

@@ -115,7 +115,8 @@ class PreparingThreads:
 
     def _fill(self, job: Job) -> None:
         content = job.content
-        inputs, labels = self._layout.arrays(self._pool.memory(job.place), content.num_samples)
+        memory = self._pool.memory(job.place, self._layout.num_places(content.num_samples))
+        inputs, labels = self._layout.arrays(memory, content.num_samples)
         prepare(self._dataset, indices_of(content, self._order), inputs, labels, is_holdout=content.is_holdout)
 
     def _report(self) -> None:

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import anyio
 
+from shoal.clock import Clock, SystemClock
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
-from shoal.data.preparation import Content, Job, Preparation
+from shoal.data.preparation import Content, Job
+from shoal.data.preparations import open_preparation
 from shoal.data.preparer import Preparer
-from shoal.data.preparing_threads import PreparingThreads
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet
 from shoal.data.worker_messages import Opening
-from shoal.data.workers import DataWorkers
-from shoal.errors import InvariantViolation, RemoteProtocolError
+from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.swarm.lease import Denial, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream
@@ -52,8 +52,11 @@ from shoal.wire.messages.feed import (
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_NUM_PLACES = 64
+DEFAULT_NUM_PLACES = 128
 """Places of the pool; one that is never used costs address space only."""
+
+PLACES_PER_SHARE = 4
+"""One batch takes at most the pool's places divided by this, however much faster than the others its trainer is."""
 
 MIN_READ_SAMPLES = 64
 """A place holds at least this many samples, so that held-out reads are not cut finer than training is."""
@@ -104,33 +107,47 @@ class DataService:
         client: PeerId | None,
         num_places: int = DEFAULT_NUM_PLACES,
         pool_directory: Path | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Create the pool; nothing is read before `run`.
 
         Args:
             endpoint: connection to trainers and client.
             dataset: the samples.
-            samples_per_step: samples of a full step batch.
+            samples_per_step: samples of a full step batch, on average over the trainers.
             seed: of the order of the passes.
-            deterministic: batches depend on slot and step, not on who asks first.
+            deterministic: batches depend on slot and step alone, not on how fast a trainer is.
             num_workers: processes that prepare batches; 0: two threads of this process do.
             opening: how these open the data set; None where there are none.
             client: the only peer that may plan, record and release; None: nobody.
             num_places: batches that can lie in the pool.
             pool_directory: for systems without memfd; see `Pool`.
+            clock: measures how long trainers take for their batches.
 
         Raises:
             ConfigError: the data set or the batch is empty.
         """
         self._endpoint = endpoint
         self._dataset = dataset
-        self._client = client
-        self.table = LeaseTable(BatchStream(dataset.train.num_samples, samples_per_step), deterministic=deterministic)
+        self._client, self._clock = client, clock or SystemClock()
         self._layout = BatchLayout.of(dataset, max(samples_per_step, MIN_READ_SAMPLES))
+        self.table = LeaseTable(
+            BatchStream(dataset.train.num_samples, samples_per_step),
+            deterministic=deterministic,
+            max_samples=max(1, num_places // PLACES_PER_SHARE) * self._layout.max_samples,
+        )
         self.pool = Pool(place_bytes=self._layout.place_bytes, num_places=num_places, directory=pool_directory)
         self._changed = anyio.Event()
-        self.preparation = self._prepared_by(num_workers, opening, PassOrder(seed, dataset.train.num_samples))
-        self.preparer = Preparer(self.pool, self.preparation)
+        self.preparation = open_preparation(
+            dataset=dataset,
+            layout=self._layout,
+            pool=self.pool,
+            order=PassOrder(seed, dataset.train.num_samples),
+            num_workers=num_workers,
+            opening=opening,
+            on_filled=self._on_filled,
+        )
+        self.preparer = Preparer(self.pool, self._layout, self.preparation)
         self._waiters: list[_Waiter] = []
         self._early: list[tuple[PeerId, Lease]] = []
         # By ticket, not by place: a late message about a place that has changed hands must not hit its new user.
@@ -215,23 +232,6 @@ class DataService:
         """Let go of the pool, after `run` has ended."""
         self.pool.close()
 
-    def _prepared_by(self, num_workers: int, opening: Opening | None, order: PassOrder) -> Preparation:
-        if num_workers == 0:
-            return PreparingThreads(
-                dataset=self._dataset, layout=self._layout, pool=self.pool, order=order, on_filled=self._on_filled
-            )
-        if opening is None:
-            raise InvariantViolation(f"{num_workers} data workers were asked for and not told what to open")
-        return DataWorkers(
-            num_workers=num_workers,
-            opening=opening,
-            dataset=self._dataset,
-            layout=self._layout,
-            pool=self.pool,
-            order=order,
-            on_filled=self._on_filled,
-        )
-
     def _on_filled(self, job: Job) -> None:
         self.preparer.filled(job)
         self._wake()
@@ -243,13 +243,13 @@ class DataService:
         if peer != self._client:
             raise RemoteProtocolError(f"{type(message).__name__} from {peer}, which is not the client of this host")
         match message:
-            case PlanRound(number, num_slots, inner_steps):
+            case PlanRound(number, num_slots, inner_steps, speeds):
                 self._awaited = {}
-                self.table.plan_round(number, num_slots, inner_steps)
+                self.table.plan_round(number, num_slots, inner_steps, speeds)
                 self._planned(num_slots)
-            case ResumeRound(number, num_slots, inner_steps, trainers, complete):
+            case ResumeRound(number, num_slots, inner_steps, trainers, complete, speeds):
                 if number > self.table.planned_round:
-                    self.table.resume_round(number, num_slots, inner_steps, complete=complete)
+                    self.table.resume_round(number, num_slots, inner_steps, speeds, complete=complete)
                     self._awaited = dict(trainers)
                     self._resume()
                     self._planned(num_slots)
@@ -306,7 +306,8 @@ class DataService:
         if too_early and len(self._early) < MAX_WAITING:
             self._early.append((peer, message))
             return
-        grant = self.table.lease(message.trainer, message.incarnation, message.round, message.step)
+        now_s = self._clock.now_s()
+        grant = self.table.lease(message.trainer, message.incarnation, message.round, message.step, now_s)
         if isinstance(grant, Denial):
             self._endpoint.post(peer, NoBatch(message.request, grant.reason))
         else:
@@ -352,6 +353,8 @@ class DataService:
         inputs, labels = self._layout.tensor_places(self.pool.offset_bytes(place), content.num_samples)
         ticket = next(self._tickets)
         self._holdings[ticket] = _Holding(waiter.peer, waiter.lease, place)
+        if waiter.lease is not None:
+            self.table.begun(waiter.lease, self._clock.now_s())
         ready = BatchReady(
             request=waiter.request,
             pool=self.pool.path,
@@ -380,7 +383,7 @@ class DataService:
         if committed is None:
             self.table.give_back(holding.lease)
         else:
-            self.table.acknowledge(holding.lease, committed=committed)
+            self.table.acknowledge(holding.lease, committed=committed, now_s=self._clock.now_s())
 
     def _free_leases(self, leases: tuple[int, ...]) -> None:
         """Free the places under leases that ended, and forget who waits for a batch of theirs."""

@@ -62,7 +62,8 @@ class Worker:
             SampleError: a sample cannot be prepared.
         """
         indices = np.frombuffer(order.indices, dtype=np.int64)
-        inputs, labels = self._layout.arrays(self._pool.memory(order.place), len(indices))
+        memory = self._pool.memory(order.place, self._layout.num_places(len(indices)))
+        inputs, labels = self._layout.arrays(memory, len(indices))
         prepare(self.dataset, indices, inputs, labels, is_holdout=order.is_holdout)
 
 

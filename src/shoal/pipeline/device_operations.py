@@ -64,7 +64,7 @@ class DeviceOperations:
         """
         return self._device.begin(self._timed, operation, inputs, sizes, completes)
 
-    async def last(self, operation: Operation, computed: Computed) -> None:
+    async def last(self, operation: Operation, computed: Computed, sizes: tuple[int, ...]) -> None:
         """Let a computed operation last as long as it should, and count its time."""
         ended_s = computed.begun_s + computed.took_s
         if self._pace is not None:
@@ -74,7 +74,9 @@ class DeviceOperations:
                 is_first=self._compute.module.is_first,
                 recomputes=self._compute.activation_checkpointing,
             )
-            end_s = computed.begun_s + self._pace.length_s(parts, computed.took_s, self._num_operations)
+            num_samples = sizes[operation.microbatch] if sizes else 0
+            length_s = self._pace.length_s(parts, computed.took_s, self._num_operations, num_samples)
+            end_s = computed.begun_s + length_s
             # The event loop's own time lags a little behind, so that it may wake up too early.
             while (ended_s := self._clock.now_s()) < end_s:
                 await self._clock.sleep_s(end_s - ended_s)

@@ -18,6 +18,7 @@ class DevicePace(msgspec.Struct, kw_only=True):
         forward_s: The least that a forward lasts.
         input_gradient_s: The same of the part of a backward that gives the gradient of the input.
         weight_gradient_s: The same of the part that gives the gradients of the parameters.
+        per_samples: The samples of an operation that lasts so long; others last in proportion. 0: any number.
         factor: How many times slower than this machine, or than the least times where those are longer, the device is.
         changes: From which operation of the replica on, counted from 0, `factor` is another one; ascending.
     """
@@ -25,16 +26,18 @@ class DevicePace(msgspec.Struct, kw_only=True):
     forward_s: float = 0.0
     input_gradient_s: float = 0.0
     weight_gradient_s: float = 0.0
+    per_samples: int = 0
     factor: float = 1.0
     changes: tuple[tuple[int, float], ...] = ()
 
-    def length_s(self, parts: Parts, took_s: float, number: int) -> float:
+    def length_s(self, parts: Parts, took_s: float, number: int, num_samples: int) -> float:
         """Return how long an operation lasts.
 
         Args:
             parts: What it consists of.
             took_s: What this machine has taken.
             number: How many operations the replica has done before.
+            num_samples: On which it was done.
         """
         factor = next((factor for first, factor in reversed(self.changes) if number >= first), self.factor)
         least_s = (
@@ -42,4 +45,5 @@ class DevicePace(msgspec.Struct, kw_only=True):
             + parts.input_gradients * self.input_gradient_s
             + parts.weight_gradients * self.weight_gradient_s
         )
-        return max(took_s, least_s) * factor
+        share = num_samples / self.per_samples if self.per_samples else 1.0
+        return max(took_s, least_s * share) * factor

@@ -293,7 +293,7 @@ class StageWorker:
                 self._lower_cap(sizes)
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
             return
-        await self._operations.last(operation, result)
+        await self._operations.last(operation, result, sizes)
         is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
         if is_gradient and result.tensor is not None and key in self._machine.open:
             kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))

@@ -4,44 +4,31 @@
       ^               |                      |
       +-- given back, released, or in no record of its round
 
-The unit is a batch: a range of the shuffled order of one pass. A batch is free until it is leased. Only the record of
+The unit is a batch: ranges of the shuffled order of one pass. A sample is free until it is leased. Only the record of
 a round makes it recorded; what was leased in that round and is not in the record becomes free, and what is free is
 handed out before anything new. The lease of a trainer that has died moves only when its steps are settled
 (`release_trainer`) or when a record without it is decided: until then a replica may still commit it.
 
-In a deterministic run, trainer `slot` gets batch `base + step * num_slots + slot` of the stream at step `step` of a
-round, where `base` counts what earlier rounds were given; batches that became free take the first numbers of the next
-round, in their order in the data. Otherwise whoever asks first gets the first batch.
+Which batch a step gets is a `Deal`'s to say: in a deterministic run slot and step alone decide (`swarm.fixed_deal`),
+otherwise faster trainers get larger batches (`swarm.shared_deal`).
 
 Source: docs/protocol.md, "The feed".
 """
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, field
-from itertools import chain
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import StepKey
-from shoal.swarm.sample_ranges import BatchStream, Ranges, count, merge, subtract
+from shoal.swarm.deal import NO_PLACE, Deal
+from shoal.swarm.fixed_deal import FixedDeal
+from shoal.swarm.sample_ranges import Batch, BatchStream, Ranges, RecordedSamples
+from shoal.swarm.shared_deal import SharedDeal
 
 MAX_PLANNED_BATCHES = 10_000_000
 """A round plan with more steps than this over all slots is refused as nonsense."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Batch:
-    """What one step trains on: non-empty ranges of one pass, in the order of the pass."""
-
-    samples: Ranges
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-        return count(self.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +52,7 @@ class _Lease:
     incarnation: int
     round: int
     index: int
-    """Number of the batch within the round's plan; -1 where there is no plan to return it to."""
+    """Of the batch within the round's plan."""
     batch: Batch
     keys: set[StepKey] = field(default_factory=lambda: set[StepKey]())
     done: bool = False
@@ -73,34 +60,33 @@ class _Lease:
 
 @dataclass(slots=True)
 class _Plan:
-    """The batches of one round. They are numbered when they are needed: first those that were free when the round was
-    planned, then new ones from the stream. `waiting` holds those that are numbered and not leased. `resumed`: what dead
-    trainers had leased is not known; `closed`: so nothing more can be leased."""
+    """A round. `closed`: what dead trainers have leased in it is not known, so nothing more can be leased."""
 
     round: int = 0
     num_slots: int = 0
     inner_steps: int = 0
-    freed: deque[Batch] = field(default_factory=lambda: deque[Batch]())
-    numbered: int = 0
-    waiting: dict[int, Batch] = field(default_factory=lambda: dict[int, Batch]())
-    resumed: bool = False
     closed: bool = False
 
 
 class LeaseTable:
     """The state of every sample. All methods are total: a call that makes no sense changes nothing or is denied."""
 
-    def __init__(self, stream: BatchStream, *, deterministic: bool) -> None:
-        """Start with every sample free and no round planned."""
+    def __init__(self, stream: BatchStream, *, deterministic: bool, max_samples: int | None = None) -> None:
+        """Start with every sample free and no round planned.
+
+        Args:
+            stream: the samples, and the batches of a deterministic run.
+            deterministic: slot and step alone decide which batch a step gets.
+            max_samples: otherwise, of a batch; at least that of the stream's; None: any number.
+        """
         self.stream = stream
         self._deterministic = deterministic
-        self._next_number = 0
-        self._free: list[Batch] = []
+        self._recorded = RecordedSamples()
+        self._deal: Deal = FixedDeal(stream, self._recorded) if deterministic else SharedDeal(stream, max_samples)
         self._plan = _Plan()
         self._leases: dict[int, _Lease] = {}
         self._num_grants = 0
         self._lowest_incarnation: dict[int, int] = {}
-        self._recorded: dict[int, Ranges] = {}
 
     @property
     def planned_round(self) -> int:
@@ -110,7 +96,7 @@ class LeaseTable:
     @property
     def recorded(self) -> Ranges:
         """Every sample that a round record contains, merged."""
-        return merge(item for ranges in self._recorded.values() for item in ranges)
+        return self._recorded.samples
 
     @property
     def leased(self) -> dict[int, Batch]:
@@ -120,31 +106,29 @@ class LeaseTable:
     @property
     def free(self) -> tuple[Batch, ...]:
         """The batches that were cut from the stream and are nobody's now, in the order of the data."""
-        return tuple(sorted([*self._free, *self._plan.freed, *self._plan.waiting.values()]))
+        return self._deal.free
 
-    def plan_round(self, round_number: int, num_slots: int, inner_steps: int) -> None:
+    def plan_round(self, round_number: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...] = ()) -> None:
         """Open a round; what earlier plans did not hand out comes first. Repeating the same plan changes nothing.
 
         A second plan for the same round replaces the first for what is not leased yet; one of an earlier round is
         ignored.
 
-        Raises:
-            RemoteProtocolError: a size is not positive, or the plan is absurdly large.
-        """
-        if num_slots < 1 or inner_steps < 1 or num_slots * inner_steps > MAX_PLANNED_BATCHES:
-            raise RemoteProtocolError(f"a round of {num_slots} slots x {inner_steps} steps cannot be planned")
-        plan = self._plan
-        same = (plan.round, plan.num_slots, plan.inner_steps) == (round_number, num_slots, inner_steps)
-        if round_number < plan.round or same:
-            return
-        freed = deque(self.free)
-        for lease in self._leases.values():
-            lease.index = -1
-        self._free = []
-        self._plan = _Plan(round_number, num_slots, inner_steps, freed)
+        Args:
+            round_number: 1-based.
+            num_slots, inner_steps: sizes of the plan.
+            speeds: samples per second of each slot as known before the round; 0, or empty: not known.
 
-    def lease(self, trainer: int, incarnation: int, round_number: int, step: int) -> Grant | Denial:
-        """Give trainer (slot) `trainer` the batch of step `step` (0-based in the round), if there is one for it."""
+        Raises:
+            RemoteProtocolError: a size is not positive, the plan is absurdly large, or the speeds make no sense.
+        """
+        self._open(round_number, num_slots, inner_steps, speeds, is_resumed=False)
+
+    def lease(self, trainer: int, incarnation: int, round_number: int, step: int, now_s: float = 0.0) -> Grant | Denial:
+        """Give trainer (slot) `trainer` the batch of step `step` (0-based in the round), if there is one for it.
+
+        `now_s`, on any one clock, is of interest where shares follow speed.
+        """
         plan = self._plan
         if round_number != plan.round:
             return Denial(f"round {round_number} is not open: the planned round is {plan.round}")
@@ -158,26 +142,33 @@ class LeaseTable:
         if incarnation < self._lowest_incarnation.get(trainer, 0):
             return Denial(f"incarnation {incarnation} of trainer {trainer} is stale: a later one has taken its place")
         self._lowest_incarnation[trainer] = incarnation
-        index = self._index_for(trainer, step) if self._deterministic else self._first_index()
-        if index is None:
+        dealt = self._deal.deal(trainer, step, now_s)
+        if dealt is None:
             return Denial(f"every batch of slot {trainer} in round {plan.round} has been handed out")
-        batch = plan.waiting.pop(index)
+        index, batch = dealt
         self._num_grants += 1
         self._leases[self._num_grants] = _Lease(trainer, incarnation, round_number, index, batch)
         return Grant(self._num_grants, batch)
 
-    def resume_round(self, round_number: int, num_slots: int, inner_steps: int, *, complete: bool) -> None:
+    def resume_round(
+        self,
+        round_number: int,
+        num_slots: int,
+        inner_steps: int,
+        speeds: tuple[float, ...] = (),
+        *,
+        complete: bool,
+    ) -> None:
         """Open a round in whose middle this table begins anew; `resume` then tells what its trainers have leased.
 
-        The records so far have to be known, then the batches have the numbers that they had. Without `complete`, others
-        have leased batches too. In a deterministic run those are told by slot and step, which nobody asks for again;
-        otherwise nothing more is leased in this round.
+        The records so far have to be known, then a deterministic run's batches have the numbers that they had. Without
+        `complete`, others have leased batches too. In a deterministic run those are told by slot and step, which nobody
+        asks for again; otherwise nothing more is leased in this round.
 
         Raises:
             RemoteProtocolError: as `plan_round`.
         """
-        self.plan_round(round_number, num_slots, inner_steps)
-        self._plan.resumed = True
+        self._open(round_number, num_slots, inner_steps, speeds, is_resumed=True)
         self._plan.closed = not complete and not self._deterministic
 
     def resume(
@@ -185,22 +176,25 @@ class LeaseTable:
     ) -> int | None:
         """Take over a lease of the resumed round; returns None, and leases nothing more, if there is no such batch."""
         plan = self._plan
-        batch = Batch(samples)
-        limit = plan.numbered + len(plan.freed) + plan.num_slots * plan.inner_steps
-        while batch not in plan.waiting.values() and plan.numbered < limit:
-            self._number_next()
-        index = next((number for number, waiting in plan.waiting.items() if waiting == batch), None)
+        index = self._deal.claim(samples)
         if index is None:
             plan.closed = True
             return None
-        del plan.waiting[index]
         self._num_grants += 1
-        self._leases[self._num_grants] = _Lease(trainer, incarnation, plan.round, index, batch, set(keys), done)
+        self._leases[self._num_grants] = _Lease(
+            trainer, incarnation, plan.round, index, Batch(samples), set(keys), done
+        )
         return self._num_grants
 
     def forgo(self) -> None:
         """A trainer of the resumed round has died and took with it what it had leased; see `resume_round`."""
         self._plan.closed = self._plan.closed or not self._deterministic
+
+    def begun(self, lease: int, now_s: float) -> None:
+        """The leased batch has got to its trainer; `now_s` as for `lease`."""
+        held = self._leases.get(lease)
+        if held is not None and held.index != NO_PLACE:
+            self._deal.begun(held.index, now_s)
 
     def note(self, lease: int, key: StepKey) -> None:
         """Remember that attempt `key` trains on the leased batch; told before any replica hears of the attempt."""
@@ -208,11 +202,13 @@ class LeaseTable:
         if held is not None and key[:2] == (held.trainer, held.incarnation):
             held.keys.add(key)
 
-    def acknowledge(self, lease: int, *, committed: bool) -> None:
+    def acknowledge(self, lease: int, *, committed: bool, now_s: float = 0.0) -> None:
         """The trainer is through with the lease: done, or (`committed` false) left to the round's record."""
         held = self._leases.get(lease)
         if held is not None and committed:
             held.done = True
+            if held.index != NO_PLACE:
+                self._deal.trained(held.index, now_s)
 
     def give_back(self, lease: int) -> bool:
         """Free an unused lease; returns False, and changes nothing, if an attempt was noted: its fate is open."""
@@ -257,85 +253,37 @@ class LeaseTable:
         strange = [item for item in samples if not self.stream.contains(item)]
         if strange:
             raise RemoteProtocolError(f"record {round_number} names {strange[0]}; a pass has {self.stream.num_samples}")
-        for pass_number in {item.pass_number for item in samples}:
-            new = (item for item in samples if item.pass_number == pass_number)
-            self._recorded[pass_number] = merge((*self._recorded.get(pass_number, ()), *new))
+        self._recorded.add(samples)
         ended = [number for number, held in self._leases.items() if held.round <= round_number]
         for number in ended:
             self._free_lease(number)
         # A batch that was free already may be in the record all the same, e.g. in the first records after a restart.
-        self._free = [left for left in map(self._unrecorded, self._free) if left is not None]
-        self._plan.freed = deque(left for left in map(self._unrecorded, self._plan.freed) if left is not None)
-        remaining = ((index, self._unrecorded(batch)) for index, batch in self._plan.waiting.items())
-        self._plan.waiting = {index: left for index, left in remaining if left is not None}
+        self._deal.recorded(samples)
         return tuple(ended)
 
     def upcoming(self, limit: int) -> tuple[Batch, ...]:
-        """Return the next `limit` batches that trainers will be given if nothing goes wrong; changes nothing."""
-        plan = self._plan
-        found = [plan.waiting[index] for index in sorted(plan.waiting)] + list(plan.freed) + self._free
-        if len(found) < limit:
-            for _, batch in self._new_batches():
-                found.append(batch)
-                if len(found) >= limit:
-                    break
-        return tuple(found[:limit])
+        """Return the next batches, at most `limit`, that trainers will be given if nothing goes wrong."""
+        return self._deal.upcoming(limit)
 
-    def _unrecorded(self, batch: Batch) -> Batch | None:
-        left = subtract(batch.samples, self._recorded.get(batch.samples[0].pass_number, ()))
-        return Batch(left) if left else None
+    def _open(
+        self, round_number: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...], *, is_resumed: bool
+    ) -> None:
+        if num_slots < 1 or inner_steps < 1 or num_slots * inner_steps > MAX_PLANNED_BATCHES:
+            raise RemoteProtocolError(f"a round of {num_slots} slots x {inner_steps} steps cannot be planned")
+        if len(speeds) not in (0, num_slots) or not all(0 <= speed < math.inf for speed in speeds):
+            raise RemoteProtocolError(f"a round of {num_slots} slots cannot be planned with the speeds {speeds}")
+        plan = self._plan
+        same = (plan.round, plan.num_slots, plan.inner_steps) == (round_number, num_slots, inner_steps)
+        if round_number < plan.round or same:
+            return
+        for lease in self._leases.values():
+            lease.index = NO_PLACE
+        self._plan = _Plan(round_number, num_slots, inner_steps)
+        self._deal.plan(num_slots, inner_steps, speeds, is_resumed=is_resumed)
 
     def _free_lease(self, number: int) -> None:
-        """End a lease; what is in no record is free, at its old place in the plan if that plan still stands."""
+        """End a lease; what is in no record is free."""
         held = self._leases.pop(number)
-        left = self._unrecorded(held.batch)
-        if left is None:
-            return
-        if held.index >= 0:
-            self._plan.waiting[held.index] = left
-        else:
-            bisect.insort(self._free, left)
-
-    def _new_batches(self) -> Iterator[tuple[int, Batch]]:
-        """Yield (number, batch) of the stream from the cursor on, without what is recorded already."""
-        number = self._next_number
-        while True:
-            left = self._unrecorded(Batch((self.stream.range_of(number),)))
-            if left is not None:
-                yield number, left
-            number += 1
-
-    def _number_next(self) -> None:
-        """Give the next number of the plan to the next batch."""
-        plan = self._plan
-        if plan.freed:
-            batch = plan.freed.popleft()
-        else:
-            number, batch = next(self._new_batches())
-            self._next_number = number + 1
-        plan.waiting[plan.numbered] = batch
-        plan.numbered += 1
-
-    def _index_for(self, slot: int, step: int) -> int | None:
-        """Return the number of the slot's batch for `step`, else of the first that this slot has not been given.
-
-        The second case is a trainer that does not know which steps a predecessor has done.
-        """
-        plan = self._plan
-        steps = chain((step,), () if plan.resumed else range(plan.inner_steps))
-        for index in (wanted * plan.num_slots + slot for wanted in steps):
-            while plan.numbered <= index:
-                self._number_next()
-            if index in plan.waiting:
-                return index
-        return None
-
-    def _first_index(self) -> int:
-        """Return the lowest number that is not leased; what became free since the plan was made comes first."""
-        plan = self._plan
-        if self._free:
-            plan.freed.extendleft(reversed(self._free))
-            self._free = []
-        if not plan.waiting or plan.freed:
-            self._number_next()
-        return min(plan.waiting, key=lambda index: (plan.waiting[index], index))
+        left = self._recorded.left_of(held.batch)
+        if left is not None:
+            self._deal.put_back(held.index, left)

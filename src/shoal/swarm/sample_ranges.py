@@ -50,6 +50,41 @@ def count(ranges: Iterable[SampleRange]) -> int:
     return sum(len(item) for item in ranges)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Batch:
+    """What one step trains on: non-empty ranges of one pass, in the order of the pass."""
+
+    samples: Ranges
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return count(self.samples)
+
+
+class RecordedSamples:
+    """Every sample that a round record contains."""
+
+    def __init__(self) -> None:
+        self._by_pass: dict[int, Ranges] = {}
+
+    @property
+    def samples(self) -> Ranges:
+        """All of them, merged."""
+        return merge(item for ranges in self._by_pass.values() for item in ranges)
+
+    def add(self, samples: Ranges) -> None:
+        """A record is decided with these samples."""
+        for pass_number in {item.pass_number for item in samples}:
+            new = (item for item in samples if item.pass_number == pass_number)
+            self._by_pass[pass_number] = merge((*self._by_pass.get(pass_number, ()), *new))
+
+    def left_of(self, batch: Batch) -> Batch | None:
+        """Return what of a batch is in no record, or None if that is nothing."""
+        left = subtract(batch.samples, self._by_pass.get(batch.samples[0].pass_number, ()))
+        return Batch(left) if left else None
+
+
 @dataclass(frozen=True, slots=True)
 class BatchStream:
     """Pass after pass over `num_samples` samples, cut into batches of `batch_samples`; the last one of a pass is short.

@@ -308,6 +308,7 @@ class Cluster:
             num_workers=config.data.num_workers,
             opening=opening_of(config),
             client=self._identity.peer_id,
+            clock=self._clock,
         )
 
         async def serve() -> None:

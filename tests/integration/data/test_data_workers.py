@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import numpy as np
 import pytest
 from tests.integration.data.sources import Trap, trapped
 from tests.unit.data.host import Host, host, settle
@@ -53,6 +54,20 @@ async def test_batches_have_the_same_bits_and_order_with_no_one_and_three_worker
     assert runs[0] == runs[1]
     assert runs[0] == runs[2]
     assert len(set(runs[0])) == len(runs[0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+async def test_a_batch_that_takes_several_places_is_whole(num_workers: int) -> None:
+    trap = Trap(num_samples=400)
+    async with host(
+        batch=64, dataset=trapped(trap), num_workers=num_workers, opening=trap.opening(), deterministic=False
+    ) as at:
+        at.tell(PlanRound(1, 2, 2, (30.0, 10.0)))
+        held = [await at.trainer(slot).lease(1, 0) for slot in (0, 1)]
+        for batch, num_samples in zip(held, (96, 32), strict=True):
+            assert batch is not None
+            assert len(set(batch.labels.tolist())) == num_samples
+            assert np.array_equal(batch.inputs, batch.labels[:, None] + np.arange(5, dtype=np.float32))
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])

@@ -1,4 +1,5 @@
-"""Seeded schedules: trainers that crash at any point, lost notes, late acknowledgements, records without some steps.
+"""Seeded schedules: trainers that crash at any point, lost notes, late acknowledgements, records without some steps,
+tables that begin anew in the middle of a round; trainers of any speed, so that batches have any size.
 
 The truth is kept apart from the table: `committed` is what the replicas hold, and a record may only contain that. What
 must hold, whatever the schedule: no sample is in two records or twice in one, and every pass completes.
@@ -18,6 +19,17 @@ from shoal.wire.messages.base import SampleRange
 
 INNER_STEPS = 3
 ROUNDS_WITH_FAULTS = 12
+MAX_SLOTS = 3
+
+
+@dataclass
+class Held:
+    """A lease as its trainer knows it; `lease` is another number after the table has begun anew."""
+
+    lease: int
+    samples: Ranges
+    keys: list[StepKey] = field(default_factory=list[StepKey])
+    done: bool = False
 
 
 @dataclass
@@ -27,10 +39,9 @@ class Trainer:
     alive: bool = True
     step: int = 0
     number: int = 0
-    lease: int | None = None
-    samples: Ranges = ()
+    current: Held | None = None
+    held: list[Held] = field(default_factory=list[Held])
     key: StepKey | None = None
-    opened: bool = False
     committed: bool = False
 
 
@@ -39,14 +50,28 @@ class World:
     """One table, its trainers, and what the replicas have committed in the round."""
 
     rng: random.Random
-    table: LeaseTable
+    stream: BatchStream
+    deterministic: bool
     num_slots: int
+    table: LeaseTable = field(init=False)
     faults: bool = True
     round: int = 0
     trainers: dict[int, Trainer] = field(default_factory=dict[int, Trainer])
     committed: dict[StepKey, Ranges] = field(default_factory=dict[StepKey, Ranges])
-    late: list[int] = field(default_factory=list[int])
+    late: list[Held] = field(default_factory=list[Held])
     recorded: list[SampleRange] = field(default_factory=list[SampleRange])
+    now_s: float = 0.0
+    was_replaced: bool = False
+
+    def __post_init__(self) -> None:
+        # Whether a new trainer is told at which step it begins. A deterministic table that begins anew relies on that.
+        self.names_steps = self.rng.random() < 0.5
+        self.speeds = [self.rng.choice((0.3, 1.0, 1.0, 4.0, 16.0)) for _ in range(MAX_SLOTS)]
+        self.max_samples = self.stream.batch_samples * self.rng.randint(1, 4) if self.rng.random() < 0.3 else None
+        self.table = self.new_table()
+
+    def new_table(self) -> LeaseTable:
+        return LeaseTable(self.stream, deterministic=self.deterministic, max_samples=self.max_samples)
 
     def chance(self, share: float) -> bool:
         return self.faults and self.rng.random() < share
@@ -54,15 +79,21 @@ class World:
     def play_round(self) -> None:
         self.round += 1
         self.committed.clear()
-        self.table.plan_round(self.round, self.num_slots, INNER_STEPS)
+        known = tuple(self.rng.choice((0.0, speed)) for speed in self.speeds[: self.num_slots])
+        self.table.plan_round(self.round, self.num_slots, INNER_STEPS, self.rng.choice(((), known)))
+        self.was_replaced = False
         for slot in range(self.num_slots):
             trainer = self.trainers.setdefault(slot, Trainer(slot))
-            trainer.step, trainer.lease, trainer.key = 0, None, None
+            trainer.step, trainer.current, trainer.key = 0, None, None
+            trainer.held.clear()
         for _ in range(self.rng.randrange(400) if self.faults else 10_000):
             busy = [trainer for trainer in self.trainers.values() if trainer.step < INNER_STEPS]
             if not busy:
                 break
-            self.advance(self.rng.choice(busy))
+            self.now_s += self.rng.expovariate(1.0)
+            if self.chance(0.02) and (self.names_steps or not self.deterministic):
+                self.begin_anew()
+            self.advance(self.rng.choices(busy, [self.speeds[trainer.slot] for trainer in busy])[0])
         self.end_round()
 
     def advance(self, trainer: Trainer) -> None:
@@ -71,17 +102,22 @@ class World:
             self.restart(trainer)
         elif self.chance(0.05):
             trainer.alive = False
-        elif trainer.lease is None:
-            answer = self.table.lease(trainer.slot, trainer.incarnation, self.round, trainer.step)
+        elif (current := trainer.current) is None:
+            answer = self.table.lease(trainer.slot, trainer.incarnation, self.round, trainer.step, self.now_s)
             if isinstance(answer, Denial):
                 trainer.step = INNER_STEPS
                 return
-            trainer.lease, trainer.samples = answer.lease, answer.batch.samples
-            trainer.key, trainer.opened, trainer.committed = None, False, False
+            if not self.deterministic and self.max_samples is not None:
+                assert answer.batch.num_samples <= self.max_samples
+            self.table.begun(answer.lease, self.now_s)
+            trainer.current = Held(answer.lease, answer.batch.samples)
+            trainer.held.append(trainer.current)
+            trainer.key, trainer.committed = None, False
         elif trainer.key is None:
             if self.chance(0.05):
-                self.table.give_back(trainer.lease)
-                trainer.lease = None
+                self.table.give_back(current.lease)
+                trainer.held.remove(current)
+                trainer.current = None
                 return
             trainer.key = StepKey(trainer.slot, trainer.incarnation, trainer.number, 0)
             if self.chance(0.03):
@@ -89,28 +125,34 @@ class World:
                 self.commit(trainer)
                 trainer.alive = False
                 return
-            self.table.note(trainer.lease, trainer.key)
+            self.note(current, trainer.key)
         elif not trainer.committed:
             if self.chance(0.2):
                 attempt = trainer.key.attempt + 1
                 trainer.key = trainer.key._replace(attempt=attempt)
-                self.table.note(trainer.lease, trainer.key)
+                self.note(current, trainer.key)
             else:
                 self.commit(trainer)
         elif self.chance(0.1):
-            self.late.append(trainer.lease)
+            self.late.append(current)
             self.finish(trainer)
         else:
-            self.table.acknowledge(trainer.lease, committed=True)
+            self.table.acknowledge(current.lease, committed=True, now_s=self.now_s)
+            current.done = True
             self.finish(trainer)
+
+    def note(self, held: Held, key: StepKey) -> None:
+        held.keys.append(key)
+        self.table.note(held.lease, key)
 
     def commit(self, trainer: Trainer) -> None:
         assert trainer.key is not None
-        self.committed[trainer.key] = trainer.samples
+        assert trainer.current is not None
+        self.committed[trainer.key] = trainer.current.samples
         trainer.committed = True
 
     def finish(self, trainer: Trainer) -> None:
-        trainer.lease, trainer.key = None, None
+        trainer.current, trainer.key = None, None
         trainer.step += 1
         trainer.number += 1
 
@@ -122,7 +164,30 @@ class World:
             self.table.release_trainer(trainer.slot, trainer.incarnation, theirs)
         stale = self.table.lease(trainer.slot, trainer.incarnation, self.round, 0)
         assert isinstance(stale, Denial)
-        self.trainers[trainer.slot] = Trainer(trainer.slot, trainer.incarnation + 1)
+        self.was_replaced = True
+        # Where it is not known whether there was one step more, that one is left out.
+        done = trainer.step + (trainer.current is not None and trainer.committed) + self.chance(0.2)
+        step = done if self.names_steps else 0
+        self.trainers[trainer.slot] = Trainer(trainer.slot, trainer.incarnation + 1, step=step)
+
+    def begin_anew(self) -> None:
+        """The data server is started again: it learns of records from the client, of leases from living trainers."""
+        self.table = self.new_table()
+        if self.recorded:
+            self.table.record(self.round - 1, merge(self.recorded))
+        dead = {trainer.slot for trainer in self.trainers.values() if not trainer.alive}
+        complete = not dead and not self.was_replaced
+        self.table.resume_round(self.round, self.num_slots, INNER_STEPS, complete=complete)
+        for trainer in self.trainers.values():
+            if trainer.alive and self.chance(0.1):
+                trainer.alive = False  # before it has said what it has
+                self.table.forgo()
+            for held in trainer.held if trainer.alive else ():
+                lease = self.table.resume(
+                    trainer.slot, trainer.incarnation, held.samples, tuple(held.keys), done=held.done
+                )
+                assert lease is not None, "what a trainer says to have is free"
+                held.lease = lease
 
     def end_round(self) -> None:
         """Decide a record: what is committed, without the steps that only dead replicas held."""
@@ -130,19 +195,19 @@ class World:
         record = tuple(item for samples in kept for item in samples)
         self.table.record(self.round, merge(record) if self.rng.random() < 0.5 else record)
         self.recorded += record
-        for lease in self.late:
-            self.table.acknowledge(lease, committed=True)
+        for held in self.late:
+            self.table.acknowledge(held.lease, committed=True, now_s=self.now_s)
         self.late.clear()
         assert self.table.leased == {}
         if self.chance(0.2):
-            self.num_slots = self.rng.randint(1, 3)
+            self.num_slots = self.rng.randint(1, MAX_SLOTS)
             self.trainers = {slot: t for slot, t in self.trainers.items() if slot < self.num_slots}
 
 
 def play(seed: int) -> World:
     rng = random.Random(seed)
     stream = BatchStream(rng.randint(1, 60), rng.randint(1, 8))
-    world = World(rng, LeaseTable(stream, deterministic=rng.random() < 0.5), num_slots=rng.randint(1, 3))
+    world = World(rng, stream, rng.random() < 0.5, num_slots=rng.randint(1, MAX_SLOTS))
     while world.round < ROUNDS_WITH_FAULTS:
         world.play_round()
     # A trainer that is still dead was never fenced in the run; from here on the run is undisturbed.

@@ -14,6 +14,7 @@ from shoal.client.reports import Reports
 from shoal.client.trainers import TrainerPool
 from shoal.config.training import DilocoConfig
 from shoal.ids import PeerId, StepKey
+from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
@@ -68,6 +69,9 @@ class Desk:
         return found
 
 
+PIPELINES = tuple(Pipeline(slot, (Hop(PeerId(f"server{slot}"), ()),)) for slot in (0, 1))
+
+
 @pytest.fixture
 async def desk() -> Desk:
     network = MemoryNetwork()
@@ -87,7 +91,7 @@ async def desk() -> Desk:
     )
     reports.num_holdout = 10
     await pool.ensure(2)
-    reports.begin_round(1, trains=True)
+    reports.begin_round(1, PIPELINES, trains=True)
     return Desk(reports, pool, monitor, stuck, noted)
 
 
@@ -151,7 +155,7 @@ async def test_all_trainers_of_the_round_are_waited_for(desk: Desk) -> None:
     assert await waits(desk, both), "that was the round before"
     desk.hear(1, done(1))
     assert not await waits(desk, both)
-    desk.reports.begin_round(2, trains=True)
+    desk.reports.begin_round(2, PIPELINES, trains=True)
     assert await waits(desk, both)
 
 
@@ -172,7 +176,7 @@ async def test_the_last_reported_step_of_a_slot_is_known(desk: Desk) -> None:
 
 
 async def test_the_last_evaluation_is_no_round(desk: Desk) -> None:
-    desk.reports.begin_round(2, trains=False)
+    desk.reports.begin_round(2, PIPELINES, trains=False)
     assert desk.reports.progress.round == 1
     desk.hear(0, done(0, round=2))
     assert not await waits(desk, frozenset({0}))
@@ -204,7 +208,7 @@ async def test_a_client_that_was_started_again_counts_on_from_what_was_noted(des
     for message in (step(0), EvalReport(0, 0, 20.0, 10), step(0, 1), done(0)):
         desk.hear(0, message)
     before = desk.reports.progress
-    desk.reports.resume(Progress(round=1), {1: 3}, 1, desk.noted, 10)
+    desk.reports.resume(Progress(round=1), {1: 3}, 1, PIPELINES, desk.noted, 10)
     after = desk.reports.progress
     assert after == before
     assert after.first_step_at_s == 7.0

@@ -29,10 +29,32 @@ def test_parts_are_those_of_torch_chunk(num_samples: int, max_parts: int) -> Non
 
 def test_each_accumulated_batch_is_cut_by_itself() -> None:
     inputs, labels = arrays(11)
-    sizes = [p.num_samples for p in microbatches(inputs, labels, batch_samples=4, num_microbatches=2)]
+    sizes = [
+        p.num_samples for p in microbatches(inputs, labels, batch_samples=4, samples_per_step=12, num_microbatches=2)
+    ]
     assert sizes == [2, 2, 2, 2, 2, 1]
-    sizes = [p.num_samples for p in microbatches(inputs, labels, batch_samples=5, num_microbatches=2)]
+    sizes = [
+        p.num_samples for p in microbatches(inputs, labels, batch_samples=5, samples_per_step=15, num_microbatches=2)
+    ]
     assert sizes == [3, 2, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "sizes"),
+    [(16, [4] * 4), (17, [4, 4, 4, 4, 1]), (18, [4, 4, 4, 4, 2]), (31, [4] * 7 + [3]), (22, [4] * 5 + [2])],
+)
+def test_a_batch_above_the_usual_size_has_more_microbatches_and_no_larger_ones(
+    num_samples: int, sizes: list[int]
+) -> None:
+    inputs, labels = arrays(num_samples)
+    parts = microbatches(inputs, labels, batch_samples=15, samples_per_step=15, num_microbatches=4)
+    assert [part.num_samples for part in parts] == sizes
+
+
+def test_a_batch_below_the_usual_size_has_smaller_microbatches_and_not_fewer() -> None:
+    inputs, labels = arrays(7)
+    parts = microbatches(inputs, labels, batch_samples=64, samples_per_step=64, num_microbatches=4)
+    assert [part.num_samples for part in parts] == [2, 2, 2, 1]
 
 
 def test_parts_are_views_and_not_copies() -> None:

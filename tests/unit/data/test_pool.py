@@ -23,6 +23,19 @@ def test_places_are_taken_from_the_front_and_come_back() -> None:
         assert pool.take() == 0
 
 
+def test_a_large_batch_gets_places_in_a_row_and_gives_them_all_back() -> None:
+    with Pool(place_bytes=64, num_places=6) as pool:
+        assert [pool.take() for _ in range(4)] == [0, 1, 2, 3]
+        pool.release(1)
+        assert pool.take(2) == 4
+        assert (pool.take(2), pool.num_free) == (None, 1)
+        pool.release(2)
+        assert pool.take(2) == 1
+        pool.release(4)
+        assert (pool.num_free, pool.take(3), pool.take(2)) == (2, None, 4)
+        assert pool.take(7) is None
+
+
 def test_a_place_cannot_be_released_twice() -> None:
     with Pool(place_bytes=64, num_places=2) as pool, pytest.raises(InvariantViolation, match="twice"):
         pool.release(1)
@@ -72,14 +85,20 @@ def test_a_segment_smaller_than_said_is_refused() -> None:
         map_pool(pool.path, 129)
 
 
-def test_inputs_and_labels_of_a_place_do_not_overlap_and_lie_where_they_are_said_to_be() -> None:
+@pytest.mark.parametrize("num_samples", [1, 5, 6, 14])
+def test_inputs_and_labels_of_a_batch_do_not_overlap_and_lie_where_they_are_said_to_be(num_samples: int) -> None:
     layout = BatchLayout(ArraySpec("float32", (3,)), ArraySpec("int64", ()), max_samples=5)
-    with Pool(place_bytes=layout.place_bytes, num_places=2) as pool:
-        inputs, labels = layout.arrays(pool.memory(1), 5)
-        inputs[...] = np.arange(15).reshape(5, 3)
-        labels[...] = np.arange(100, 105)
+    num_places = layout.num_places(num_samples)
+    assert num_places == -(-num_samples // 5)
+    with Pool(place_bytes=layout.place_bytes, num_places=4) as pool:
+        memory = pool.memory(1, num_places)
+        memory[:] = 255
+        inputs, labels = layout.arrays(memory, num_samples)
+        inputs[...] = np.arange(3 * num_samples).reshape(num_samples, 3)
+        labels[...] = np.arange(100, 100 + num_samples)
         whole = map_pool(pool.path, pool.num_bytes)
-        for place, array in zip(layout.tensor_places(pool.offset_bytes(1), 5), (inputs, labels), strict=True):
+        places = layout.tensor_places(pool.offset_bytes(1), num_samples)
+        for place, array in zip(places, (inputs, labels), strict=True):
             seen = np.frombuffer(whole, place.dtype, count=array.size, offset=place.offset_bytes).reshape(place.shape)
             assert np.array_equal(seen, array)
             assert place.offset_bytes % 64 == 0

@@ -10,6 +10,7 @@ from anyio.lowlevel import checkpoint
 from tests.unit.data.host import host, key, labels_of, settle, train_passes
 
 from shoal.data.feed import LeasedBatch
+from shoal.swarm.sample_ranges import count
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.feed import (
     PlanRound,
@@ -20,8 +21,7 @@ from shoal.wire.messages.feed import (
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("num_slots", [1, 2, 3])
+@pytest.mark.parametrize(("num_slots", "deterministic"), [(1, True), (2, True), (3, True), (1, False)])
 async def test_each_sample_is_trained_exactly_once_per_pass_although_batches_do_not_divide_it(
     num_slots: int, deterministic: bool
 ) -> None:
@@ -32,6 +32,32 @@ async def test_each_sample_is_trained_exactly_once_per_pass_although_batches_do_
     assert seen == Counter(dict.fromkeys(range(10), 4 * num_slots))
     sizes = Counter(len(batch) for batches in got.values() for batch in batches)
     assert sizes == {4: 8 * num_slots, 2: 4 * num_slots}
+
+
+async def test_each_sample_is_trained_exactly_once_per_pass_whatever_the_shares() -> None:
+    async with host(10, 4, deterministic=False) as at:
+        got = await train_passes(at, num_slots=3, rounds=4, inner_steps=3)
+        await settle(lambda: at.service.table.leased == {})
+        recorded = at.service.table.recorded
+    seen = Counter(label for batches in got.values() for batch in batches for label in batch)
+    assert seen.total() == count(recorded)
+    assert all((item.start, item.stop) == (0, 10) for item in recorded[:-1])
+    assert recorded[-1].start == 0
+    assert max(seen.values()) - min(seen.values()) <= 1
+
+
+async def test_a_fast_trainers_batch_is_larger_than_a_place() -> None:
+    async with host(400, 64, deterministic=False) as at:
+        at.tell(PlanRound(1, 2, 2, (30.0, 10.0)))
+        fast, slow = at.trainer(0), at.trainer(1)
+        held = [await fast.lease(1, 0), await slow.lease(1, 0), await fast.lease(1, 1)]
+        labels = [labels_of(batch) for batch in held if batch is not None]
+        assert [len(each) for each in labels][:2] == [96, 32]
+        assert len({*labels[0], *labels[1], *labels[2]}) == sum(map(len, labels))
+        assert held[0] is not None
+        fast.acknowledge(key(0, 0), held[0], committed=True)
+        before = at.service.pool.num_free
+        await settle(lambda: at.service.pool.num_free == before + 2)
 
 
 async def test_two_runs_with_one_seed_give_every_trainer_the_same_batches_and_another_seed_others() -> None:

@@ -118,7 +118,7 @@ class Swarm:
         step = replica.open[operation.key]
         completes = step.completes(operation)
         parts = parts_of(operation.kind, self._schedule, is_first=stage == 0)
-        length_s = self._commit_s if operation.decision is not None else self._pace.length_s(parts, 0.0, 0)
+        length_s = self._commit_s if operation.decision is not None else self._pace.length_s(parts, 0.0, 0, 1)
         self._done.busy_s[stage] += length_s
         self._done.timeline[stage].append((operation, self._now_s, self._now_s + length_s))
 

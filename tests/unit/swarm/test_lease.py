@@ -5,34 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.swarm.lease_by_hand import batch, denied, granted, key, table
 
 from shoal.errors import RemoteProtocolError
-from shoal.ids import StepKey
-from shoal.swarm.lease import Batch, Denial, Grant, LeaseTable
-from shoal.swarm.sample_ranges import BatchStream, merge
+from shoal.swarm.lease import Grant
+from shoal.swarm.sample_ranges import merge
 from shoal.wire.messages.base import SampleRange
-
-
-def table(num_samples: int = 20, batch_samples: int = 2, *, deterministic: bool = True) -> LeaseTable:
-    return LeaseTable(BatchStream(num_samples, batch_samples), deterministic=deterministic)
-
-
-def batch(start: int, stop: int, pass_number: int = 0) -> Batch:
-    return Batch((SampleRange(pass_number, start, stop),))
-
-
-def granted(answer: Grant | Denial) -> Grant:
-    assert isinstance(answer, Grant), answer
-    return answer
-
-
-def denied(answer: Grant | Denial) -> str:
-    assert isinstance(answer, Denial), answer
-    return answer.reason
-
-
-def key(trainer: int, number: int, incarnation: int = 1, attempt: int = 0) -> StepKey:
-    return StepKey(trainer, incarnation, number, attempt)
 
 
 @pytest.mark.parametrize("order", [[(0, 0), (1, 0), (0, 1), (1, 1)], [(1, 0), (1, 1), (0, 0), (0, 1)]])
@@ -43,12 +21,14 @@ def test_a_deterministic_batch_depends_on_slot_and_step_not_on_who_asks_first(or
     assert got == {(0, 0): batch(0, 2), (1, 0): batch(2, 4), (0, 1): batch(4, 6), (1, 1): batch(6, 8)}
 
 
-def test_otherwise_who_asks_first_gets_the_first_batch() -> None:
+def test_otherwise_a_trainers_next_batch_is_kept_for_it_when_it_is_given_one() -> None:
     leases = table(deterministic=False)
-    leases.plan_round(1, 2, 2)
-    assert granted(leases.lease(1, 1, 1, 0)).batch == batch(0, 2)
-    assert granted(leases.lease(1, 1, 1, 1)).batch == batch(2, 4)
-    assert granted(leases.lease(0, 1, 1, 0)).batch == batch(4, 6)
+    leases.plan_round(1, 2, 3)
+    assert leases.upcoming(9) == (batch(0, 2), batch(2, 4))
+    assert granted(leases.lease(1, 1, 1, 0)).batch == batch(2, 4)
+    assert leases.upcoming(9) == (batch(0, 2), batch(4, 6))
+    assert granted(leases.lease(0, 1, 1, 0)).batch == batch(0, 2)
+    assert leases.upcoming(9) == (batch(6, 8), batch(4, 6))
 
 
 def test_the_next_round_goes_on_where_the_last_one_ended() -> None:

@@ -2,6 +2,7 @@
 
 Batches lie in one shared-memory pool; messages carry where, never the bytes. A batch in deterministic runs is a pure
 function of (round plan, trainer slot, step of the round): number `base_batch + step * num_slots + slot` of the stream.
+In others its size follows the speed of its trainer.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ class TensorPlace(Struct, frozen=True):
 
 
 class PlanRound(Struct, frozen=True, tag="plan_round"):
-    """The client opens round `round` for `num_slots` trainers of `inner_steps` steps each."""
+    """The client opens round `round` for `num_slots` trainers of `inner_steps` steps each. `speeds`: samples per second
+    of each slot's pipeline, as measured so far; 0: not known; empty: of none."""
 
     round: int
     num_slots: int
     inner_steps: int
+    speeds: tuple[float, ...] = ()
 
 
 class ResumeRound(Struct, frozen=True, tag="resume_round"):
@@ -36,6 +39,7 @@ class ResumeRound(Struct, frozen=True, tag="resume_round"):
     inner_steps: int
     trainers: dict[int, int]
     complete: bool
+    speeds: tuple[float, ...] = ()
 
 
 class RecordSamples(Struct, frozen=True, tag="record_samples"):

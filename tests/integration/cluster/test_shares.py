@@ -1,0 +1,124 @@
+"""Machines of different speed in one run: who is faster trains on more samples, and the run stays exact."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+import anyio
+import pytest
+
+from shoal.ids import PeerId
+from shoal.pipeline.device_pace import DevicePace
+from shoal.swarm.sample_ranges import count, merge
+from shoal.testing import Cluster, ClusterResult
+from shoal.wire.messages import Message
+from shoal.wire.messages.control import StartRound
+from shoal.wire.messages.feed import PlanRound
+from shoal.wire.messages.round import Close
+
+from .conftest import MakeCluster, make_config
+
+pytestmark = pytest.mark.anyio
+
+Kind = TypeVar("Kind", PlanRound, StartRound)
+
+STEPS = 8
+BATCH = 8
+
+
+def config(rounds: int, *, deterministic: bool = False):
+    return make_config(
+        run={"deterministic": deterministic},
+        model_pipeline={"stages": 1, "microbatches": 2},
+        diloco={"inner_steps": STEPS, "outer_steps": rounds, "batch_size_per_step": BATCH},
+        servers={"replicas": 2},
+    )
+
+
+def paces(factor: float) -> dict[int, DevicePace]:
+    """Two devices: one trains on 200 samples a second, the other one is slower by `factor`."""
+    return {
+        index: DevicePace(forward_s=0.04, per_samples=BATCH, factor=each) for index, each in enumerate((1.0, factor))
+    }
+
+
+def ratio(result: ClusterResult, peers: list[PeerId], rounds: slice) -> float:
+    """How many times as many samples the first server has trained as the second one."""
+    weights = [dict(zip(r.stages[0].members, r.stages[0].weights, strict=True)) for r in result.records[rounds]]
+    first, second = (sum(each[peer] for each in weights) for peer in peers)
+    return first / second
+
+
+def posted(cluster: Cluster, kind: type[Kind]) -> list[Kind]:
+    """Collect the messages of a kind from now on."""
+    found: list[Kind] = []
+    deliver = cluster.network.before_delivery
+
+    def look(sender: PeerId, to: PeerId, message: Message) -> None:
+        if isinstance(message, kind):
+            found.append(message)
+        deliver(sender, to, message)
+
+    cluster.network.before_delivery = look
+    return found
+
+
+def check(result: ClusterResult, rounds: int) -> None:
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    assert result.audit.steps == 2 * STEPS * rounds
+    assert result.audit.samples == 2 * STEPS * BATCH * rounds
+    for record in result.records:
+        assert count(record.samples) == count(merge(record.samples)) == 2 * STEPS * BATCH, "each round is whole"
+        assert sum(record.stages[0].weights) == count(record.samples), "the average is weighted by samples"
+
+
+async def test_a_pipeline_that_is_four_times_slower_gets_a_fifth_of_the_samples(make_cluster: MakeCluster) -> None:
+    rounds = 5
+    async with make_cluster(config(rounds), num_train=2000, paces=paces(4.0)) as cluster:
+        plans, starts = posted(cluster, PlanRound), posted(cluster, StartRound)
+        with anyio.fail_after(60):
+            result = await cluster.run()
+        peers = [server.peer for server in cluster.servers]
+        held = {hashlib.sha256(server.parameters().numpy().tobytes()).hexdigest() for server in cluster.servers}
+    check(result, rounds)
+    assert held == {result.hashes[0]}
+    assert 2.5 < ratio(result, peers, slice(2, None)) < 6.5
+    shares = [values for values in cluster.monitor.values if "share/0" in values]
+    assert len(shares) == rounds
+    assert all(sum(values.values()) == pytest.approx(1) for values in shares)
+    assert plans[0].speeds == (0, 0)
+    assert all(fast > 2 * slow > 0 for fast, slow in (plan.speeds for plan in plans[2:]))
+    evaluated = {(each.round, each.slot): each.evaluation for each in starts if each.evaluation is not None}
+    assert [evaluated[rounds, slot].stop - evaluated[rounds, slot].start for slot in (0, 1)] in ([5, 1], [4, 2])
+    assert list(result.progress.eval_losses) == list(range(rounds + 1))
+
+
+async def test_shares_follow_a_pipeline_that_becomes_fast_in_the_middle(make_cluster: MakeCluster) -> None:
+    rounds = 7
+    slow_and_fast = paces(4.0)
+    async with make_cluster(config(rounds), num_train=2000, paces=slow_and_fast) as cluster:
+
+        def become_fast() -> None:
+            slow_and_fast[1].factor = 1.0
+
+        cluster.when(Close, action=become_fast, round=3)
+        with anyio.fail_after(60):
+            result = await cluster.run()
+        peers = [server.peer for server in cluster.servers]
+    check(result, rounds)
+    assert ratio(result, peers, slice(2, 3)) > 2
+    assert 0.6 < ratio(result, peers, slice(5, None)) < 1.6
+
+
+async def test_in_a_deterministic_run_shares_are_fixed_and_equal(make_cluster: MakeCluster) -> None:
+    async with make_cluster(config(2, deterministic=True), num_train=2000, paces=paces(4.0)) as cluster:
+        plans, starts = posted(cluster, PlanRound), posted(cluster, StartRound)
+        with anyio.fail_after(60):
+            result = await cluster.run()
+        peers = [server.peer for server in cluster.servers]
+    check(result, 2)
+    assert ratio(result, peers, slice(None)) == 1
+    assert [plan.speeds for plan in plans] == [(), ()]
+    assert {each.evaluation.stop - each.evaluation.start for each in starts if each.evaluation is not None} == {3}
+    assert {item.num_samples for lines in result.steps.values() for item in (line.entry for line in lines)} == {BATCH}

@@ -1,0 +1,30 @@
+"""Lease tables, and what they answer, for the tests of both kinds of deal."""
+
+from __future__ import annotations
+
+from shoal.ids import StepKey
+from shoal.swarm.lease import Denial, Grant, LeaseTable
+from shoal.swarm.sample_ranges import Batch, BatchStream
+from shoal.wire.messages.base import SampleRange
+
+
+def table(num_samples: int = 20, batch_samples: int = 2, *, deterministic: bool = True) -> LeaseTable:
+    return LeaseTable(BatchStream(num_samples, batch_samples), deterministic=deterministic)
+
+
+def batch(start: int, stop: int, pass_number: int = 0) -> Batch:
+    return Batch((SampleRange(pass_number, start, stop),))
+
+
+def granted(answer: Grant | Denial) -> Grant:
+    assert isinstance(answer, Grant), answer
+    return answer
+
+
+def denied(answer: Grant | Denial) -> str:
+    assert isinstance(answer, Denial), answer
+    return answer.reason
+
+
+def key(trainer: int, number: int, incarnation: int = 1, attempt: int = 0) -> StepKey:
+    return StepKey(trainer, incarnation, number, attempt)
