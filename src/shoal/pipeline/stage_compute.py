@@ -27,6 +27,7 @@ from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatLayout
 from shoal.optim.inner import InnerOptimizer
+from shoal.optim.norm import squared_norm
 from shoal.pipeline.step_buffers import LiveBuffers
 from shoal.swarm.step_operations import StepTotals
 
@@ -133,13 +134,13 @@ class StageCompute:
     def totals(self, key: StepKey) -> StepTotals:
         """Sums the step up after its last backward: squares in float64, added parameter by parameter."""
         step = self._step(key)
-        squares = [g.to(torch.float64).square().sum() for g in step.gradients if g is not None]
-        squared_norm = 0.0
+        squares = [squared_norm(gradient) for gradient in step.gradients if gradient is not None]
+        total = 0.0
         for square in torch.stack(squares).cpu() if squares else ():
-            squared_norm += float(square)
+            total += float(square)
         loss = step.loss if self.module.is_last else None
-        finite = math.isfinite(squared_norm) and (loss is None or math.isfinite(loss))
-        return StepTotals(squared_norm, finite, loss)
+        finite = math.isfinite(total) and (loss is None or math.isfinite(loss))
+        return StepTotals(total, finite, loss)
 
     def commit(self, key: StepKey, scale: float, lr: float, skipped: bool) -> None:
         """Applies the step: gradients times `scale`, one optimizer step with `lr`, its buffers; nothing if `skipped`.

@@ -17,6 +17,7 @@ from shoal.errors import ConfigError
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
 from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.norm import squared_norm
 
 
 class PlainLoop:
@@ -128,7 +129,7 @@ class PlainLoop:
             stage_sum = 0.0
             for parameter in stage.parameters():
                 if parameter.grad is not None:
-                    stage_sum += float(parameter.grad.double().square().sum())
+                    stage_sum += float(squared_norm(parameter.grad))
             sums.append(stage_sum)
         return sums
 
