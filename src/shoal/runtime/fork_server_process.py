@@ -17,6 +17,14 @@ from shoal.runtime.fork_messages import Configure, Reply, Request
 from shoal.runtime.role_spec import ExitStatus
 
 _READ_BYTES = 1 << 16
+_KEEP_FREED_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+"""For glibc (mallopt(3)): a thread that computes allocates the same tensors again and again, and memory that was given
+back to the kernel in between has to be mapped and cleared page by page. Threads share one arena, since those of their
+own are given back in parts of 64 MB whatever is said. 32 MiB is the most that can be kept."""
 
 
 class ForkServerProcess:
@@ -41,7 +49,8 @@ class ForkServerProcess:
         lifeline_read_fd, self._lifeline_fd = os.pipe()
         name, value = tag.split("=")
         # Roles find their modules where this process finds its own; -P keeps the working directory out otherwise.
-        environment = {**os.environ, name: value, "PYTHONPATH": os.pathsep.join(sys.path)}
+        search_path = os.pathsep.join(sys.path)
+        environment = {**_KEEP_FREED_MEMORY, **os.environ, name: value, "PYTHONPATH": search_path}
         # As an argument, because it has to be known however early this process is killed.
         arguments = [str(theirs.fileno()), str(lifeline_read_fd), str(run_dir or "")]
         try:
