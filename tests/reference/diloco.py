@@ -63,7 +63,7 @@ def adamw(stage: StageModule) -> torch.optim.Optimizer:
     matrices = [p for p in stage.parameters() if p.ndim >= 2]
     vectors = [p for p in stage.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=False, fused=False)
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 
 class OuterStage:

@@ -26,7 +26,7 @@ def start_interpreter(
         module: what is run.
         arguments: for its command line.
         pass_fds: descriptors that it inherits, under the same numbers.
-        environment: what it has besides the environment of this process.
+        environment: what it has besides the environment of this process, or instead of parts of it.
         output: takes its output and its errors; None leaves both to those of this process.
         new_session: whether it is out of reach of the terminal's Ctrl-C.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -61,6 +62,23 @@ async def failing(payload: bytes, _control: RoleControl) -> None:
     if payload == b"group":
         raise ExceptionGroup("tasks", [ConfigError("device: there is no cuda:9")])
     raise ZeroDivisionError("a bug")
+
+
+async def computing(_payload: bytes, control: RoleControl) -> None:
+    """Have a thread take and free the same memory again and again; report how many pages the kernel gave each time."""
+    faults: list[int] = []
+
+    def compute() -> None:
+        for _ in range(4):
+            before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+            tensors = [bytearray(24 << 20) for _ in range(4)]
+            del tensors
+            faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    control.ready(faults=faults)
 
 
 async def parent(_payload: bytes, control: RoleControl) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -61,6 +62,14 @@ async def test_a_role_looks_for_garbage_as_often_as_usual_but_not_among_what_was
         said = await role.ready()
         assert said["threshold"] == list(gc.get_threshold())
         assert said["num_frozen"] > 1000
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others keep what is freed as they like")
+async def test_a_role_computes_in_memory_that_it_has_already() -> None:
+    async with Supervisor() as supervisor:
+        role = await supervisor.start(RoleSpec("server", 0, "roles:computing"))
+        _, *again = (await role.ready())["faults"]
+    assert max(again) < 1000, "of 24,576 pages"
 
 
 async def test_ps_shows_what_a_process_is() -> None:

@@ -69,9 +69,9 @@ def test_both_give_the_bits_of_torchs_own_optimizers(dtype: torch.dtype) -> None
         reference: torch.optim.Optimizer
         if kind == "adam":
             betas = (config.adam_betas1, config.adam_betas2)
-            reference = torch.optim.AdamW(groups, lr=0.01, betas=betas, foreach=False)
+            reference = torch.optim.AdamW(groups, lr=0.01, betas=betas, fused=True)
         else:
-            reference = torch.optim.SGD(theirs, lr=0.01, momentum=config.sgd_momentum, nesterov=True, foreach=False)
+            reference = torch.optim.SGD(theirs, lr=0.01, momentum=config.sgd_momentum, nesterov=True, fused=True)
         for step in range(5):
             _set_gradients(ours, step)
             for mine, other in zip(ours, theirs, strict=True):
