@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 3.0
 """Time for all roles together to leave; a Ctrl-C has to be over within five seconds."""
-USAGE_INTERVAL_S = 5.0
+USAGE_INTERVAL_S, USAGE_MAX_INTERVAL_S = 5.0, 60.0
+"""Between looks at the memory of all processes, for the summary; it doubles, as each costs up to 0.1 s of a core."""
 ESSENTIAL = ("client", "data_server")
 """Roles whose end ends the run."""
 STOP_ORDER = (("client",), ("trainer", "baseline"), ("data_server",), ("server",), ("monitor",))
@@ -320,9 +321,11 @@ class HostRun:
         await supervisor.stop(0.0)
 
     async def _watch_usage(self) -> None:
+        interval_s = USAGE_INTERVAL_S
         while True:
             self.usage.sample()
-            await self.clock.sleep_s(USAGE_INTERVAL_S)
+            await self.clock.sleep_s(interval_s)
+            interval_s = min(2 * interval_s, USAGE_MAX_INTERVAL_S)
 
     def _write_summary(self) -> Path | None:
         remove_empty_outputs(self.log_dir)
