@@ -34,6 +34,7 @@ from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.quant.apply import apply_quant
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.long_turns import take_long_turns
 from shoal.server.memory import MAX_OPEN_STEPS
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
@@ -79,10 +80,11 @@ class Replica:
 
 
 def device_initialiser(device: str, num_threads: int) -> Callable[[], None]:
-    """Return what a device thread does first: threads are set per thread, not per process."""
+    """Return what a device thread does first: all of it is set per thread, not per process."""
 
     def initialise() -> None:
         torch.set_num_threads(num_threads)
+        take_long_turns()
         if device != "cpu":
             torch.cuda.set_device(torch.device(device))
 
