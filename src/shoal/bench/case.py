@@ -13,10 +13,18 @@ class BenchmarkOptions:
     Attributes:
         repeat: measured repetitions of each side of each case, at least 1.
         link: the emulated link between the peers, e.g. "20mbit,150ms"; None: as the machine is.
+        only: part of the names of the cases to measure; None: all.
+        ignore_busy: measure even if other processes take the machine's cores.
     """
 
     repeat: int = 5
     link: str | None = None
+    only: str | None = None
+    ignore_busy: bool = False
+
+    def chooses(self, name: str) -> bool:
+        """Whether the case of that name is to be measured."""
+        return self.only is None or self.only in name
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
         "ring": Benchmark("shoal.bench.ring", "an all-reduce of two to four peers, beside gloo's and hivemind's"),
         "codec": Benchmark("shoal.bench.codec", "a tensor into its form on the wire and back, beside hivemind's"),
         "data": Benchmark("shoal.bench.data", "batches from a data server, beside torch's DataLoader"),
+        "pipeline": Benchmark("shoal.bench.pipeline", "training over two and four stages, beside a plain loop"),
         "startup": Benchmark("shoal.bench.startup", "seconds and memory of the sandbox's processes, by cause and role"),
         "transport": Benchmark(
             "shoal.bench.transport", "tensors and small messages between two processes of this host", uses_link=True

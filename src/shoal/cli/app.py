@@ -163,6 +163,7 @@ def benchmark(
     as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
     repeat: Annotated[int, Parameter(help="Measured repetitions of each side.")] = 5,
     link: Annotated[str | None, Parameter(help="Emulate a link between the peers, e.g. 20mbit,150ms.")] = None,
+    only: Annotated[str | None, Parameter(help="Measure only cases with this in their names.")] = None,
     ignore_busy: Annotated[
         bool, Switch, Parameter(help="Measure although other processes take the cores; the table says so.")
     ] = False,
@@ -179,8 +180,8 @@ def benchmark(
     from shoal.bench.case import BenchmarkOptions
     from shoal.cli.benchmark import run_benchmark
 
-    options = BenchmarkOptions(repeat=repeat, link=link)
-    return run_benchmark(name, options, as_json=as_json, ignore_busy=ignore_busy)
+    options = BenchmarkOptions(repeat=repeat, link=link, only=only, ignore_busy=ignore_busy)
+    return run_benchmark(name, options, as_json=as_json)
 
 
 @config_app.command

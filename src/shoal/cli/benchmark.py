@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
 
 from shoal.bench.busy import Calibration, calibrate, require_idle
-from shoal.bench.case import BenchmarkOptions
+from shoal.bench.case import BenchmarkOptions, Case
 from shoal.bench.machine import describe_machine
 from shoal.bench.measure import Measurement, measure
 from shoal.bench.registry import find_benchmark, load_open_cases
 from shoal.bench.report import report
 from shoal.bench.table import results_table
 from shoal.cli.interrupts import Interrupts
+from shoal.errors import ConfigError
 
 _WIDEST = 200
 
 
-def run_benchmark(name: str, options: BenchmarkOptions, *, as_json: bool, ignore_busy: bool) -> int:
+def run_benchmark(name: str, options: BenchmarkOptions, *, as_json: bool) -> int:
     """Measure and print, and return the exit code.
 
     Args:
         name: of the benchmark.
-        options: repetitions and link.
+        options: how often what is measured.
         as_json: print one JSON object instead of a table.
-        ignore_busy: measure even if other processes take the machine's cores, and say so.
 
     Raises:
-        ConfigError: there is no such benchmark, or it cannot do what the options say.
+        ConfigError: there is no such benchmark or case, or it cannot do what the options say.
         MachineBusy: the machine was not free before or after the measurement.
     """
     open_cases = load_open_cases(name, find_benchmark(name, options))
@@ -42,12 +42,12 @@ def run_benchmark(name: str, options: BenchmarkOptions, *, as_json: bool, ignore
             check()
             show(what)
 
-        before = _calibrated("before the measurement", say, ignore_busy)
+        before = _calibrated("before the measurement", say, options.ignore_busy)
         say(f"{name}: starting")
         with open_cases(options) as cases:
-            for case in cases:
+            for case in _chosen(cases, options):
                 measurements.append(measure(case, options.repeat, lambda what: say(f"{name}: {what}")))
-        after = _calibrated("after the measurement", say, ignore_busy)
+        after = _calibrated("after the measurement", say, options.ignore_busy)
     machine["cores_free"] = [round(before.cores_got, 2), round(after.cores_got, 2)]
     if as_json:
         print(json.dumps(report(name, measurements, machine), allow_nan=False))
@@ -59,6 +59,18 @@ def run_benchmark(name: str, options: BenchmarkOptions, *, as_json: bool, ignore
     if not (before.idle and after.idle):
         console.print("The machine was busy: these figures do not count.", style="bold red")
     return 0
+
+
+def _chosen(cases: Sequence[Case], options: BenchmarkOptions) -> list[Case]:
+    """Return the cases that are asked for.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    chosen = [case for case in cases if options.chooses(case.name)]
+    if not chosen:
+        raise ConfigError(f"--only {options.only}: no case has that in its name; without it all are measured")
+    return chosen
 
 
 def _calibrated(when: str, say: Callable[[str], None], ignore_busy: bool) -> Calibration:

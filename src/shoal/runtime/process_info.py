@@ -48,8 +48,7 @@ def read_stat(pid: int) -> ProcessStat | None:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The name stands in parentheses and may itself contain parentheses: what follows the last one is regular.
-    fields = text[text.rindex(")") + 2 :].split()
+    fields = _fields(text)
     return ProcessStat(
         pid=pid,
         state=fields[0],
@@ -59,6 +58,29 @@ def read_stat(pid: int) -> ProcessStat | None:
         args_start=int(fields[45]),
         args_end=int(fields[46]),
     )
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process, all its threads together, to a tick (10 ms); 0 if it is gone."""
+    return _cpu_s(_PROC / str(pid) / "stat")
+
+
+def thread_cpu_s(pid: int) -> list[float]:
+    """Return the processor time of each living thread of a process, to a tick (10 ms); empty if it is gone."""
+    return [_cpu_s(path / "stat") for path in (_PROC / str(pid) / "task").glob("*")]
+
+
+def _fields(stat: str) -> list[str]:
+    # The name stands in parentheses and may itself contain parentheses: what follows the last one is regular.
+    return stat[stat.rindex(")") + 2 :].split()
+
+
+def _cpu_s(path: Path) -> float:
+    try:
+        fields = _fields(path.read_text(errors="replace"))
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def descendants(pid: int) -> list[ProcessStat]:

@@ -71,10 +71,20 @@ def test_age_grows_from_the_start_of_the_process(child: int) -> None:
     assert 0 <= process_info.process_age_s(child) < process_info.process_age_s(os.getpid()) < 3600 * 24
 
 
+def test_processor_time_grows_with_what_is_computed_and_is_that_of_all_threads() -> None:
+    before_s = process_info.cpu_s(os.getpid())
+    while process_info.cpu_s(os.getpid()) < before_s + 0.05:
+        sum(range(100_000))
+    # Threads that have ended count for the process alone.
+    assert 0.05 <= sum(process_info.thread_cpu_s(os.getpid())) <= process_info.cpu_s(os.getpid()) + 0.01
+
+
 def test_nothing_is_known_of_a_process_that_does_not_exist() -> None:
     pid = 2**22 + 1  # Above the largest number that Linux gives out.
     assert process_info.read_stat(pid) is None
     assert process_info.pss_bytes(pid) == 0
     assert process_info.process_age_s(pid) == 0.0
     assert process_info.descendants(pid) == []
+    assert process_info.cpu_s(pid) == 0.0
+    assert process_info.thread_cpu_s(pid) == []
     assert not process_info.has_environment(pid, "A=B")

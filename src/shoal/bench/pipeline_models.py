@@ -1,0 +1,68 @@
+"""What the benchmark `pipeline` trains: the flags that say it to a swarm and to the plain loop alike. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+_ALIKE = (
+    "--run.deterministic=true",
+    # One round without end: what is measured are steps. A sample is held out, since that many must be.
+    "--diloco.inner-steps=1000000",
+    "--run.first-deadline-s=1000000",
+    "--data.holdout-fraction=0.0001",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One model with its batch.
+
+    Attributes:
+        flags: of the configuration, for any number of stages.
+        batch: samples in a step.
+        microbatches: parts of it that are in flight.
+    """
+
+    flags: tuple[str, ...]
+    batch: int
+    microbatches: int = 8
+
+    @property
+    def all_flags(self) -> list[str]:
+        """Flags that say everything but how many stages there are."""
+        sizes = f"--diloco.batch-size-per-step={self.batch}", f"--model-pipeline.microbatches={self.microbatches}"
+        return [*self.flags, *sizes, *_ALIKE]
+
+
+WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {
+        "transformer": Workload(
+            (
+                "--model.family=gpt",
+                "--model.hidden-size=256",
+                "--model.num-layers=6",
+                "--model.num-heads=8",
+                "--model.vocab-size=256",
+                "--data.task-type=llm",
+                "--data.dataset-name=pydoc-topics",
+                "--data.seq-len=128",
+            ),
+            batch=32,
+        ),
+        "resnet18": Workload(
+            (
+                "--model.family=resnet18",
+                "--model.stem=cifar",
+                "--model.num-classes=10",
+                "--data.task-type=cv",
+                "--data.dataset-name=digits",
+                "--data.num-channels=3",
+                "--data.img-size=32",
+            ),
+            batch=64,
+        ),
+    }
+)
+"""By the name in the cases."""
