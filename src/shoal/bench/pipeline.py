@@ -15,7 +15,7 @@ from typing import Any
 from shoal.bench.case import BenchmarkOptions, Case
 from shoal.bench.machine import num_usable_cores
 from shoal.bench.peers import PeerProcesses
-from shoal.bench.pipeline_models import MICROBATCHES, WORKLOADS, Workload
+from shoal.bench.pipeline_models import WORKLOADS, Workload
 from shoal.errors import MachineBusy
 
 _STAGES = (2, 4)
@@ -88,7 +88,7 @@ class _Model:
             larger_is_better=False,
         )
         # With fewer cores than stages they take turns, and no schedule says how long each waits for its core.
-        theory = 100.0 * MICROBATCHES / (MICROBATCHES + stages - 1)
+        theory = 100.0 * self._workload.microbatches / (self._workload.microbatches + stages - 1)
         in_theory = (lambda: theory) if stages <= num_usable_cores() else None
         busy = [
             Case(

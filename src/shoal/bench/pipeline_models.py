@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-MICROBATCHES = 8
-
 _ALIKE = (
-    f"--model-pipeline.microbatches={MICROBATCHES}",
     "--run.deterministic=true",
     # One round without end: what is measured are steps. A sample is held out, since that many must be.
     "--diloco.inner-steps=1000000",
@@ -25,15 +22,18 @@ class Workload:
     Attributes:
         flags: of the configuration, for any number of stages.
         batch: samples in a step.
+        microbatches: parts of it that are in flight.
     """
 
     flags: tuple[str, ...]
     batch: int
+    microbatches: int = 8
 
     @property
     def all_flags(self) -> list[str]:
         """Flags that say everything but how many stages there are."""
-        return [*self.flags, f"--diloco.batch-size-per-step={self.batch}", *_ALIKE]
+        sizes = f"--diloco.batch-size-per-step={self.batch}", f"--model-pipeline.microbatches={self.microbatches}"
+        return [*self.flags, *sizes, *_ALIKE]
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(

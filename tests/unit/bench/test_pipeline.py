@@ -10,7 +10,7 @@ import pytest
 
 from shoal.bench import pipeline
 from shoal.bench.case import BenchmarkOptions
-from shoal.bench.pipeline_models import MICROBATCHES, WORKLOADS
+from shoal.bench.pipeline_models import WORKLOADS
 from shoal.bench.pipeline_reference import PlainTraining
 from shoal.clock import SystemClock
 from shoal.config.load import load_config
@@ -70,8 +70,8 @@ def test_rate_cpu_and_busy_share_follow_from_a_burst_and_the_better_plain_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pipeline, "num_usable_cores", lambda: 2)
-    batch = WORKLOADS["transformer"].batch
-    theory = 100.0 * MICROBATCHES / (MICROBATCHES + 1)
+    batch, microbatches = WORKLOADS["transformer"].batch, WORKLOADS["transformer"].microbatches
+    theory = 100.0 * microbatches / (microbatches + 1)
     assert {name: turns[1] for name, turns in _figures("transformer 2").items()} == {
         "plain loop transformer 2 stages": (batch, 36.0),
         "cpu per sample transformer 2 stages": (1e3 * 8.0 / 4 / batch, 50.0),
@@ -114,7 +114,7 @@ def test_the_flags_of_a_workload_are_a_configuration_that_can_be_cut_into_four(n
     workload = WORKLOADS[name]
     config = load_config(overrides=[*workload.all_flags, "--model-pipeline.stages=4"], env={})
     assert config.diloco.batch_size_per_step == workload.batch
-    assert config.model_pipeline.microbatches == MICROBATCHES
+    assert config.model_pipeline.microbatches == workload.microbatches
 
 
 def test_the_plain_loop_trains_the_same_however_it_cuts_the_batch() -> None:
