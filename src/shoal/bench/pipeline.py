@@ -17,6 +17,8 @@ from shoal.bench.machine import num_usable_cores
 from shoal.bench.peers import PeerProcesses
 from shoal.bench.pipeline_models import WORKLOADS, Workload
 from shoal.errors import MachineBusy
+from shoal.pipeline.schedule import bubble_of
+from shoal.swarm.step_operations import Schedule
 
 _STAGES = (2, 4)
 _THREADS = (1, 2)
@@ -88,7 +90,8 @@ class _Model:
             larger_is_better=False,
         )
         # With fewer cores than stages they take turns, and no schedule says how long each waits for its core.
-        theory = 100.0 * self._workload.microbatches / (self._workload.microbatches + stages - 1)
+        schedule = Schedule(self._workload.schedule)
+        theory = 100.0 * (1.0 - bubble_of(schedule, stages, self._workload.microbatches, 1.0, 1.0, 1.0))
         in_theory = (lambda: theory) if stages <= num_usable_cores() else None
         busy = [
             Case(

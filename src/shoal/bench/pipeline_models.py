@@ -23,17 +23,24 @@ class Workload:
         flags: of the configuration, for any number of stages.
         batch: samples in a step.
         microbatches: parts of it that are in flight.
+        schedule: of the swarm.
     """
 
     flags: tuple[str, ...]
     batch: int
     microbatches: int = 8
+    schedule: str = "zero_bubble"
 
     @property
     def all_flags(self) -> list[str]:
         """Flags that say everything but how many stages there are."""
-        sizes = f"--diloco.batch-size-per-step={self.batch}", f"--model-pipeline.microbatches={self.microbatches}"
-        return [*self.flags, *sizes, *_ALIKE]
+        return [
+            *self.flags,
+            f"--diloco.batch-size-per-step={self.batch}",
+            f"--model-pipeline.microbatches={self.microbatches}",
+            f"--model-pipeline.schedule={self.schedule}",
+            *_ALIKE,
+        ]
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
@@ -62,6 +69,8 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 "--data.img-size=32",
             ),
             batch=64,
+            # Convolutions over 8 samples at a time take 6 % longer a sample than over 16.
+            microbatches=4,
         ),
     }
 )
