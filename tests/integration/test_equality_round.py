@@ -22,7 +22,8 @@ from shoal.config.training import InnerOptimConfig
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.model.gpt import GptFamily, GptShape
-from shoal.model.resnet import ResNet18Family, ResNetShape
+from shoal.model.resnet import ResNet18Family
+from shoal.model.resnet_shape import DEPTHS, ResNetShape
 from shoal.model.stage import Family, build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
@@ -58,7 +59,7 @@ def gpt() -> Family:
 
 def resnet() -> Family:
     shape = ResNetShape(
-        depths=ResNet18Family.depths, bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
+        depths=DEPTHS["resnet18"], bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
     )
     return ResNet18Family(shape)
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
 from shoal.model.gpt import GptFamily, GptShape
-from shoal.model.resnet import ResNet18Family, ResNetShape
+from shoal.model.resnet import ResNet18Family
+from shoal.model.resnet_shape import DEPTHS, ResNetShape
 from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import Microbatch
@@ -33,7 +34,7 @@ def gpt(dropout: float) -> Family:
 
 def resnet() -> Family:
     shape = ResNetShape(
-        depths=ResNet18Family.depths, bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
+        depths=DEPTHS["resnet18"], bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
     )
     return ResNet18Family(shape)
 

@@ -30,5 +30,5 @@ def test_a_ctrl_c_that_an_import_of_a_benchmark_swallows_ends_it(monkeypatch: py
     monkeypatch.setattr(benchmark, "load_open_cases", load)
     monkeypatch.setattr(benchmark, "calibrate", lambda: pytest.fail("it measures although Ctrl-C was pressed"))
     with pytest.raises(KeyboardInterrupt):
-        benchmark.run_benchmark("codec", BenchmarkOptions(), as_json=True, ignore_busy=True)
+        benchmark.run_benchmark("codec", BenchmarkOptions(ignore_busy=True), as_json=True)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

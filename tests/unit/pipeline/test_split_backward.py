@@ -17,7 +17,8 @@ from shoal.config.training import InnerOptimConfig
 from shoal.errors import LocalProtocolError
 from shoal.ids import StepKey
 from shoal.model.gpt import GptFamily, GptShape
-from shoal.model.resnet import ResNet18Family, ResNetFamily, ResNetShape
+from shoal.model.resnet import ResNet18Family, ResNetFamily
+from shoal.model.resnet_shape import DEPTHS, ResNetShape
 from shoal.model.stage import Family, TensorSpec, build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.split_backward import split
@@ -153,7 +154,7 @@ def gpt() -> Family:
 
 def resnet() -> Family:
     shape = ResNetShape(
-        depths=ResNet18Family.depths, bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
+        depths=DEPTHS["resnet18"], bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
     )
     return ResNet18Family(shape)
 
