@@ -22,8 +22,8 @@ from shoal.swarm.step_operations import Schedule
 
 _STAGES = (2, 4)
 _THREADS = (1, 2)
-_BURST_STEPS = 4
-_PLAIN_STEPS = 2
+_BURST_STEPS = 3
+_PLAIN_STEPS = 1
 _GAIN = 1.3
 """How much faster a plain loop with two threads is at least, if two cores are free."""
 _TIMEOUT_S = 100.0
