@@ -9,6 +9,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from tests.e2e.launched import END_S, SMALL, START_S, Launched
 from tests.e2e.test_hosts import Hosts, finished, hosts_of, invited
 
+from shoal.control.counter_report import INTERVAL_S
 from shoal.log import JsonFormatter
 
 pytestmark = pytest.mark.timeout(600)
@@ -84,10 +86,12 @@ def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(t
             client.saw("client_0", "round.recorded", round=reached + 2)
             for index in (0, 1):
                 servers.saw(f"server_{index}", "round.swapped", round=reached + 2)
+            attacker.communicate("", timeout=END_S)
+            # The client is told at intervals what others have counted, and nothing shows that it has been.
+            time.sleep(3 * INTERVAL_S)
             client.interrupt()
             assert client.ends(END_S) == 130, client.output
             assert servers.ends(END_S) == 0, servers.output
-            attacker.communicate("", timeout=END_S)
             for host in (client, servers):
                 host.leaves_nothing()
             summary = client.summary()

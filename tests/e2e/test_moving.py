@@ -70,14 +70,14 @@ def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_proc
         after = _stages(servers)
         last = {i: server.run.events(server.name, "round.swapped")[-1] for i, server in alive.items()}
         pids = {i: server.pids for i, server in alive.items()}
-        ordered = client.events("client_0", "move.ordered")[num_moves:]
+        ended = client.events("client_0", "move.ended")[num_moves:]
         summary = client.summary()
         assert client.log_dir is not None
         records = [record for record, _ in read_records(client.log_dir)]
     # Exactly one moved, to the stage that had lost one, and all are the processes that were started first.
     moved = [i for i in alive if after[i] != before[i]]
     assert [(before[i], after[i]) for i in moved] == [(1 - weak, weak)]
-    assert [(event["from_stage"], event["to_stage"]) for event in ordered] == [(1 - weak, weak)]
+    assert [(event["from_stage"], event["to_stage"]) for event in ended] == [(1 - weak, weak)]
     assert all(len(each) == 1 for each in pids.values())
     assert (
         f"moves from stage {1 - weak} to stage {weak}: stage {weak} has less capacity than the others" in client.output
@@ -89,7 +89,7 @@ def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_proc
         [outcome] = [stage for stage in records[swapped["round"] - 1].stages if stage.stage == after[i]]
         assert swapped["round"] >= reached + 2
         assert swapped["parameters"] == outcome.hashes.parameters
-    assert ordered[0]["peer"] in records[-1].stages[weak].members
+    assert ended[0]["peer"] in records[-1].stages[weak].members
     assert [len(stage.members) for stage in records[-1].stages] == [2, 2]
 
 
