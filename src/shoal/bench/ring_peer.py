@@ -17,9 +17,10 @@ from pathlib import Path
 import anyio
 import torch
 import torch.distributed
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 
 from shoal.bench.peer import Calls, Seat
+from shoal.bench.serving import serving
 from shoal.clock import SystemClock
 from shoal.collective.inbox import RingInbox, RingTag
 from shoal.collective.ring import Ring
@@ -98,7 +99,7 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
     torch.set_num_threads(1)
     folder = Path(seat.arguments["folder"])
     member = Member(seat, folder)
-    with start_blocking_portal(backend_options={"use_uvloop": True}) as portal, _serving(portal, member):
+    with start_blocking_portal(backend_options={"use_uvloop": True}) as portal, serving(portal, member.serve):
         torch.distributed.init_process_group(
             "gloo",
             init_method=f"file://{folder / 'gloo'}",
@@ -113,18 +114,6 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
             }
         finally:
             torch.distributed.destroy_process_group()
-
-
-@contextmanager
-def _serving(portal: BlockingPortal, member: Member) -> Generator[None, None, None]:
-    ready, end = portal.call(anyio.Event), portal.call(anyio.Event)
-    serving = portal.start_task_soon(member.serve, ready, end)
-    portal.call(ready.wait)
-    try:
-        yield
-    finally:
-        portal.call(end.set)
-        serving.result()
 
 
 def _gloo(clock: SystemClock, num_elements: int, repeat: int) -> float:

@@ -13,9 +13,10 @@ from pathlib import Path
 import anyio
 import msgspec
 import torch
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 
 from shoal.bench.peer import Calls, Seat
+from shoal.bench.serving import serving
 from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
 from shoal.config.model import ModelPipelineConfig
@@ -182,17 +183,5 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
     """Offer `train`, the seconds of some steps at the trainer, and `counts`."""
     torch.set_num_threads(1)
     member = _Member(seat, msgspec.convert(seat.arguments, PipelineSpec))
-    with start_blocking_portal(backend_options={"use_uvloop": True}) as portal, _serving(portal, member):
+    with start_blocking_portal(backend_options={"use_uvloop": True}) as portal, serving(portal, member.serve):
         yield {"train": partial(portal.call, member.train), "counts": partial(portal.call, member.counts)}
-
-
-@contextmanager
-def _serving(portal: BlockingPortal, member: _Member) -> Generator[None, None, None]:
-    ready, end = portal.call(anyio.Event), portal.call(anyio.Event)
-    serving = portal.start_task_soon(member.serve, ready, end)
-    portal.call(ready.wait)
-    try:
-        yield
-    finally:
-        portal.call(end.set)
-        serving.result()
