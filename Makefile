@@ -9,12 +9,13 @@ STAMP := $(VENV)/.shoal-installed
 # One thread per process: many processes share the cores, and sums keep one order.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup run test test-all lint clean
+.PHONY: help setup run test test-all sim lint clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
 	@echo "make test      set up, then lint, types, import contracts and tests"
 	@echo "make test-all  the same and the slow end-to-end runs"
+	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"
 	@echo "make lint      set up, then ruff, pyright, lint-imports and codespell"
 	@echo "make setup     only the set-up, into $(VENV)"
 	@echo "make clean     remove $(VENV) and the caches"
@@ -51,11 +52,22 @@ lint: setup
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
 
+# Tests without processes of their own share the cores; the others start whole swarms, which use all cores by themselves.
+SWARMS := tests/integration tests/e2e
+TOGETHER := $(addprefix --ignore=,$(SWARMS))
+
 test: lint
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow" -n auto --dist worksteal $(TOGETHER)
+	$(PY) -m pytest -m "not slow" $(SWARMS)
 
 test-all: lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --dist worksteal $(TOGETHER)
+	$(PY) -m pytest $(SWARMS)
+
+# Seeds A to B-1 of every simulated world; see tests/simulation/README.md.
+SEEDS ?= 0:1000
+sim: setup
+	PYTHONPATH=.:src $(PY) -m tests.simulation $(SEEDS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -39,12 +39,15 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.e2e.deaths import KINDS, Kind, Strike, inflict, link_down
+from tests.e2e.deaths import link_down
 from tests.e2e.hosts import two_server_hosts
 from tests.e2e.launched import START_S, launched, until
 from tests.e2e.namespaces import why_impossible
-from tests.e2e.observed import Swarm
-from tests.e2e.whole import replicas_agree, samples_are_whole
+
+from shoal.errors import RunFailed
+from shoal.testing.faults.deaths import KINDS, Kind, Strike, inflict
+from shoal.testing.observed import Swarm
+from shoal.testing.verdict import TRAINED, Evidence, judge
 
 # The model of `make run`, with shorter rounds, so that some faults meet the end of one.
 INNER_STEPS = 40
@@ -94,8 +97,7 @@ class Result:
     step_s: float = 0.0
     round_gap_s: float = 0.0
     faults: list[Fault] = field(default_factory=list)
-    rounds_compared: int = 0
-    steps: int = 0
+    checked: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -176,7 +178,7 @@ def measure(name: str, repeat: int, seed: int, directory: Path, console: Console
                 supervisor_of_a_host_dies(result, dice, directory / str(number))
         else:
             strike_repeatedly(result, dice, repeat, directory, console)
-    except AssertionError as error:
+    except (AssertionError, RunFailed) as error:
         result.problems.append(str(error))
     if result.limit is not None and (late := [value for value in result.values() if value > result.limit]):
         result.problems.append(f"{len(late)} of {len(result.values())} took longer than {result.limit:.2f} s: {late}")
@@ -324,8 +326,10 @@ def end(swarm: Swarm, result: Result) -> None:
 
 def check(swarm: Swarm, result: Result) -> None:
     """Check what was trained."""
-    result.rounds_compared += replicas_agree(swarm)
-    result.steps += samples_are_whole(swarm).steps
+    evidence = Evidence(swarm, swarm.client.process.returncode, ())
+    for finding in judge(evidence, TRAINED):
+        result.checked.append(f"{finding.check}: {finding.text}")
+        result.problems += [f"{finding.check}: {problem}" for problem in finding.problems]
 
 
 def as_json(results: Sequence[Result], seed: int) -> dict[str, object]:

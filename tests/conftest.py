@@ -12,7 +12,18 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes says how busy the machine is, and nothing about the code. Continuous integration looks at
+# the same examples each time; at a developer's they are new ones.
+hypothesis.settings.register_profile(
+    "shoal",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=os.environ.get("SHOAL_REQUIRE_ALL") == "1",
+)
+hypothesis.settings.load_profile("shoal")
 
 _SHM_DIR = Path("/dev/shm")
 _FD_DIR = Path("/proc/self/fd")

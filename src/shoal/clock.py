@@ -1,7 +1,9 @@
 """Time: the only module that reads a clock and the only one that sleeps.
 
 Monotonic seconds (`now_s`) measure durations and deadlines; they mean nothing in another process after a restart.
-Wall-clock seconds (`unix_s`) are for records and for people. Tests hand in a `Clock` of their own.
+Wall-clock seconds (`unix_s`) are for records and for people. They count on from what the wall clock said when this
+program was started, so that a clock which is set while a run goes on neither ages records nor makes them young. Roles
+are forked from one process and have its time. Tests hand in a `Clock` of their own.
 """
 
 from __future__ import annotations
@@ -25,12 +27,20 @@ class Clock(Protocol):
         ...
 
     def unix_s(self) -> float:
-        """Return seconds since 1970-01-01 UTC; may jump when the machine's clock is set."""
+        """Return seconds since 1970-01-01 UTC."""
         ...
 
     async def sleep_s(self, duration_s: float) -> None:
         """Suspend the calling task for `duration_s` seconds; zero or less only yields to the other tasks."""
         ...
+
+
+def _awake_and_asleep_s() -> float:
+    """Return monotonic seconds that pass while the machine sleeps as well, where the system has such a clock."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+_BEGAN_UNIX_S = time.time() - _awake_and_asleep_s()
 
 
 class SystemClock:
@@ -41,8 +51,8 @@ class SystemClock:
         return time.monotonic()
 
     def unix_s(self) -> float:
-        """Return seconds since 1970-01-01 UTC."""
-        return time.time()
+        """Return seconds since 1970-01-01 UTC, as if nobody had set the wall clock since this program was started."""
+        return _BEGAN_UNIX_S + _awake_and_asleep_s()
 
     async def sleep_s(self, duration_s: float) -> None:
         """Suspend the calling task for `duration_s` seconds."""

@@ -21,8 +21,10 @@
     +-- TrainingDiverged             nothing but steps that are not finite
     +-- SampleError                  a sample of the data set cannot be prepared
     +-- StorageError                 a file that the run cannot do without cannot be written
+    +-- RunFailed                    a run that is observed has ended, or has not recovered
     +-- MachineBusy*                 other processes take the cores: nothing can be measured; exit code 3
     +-- StateMismatch                two replicas that should hold the same bytes do not
+    +-- Contradiction                logs of a run that do not go together
     +-- InvariantViolation           a bug; never caught below the process
 
 A star marks `Transient` errors: the same call may succeed later or with another peer. They are caught in few named
@@ -147,12 +149,32 @@ class StorageError(ShoalError):
     """A file that the run cannot do without cannot be written: the message names it and what to do."""
 
 
+class RunFailed(ShoalError):
+    """A run that is observed from outside has ended too early, has not got over a fault, or has left something."""
+
+
 class MachineBusy(Transient, ShoalError):
     """Other processes take the machine's cores, so that a measurement would mean nothing. Exit code 3."""
 
 
 class StateMismatch(ShoalError):
     """Two replicas that should hold the same bytes do not."""
+
+
+class Contradiction(ShoalError):
+    """The logs of a run do not go together: nothing that can have happened has led to them.
+
+    Attributes:
+        round: In which.
+        stage: Of the replica whose log is wrong, or whose log shows it.
+        peer: The replica.
+    """
+
+    def __init__(self, message: str, round: int, stage: int, peer: str) -> None:
+        super().__init__(message)
+        self.round = round
+        self.stage = stage
+        self.peer = peer
 
 
 class InvariantViolation(ShoalError):

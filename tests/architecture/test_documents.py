@@ -74,7 +74,7 @@ def test_readme_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
         runs = words[1] in ("run-local", "start-trainer-client", "start-servers")
         shown = ["--print-config"] if runs and not is_shown else []
         arguments = [str(ROOT / word) if word.startswith(("configs/", "examples/")) else word for word in words[1:]]
-        if words[1] in ("trainer", "key", "benchmark"):
+        if words[1] in ("trainer", "key", "benchmark", "replay", "chaos"):
             arguments, shown = [*arguments, "--help"], []
         assert main([*arguments, *shown]) == 0, f"{command}: {capsys.readouterr().err}"
 
@@ -85,10 +85,10 @@ DOCUMENTS = (
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/performance.md",
     "docs/protocol.md",
     "docs/reliability.md",
-    "docs/security.md",
     "examples/own_model/README.md",
 )
 SOURCE = ROOT / "src" / "shoal"
@@ -101,7 +101,7 @@ def _prose(document: str) -> str:
 def _paths_in(document: str) -> list[str]:
     """Return what stands in backticks and looks like a file or a folder of this project."""
     words = re.findall(r"`([^`\n]+)`", _prose(document))
-    generated = ("logs/", "rounds/", "steps/", "/dev/")
+    generated = ("logs/", "rounds/", "steps/", "replicas/", "/dev/")
     return [
         word
         for word in words

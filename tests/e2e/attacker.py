@@ -30,6 +30,8 @@ from shoal.wire.handshake import PROTOCOL_VERSION, Hello, encode_handshake
 TIMEOUT_S = 3.0
 KINDS = ("garbage", "wrong_key", "other_run", "other_version", "silence", "record")
 ENOUGH = 6
+PICKLE = b"cfractions\nFraction\n(I1\nI3\ntR."
+"""Whoever loads it makes an object of a class of its choice."""
 EVIL = ("tcp:127.0.0.1:9",)
 
 
@@ -69,7 +71,7 @@ class Attacker:
             sys.stdout.flush()
 
     def garbage(self, one: socket.socket) -> None:
-        one.sendall(os.urandom(2000))
+        one.sendall(PICKLE + os.urandom(2000))
         one.recv(100)
 
     def silence(self, one: socket.socket) -> None:
@@ -111,7 +113,7 @@ class Attacker:
                 for topic, peer in victims:
                     for record in (_evil(topic), GoneRecord()):
                         value = seal(me, swarm, topic, record, sequence=1 << 52, expires_unix_s=expires)
-                        for forged in (value, b"junk", os.urandom(9000)):
+                        for forged in (value, b"junk", os.urandom(9000), PICKLE):
                             await raw.store(f"{swarm}/{topic}", forged, expires, subkey=str(peer))
                             self.did("record")
                 raw.protocol.record_validator = validator

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tests.e2e.launched import START_S, Launched, launched, until
 from tests.e2e.namespaces import Lan, lan
-from tests.e2e.observed import Swarm
+
+from shoal.testing.observed import Swarm
 
 
 @dataclass

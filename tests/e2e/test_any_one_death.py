@@ -10,12 +10,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.e2e.deaths import KINDS, inflict, link_down
+from tests.e2e.deaths import link_down
 from tests.e2e.hosts import two_server_hosts
 from tests.e2e.launched import END_S, ENDLESS, START_S, launched, until
 from tests.e2e.namespaces import why_impossible
-from tests.e2e.observed import Swarm
-from tests.e2e.whole import replicas_agree, samples_are_whole
+
+from shoal.testing.faults.deaths import KINDS, inflict
+from shoal.testing.observed import Swarm
+from shoal.testing.verdict import require_whole
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,7 +40,7 @@ def test_a_run_gets_over_the_loss_of(kind: str, tmp_path: Path) -> None:
         run.interrupt()
         assert run.ends(END_S) == 130, run.output
         run.leaves_nothing()
-        _is_whole(swarm)
+        require_whole(swarm)
 
 
 @needs_namespaces
@@ -54,7 +56,7 @@ def test_a_run_gets_over_a_host_of_servers_whose_cable_is_out_for_a_while(tmp_pa
             assert host.ends(END_S) == 0, host.output
         for host in swarm.hosts:
             host.leaves_nothing()
-        _is_whole(swarm)
+        require_whole(swarm)
 
 
 @needs_namespaces
@@ -73,12 +75,7 @@ def test_a_killed_supervisor_takes_its_own_host_with_it_and_no_other(tmp_path: P
         right.interrupt()
         assert right.ends(END_S) == 130, right.output
         right.leaves_nothing()
-        _is_whole(swarm)
-
-
-def _is_whole(swarm: Swarm) -> None:
-    assert replicas_agree(swarm) >= 4
-    assert samples_are_whole(swarm).steps > 0
+        require_whole(swarm)
 
 
 def _has_gone_on_meanwhile(swarm: Swarm, from_s: float, held_s: float) -> None:

@@ -11,6 +11,7 @@ from tests.e2e.launched import END_S, SMALL, START_S, Launched, launched, until
 
 from shoal.averaging.audit import audit
 from shoal.averaging.journal import read_records
+from shoal.testing.verdict import replayed
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -58,6 +59,10 @@ def test_a_run_goes_on_over_the_other_replica_while_a_killed_server_is_started_a
         summary = summed_up(run)
         started = [event for event in run.events("launcher", "role.started") if event["role"] == "server:1"]
         members = [len(read_members(run, round)) for round in range(1, back + 1)]
+    assert run.log_dir is not None
+    replay, problems = replayed(run.log_dir)
+    assert not problems
+    assert int(replay.split()[0]) >= back
     (failover,) = summary["failovers"]
     assert failover["kind"] == "server"
     assert 0 < failover["at_s"] < summary["seconds_total"]

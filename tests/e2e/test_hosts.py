@@ -72,7 +72,10 @@ def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -
     assert (summary["exit"], summary["replicas"], summary["pipelines_max"]) == ("done", 4, 2)
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
     assert last_hashes([first, second]) == {stage: [value] * 2 for stage, value in summary["hashes"].items()}
-    assert addresses.read_text().splitlines() == variable["INITIAL_PEERS"].split(",")
+    listed, printed = addresses.read_text().splitlines(), variable["INITIAL_PEERS"].split(",")
+    assert listed[: len(printed)] == printed
+    # The client and each server can be asked as well.
+    assert len({maddr.rpartition("/p2p/")[2] for maddr in listed}) == 6
     for run in (first, second):
         [resolved] = run.log_root.glob("*.servers*/config.yaml")
         assert load_config(resolved, (), {}).model_pipeline.cut == (1, 3), "the cut came with the run's record"
@@ -248,3 +251,52 @@ def _swaps_like_the_client(client: Launched, servers: Launched) -> bool:
         recorded = client.saw("client_0", "round.recorded", round=swapped["round"])
         agrees &= recorded["hashes"][str(ready["stage"])] == swapped["parameters"]
     return agrees
+
+
+@pytest.mark.slow
+def test_a_swarm_whose_first_peer_is_gone_for_good_trains_on_and_is_joined_through_any_other(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *ENDLESS)
+        variable, command = invited(client)
+        for host in ("early", "late"):
+            hosts.give_key("client", host)
+        early = hosts.run("early", *command, environment=variable)
+        client.saw("client_0", "round.recorded", round=1)
+        assert early.log_dir is not None
+        first = variable["INITIAL_PEERS"].rpartition("/p2p/")[2]
+        listed = until(lambda: _of_others(early.log_dir / "initial_peers.txt", first, 3), START_S, "other addresses")
+        for num_starts in range(1, 7):
+            until(lambda n=num_starts: len(_starts(client, "monitor:0")) == n, START_S, "another monitor")
+            os.kill(client.pid_of("monitor:0"), signal.SIGKILL)
+        until(lambda: "the swarm goes on without it" in client.output, START_S, "the end of the monitor")
+        reached = client.events("client_0", "round.recorded")[-1]["round"]
+        client.saw("client_0", "round.recorded", round=reached + 2)
+        # The first of the others is the client; the last one is a server.
+        late = hosts.run("late", *command, f"--network-initial-peers={listed[-1]}")
+        assert _swaps_like_the_client(client, late)
+        # What is started again finds the swarm by those that its host has heard of.
+        os.kill(client.pid_of("client:0"), signal.SIGKILL)
+        client.saw("client_0", "client.resumed", start=2)
+        os.kill(early.pid_of("server:0"), signal.SIGKILL)
+        early.saw("server_0", "state.fetched")
+        reached = client.events("client_0", "round.recorded")[-1]["round"]
+        client.saw("client_0", "round.recorded", round=reached + 2)
+        client.interrupt()
+        assert client.ends(END_S) == 130, client.output
+        for servers in (early, late):
+            assert servers.ends(END_S) == 0, servers.output
+        for host in (client, early, late):
+            host.leaves_nothing()
+        summary = client.summary()
+    assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("interrupted", 0, 0)
+
+
+def _of_others(path: Path, peer: str, number: int) -> list[str]:
+    """Return the addresses in a file that are not of this peer, once there are of so many others."""
+    lines = path.read_text().split() if path.exists() else []
+    others = [line for line in lines if not line.endswith(f"/p2p/{peer}")]
+    return others if len({line.rpartition("/p2p/")[2] for line in others}) >= number else []
+
+
+def _starts(host: Launched, role: str) -> list[dict[str, Any]]:
+    return [event for event in host.events("launcher", "role.started") if event["role"] == role]

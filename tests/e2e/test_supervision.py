@@ -122,7 +122,7 @@ def test_dht_daemons_are_killed_one_after_the_other_and_the_swarm_stays_as_open_
     with launched(tmp_path, *SMALL, "--diloco.inner-steps=8", "--diloco.outer-steps=60") as run:
         run.saw("client_0", "round.recorded", round=1)
         assert run.log_dir is not None
-        addresses = (run.log_dir / "initial_peers.txt").read_text()
+        first, *_ = (run.log_dir / "initial_peers.txt").read_text().splitlines()
         for role in ("client:0", "server:1", "monitor:0", "server:2"):
             killed = _daemon(run, role)
             assert killed is not None
@@ -133,7 +133,7 @@ def test_dht_daemons_are_killed_one_after_the_other_and_the_swarm_stays_as_open_
             assert back is not None
             assert back.pid != killed.pid
         # Who comes now finds the swarm where it was: a server is started again with the monitor's first address.
-        assert (run.log_dir / "initial_peers.txt").read_text() == addresses
+        assert (run.log_dir / "initial_peers.txt").read_text().splitlines()[0] == first
         os.kill(run.pid_of("server:3"), signal.SIGKILL)
         run.saw("server_3", "state.fetched")
         summary = ended_well(run, num_rounds=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -69,6 +70,15 @@ async def test_the_system_clock_moves_on_while_a_task_sleeps() -> None:
     await clock.sleep_s(0.01)
     await clock.sleep_s(-1.0)
     assert 0.009 < clock.now_s() - before_s < 5.0
+
+
+def test_a_wall_clock_that_is_set_moves_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, set_to = SystemClock(), time.time() + 3600
+    before_s = clock.unix_s()
+    monkeypatch.setattr(time, "time", lambda: set_to)
+    assert before_s <= clock.unix_s() < before_s + 600
+    monkeypatch.undo()
+    assert abs(clock.unix_s() - time.time()) < 600
 
 
 def test_wall_clock_texts_are_utc() -> None:

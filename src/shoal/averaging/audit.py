@@ -1,19 +1,23 @@
 """What a run has trained, recomputed from its step logs alone: promise 2 checked from outside.
 
-A step counts if some replica's log holds it; it is on up to S logs, one for each stage of its path, and counts once.
+A step counts if some replica's log holds it; it is on up to S logs, one for each stage of its path, and counts once. Of
+rounds whose logs another host has, a client's journal holds a record at most: these samples count as used before.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.averaging.journal import StepLine, read_records, read_steps, rounds_with_steps
-from shoal.ids import StepKey
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.contribution_guard import Suspect, suspects
+from shoal.swarm.records import uncounted
 from shoal.swarm.sample_ranges import count, merge
 from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import StepEntry
 
 
@@ -29,8 +33,12 @@ class Audit:
         duplicates: Samples that are in a step although an earlier step has them, counted each time.
         missing: Samples of a pass that no step contains: all of a pass after which another was begun, and of the last
             pass those below the highest one that was trained.
+        first_round: The first round with a step log; 0 if there is none.
+        samples_before: Distinct samples, skipped ones included, of the rounds of which other hosts have the step logs.
         steps_lost: By stage, steps that the stage has no part in: those that none of its replicas held when their round
-            ended, and all of the rounds that were lost when the stage was restored.
+            ended, those that only replicas held whose contribution did not count, and all of the rounds that were lost
+            when the stage was restored.
+        suspects: By round, the replicas whose contribution or whose bytes were not as they should be.
     """
 
     rounds: int
@@ -40,6 +48,9 @@ class Audit:
     duplicates: int
     missing: int
     steps_lost: Mapping[int, int]
+    suspects: tuple[tuple[int, Suspect], ...] = ()
+    first_round: int = 1
+    samples_before: int = 0
 
 
 def audit(directory: Path, num_samples_per_pass: int) -> Audit:
@@ -53,39 +64,60 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
         RecordRejected: A file is no step log, or no record.
         OSError: A file cannot be read.
     """
-    rounds = rounds_with_steps(directory)
+    lines = {round: read_steps(directory, round) for round in rounds_with_steps(directory)}
+    return audit_of(lines, [record for record, _ in read_records(directory)], num_samples_per_pass)
+
+
+def audit_of(lines: Mapping[int, Sequence[StepLine]], records: Sequence[Record], num_samples_per_pass: int) -> Audit:
+    """Recompute a run's counts from what its files say.
+
+    Args:
+        lines: The step log of each round.
+        records: D_1, D_2, ...
+        num_samples_per_pass: As in `audit`.
+    """
+    left_out = {
+        record.round: frozenset(p for outcome in record.stages for p in uncounted(outcome.members, outcome.scales))
+        for record in records
+    }
     steps: dict[tuple[int, StepKey], StepEntry] = {}
     lost: defaultdict[int, set[tuple[int, StepKey]]] = defaultdict(set)
-    for round in rounds:
-        lines = read_steps(directory, round)
-        for stage, key in _lost(lines):
+    for round, of_round in lines.items():
+        for stage, key in _lost(of_round, left_out.get(round, frozenset())):
             lost[stage].add((round, key))
-        steps.update({(round, line.entry.key): line.entry for line in lines})
-    for record, _ in read_records(directory):
+        steps.update({(round, line.entry.key): line.entry for line in of_round})
+    before: list[SampleRange] = list(records[0].recorded) if records else []
+    for record in records:
+        if record.round not in lines:
+            before += (*record.samples, *record.skipped)
         for outcome in record.stages:
             if outcome.restored is not None:
                 first = outcome.restored.round + 1
                 lost[outcome.stage].update(step for step in steps if first <= step[0] < record.round)
     num_stages = max((len(entry.path) for entry in steps.values()), default=0)
-    everything = [item for entry in steps.values() for item in entry.samples]
+    inherited = merge(before)
+    everything = [*inherited, *(item for entry in steps.values() for item in entry.samples)]
     distinct = merge(everything)
     return Audit(
-        rounds=len(rounds),
+        rounds=len(lines),
         steps=len(steps),
         samples=count(merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)),
         skipped=count(merge(item for entry in steps.values() if entry.skipped for item in entry.samples)),
         duplicates=count(everything) - count(distinct),
         missing=_missing(distinct, num_samples_per_pass),
         steps_lost={stage: len(lost[stage]) for stage in range(num_stages)},
+        suspects=tuple((record.round, suspect) for record in records for suspect in suspects(record)),
+        first_round=min(lines, default=0),
+        samples_before=count(inherited),
     )
 
 
-def _lost(lines: Iterable[StepLine]) -> list[tuple[int, StepKey]]:
-    """Of one round: stages, and the steps that are in the log of some stage, but of no replica of this one."""
+def _lost(lines: Iterable[StepLine], left_out: frozenset[PeerId]) -> list[tuple[int, StepKey]]:
+    """Of one round: stages, and the steps that are in some log, but in that of no replica of this stage that counts."""
     stages: defaultdict[StepKey, set[int]] = defaultdict(set)
     lengths: dict[StepKey, int] = {}
     for line in lines:
-        stages[line.entry.key].add(line.stage)
+        stages[line.entry.key] |= {line.stage} - ({line.stage} if line.peer in left_out else set())
         lengths[line.entry.key] = len(line.entry.path)
     return [(stage, key) for key, held in stages.items() for stage in set(range(lengths[key])) - held]
 

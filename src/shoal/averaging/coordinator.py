@@ -15,6 +15,7 @@ from shoal.errors import LocalProtocolError, RoundAborted
 from shoal.identity import Identity
 from shoal.ids import Ballot, PeerId
 from shoal.runtime.mailbox import Mailbox
+from shoal.swarm.contribution_guard import suspects
 from shoal.swarm.records import Logs
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
@@ -93,11 +94,12 @@ class RoundCoordinator:
     Args:
         endpoint: Of the client.
         identity: Signs the records; of the same peer.
-        incarnation: Which start of this client it is.
+        incarnation: Of this start of the client; no other one has had it.
         settings: Of the run.
         clock: For repetitions.
         journal: Writes step logs down before their record is held (see `journal.hold_steps`); called in a thread.
         recorded: Samples in the records known from before a restart.
+        ballot_number: Of the last ballot before a restart: whoever has taken a higher one since is followed.
         on_event: Told of replicas that are in and out, of stages that lack one and of those that are restored.
     """
 
@@ -111,6 +113,7 @@ class RoundCoordinator:
         clock: Clock,
         journal: Callable[[int, str, Logs], None],
         recorded: Ranges = (),
+        ballot_number: int = 0,
         on_event: Callable[[CoordinatorEvent], None] = lambda _: None,
     ) -> None:
         self._endpoint = endpoint
@@ -120,7 +123,7 @@ class RoundCoordinator:
         self._tell = on_event
         self._unseal = unsealer(settings.run_id)
         self._machine = RoundCoordinatorMachine(
-            endpoint.peer_id, incarnation, settings, sealer(identity), self._unseal, recorded
+            endpoint.peer_id, incarnation, settings, sealer(identity), self._unseal, recorded, ballot_number
         )
         self._decided: Decided | None = None
         self._ready: Ready | None = None
@@ -296,6 +299,7 @@ class RoundCoordinator:
                     self._to_journal.put(effect)
                 case Decided(record):
                     logger.info("round.decided", extra={"round": record.round, "ballot": str(record.ballot)})
+                    self._name_suspects(record)
                     self._decided = effect
                     self._ready = None
                 case Ready(tip):
@@ -329,12 +333,31 @@ class RoundCoordinator:
         self._changed.set()
         self._changed = anyio.Event()
 
+    def _name_suspects(self, record: Record) -> None:
+        for suspect in suspects(record):
+            self._endpoint.metrics.counter("round.suspects", suspicion=suspect.suspicion.value).add()
+            logger.warning("replica.suspect", extra={"round": record.round, **suspect._asdict()})
+
+    async def deposed(self) -> None:
+        """Wait, however long, until another client coordinates the run.
+
+        Raises:
+            RoundAborted: It does.
+        """
+        while True:
+            self._require_lead()
+            await self._changed.wait()
+
+    def _require_lead(self) -> None:
+        if self._deposed is not None:
+            raise RoundAborted(
+                f"peer {self._deposed.peer}, a client of another host, has taken the run over under ballot "
+                f"{self._deposed.number}; it goes on there, and ends here"
+            )
+
     async def _wait_ready(self, round: int) -> Ready:
         while True:
-            if self._deposed is not None:
-                raise RoundAborted(
-                    f"peer {self._deposed.peer} coordinates the run now, under ballot {self._deposed.number}"
-                )
+            self._require_lead()
             if self._ready is not None and self._ready.tip.round >= round:
                 return self._ready
             await self._changed.wait()

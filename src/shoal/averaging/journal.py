@@ -1,6 +1,6 @@
 """The files that a run leaves behind about its rounds, written by the client: from them alone it can be checked.
 
-    rounds/round_0000.json     D_0: seed, configuration, thread count, versions
+    rounds/round_0000.json     D_0: seed, configuration, thread count, versions, machine
     rounds/round_0001.json     D_1, readable, with its encoded bytes, signature and hash
     steps/round_0001.jsonl     one line for each step that each final member has committed in round 1, in apply order
     steps/round_0001.*.held    the same while the round's record, whose hash it names, is not decided
@@ -13,8 +13,9 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,6 +28,24 @@ from shoal.wire.messages.step import StepEntry
 _ROUNDS, _STEPS = "rounds", "steps"
 
 
+class Genesis(msgspec.Struct, frozen=True):
+    """What D_0 follows from, and where the run was begun.
+
+    Attributes:
+        seed: Of the run.
+        configuration: What its peers share, JSON values only.
+        num_threads: Of the servers of the client's host: one number for all, or one for each.
+        versions: Of the programs, by name.
+        machine: Of the client's host, by name.
+    """
+
+    seed: int
+    configuration: dict[str, Any]
+    num_threads: tuple[int, ...]
+    versions: dict[str, str]
+    machine: dict[str, str] = {}
+
+
 class StepLine(msgspec.Struct, frozen=True):
     """One line of a step log: which replica of which stage has committed what."""
 
@@ -35,28 +54,28 @@ class StepLine(msgspec.Struct, frozen=True):
     entry: StepEntry
 
 
-def write_genesis(
-    directory: Path,
-    *,
-    seed: int,
-    configuration: Mapping[str, object],
-    num_threads: Sequence[int],
-    versions: Mapping[str, str],
-) -> None:
-    """Write what D_0 follows from.
-
-    Args:
-        directory: The run's directory.
-        seed: Of the run.
-        configuration: Resolved, JSON values only.
-        num_threads: Of the servers of the client's host: one number for all, or one for each.
-        versions: Of the programs, by name.
+def write_genesis(directory: Path, genesis: Genesis) -> None:
+    """Write what D_0 follows from into the run's directory.
 
     Raises:
         StorageError: The file cannot be written.
     """
-    content = {"seed": seed, "configuration": configuration, "num_threads": num_threads, "versions": versions}
-    write_whole(_round_file(directory, 0), json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
+    content = json.dumps(msgspec.to_builtins(genesis), indent=2, sort_keys=True)
+    write_whole(_round_file(directory, 0), content.encode() + b"\n")
+
+
+def read_genesis(directory: Path) -> Genesis:
+    """Return what D_0 follows from.
+
+    Raises:
+        RecordRejected: The file says something else.
+        OSError: It cannot be read.
+    """
+    path = _round_file(directory, 0)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Genesis)
+    except msgspec.MsgspecError as error:
+        raise RecordRejected(f"{path} is no beginning of a run: {error}; restore it from a copy") from error
 
 
 def hold_steps(directory: Path, round: int, digest: str, logs: Logs) -> None:
@@ -82,9 +101,8 @@ def hold_steps(directory: Path, round: int, digest: str, logs: Logs) -> None:
 def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
     """Write a decided round: first its step logs, then the record, so that a record is never without its steps.
 
-    The logs are those that were held for this record; those of records that were not decided are removed. There are
-    none, and the round's file is empty, only if the coordinator of another host had gathered them. Writing a round
-    again changes nothing.
+    The logs are those that were held for this record; those of records that were not decided are removed. There is no
+    file of them only if the coordinator of another host has gathered them. Writing a round again changes nothing.
 
     Raises:
         OSError: A file cannot be written.
@@ -94,8 +112,6 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
     if held.exists():
         held.replace(steps)
         _sync(steps.parent)
-    elif not steps.exists():
-        write_whole(steps, b"")
     for path in steps.parent.glob(f"{steps.stem}.*.held"):
         path.unlink()
     content = {
@@ -170,6 +186,8 @@ def _readable(record: Record) -> object:
                 "stage": outcome.stage,
                 "epoch": outcome.epoch,
                 "members": dict(zip(outcome.members, outcome.weights, strict=True)),
+                "scales": dict(zip(outcome.members, outcome.scales, strict=False)),
+                "differed": list(outcome.differed),
                 "parameters": outcome.hashes.parameters,
                 "momentum": outcome.hashes.momentum,
                 "buffers": outcome.hashes.buffers,
@@ -188,6 +206,7 @@ def _readable(record: Record) -> object:
         "samples": [[item.pass_number, item.start, item.stop] for item in record.samples],
         "skipped": [[item.pass_number, item.start, item.stop] for item in record.skipped],
         "incarnations": {str(trainer): lowest for trainer, lowest in record.incarnations.items()},
+        "recorded": [[item.pass_number, item.start, item.stop] for item in record.recorded],
     }
 
 

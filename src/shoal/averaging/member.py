@@ -167,6 +167,11 @@ class RoundMember:
         return NOTHING_HELD if self._machine.is_behind else self._machine.tip.round
 
     @property
+    def coordinator(self) -> PeerId | None:
+        """The client that the replica follows; None before it has heard of any."""
+        return self._machine.promised.peer or None
+
+    @property
     def hashes(self) -> StageHashes:
         """Of the state that the replica holds."""
         return self._state.hashes
@@ -271,10 +276,11 @@ class RoundMember:
         except RoundAborted:
             logger.info("round.close_superseded", extra={"round": round})
             return
+        norm = await self._device.run(self._state.gradient_norm) if closed.log else 0.0
         if round != self._machine.round:
             return
         links = tuple(self._links())[:MAX_LINK_REPORTS]
-        self._do(self._machine.steps_closed(StepsClosed(closed.num_samples, closed.in_doubt, closed.log, links)))
+        self._do(self._machine.steps_closed(StepsClosed(closed.num_samples, closed.in_doubt, closed.log, links, norm)))
 
     def _sent_bytes(self) -> dict[str, int]:
         return {traffic.value: count for traffic, count in self._endpoint.sent_bytes.items()}

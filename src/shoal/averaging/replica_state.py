@@ -2,6 +2,7 @@
 
     contribution(weight, total) --ring--> stage(...) -> hashes --record--> swap(hashes)
 
+What a contribution counts is judged before the ring, by the length of its pseudo-gradient (`swarm.contribution_guard`).
 Nothing is averaged in place: until the swap, the state of the round before and the local parameters stay as they are,
 so a new epoch starts from the same inputs. Everything is kept on the CPU, whatever the device of the module, so that
 different hardware cannot end a round with different bits.
@@ -12,6 +13,7 @@ Shapes: N elements of the parameters, F of the floating buffers, I of the intege
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from shoal.errors import StateMismatch
 from shoal.optim.flat import tensor_sha256
+from shoal.optim.norm import squared_norm
 from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.wire.messages.round import StageHashes
 
@@ -51,6 +54,10 @@ class AveragedStage(Protocol):
 
     def load_integer_buffers(self, flat: Tensor) -> None:
         """Replace the committed integer buffers."""
+        ...
+
+    def forget_moments(self) -> None:
+        """Have the inner optimizer begin anew."""
         ...
 
 
@@ -110,6 +117,7 @@ class ReplicaState:
         )
         self._staged: dict[StageHashes, _Staged] = {}
         self._pinned: StageHashes | None = None
+        self._is_broken = False
         self.hashes = self._held.hashes()
         stage.held_parameters = self.held_parameters
 
@@ -133,7 +141,21 @@ class ReplicaState:
         """Elements and dtype of a pseudo-gradient."""
         return self._held.parameters_N.numel(), self._held.parameters_N.dtype
 
-    def contribution(self, weight: int, total_weight: int, gradient_N: Tensor | None = None) -> Contribution:
+    def gradient_norm(self) -> float:
+        """The length of this replica's pseudo-gradient; NaN or infinite if that, or a buffer, is not finite.
+
+        If it is not, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
+        """
+        local_N = self._stage.parameters_flat().cpu()
+        norm = math.sqrt(squared_norm(pseudo_gradient(self._held.parameters_N, local_N, out=local_N)).item())
+        if not self._stage.float_buffers_flat().isfinite().all():
+            norm = math.nan
+        self._is_broken = not math.isfinite(norm)
+        return norm
+
+    def contribution(
+        self, weight: int, total_weight: int, gradient_N: Tensor | None = None, scale: float = 1.0
+    ) -> Contribution:
         """This replica's share in the averages, in buffers of its own.
 
         Pseudo-gradient and floating buffers are multiplied by weight / total_weight, one rounded product in their
@@ -143,6 +165,7 @@ class ReplicaState:
             weight: Samples of this replica in the round.
             total_weight: Of all members; at least 1.
             gradient_N: Where the pseudo-gradient is put; its values do not matter. None makes a new vector.
+            scale: What the pseudo-gradient is multiplied by besides, in an operation of its own; with 1 there is none.
         """
         held, stage = self._held, self._stage
         integers_I = stage.integer_buffers_flat().cpu()
@@ -152,7 +175,10 @@ class ReplicaState:
             return Contribution(gradient_N.zero_(), torch.zeros_like(held.floats_F), integers_I)
         share = weight / total_weight
         pseudo_gradient(held.parameters_N, stage.parameters_flat().cpu(), out=gradient_N)
-        return Contribution(gradient_N.mul_(share), stage.float_buffers_flat().cpu().mul_(share), integers_I)
+        gradient_N.mul_(share)
+        if scale != 1.0:
+            gradient_N.mul_(scale)
+        return Contribution(gradient_N, stage.float_buffers_flat().cpu().mul_(share), integers_I)
 
     def stage(self, average: Contribution | None, keep_average: bool = False) -> StageHashes:
         """Compute the outer step into new buffers and return their hashes.
@@ -188,8 +214,8 @@ class ReplicaState:
     def swap(self, hashes: StageHashes) -> Contribution | None:
         """Make the staged bytes with these hashes the state, and the local parameters and buffers equal to it.
 
-        Those that are held already will do as well: then only what was trained on top of them is dropped. Inner
-        optimizer moments stay local.
+        Those that are held already will do as well: then only what was trained on top of them is dropped. See
+        `restore` for the inner optimizer.
 
         Returns:
             The averages from which it was computed, if they were to be kept.
@@ -209,8 +235,11 @@ class ReplicaState:
     def restore(self) -> None:
         """Make the local parameters and buffers equal to the held state, and forget what is staged.
 
-        Inner optimizer moments stay local.
+        Inner optimizer moments stay local, unless they belong to parameters that are not finite.
         """
+        if self._is_broken:
+            self._stage.forget_moments()
+            self._is_broken = False
         self._staged.clear()
         self._pinned = None
         self._stage.load_parameters(self._held.parameters_N)

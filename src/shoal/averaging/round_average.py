@@ -59,6 +59,15 @@ class RingSettings:
 DEFAULT_RING: Final = RingSettings()
 
 
+def ring_vectors(share: Contribution, wire: torch.dtype | None) -> tuple[RingVector, ...]:
+    """Return what is reduced of a contribution, in place; `wire` as in `RingSettings`."""
+    return (
+        RingVector(0, share.parameters_N, Reduction.SUM, wire),
+        RingVector(1, share.floats_F, Reduction.SUM),
+        RingVector(2, share.integers_I, Reduction.MAX),
+    )
+
+
 class RoundAverage:
     """The averages of one replica, one after the other.
 
@@ -116,13 +125,10 @@ class RoundAverage:
         self._memory.forget_others(peers)
         # Only this lies in shared memory: averaged buffers become part of the held state, and are small.
         [gradient_N] = self._memory.vectors([self._state.gradient_kind])
-        weight = view.weights[peers.index(self._endpoint.peer_id)]
-        share = await self._device.run(self._state.contribution, weight, total, gradient_N)
-        vectors = (
-            RingVector(0, share.parameters_N, Reduction.SUM, self._settings.wire),
-            RingVector(1, share.floats_F, Reduction.SUM),
-            RingVector(2, share.integers_I, Reduction.MAX),
-        )
+        place = peers.index(self._endpoint.peer_id)
+        weight, scale = view.weights[place], view.scales[place] if view.scales else 1.0
+        share = await self._device.run(self._state.contribution, weight, total, gradient_N, scale)
+        vectors = ring_vectors(share, self._settings.wire)
         ring = Ring(
             self._endpoint,
             tag,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,17 +95,18 @@ def start_trainer_client(
 ) -> int:
     """Train with servers of other hosts: runs monitor, client, data server and trainers, and prints how to join.
 
-    Without --config-path it trains configs/sandbox.yaml. --num-servers says how many servers to wait for.
+    Without --config-path it trains configs/sandbox.yaml. --num-servers says how many servers to wait for. With
+    --initial-peers it continues the run that they know, whose client's host is gone.
     """
     if print_config:
-        return _print_config(_load(config_path or _sandbox_path(), flags))
+        return _print_config(_load_client(config_path, flags)[0])
     from shoal.cli.early import early_start
 
     with early_start() as early:
-        config = _load(config_path or _sandbox_path(), flags)
+        config, origins = _load_client(config_path, flags)
         from shoal.cli.client_host import start_trainer_client as serve
 
-        return serve(config, early)
+        return serve(config, origins, early)
 
 
 @app.command
@@ -186,6 +187,63 @@ def benchmark(
     return run_benchmark(name, options, as_json=as_json)
 
 
+@app.command
+def replay(
+    directory: Annotated[Path, Parameter(help="Of the run: logs/<run_id>.")],
+    *,
+    as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Compute a run again from the files that it has left, and compare the hashes of every round, bit for bit.
+
+    Exit code 0: everything agrees; 1: it does not, and the first round, stage and replica that differ are named.
+    """
+    from shoal.cli.replay import replay_run
+
+    return replay_run(directory, as_json=as_json)
+
+
+@app.command
+def chaos(
+    *flags: ConfigFlags,
+    seed: Annotated[int, Parameter(help="Of the plan: the same seed does the same faults at the same times.")] = 0,
+    for_: Annotated[str, Parameter(name="--for", help="How long there are faults, such as 90s or 10m.")] = "2m",
+    every: Annotated[str, Parameter(help="One fault for each such time.")] = "15s",
+    kinds: Annotated[
+        str, Parameter(help="Kinds of faults with commas; all: each that a run survives on one machine.")
+    ] = "all",
+    emulated_device: Annotated[
+        str, Parameter(help="Least time of each stage call, such as 30ms: slow devices that need no processor.")
+    ] = "0ms",
+    goodput: Annotated[
+        bool, Switch, Parameter(help="First train as long without faults, and say the ratio of samples per second.")
+    ] = False,
+    config_path: ConfigPath = None,
+    report: Annotated[Path | None, Parameter(name="--json", help="Write plan, faults and findings there.")] = None,
+) -> int:
+    """Train on a swarm of this machine, kill and freeze its processes at random, and judge what is left.
+
+    The last line is the verdict; exit code 0 only if every invariant holds. Without --config-path it trains
+    configs/sandbox.yaml on two stages with two replicas and a spare.
+    """
+    from shoal.cli.chaos import FLAGS, ChaosOptions, run_chaos
+    from shoal.cli.durations import parse_duration_s
+    from shoal.testing.faults.deaths import KINDS
+
+    config_path = config_path or _sandbox_path()
+    run_flags = (*FLAGS, *flags)
+    config = _load_whole(config_path, run_flags)
+    options = ChaosOptions(
+        seed=seed,
+        for_s=parse_duration_s(for_, "--for"),
+        every_s=parse_duration_s(every, "--every"),
+        kinds=tuple(KINDS) if kinds == "all" else tuple(kinds.split(",")),
+        emulated_call_s=parse_duration_s(emulated_device, "--emulated-device"),
+        goodput=goodput,
+        report=report,
+    )
+    return run_chaos(config, (f"--config-path={config_path.absolute()}", *run_flags), options)
+
+
 @model_app.command
 def profile(
     *flags: ConfigFlags,
@@ -238,6 +296,24 @@ def _load(config_path: Path | None, flags: Sequence[str]) -> Config:
     from shoal.config.load import load_config
 
     return load_config(config_path, flags, other_flags=_OWN_FLAGS)
+
+
+def _load_client(config_path: Path | None, flags: Sequence[str]) -> tuple[Config, Mapping[str, str] | None]:
+    """Load the configuration of a client's host; of one that continues a run, also what sets each key."""
+    from shoal.cli.joining import PEERS_VARIABLE, load_joining_config
+
+    # That variable is set on a host for its servers.
+    env = {name: value for name, value in os.environ.items() if name != PEERS_VARIABLE}
+    try:
+        config, origins = load_joining_config(config_path, flags, env, _OWN_FLAGS)
+    except ConfigError:
+        config = _load(config_path or _sandbox_path(), flags)
+        if config.network.initial_peers:
+            raise
+        return config, None
+    if config.network.initial_peers:
+        return config, origins
+    return _load(config_path or _sandbox_path(), flags), None
 
 
 def _load_whole(config_path: Path | None, flags: Sequence[str]) -> Config:

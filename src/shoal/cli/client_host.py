@@ -1,50 +1,68 @@
 """The host of a run's client: what `start_trainer_client.py` and `shoal start-trainer-client` do.
 
 Monitor, client, data server and trainers run here; servers join from other hosts, with the lines that are printed. From
-the launch to the summary it is the same as a run on one machine, without servers of its own.
+the launch to the summary it is the same as a run on one machine, without servers of its own. With initial peers it
+takes the place of a client that is gone: run and configuration are those that the swarm knows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import anyio
 
 from shoal import log
 from shoal.cli.cuts import with_known_cut
 from shoal.cli.early import EarlyStart
+from shoal.cli.finding import FoundRun, find_run
 from shoal.cli.host_network import HostNetwork
-from shoal.cli.joining import LastingIdentities, invitation, load_or_create_swarm_key
+from shoal.cli.joining import LastingIdentities, invitation, load_or_create_swarm_key, require_membership
 from shoal.cli.local import HostRun
 from shoal.cli.run_files import make_log_dir, new_run_id
 from shoal.clock import SystemClock
 from shoal.config import Config
-from shoal.errors import ConfigError
+from shoal.ids import RunId
 
 
-def start_trainer_client(config: Config, early: EarlyStart) -> int:
+def start_trainer_client(config: Config, origins: Mapping[str, str] | None, early: EarlyStart) -> int:
     """Wait for servers of other hosts, train with them until the run is done, and return the exit code.
 
     Args:
-        config: The resolved configuration.
+        config: The resolved configuration; with initial peers, the run that they know is continued.
+        origins: Which keys this host sets, and where, if it continues a run: what is shared is taken from the run.
         early: What runs already; the caller ends it.
 
     Raises:
-        ConfigError: the swarm key or the identities cannot be used, or the log directory cannot be written.
+        ConfigError: the swarm key or the identities cannot be used, the log directory cannot be written, or a shared
+            key differs from the run's.
+        BootstrapError: no initial peer answered in time, or none of them knows a run.
     """
-    if config.network.initial_peers:
-        raise ConfigError(
-            "network.initial_peers: this command starts a swarm of its own, and a run has one client; remove it here, "
-            "start_servers.py takes it"
-        )
-    swarm_key, is_new = load_or_create_swarm_key(config.network.swarm_key_file)
+    if origins is None:
+        swarm_key, is_new = load_or_create_swarm_key(config.network.swarm_key_file)
+    else:
+        swarm_key, is_new = require_membership(config), False
     identities = LastingIdentities("client")
     try:
         clock = SystemClock()
-        config = with_known_cut(config)
-        run_id = new_run_id(config, clock)
-        log_dir = make_log_dir(config, run_id)
-        log.configure("launcher", log_dir, config.log_level)
 
         async def run() -> int:
+            if origins is None:
+                found = FoundRun(new_run_id(config, clock), with_known_cut(config))
+            else:
+                print(f"looking for the run at {', '.join(config.network.initial_peers)}", flush=True)
+                found = await find_run(
+                    config,
+                    origins,
+                    swarm_key=swarm_key,
+                    identity_of=identities.identity,
+                    run_dir=early.run_dir,
+                    clock=clock,
+                )
+            return await train(found.config, found.run_id)
+
+        async def train(config: Config, run_id: RunId) -> int:
+            log_dir = make_log_dir(config, run_id)
+            log.configure("launcher", log_dir, config.log_level)
             host = HostRun(
                 config,
                 run_id,
@@ -53,7 +71,8 @@ def start_trainer_client(config: Config, early: EarlyStart) -> int:
                 swarm_key=swarm_key,
                 network=HostNetwork(config.network),
                 identity_of=identities.identity,
-                invite=lambda maddrs: invitation(config, maddrs, new_key=is_new),
+                invite=lambda maddrs: invitation(config, maddrs, log_dir, new_key=is_new),
+                succeeds=origins is not None,
             )
             return await host.run(early)
 

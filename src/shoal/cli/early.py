@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from shoal.cli.interrupts import Interrupts
+from shoal.runtime.file_limit import raise_file_limit
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.run_dir import RunDir
 
@@ -65,6 +66,7 @@ def early_start() -> Generator[EarlyStart, None, None]:
     Raises:
         ConfigError: the runtime directory cannot be made.
     """
+    raise_file_limit()
     with Interrupts() as interrupts, RunDir() as run_dir:
         fork_servers = ForkServers(PRELOAD, run_dir.path)
         try:

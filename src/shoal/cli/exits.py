@@ -46,7 +46,15 @@ def guarded(call: Callable[[], int | None]) -> int:
     except ShoalError as error:
         _say(f"{type(error).__name__}: {error}")
         return FAILED
+    except BaseExceptionGroup as group:
+        if not (said := _of_files(group)):
+            raise
+        _say(said)
+        return FAILED
     except OSError as error:
+        if said := _of_files(error):
+            _say(said)
+            return FAILED
         # What prints is a library at times, which raises what the system has said.
         if takes_output():
             raise
@@ -56,6 +64,16 @@ def guarded(call: Callable[[], int | None]) -> int:
         _say(f"cannot write to standard output: {error.strerror}")
         return FAILED
     return DONE if code is None else code
+
+
+def _of_files(error: BaseException) -> str:
+    """Return what to say if an error, or one of a group, is that no more files may be opened; else nothing."""
+    from shoal.runtime.file_limit import hint
+    from shoal.runtime.role import leaves
+
+    return next(
+        (f"{each.strerror}{hint(each)}" for each in leaves(error) if isinstance(each, OSError) and hint(each)), ""
+    )
 
 
 def _say(message: str) -> None:

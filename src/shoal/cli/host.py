@@ -24,6 +24,7 @@ from shoal.config import Config, config_to_json
 from shoal.config.host import NetworkConfig
 from shoal.config.per_server import of_server
 from shoal.config.start import RoleStart
+from shoal.control.peers_file import read_peers_file
 from shoal.control.scout_spec import ScoutSpec
 from shoal.data_server.spec import DataServerSpec
 from shoal.errors import ConnectionLost, ShoalError
@@ -125,8 +126,14 @@ class SwarmHost:
             )
         )
 
-    async def start_client(self, expected_servers: int, *, patient: bool = False) -> RoleHandle:
-        """Start the client; `patient`: it waits for these servers however long it takes."""
+    async def start_client(self, expected_servers: int, *, patient: bool = False, succeeds: bool = False) -> RoleHandle:
+        """Start the client.
+
+        Args:
+            expected_servers: That its first round waits for, for a while.
+            patient: It waits for these servers however long it takes.
+            succeeds: The run was begun on another host.
+        """
         spec = self._spec(
             ClientSpec,
             "client",
@@ -134,6 +141,7 @@ class SwarmHost:
             launcher_pid=os.getpid(),
             expected_servers=expected_servers,
             patient=patient,
+            succeeds=succeeds,
             data_server=self.hop("data_server"),
             monitor=self.hop("monitor"),
         )
@@ -291,13 +299,21 @@ class SwarmHost:
         if handle.spec.role in _NEED_PEERS:
             self._needs_peers(handle)
         elif handle.spec.role == "monitor":
-            others = [maddr for maddrs in self._joined.values() for maddr in maddrs]
+            own = self.hop("monitor").peer
+            others = [*self.maddrs]
+            others += [maddr for maddr in read_peers_file(self.log_dir) if not maddr.endswith(f"/p2p/{own}")]
             with suppress(ConnectionLost):
-                handle.send(initial_peers=others)
+                handle.send(initial_peers=list(dict.fromkeys(others)))
 
     def joined(self, handle: RoleHandle, maddrs: Sequence[str]) -> None:
         """Remember by which addresses a role takes part in the DHT."""
         self._joined[handle] = tuple(maddrs)
+        logger.info("dht.joined", extra={"role": str(handle.spec), "maddrs": list(maddrs)})
+
+    @property
+    def maddrs(self) -> tuple[str, ...]:
+        """Where the roles of this host take part in the DHT."""
+        return tuple(maddr for maddrs in self._joined.values() for maddr in maddrs)
 
     def _needs_peers(self, handle: RoleHandle) -> RoleHandle:
         if self._initial_peers is None:
@@ -308,9 +324,11 @@ class SwarmHost:
 
     def _tell_peers(self, handle: RoleHandle) -> None:
         others = [maddr for peer, maddrs in self._joined.items() if peer is not handle for maddr in maddrs]
+        # The first peers may be gone by now, and nobody else of this host be left.
+        listed = read_peers_file(self.log_dir)
         # A role that has ended meanwhile joins nothing; whoever follows it notices.
         with suppress(ConnectionLost):
-            handle.send(initial_peers=[*(self._initial_peers or ()), *others])
+            handle.send(initial_peers=list(dict.fromkeys((*(self._initial_peers or ()), *others, *listed))))
 
     def _spec(self, kind: type[_Start], role: str, index: int, **fields: Any) -> _Start:
         return kind(

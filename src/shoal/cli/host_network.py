@@ -10,11 +10,11 @@ from ipaddress import ip_address
 from typing import Final
 
 from shoal.config.host import MAX_PORT, NetworkConfig
+from shoal.control.maddrs import is_loopback
 from shoal.errors import ConfigError
 
 USUAL_MONITOR_PORT: Final = 50000
 LOOPBACK_MADDRS: Final = ("/ip4/127.0.0.1/tcp/0",)
-_LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class HostNetwork:
 
     @property
     def _is_loopback(self) -> bool:
-        return all(maddr.startswith(_LOOPBACK) for maddr in self.settings.host_maddrs)
+        return all(is_loopback(maddr) for maddr in self.settings.host_maddrs)
 
 
 def local_maddrs(monitor: NetworkConfig, peer_id: str) -> tuple[str, ...]:

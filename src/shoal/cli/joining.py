@@ -11,12 +11,16 @@ from typing import Final
 
 from shoal.config import Config
 from shoal.config.load import load_with_origins
+from shoal.control.maddrs import outward
+from shoal.control.peers_file import PEERS_FILE
 from shoal.errors import ConfigError
 from shoal.identity import Identity, create_swarm_key, load_swarm_key
 
 PEERS_VARIABLE: Final = "INITIAL_PEERS"
 _STATE_DIR: Final = Path("~/.config/shoal/identities")
 _MAX_LAUNCHERS: Final = 64
+_MAX_NAMED: Final = 3
+"""Addresses in a line to paste: one that answers is enough."""
 USUAL_PREFIX: Final = "sandbox"
 """Of the run that a client starts without a configuration file; a host that says no other name joins that one."""
 
@@ -113,19 +117,38 @@ def load_or_create_swarm_key(path: Path) -> tuple[bytes, bool]:
     return create_swarm_key(path), True
 
 
-def invitation(config: Config, maddrs: Sequence[str], *, new_key: bool) -> Iterator[str]:
+def continuation(config: Config, maddrs: Sequence[str]) -> Iterator[str]:
+    """Yield the lines by which the user continues a run that has no client any more.
+
+    Args:
+        config: of a host of servers.
+        maddrs: where its roles take part in the DHT.
+    """
+    command = ["python", "start_trainer_client.py", *_naming(config)]
+    command.append(f"--initial-peers={','.join(outward(maddrs)[:_MAX_NAMED])}")
+    yield "if its client's host is gone for good, any host with the swarm key continues the run by"
+    yield shlex.join(command)
+
+
+def _naming(config: Config) -> Iterator[str]:
+    """Yield the flags without which another host would not find this swarm."""
+    if config.experiment_prefix != USUAL_PREFIX:
+        yield from ("--experiment-prefix", config.experiment_prefix)
+    path = config.network.swarm_key_file
+    if path != type(config.network).model_fields["swarm_key_file"].default:
+        yield from ("--swarm-key-file", str(path))
+
+
+def invitation(config: Config, maddrs: Sequence[str], log_dir: Path, *, new_key: bool) -> Iterator[str]:
     """Yield the lines that the user pastes on other hosts."""
     path = config.network.swarm_key_file
-    command = ["python", "start_servers.py", "--num-servers", str(config.num_stages)]
-    if config.experiment_prefix != USUAL_PREFIX:
-        command += ["--experiment-prefix", config.experiment_prefix]
-    if path != type(config.network).model_fields["swarm_key_file"].default:
-        command += ["--swarm-key-file", str(path)]
+    command = ["python", "start_servers.py", "--num-servers", str(config.num_stages), *_naming(config)]
     if new_key:
         yield f"made a new swarm key, {path}: copy it to the other hosts, over a way that nobody else can read"
     yield f"on every other host, with the swarm key in {path}, run"
     yield f"export {PEERS_VARIABLE}={','.join(maddrs)}"
     yield shlex.join(command)
+    yield f"any address in {log_dir / PEERS_FILE} does as well: as peers come, theirs are there too"
     stages = f"all {config.num_stages} stages" if config.num_stages > 1 else "the one stage"
     wanted = f"{config.servers.num_servers} servers" if config.servers.num_servers else f"servers of {stages}"
     yield f"waiting for {wanted}, however long it takes; Ctrl-C ends"

@@ -102,6 +102,7 @@ class HostRun:
         identity_of: see `SwarmHost`.
         invite: gives the lines to print once other hosts can join, from the monitor's addresses; servers of other hosts
             are then waited for, however long it takes.
+        succeeds: whether the run was begun on another host.
     """
 
     config: Config
@@ -114,6 +115,7 @@ class HostRun:
     network: HostNetwork | None = None
     identity_of: Callable[[str, int], Identity] | None = None
     invite: Callable[[tuple[str, ...]], Iterable[str]] | None = None
+    succeeds: bool = False
     exit_code: int = FAILED
     failure: str | None = None
     summary: Mapping[str, Any] | None = None
@@ -189,7 +191,9 @@ class HostRun:
         await self._settle_cut(host, view)
         tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0
-        client = self._client = await host.start_client(expected, patient=self.invite is not None)
+        client = self._client = await host.start_client(
+            expected, patient=self.invite is not None, succeeds=self.succeeds
+        )
         self._client_followed = anyio.Event()
         tasks.start_soon(self._follow_client, tasks, client, host, view)
         for index, device in enumerate(self.devices):

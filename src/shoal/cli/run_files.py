@@ -25,18 +25,20 @@ def new_run_id(config: Config, clock: Clock) -> RunId:
 def make_log_dir(config: Config, run_id: RunId) -> Path:
     """Make `log_dir/<run_id>`, write the resolved configuration there, and point `log_dir/<experiment_prefix>` at it.
 
+    It has a number where a client that is gone has left that folder, whose files belong together.
+
     Raises:
         ConfigError: the directory cannot be made or written.
     """
-    path = config.log_dir.absolute() / run_id
+    path = _unused(config.log_dir.absolute() / run_id)
     link = path.parent / config.experiment_prefix
     try:
         path.mkdir(parents=True)
         (path / "config.yaml").write_text(dump_config(config))
         if link.is_symlink() or not link.exists():
             # Another run may do the same at this moment: make the link aside and rename it, which is atomic.
-            aside = path.parent / f".{run_id}.link"
-            aside.symlink_to(run_id)
+            aside = path.parent / f".{path.name}.link"
+            aside.symlink_to(path.name)
             aside.rename(link)
     except OSError as error:
         raise _cannot_write(path, error) from error
@@ -66,16 +68,19 @@ def make_server_log_dir(config: Config, run_id: str) -> Path:
     Raises:
         ConfigError: the directory cannot be made or written.
     """
-    path = config.log_dir.absolute() / f"{run_id}.servers"
-    numbers = itertools.count(2)
-    while path.exists():
-        path = path.with_name(f"{run_id}.servers-{next(numbers)}")
+    path = _unused(config.log_dir.absolute() / f"{run_id}.servers")
     try:
         path.mkdir(parents=True)
         (path / "config.yaml").write_text(dump_config(config))
     except OSError as error:
         raise _cannot_write(path, error) from error
     return path
+
+
+def _unused(path: Path) -> Path:
+    """Return the path, or if it exists the first one with a number that does not."""
+    names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain((path,), names) if not candidate.exists())
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:

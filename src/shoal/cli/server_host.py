@@ -11,7 +11,6 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -21,13 +20,15 @@ from shoal import log
 from shoal.cli.devices import devices_of_servers
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
+from shoal.cli.finding import run_of
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
-from shoal.cli.joining import LastingIdentities, require_membership
+from shoal.cli.joining import LastingIdentities, continuation, require_membership
 from shoal.cli.run_files import make_server_log_dir, remove_empty_outputs
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared
+from shoal.control.peers_file import PeersFile
 from shoal.errors import BootstrapError, RemoteError, ShoalError
 from shoal.identity import Identity
 from shoal.runtime.role_handle import RoleEvent, RoleHandle
@@ -83,6 +84,7 @@ class ServerHost:
     _ended: anyio.Event = field(default_factory=anyio.Event)
     _hurry: anyio.Event = field(default_factory=anyio.Event)
     _log_dir: Path | None = None
+    _peers_file: PeersFile | None = None
     _serving: int = 0
 
     async def run(self) -> int:
@@ -129,10 +131,11 @@ class ServerHost:
         self._say(f"joining the swarm at {', '.join(self.config.network.initial_peers)}")
         early = self._host(self.config, "", Path(self.early.run_dir.path), supervisor)
         scout = await early.start_scout()
-        found = await _ready(scout)
+        found = await run_of(scout)
         config = adopt_shared(self.config, self.origins, found["configuration"])
         run_id = str(found["run_id"])
         log_dir = self._log_dir = make_server_log_dir(config, run_id)
+        self._peers_file = PeersFile(log_dir, self._say)
         log.configure("launcher", log_dir, config.log_level)
         self._say(f"run {run_id}, logs in {log_dir}")
         host = self._host(config, run_id, log_dir, supervisor)
@@ -194,8 +197,11 @@ class ServerHost:
                 self._say(f"{name} serves stage {event.fields['stage']}")
             case "run_announced":
                 back, silent = "is announced again", "is not announced any more: its client is gone without a word"
-                told = back if event.fields["is_announced"] else silent
-                self._say(f"run {host.run_id} {told}; the servers keep their state and wait for it (Ctrl-C ends)")
+                is_announced = event.fields["is_announced"]
+                told = back if is_announced else f"{silent}; the servers keep their state and wait (Ctrl-C ends)"
+                self._say(f"run {host.run_id} {told}")
+                for line in () if is_announced else continuation(host.config, host.maddrs):
+                    self._say(line)
             case "run_over" if not self._ended.is_set():
                 self._say(f"{event.fields['reason']}: the servers of this host leave")
                 self.exit_code = DONE if event.fields["ended_well"] else FAILED
@@ -207,6 +213,8 @@ class ServerHost:
                 host.restarted(role)
             case "joined":
                 host.joined(role, event.fields["maddrs"])
+            case "peers" if self._peers_file is not None:
+                self._peers_file.write(event.fields["maddrs"])
             case _:
                 pass
 
@@ -232,17 +240,3 @@ class ServerHost:
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-async def _ready(scout: RoleHandle) -> Mapping[str, Any]:
-    """Return what the scout has found.
-
-    Raises:
-        BootstrapError: it reached no initial peer, or no run.
-    """
-    try:
-        return await scout.ready()
-    except RemoteError as error:
-        if (await scout.wait()).code == USER_ERROR:
-            raise BootstrapError(scout.last_error) from error
-        raise

@@ -7,9 +7,9 @@ membership -> RoundLoop -> RoundCoordinator, trainers, data server
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from shoal.averaging.audit import audit
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
-from shoal.averaging.journal import hold_steps, write_genesis
+from shoal.averaging.journal import Genesis, hold_steps, write_genesis
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Counts, Diary, Lost, Plan, Saved, ServersMoved, StagesRestored, Started
@@ -28,6 +28,7 @@ from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.rounds import RoundLoop
 from shoal.client.stage_watch import StageWatch
+from shoal.client.succession import INCARNATIONS_APART, Succession
 from shoal.client.summary import build_summary
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import Launcher, TrainerPool
@@ -39,12 +40,13 @@ from shoal.control.membership import Membership
 from shoal.data.feed import Feed
 from shoal.identity import Identity
 from shoal.ids import PeerId
+from shoal.runtime.hardware import machine_type, program_versions
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import Heartbeat, StepReport, TrainerStuck
+from shoal.wire.messages.control import Heartbeat, StepReport
 
 TRAINER_START_TIMEOUT_S = 20.0
 SAME_LOSS_S = 1.0
@@ -57,6 +59,7 @@ class Client:
     """Trains a run from its first round to its last, with the servers of a membership.
 
     Attributes:
+        counters: of all roles.
         reports: what the trainers have reported, with the running totals.
         rounds: the round loop.
         watch: what broke, and when the first step was committed.
@@ -80,8 +83,10 @@ class Client:
         age_s: Callable[[], float],
         diary: Diary,
         expected_servers: int,
+        succeeds: bool = False,
         patient: bool = False,
         notice: Callable[[str], None] = lambda _: None,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         """Connect the parts and write the run's record 0.
 
@@ -99,6 +104,8 @@ class Client:
             age_s: seconds since the run was launched.
             diary: what an earlier start of this client has left, and where this one writes.
             expected_servers: servers that the first round waits for, for a while.
+            succeeds: other hosts' clients have begun the run; it is taken over when they are gone.
+            on_turn: told when it is.
             notice: tells the user something that stays on the screen.
             patient: wait for them, or for the first complete pipeline, however long it takes.
 
@@ -106,17 +113,30 @@ class Client:
             StorageError: `log_dir` cannot be written.
         """
         self._config, self._run_id, self._log_dir = config, run_id, log_dir
-        self._endpoint = endpoint
-        self._membership = membership
+        self._endpoint, self._membership = endpoint, membership
         self._diary, self._launcher, self._clock, self._age_s = diary, launcher, clock, age_s
         saved = diary.saved
         self._num_train = saved.num_train
         self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=-1, incarnation=diary.start, clock=clock)
-        self.trainers = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=TRAINER_START_TIMEOUT_S)
+        self._succeeds, self._on_turn = succeeds, on_turn
+        self._succession = Succession(
+            run_id=run_id,
+            endpoint=endpoint,
+            membership=membership,
+            clock=clock,
+            leads=lambda: self._coordinator.leads,
+            notice=notice,
+        )
+        self.trainers = TrainerPool(
+            endpoint=endpoint,
+            launcher=launcher,
+            start_timeout_s=TRAINER_START_TIMEOUT_S,
+            above=INCARNATIONS_APART if succeeds else 0,
+        )
         self.watch = Watch(
             membership=membership,
             trainers=self.trainers,
-            slots_of_replica=self._slots_of,
+            slots_of_replica=lambda peer: self.rounds.slots_of(peer),
             age_s=age_s,
             clock=clock,
             note=diary.note,
@@ -127,17 +147,20 @@ class Client:
         self._coordinator = RoundCoordinator(
             endpoint=endpoint,
             identity=identity,
-            incarnation=diary.start,
+            # Not the diary's count: that may be lost with the machine, and two starts must never share a ballot.
+            incarnation=secrets.randbits(31),
             settings=RoundSettings(
                 run_id=run_id,
                 num_stages=config.num_stages,
                 genesis=genesis_hash(run_id, config.run.seed, shared),
                 stage_timeout_s=config.diloco.averaging_timeout_s,
                 lost_state_after_s=config.health.lost_state_after_s,
+                max_gradient_ratio=config.diloco.max_pseudo_gradient_ratio,
             ),
             clock=clock,
             journal=partial(hold_steps, log_dir),
             recorded=saved.recorded,
+            ballot_number=saved.ballot_number,
             on_event=self._round_event,
         )
         divergence = Divergence(config.diloco)
@@ -146,14 +169,12 @@ class Client:
             monitor=monitor,
             trainers=self.trainers,
             swarm_numbers=self._swarm_numbers,
-            on_stuck=self._stuck,
+            on_stuck=lambda _: self.rounds.update_trainers(),
             note=diary.note,
             divergence=divergence,
             notice=notice,
         )
-        self._counters = CounterTotals(
-            endpoint, monitor, clock, note=lambda peer, counts: diary.note(Counts(peer, counts))
-        )
+        self.counters = CounterTotals(endpoint, monitor, clock, note=lambda peer, all: diary.note(Counts(peer, all)))
         self._reassignment = Reassignment(
             endpoint=endpoint,
             coordinator=self._coordinator,
@@ -177,7 +198,7 @@ class Client:
             on_lost=lambda: self.watch.lost("data_server", self.trainers.present),
         )
         self.stages = StageWatch(clock=clock, notice=notice, note=lambda stages: diary.note(StagesRestored(stages)))
-        self.rounds = RoundLoop(
+        self.rounds: RoundLoop = RoundLoop(
             config=config,
             log_dir=log_dir,
             endpoint=endpoint,
@@ -193,22 +214,29 @@ class Client:
             saved=saved,
             save=self._save,
             expected_servers=expected_servers,
+            succeeds=succeeds,
             patient=patient,
             stages=self.stages,
         )
         if diary.is_resumed:
             self._resume()
         else:
-            write_genesis(
-                log_dir,
-                seed=config.run.seed,
-                configuration=shared,
-                num_threads=config.servers.threads,
-                versions={name: version(name) for name in ("shoal", "torch", "numpy")},
-            )
+            threads = config.servers.threads
+            write_genesis(log_dir, Genesis(config.run.seed, shared, threads, program_versions(), machine_type()))
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether its end is that of the run, which is so with the client that has begun it or leads it."""
+        return not self._succeeds or self._coordinator.leads or self._diary.saved.is_finished
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether it has to be its turn first: neither it nor an earlier start of it has trained a round."""
+        saved = self._diary.saved
+        return self._succeeds and saved.plan is None and not saved.is_finished
 
     async def run(self) -> None:
-        """Train all rounds.
+        """Train all rounds; of a run that another host has begun, when its client is gone and it goes on.
 
         Raises:
             ShoalError: the run failed.
@@ -227,19 +255,30 @@ class Client:
                 self._fencing,
                 self._data,
                 self._feed,
-                self._counters,
+                self.counters,
+                self._succession,
             )
-            tasks.start_soon(dispatch, self._endpoint, handlers, self._membership.found)
+            tasks.start_soon(dispatch, self._endpoint, handlers, self._found)
             tasks.start_soon(self._coordinator.run)
+            tasks.start_soon(self._coordinator.deposed)
             tasks.start_soon(self.stages.run)
             tasks.start_soon(self._data.run)
             tasks.start_soon(self._feed.run)
-            tasks.start_soon(self._counters.run)
+            tasks.start_soon(self.counters.run)
+            if self.must_wait:
+                if not await self._succession.turn():
+                    tasks.cancel_scope.cancel()
+                    return
+                self._on_turn()
             if not self._num_train:
                 sizes = await self._feed.hello()
                 self._num_train, self.reports.num_holdout = sizes.num_train, sizes.num_holdout
             await self.rounds.run()
             tasks.cancel_scope.cancel()
+
+    def _found(self, peer: PeerId) -> None:
+        self._membership.found(peer)
+        self._succession.peer_up(peer)
 
     def _round_event(self, event: CoordinatorEvent) -> None:
         """Act on what happens to replicas between records."""
@@ -266,7 +305,7 @@ class Client:
             hashes=self.rounds.hashes,
             seconds_to_first_step=self.watch.seconds_to_first_step,
             failovers=self.watch.failovers.as_json(),
-            counters=self._counters.totals(),
+            counters=self.counters.totals(),
             servers_moved=self._reassignment.moved,
             stages_restored=self.stages.as_json(),
             exit_reason=exit_reason,
@@ -278,6 +317,7 @@ class Client:
         saved = Saved(
             run_id=self._run_id,
             start=self._diary.start,
+            ballot_number=self._coordinator.ballot.number,
             plan=plan,
             is_finished=plan is None,
             rounds=rounds.rounds,
@@ -293,7 +333,7 @@ class Client:
             seconds_to_first_step=self.watch.seconds_to_first_step,
             failovers=self.watch.failovers,
             servers=self._membership.servers,
-            counted=self._counters.counted,
+            counted=self.counters.counted,
             stages_restored=self.stages.restored,
             servers_moved=self._reassignment.moved,
         )
@@ -324,7 +364,7 @@ class Client:
                     self._reassignment.moved = number
                 case _:
                     pass
-        self._counters.resume(counted)
+        self.counters.resume(counted)
         self._data.know(max(0, round - 1), saved.recorded)
         # The registry takes a moment to be read; it corrects this as soon as it is.
         self._membership.update(saved.servers)
@@ -337,24 +377,18 @@ class Client:
             reply: to "adopt": `trainers`, each with `slot`, `incarnation` and `running`; `lost`, each with `kind`,
                 `peer` (a server) or `slot` (a trainer), and `at_s`, seconds since the launch; the client is among them.
         """
-        trainers = reply["trainers"]
+        trainers, plan = reply["trainers"], self._diary.saved.plan
+        known = {} if plan is None else plan.incarnations
         incarnations = {each["slot"]: each["incarnation"] for each in trainers}
-        self.trainers.adopt(incarnations, [each["slot"] for each in trainers if each["running"]])
-        plan = self._diary.saved.plan
+        self.trainers.adopt({**known, **incarnations}, [each["slot"] for each in trainers if each["running"]])
         slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
         for each in reply["lost"]:
             kind, at_s = each["kind"], each["at_s"]
             # Of the client's own end nobody else tells.
             if self.watch.failovers.is_known(kind, at_s, 0.0 if kind == "client" else SAME_LOSS_S):
                 continue
-            hit = {"server": self._slots_of(PeerId(each.get("peer", ""))), "trainer": (each.get("slot"),)}
+            hit = {"server": self.rounds.slots_of(PeerId(each.get("peer", ""))), "trainer": (each.get("slot"),)}
             self.watch.lost(kind, hit.get(kind, slots), at_s)
-
-    def _stuck(self, _: TrainerStuck) -> None:
-        self.rounds.update_trainers()
-
-    def _slots_of(self, peer: PeerId) -> frozenset[int]:
-        return self.rounds.slots_of(peer)
 
     def _swarm_numbers(self) -> Mapping[str, float]:
         view = self._membership.view

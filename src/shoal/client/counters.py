@@ -1,7 +1,7 @@
 """The counters of all roles of a run, summed up: refused connections, dropped records, lost peers, ...
 
 every role -- Metrics ("counters/...") --> CounterTotals -- sums --> monitor, summary
-                                               '-- what has changed --> diary
+     '<------------- AskCounters (at the end) ---'    '-- what has changed --> diary
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import anyio
+
 from shoal.clock import Clock
 from shoal.control.counter_report import INTERVAL_S
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
+from shoal.transport.dispatch import Rest, dispatch
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import COUNTERS, Metrics
+from shoal.wire.messages.control import COUNTERS, AskCounters, Metrics
 
+ANSWER_WITHIN_S: Final = 2.0
+"""At the end of a run, for what roles have counted."""
 # A peer must not fill this process's memory.
 _MAX_PEERS: Final = 4096
 _MAX_NAMES: Final = 200
 _MAX_NAME_CHARS: Final = 128
 _MAX_COUNT: Final = 1 << 53
+# All that are asked at a time get one number; reports that nobody asked for have 0.
+_ASKED: Final = 1
 
 
 @dataclass
@@ -79,6 +86,9 @@ class CounterTotals:
         self._clock = clock
         self._note = note
         self._counted = Counted()
+        self._connected: set[PeerId] = set()
+        self._unanswered: set[PeerId] = set()
+        self._all_answered = anyio.Event()
 
     @property
     def counted(self) -> Counted:
@@ -108,10 +118,40 @@ class CounterTotals:
                 if name.startswith(COUNTERS) and len(name) <= _MAX_NAME_CHARS and 0 <= value <= _MAX_COUNT
             }
             self._counted.take(peer, dict(list(counts.items())[:_MAX_NAMES]))
+            self._connected.add(peer)
+        if message.round == _ASKED:
+            self._answered(peer)
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """What a lost peer has counted stands."""
+        """What a lost peer has counted stands; it will answer nothing."""
+        self._connected.discard(peer)
+        self._answered(peer)
+
+    async def gather(self) -> None:
+        """Have the roles that still run say what they have counted; for when nobody else takes the endpoint's events.
+
+        Whoever says nothing for a while, as a frozen process, is not waited for any longer.
+        """
+        async with anyio.create_task_group() as tasks:
+            # What was posted for the rounds is of no use any more.
+            tasks.start_soon(dispatch, self._endpoint, (self, Rest()))
+            with anyio.move_on_after(ANSWER_WITHIN_S):
+                await self.ask()
+            tasks.cancel_scope.cancel()
+
+    async def ask(self) -> None:
+        """Have all who report, and are not lost, say what they have counted; returns when they have, or are lost."""
+        self._unanswered, self._all_answered = set(self._connected), anyio.Event()
+        for peer in self._unanswered:
+            self._endpoint.post(peer, AskCounters(_ASKED))
+        if self._unanswered:
+            await self._all_answered.wait()
+
+    def _answered(self, peer: PeerId) -> None:
+        self._unanswered.discard(peer)
+        if not self._unanswered:
+            self._all_answered.set()
 
     async def run(self) -> None:
         """Tell the monitor and write down what has changed, until cancelled."""

@@ -77,6 +77,7 @@ class Saved:
     Attributes:
         run_id: the training job.
         start: which start of the client has written this, from 1.
+        ballot_number: of its ballot; 0 before the first.
         plan: the round; None before the first.
         is_finished: the run is trained and evaluated.
         rounds, num_replicas, idle_rounds, durations_s: see `client.rounds`.
@@ -95,6 +96,7 @@ class Saved:
 
     run_id: str
     start: int = 1
+    ballot_number: int = 0
     plan: Plan | None = None
     is_finished: bool = False
     rounds: int = 0

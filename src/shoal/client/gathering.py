@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import anyio
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator
+from shoal.client.stage_watch import StageWatch
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.errors import NoPipeline
@@ -113,6 +114,14 @@ async def settled(membership: Membership) -> None:
             with anyio.move_on_after(_SETTLE_S) as timer:
                 await membership.changed()
             alone = timer.cancelled_caught
+
+
+async def look_for_servers(membership: Membership, stages: StageWatch) -> None:
+    """Have the registry asked often while a stage waits for servers, until cancelled."""
+    while True:
+        await stages.incomplete()
+        with membership.eager():
+            await stages.complete()
 
 
 def no_replica(stages: Sequence[int]) -> str:

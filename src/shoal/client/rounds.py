@@ -1,7 +1,8 @@
 """The run from its first round to its last, as the client sees it.
 
     wait for servers -> lead -> [ form pipelines -> start the trainers -> all done -> close -> record ] ... -> evaluate
-                          '-- started again: its trainers are adopted -----^             '-- or it is recorded already
+                         | '-- started again: its trainers are adopted ----^             '-- or it is recorded already
+                         '---- in place of a client of another host: their round is closed first
 
 What a round decides is the coordinator's; this module says when it begins and ends, and writes down what came of it.
 """
@@ -20,11 +21,12 @@ from shoal.averaging.journal import write_round
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Plan, Saved
 from shoal.client.divergence import Divergence
-from shoal.client.gathering import lead, settled, wait_for_servers
+from shoal.client.gathering import lead, look_for_servers, settled, wait_for_servers
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.shares import evaluation_shares
 from shoal.client.stage_watch import StageWatch
+from shoal.client.succession import inherit
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
@@ -32,19 +34,16 @@ from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.errors import ControlError
 from shoal.ids import PeerId
-from shoal.swarm.round_deadline import deadline_s
+from shoal.swarm.records import parameters_of
+from shoal.swarm.round_deadline import boundary_s
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
 from shoal.swarm.view import NOTHING_HELD, SwarmView
 from shoal.transport.base import Endpoint
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Evaluation, StartRound, UpdateReplicas
-from shoal.wire.messages.round import StageHashes
 
 logger = logging.getLogger(__name__)
 
-_DEVIATIONS = 8.0
-_SLOWER_IS_NORMAL = 1.5
-"""A boundary deadline is never closer than this factor above the median: very even rounds have almost no deviation."""
 _MAX_IDLE_ROUNDS = 2
 """So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
 _MAX_EVALUATIONS = 3
@@ -81,6 +80,7 @@ class RoundLoop:
         saved: Saved,
         save: Callable[[Plan | None], None],
         expected_servers: int,
+        succeeds: bool = False,
         patient: bool = False,
         stages: StageWatch,
     ) -> None:
@@ -90,6 +90,7 @@ class RoundLoop:
             saved: how an earlier start of this client has left the run.
             save: puts down how things stand, in a round that nobody has heard of, or None at the end of all.
             expected_servers: servers to wait for before the first round, for at most `bootstrap_timeout_s`.
+            succeeds: other hosts' clients have begun the run, and are gone.
             patient: wait for them, or for one complete pipeline if there are 0, however long it takes.
             stages: knows which stages nobody serves.
         """
@@ -113,6 +114,7 @@ class RoundLoop:
         self._reassignment = reassignment
         self._clock = clock
         self._expected_servers = expected_servers
+        self._succeeds = succeeds
         self._patient = patient
         self._pipelines: tuple[Pipeline, ...] = ()
         self._speeds: tuple[float, ...] = () if saved.plan is None else saved.plan.speeds
@@ -144,7 +146,7 @@ class RoundLoop:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_view)
             tasks.start_soon(self._reassignment.run, self.update_trainers)
-            tasks.start_soon(self._look_for_servers)
+            tasks.start_soon(look_for_servers, self._membership, self._stages)
             expected = 0 if self._left is not None else self._expected_servers
             await wait_for_servers(
                 self._membership, self._config, expected, patient=self._patient, on_gap=self._coordinator.stand
@@ -154,7 +156,7 @@ class RoundLoop:
             leading = await lead(self._coordinator, self._membership, self._config, patient=self._patient)
             self._holders = leading.holders
             left = await self._take_up(leading)
-            round = leading.held_round + 1
+            round = self._coordinator.round
             while round <= self._config.diloco.outer_steps:
                 await self._round(round, left)
                 left = None
@@ -172,6 +174,8 @@ class RoundLoop:
         """
         plan, outcome = self._left, leading.outcome
         if plan is None:
+            if self._succeeds:
+                await self._succeed(leading)
             return None
         self._pipelines = plan.pipelines
         logger.info("round.taken_up", extra={"round": plan.round, "held_round": leading.held_round})
@@ -186,6 +190,13 @@ class RoundLoop:
         self.durations_s.append(self._clock.now_s() - plan.begun_s)
         return None
 
+    async def _succeed(self, leading: Leading) -> None:
+        """Know what the record says that stands, and end the round after it as it is; raises as `_recorded` does."""
+        self.rounds = leading.held_round
+        self.hashes = await inherit(leading, self._log_dir, self._trainers, self._data)
+        if leading.held_round < self._config.diloco.outer_steps:
+            await self._close(leading.held_round + 1)
+
     async def _evaluate_last(self, round: int, left: Plan | None) -> None:
         """Evaluate the last record; again, with new trainers, if some were lost with their shares."""
         for _ in range(_MAX_EVALUATIONS):
@@ -198,6 +209,11 @@ class RoundLoop:
     async def _round(self, round: int, left: Plan | None) -> None:
         begun_s = self._clock.now_s() if left is None else left.begun_s
         await self._train(round, self._config.diloco.inner_steps, left)
+        await self._close(round)
+        self.durations_s.append(self._clock.now_s() - begun_s)
+
+    async def _close(self, round: int) -> None:
+        """End the round and act on its record; raises as `_recorded` does."""
         slots = {peer: pipeline.slot for pipeline in self._pipelines for peer in pipeline.peers}
         lowest = {
             slot: incarnation + (slot not in self._trainers.present)
@@ -206,9 +222,7 @@ class RoundLoop:
         self._coordinator.close_round(
             round, slots, lowest, None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
         )
-        outcome = await self._finished(round)
-        await self._recorded(outcome)
-        self.durations_s.append(self._clock.now_s() - begun_s)
+        await self._recorded(await self._finished(round))
 
     async def _train(self, round: int, inner_steps: int, left: Plan | None) -> None:
         """Let the trainers evaluate the record that stands and do their steps; returns at the boundary."""
@@ -322,8 +336,7 @@ class RoundLoop:
         if record.round < self._config.diloco.outer_steps:
             self._reassignment.recorded(outcome.holders, record.round)
         self.rounds += 1
-        hashes: dict[int, StageHashes] = {stage.stage: stage.hashes for stage in record.stages}
-        self.hashes = {stage: each.parameters for stage, each in hashes.items()}
+        self.hashes = parameters_of(record)
         self._reports.round_over(record.round)
         self._reports.progress.add_sent(outcome.sent_bytes)
         loss = self._reports.progress.take_round_loss()
@@ -344,13 +357,6 @@ class RoundLoop:
             self._coordinator.replicas({replica.peer: replica.hop for replica in view.replicas})
             self.update_trainers()
             await self._membership.changed()
-
-    async def _look_for_servers(self) -> None:
-        """Have the registry asked often while a stage waits for servers."""
-        while True:
-            await self._stages.incomplete()
-            with self._membership.eager():
-                await self._stages.complete()
 
     def update_trainers(self) -> None:
         """Send every trainer of the round the replicas that it may use now; to be called when these have changed."""
@@ -388,8 +394,5 @@ class RoundLoop:
         return self._reassignment.usable(self._membership.view, self._holders if now is None else now)
 
     def _boundary_deadline_s(self) -> float | None:
-        if self._config.run.deterministic:
-            return None
-        usual_s = deadline_s(self.durations_s, _DEVIATIONS, self._config.run.first_deadline_s)
-        slowest = sorted(self.durations_s)
-        return max(usual_s, _SLOWER_IS_NORMAL * slowest[len(slowest) // 2]) if slowest else usual_s
+        run = self._config.run
+        return None if run.deterministic else boundary_s(self.durations_s, run.first_deadline_s)

@@ -5,6 +5,7 @@ A client that was started again goes on at once, with the servers that it knew; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from shoal.control.records import MAX_FAILURE_CHARS, ClientRecord, RunRecord
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_config import pack_configuration
 from shoal.control.run_end import say_run_is_over
-from shoal.errors import ControlError
+from shoal.errors import ControlError, RoundAborted
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.process_info import process_age_s
@@ -52,30 +53,44 @@ async def main(payload: bytes, control: RoleControl) -> None:
         if "error" in reply:
             raise ControlError(f"the data server could not be started: {reply['error']}")
         membership = Membership(clock)
-        joined, trained = anyio.Event(), anyio.Event()
-        end = RunEnd()
+        joined, turn, trained = anyio.Event(), anyio.Event(), anyio.Event()
+        client = _build(spec, identity, endpoint, membership, diary, control, clock, lambda: begin())
+        end = RunEnd(goes_on_elsewhere=client.must_wait)
+
+        def begin() -> None:
+            end.goes_on_elsewhere = False
+            turn.set()
 
         async def take_part() -> None:
             async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
-                run = _announced_run(spec, clock)
-                registry.advertise(run)
-                registry.advertise(ClientRecord(endpoint.addresses, clock.unix_s()))
+                run, me = _announced_run(spec, clock), ClientRecord(endpoint.addresses, clock.unix_s())
+                if client.must_wait:
+                    registry.advertise(msgspec.structs.replace(me, waits=True))
+                else:
+                    turn.set()
                 joined.set()
                 try:
+                    await turn.wait()
+                    if not end.goes_on_elsewhere:
+                        registry.advertise(run)
+                        registry.advertise(me)
                     await trained.wait()
                 finally:
-                    # The servers may go; without this word they would wait for the client to come back.
-                    last = _last_word(run, end)
-                    servers = (server.peer for server in membership.view.replicas)
-                    say_run_is_over(endpoint, servers, interrupted=last.interrupted, failure=last.failure)
-                    await registry.conclude(last)
+                    if not end.goes_on_elsewhere:
+                        # Servers and other clients may go; without this word they would wait for this one to come back.
+                        last, view = _last_word(run, end), membership.view
+                        others = [server.peer for server in view.replicas]
+                        others += [other.peer for other in view.clients if other.peer != endpoint.peer_id]
+                        say_run_is_over(endpoint, others, interrupted=last.interrupted, failure=last.failure)
+                        await registry.conclude(last)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take_part)
-            if not diary.is_resumed:
+            if client.must_wait or not diary.is_resumed:
                 await joined.wait()
-            await _train(_build(spec, identity, endpoint, membership, diary, control, clock), control, end)
+            await _train(client, control, end)
             await joined.wait()
+            turn.set()
             trained.set()
 
 
@@ -97,6 +112,7 @@ def _build(
     diary: Diary,
     control: RoleControl,
     clock: Clock,
+    on_turn: Callable[[], None],
 ) -> Client:
     config = spec.config()
     return Client(
@@ -113,8 +129,10 @@ def _build(
         age_s=lambda: process_age_s(spec.launcher_pid),
         diary=diary,
         expected_servers=spec.expected_servers,
+        succeeds=spec.succeeds,
         patient=spec.patient,
         notice=lambda text: control.event("notice", text=text),
+        on_turn=on_turn,
     )
 
 
@@ -125,14 +143,19 @@ class RunEnd:
     Attributes:
         exit: "done", "failed" or "interrupted".
         failure: why it has failed.
+        goes_on_elsewhere: it has not ended, but is another host's: nobody else is to hear of this.
     """
 
     exit: str = "failed"
     failure: str = ""
+    goes_on_elsewhere: bool = False
 
 
 async def _train(client: Client, control: RoleControl, end: RunEnd) -> None:
-    """Run the rounds until they are done, fail, or the launcher says stop; then say what was reached."""
+    """Run the rounds until they are done, fail, or the launcher says stop; then say what was reached.
+
+    Of a run that another host has begun, only the client that has led it ends it.
+    """
     try:
         async with anyio.create_task_group() as tasks:
 
@@ -148,8 +171,12 @@ async def _train(client: Client, control: RoleControl, end: RunEnd) -> None:
             end.exit = "done"
             tasks.cancel_scope.cancel()
     except Exception as error:
-        end.exit, end.failure = "failed", "; ".join(str(cause) for cause in leaves(error))
+        causes = list(leaves(error))
+        end.exit, end.failure = "failed", "; ".join(map(str, causes))
+        end.goes_on_elsewhere = any(isinstance(cause, RoundAborted) for cause in causes)
         raise
     finally:
+        end.goes_on_elsewhere = end.goes_on_elsewhere or not client.ends_run
         with anyio.CancelScope(shield=True):
+            await client.counters.gather()
             control.event("summary", summary=await client.summary(end.exit))

@@ -12,6 +12,7 @@ class ClientSpec(RoleStart, frozen=True, kw_only=True):
     Attributes:
         launcher_pid: Process whose start time is the run's beginning.
         expected_servers: Servers that are being started with it: the first round waits for them, for a while.
+        succeeds: The run was begun by a client of another host.
         patient: Wait for them, or without a number for one complete pipeline, however long it takes.
         data_server: The data server of this host, which the client asks the launcher to start.
         monitor: Where numbers go.
@@ -19,6 +20,7 @@ class ClientSpec(RoleStart, frozen=True, kw_only=True):
 
     launcher_pid: int
     expected_servers: int
+    succeeds: bool = False
     patient: bool = False
     data_server: Hop
     monitor: Hop

@@ -28,6 +28,9 @@ def build_summary(
 ) -> dict[str, Any]:
     """Return the client's part of the summary.
 
+    Samples, steps, losses and rates are of the rounds from `first_round_seen` on; `samples_before` counts what the run
+    had used until then, under clients of other hosts. Duplicates and missing samples are those of the whole run.
+
     Args:
         audit: recomputed from the step logs, so that duplicates and missing samples do not rest on lease counters.
         replicas: of all stages together.
@@ -49,6 +52,8 @@ def build_summary(
         "trainers": progress.trainers_max,
         "inner_steps": config.diloco.inner_steps,
         "outer_rounds": outer_rounds,
+        "first_round_seen": audit.first_round,
+        "samples_before": audit.samples_before,
         "samples": audit.samples,
         "duplicates": audit.duplicates,
         "missing": audit.missing,
@@ -69,5 +74,6 @@ def build_summary(
         "counters": counters,
         "servers_moved": servers_moved,
         "stages_restored": stages_restored,
+        "suspects": [{"round": round, **suspect._asdict()} for round, suspect in audit.suspects],
         "exit": exit_reason,
     }

@@ -35,14 +35,17 @@ class TrainerPool:
     A slot's trainer counts as present from its hello on until its connection ends.
     """
 
-    def __init__(self, *, endpoint: Endpoint, launcher: Launcher, start_timeout_s: float) -> None:
+    def __init__(self, *, endpoint: Endpoint, launcher: Launcher, start_timeout_s: float, above: int = 0) -> None:
         """Start with no trainer.
 
         Args:
             endpoint: of the client.
             launcher: starts trainers.
             start_timeout_s: how long a started trainer may take to say hello.
+            above: incarnations begin so far above those that the run's records name, in which trainers of other hosts
+                may have been replaced since.
         """
+        self._above = above
         self._endpoint = endpoint
         self._launcher = launcher
         self._start_timeout_s = start_timeout_s
@@ -76,6 +79,14 @@ class TrainerPool:
         """
         self._incarnations = dict(incarnations)
         self._booting = set(running)
+
+    def begin_above(self, lowest: Mapping[int, int]) -> None:
+        """Nobody believes the trainers that clients of other hosts have started any more.
+
+        Args:
+            lowest: incarnation of each slot that may still act, by the newest record.
+        """
+        self._incarnations = {slot: incarnation + self._above for slot, incarnation in lowest.items()}
 
     async def returned(self, timeout_s: float) -> None:
         """Wait until the trainers that were adopted have said hello, or are not waited for any longer."""
@@ -136,7 +147,7 @@ class TrainerPool:
 
     def advance(self, slot: int) -> int:
         """Return the incarnation of the slot's next trainer; earlier ones are not believed any more."""
-        self._incarnations[slot] = self._incarnations.get(slot, 0) + 1
+        self._incarnations[slot] = self._incarnations.get(slot, self._above) + 1
         return self._incarnations[slot]
 
     async def start(self, slot: int, incarnation: int) -> None:

@@ -79,6 +79,9 @@ class NetworkConfig(Section):
         return value
 
 
+_PATIENCE: Final = 3.0
+
+
 class HealthConfig(Section):
     """When a silent peer counts as dead."""
 
@@ -86,11 +89,22 @@ class HealthConfig(Section):
     deadline_s: PositiveFloat = Field(
         default=2.0, description="Silence after which a connection is closed; at least 4 heartbeats."
     )
+    max_deadline_s: PositiveFloat | None = Field(
+        default=None,
+        description="The same for a peer that is heard at irregular intervals, since its machine is starved or its "
+        "link delivers in bursts: median + 8 * MAD of its intervals, but no longer than this. null: three times "
+        "deadline_s.",
+    )
     lost_state_after_s: PositiveFloat = Field(
         default=30.0,
         description="How long a stage without replicas waits for one that may still hold its state, when servers "
         "without it are there; then it starts again from the newest state that is left.",
     )
+
+    @property
+    def longest_deadline_s(self) -> float:
+        """`max_deadline_s`, with its default."""
+        return _PATIENCE * self.deadline_s if self.max_deadline_s is None else self.max_deadline_s
 
 
 class ServersConfig(Section):

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Section
+from shoal.config.emulation import EmulationConfig
 from shoal.config.host import HealthConfig, NetworkConfig, ParamMirrorConfig, ServersConfig
 from shoal.config.model import ModelConfig, ModelPipelineConfig
 from shoal.config.per_server import length_problem
@@ -49,6 +50,9 @@ class Config(Section):
     servers: ServersConfig = Field(default=ServersConfig(), description="Servers of this host.")
     network: NetworkConfig = Field(default=NetworkConfig(), description="How the peers find each other.")
     health: HealthConfig = Field(default=HealthConfig(), description="When a silent peer counts as dead.")
+    emulation: EmulationConfig = Field(
+        default=EmulationConfig(), description="What this host pretends, for measurements."
+    )
     param_mirror: ParamMirrorConfig = Field(
         default=ParamMirrorConfig(), description="Checkpoints by a role of its own."
     )
@@ -166,5 +170,10 @@ class Config(Section):
             return (
                 f"health.deadline_s = {self.health.deadline_s} must be at least 4 times health.heartbeat_s = "
                 f"{self.health.heartbeat_s}, or a single late heartbeat closes a good connection"
+            )
+        if self.health.longest_deadline_s < self.health.deadline_s:
+            return (
+                f"health.max_deadline_s = {self.health.max_deadline_s} is below health.deadline_s = "
+                f"{self.health.deadline_s}, which everybody gets; raise it, or leave it out"
             )
         return None

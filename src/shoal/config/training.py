@@ -1,6 +1,6 @@
 """Sections `run`, `data` and `diloco`: what is trained on, for how long, and with which optimizers."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -141,6 +141,11 @@ class DilocoConfig(Section):
     )
     max_grad_norm: PositiveFloat | None = Field(
         default=1.0, description="Gradients are scaled down to this norm over all stages; null does not clip."
+    )
+    max_pseudo_gradient_ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
+        default=10.0,
+        description="A pseudo-gradient that is longer than so many times the median of its stage (each divided by the "
+        "root of its number of steps) is clipped to that, where three replicas or more have trained; null: never.",
     )
     averaging_timeout_s: PositiveFloat = Field(
         default=60.0,

@@ -1,7 +1,8 @@
-"""Each role's counters on their way out: to the client while the role runs, into its own log when it ends.
+"""Each role's counters on their way out: to the client while the role runs and when it ends, then into its own log.
 
 A report is a `Metrics` message whose names begin with `COUNTERS`: the values only grow, and the client sums them up
-over its peers. Nothing is sent while nothing has changed.
+over its peers. Nothing is sent while nothing has changed. At the end of a run, when roles still run that have counted
+more since their last report, the client asks (`transport.dispatch`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from shoal.clock import Clock
 from shoal.control.link_report import log_links
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
+from shoal.transport.dispatch import counters_of
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import COUNTERS, Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ INTERVAL_S = 2.0
 async def counters_reported(
     endpoint: Endpoint, role: str, client: Callable[[], Hop | None], clock: Clock
 ) -> AsyncGenerator[None]:
-    """Report the counters of this process inside of this context, and log them when it is left.
+    """Report the counters of this process inside of this context and when it is left, and log them then.
 
     Args:
         endpoint: of this process; its registry holds all that the process counts.
@@ -37,23 +38,31 @@ async def counters_reported(
         clock: for the pauses.
     """
 
-    async def report() -> None:
-        told: dict[str, int] = {}
+    told: dict[str, int] = {}
+
+    def report() -> None:
+        nonlocal told
+        to, counts = client(), endpoint.metrics.counts()
+        if to is None or counts == told:
+            return
+        told = counts
+        if to.addresses:
+            endpoint.introduce(to)
+        endpoint.post(to.peer, counters_of(endpoint, role))
+
+    async def report_on() -> None:
         while True:
             await clock.sleep_s(INTERVAL_S)
-            to, counts = client(), endpoint.metrics.counts()
-            if to is None or counts == told:
-                continue
-            told = counts
-            if to.addresses:
-                endpoint.introduce(to)
-            values = {COUNTERS + name: float(count) for name, count in counts.items()}
-            endpoint.post(to.peer, Metrics(role, endpoint.peer_id, 0, values))
+            report()
 
     async with counters_logged(endpoint), anyio.create_task_group() as tasks:
-        tasks.start_soon(report)
-        yield
-        tasks.cancel_scope.cancel()
+        tasks.start_soon(report_on)
+        try:
+            yield
+        finally:
+            # What is posted is written when the endpoint is closed, if the client is still there.
+            report()
+            tasks.cancel_scope.cancel()
 
 
 def client_hop(view: SwarmView) -> Hop | None:

@@ -21,17 +21,22 @@ from typing import Any, Self, cast
 
 import anyio
 import msgspec
+from hivemind.dht import node as dht_node
+from hivemind.dht import protocol, routing
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
+from hivemind.proto import dht_pb2
+from hivemind.utils import timed_storage
 from hivemind.utils.logging import use_hivemind_log_handler
 
-from shoal.clock import Backoff, Clock, Deadline
+from shoal.clock import Backoff, Clock, Deadline, SystemClock
 from shoal.control.dht_ports import check_port_free, pinned
+from shoal.control.maddrs import is_loopback, outward
 from shoal.control.record_checker import RecordChecker
-from shoal.control.records import MAX_RECORD_BYTES, Opened
+from shoal.control.records import MAX_RECORD_BYTES, TTL_S, Opened
 from shoal.errors import BootstrapError, ConfigError, RecordRejected
 from shoal.identity import Identity
 from shoal.ids import PeerId
@@ -43,12 +48,10 @@ logger = logging.getLogger(__name__)
 _WAIT_TIMEOUT_S = 1.0
 # After the first initial peer has answered, the others get this long.
 _BOOTSTRAP_GRACE_S = 0.2
-_IDLE_TIMEOUT_S = 4.0
-_CLOSE_TIMEOUT_S = 2.0
+_IDLE_TIMEOUT_S, _CLOSE_TIMEOUT_S = 4.0, 2.0
 # Enough to find back into the swarm by.
 _LOOK_AROUND_S = 1.0
 _MAX_NEIGHBOURS = 16
-_LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 _decode_bytes = msgspec.msgpack.Decoder(bytes).decode
 _decode_text = msgspec.msgpack.Decoder(str).decode
@@ -60,17 +63,20 @@ class DhtNode:
     Attributes:
         peer_id: its name, the identity's.
         checker: verifies what others store here or answer, and counts what it drops.
+        maddrs: where others can join through this node, as of its last start.
     """
 
     def __init__(self, peer_id: PeerId, namespace: str, checker: RecordChecker, launcher: _Launcher) -> None:
         """Used by `create`."""
         self.peer_id = peer_id
         self.checker = checker
+        self.maddrs: tuple[str, ...] = ()
         self._namespace = namespace
         self._launcher = launcher
         self._daemon: P2P | None = None
         self._node: DHTNode | None = None
         self._neighbours: tuple[str, ...] = ()
+        self._difference_s: float | None = None
 
     @classmethod
     async def create(
@@ -104,6 +110,7 @@ class DhtNode:
             ConfigError: a port to listen on is taken.
         """
         _calm_logging()
+        _keep_time()
         for maddr in host_maddrs:
             check_port_free(maddr)
         checker = RecordChecker(
@@ -148,7 +155,8 @@ class DhtNode:
         initial_peers = (*launcher.initial_peers, *self._neighbours)
         try:
             self._daemon, self._node = await launcher.launch(initial_peers)
-            self._launcher = launcher.pinned(await self.visible_maddrs())
+            visible = await self.visible_maddrs()
+            self.maddrs, self._launcher = outward(visible), launcher.pinned(visible)
         except (P2PDaemonError, RuntimeError, OSError, EOFError) as error:
             # One that needed nobody to begin with begins anew; next time too.
             self._neighbours = ()
@@ -196,12 +204,19 @@ class DhtNode:
                     self.checker.malformed(subkey)
                 elif (record := self.checker.accept(names[name], subkey, value)) is not None:
                     opened.append(record)
+        if not opened:
+            await self._compare_clocks(self._node)
         return tuple(opened)
 
     @property
     def alive(self) -> bool:
         """Whether the p2pd of this node runs; without it the node sees only what it has stored itself."""
         return self._daemon is not None and self._node is not None and _child_of(self._daemon) is not None
+
+    @property
+    def clock_difference_s(self) -> float | None:
+        """See `RecordStore.clock_difference_s`."""
+        return self.checker.clock_difference_s or self._difference_s
 
     async def aclose(self) -> None:
         """Leave the DHT and end p2pd; bounded, and safe to call while being cancelled."""
@@ -224,6 +239,15 @@ class DhtNode:
             peers = await self._daemon.list_peers()
             found = [f"{maddr}/p2p/{peer.peer_id.to_base58()}" for peer in peers for maddr in peer.addrs]
             self._neighbours = tuple(found[:_MAX_NEIGHBOURS])
+
+    async def _compare_clocks(self, node: DHTNode) -> None:
+        """Ask a neighbour for its time: to a clock that is ahead, all that others announce has expired, unseen."""
+        for peer in tuple(node.protocol.routing_table.peer_id_to_uid)[:1]:
+            with suppress(P2PDaemonError, P2PHandlerError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S):
+                request: Any = cast(Any, dht_pb2).PingRequest(peer=node.protocol.node_info)
+                answer: Any = await node.protocol.get_stub(peer).rpc_ping(request, timeout=_WAIT_TIMEOUT_S)
+                ahead_s = float(answer.dht_time) - SystemClock().unix_s()
+                self._difference_s = ahead_s if abs(ahead_s) > TTL_S else None
 
     async def _end(self) -> None:
         node, daemon, alive = self._node, self._daemon, self.alive
@@ -248,12 +272,6 @@ class _SignedRecords(RecordValidatorBase):
         except (msgspec.DecodeError, UnicodeDecodeError):
             return self._checker.malformed(record.subkey)
         return self._checker.check(record.key, subkey, value, record.expiration_time)
-
-
-def outward(maddrs: Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses that mean something on other hosts; all of them if none does."""
-    found = tuple(maddr for maddr in maddrs if not maddr.startswith(_LOOPBACK))
-    return found or tuple(maddrs)
 
 
 def _key(namespace: str, topic: str) -> DHTID:
@@ -307,7 +325,7 @@ class _Launcher:
                 made.append(self)
 
         # On loopback alone there is no NAT to get through.
-        wide = not all(maddr.startswith(_LOOPBACK) for maddr in self.host_maddrs)
+        wide = not all(is_loopback(maddr) for maddr in self.host_maddrs)
         try:
             daemon = await Daemon.create(
                 initial_peers,
@@ -356,6 +374,12 @@ async def _end(daemon: P2P) -> None:
         child.kill()
         with anyio.CancelScope(shield=True):
             await child.wait()
+
+
+def _keep_time() -> None:
+    """Let hivemind tell the time by our clock, which the wall clock's steps do not move, instead of by `time.time`."""
+    for module in (timed_storage, routing, protocol, dht_node):
+        cast(Any, module).get_dht_time = SystemClock().unix_s
 
 
 def _calm_logging() -> None:

@@ -7,11 +7,12 @@ that it uses (`accept`, which also knows the time and the newest sequence number
 from __future__ import annotations
 
 import logging
+import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from shoal.clock import Clock
-from shoal.control.records import MAX_TTL_S, Opened, Rejection, unseal
+from shoal.control.records import MAX_TTL_S, TTL_S, Opened, Rejection, unseal
 from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.telemetry import Registry
@@ -20,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 # hivemind lets clocks differ by 3 s before it refuses a peer.
 _CLOCK_SKEW_S = 3.0
+# No node with a right clock passes on what has expired so long ago.
+_CLEARLY_S = 60.0
 _CACHE_ENTRIES = 4096
+_MAX_DIFFERENCES = 64
 # Copies that lag behind are nothing to warn of: every swarm has them.
 _USUAL = (Rejection.EXPIRED, Rejection.OUTDATED)
 
@@ -48,12 +52,18 @@ class RecordChecker:
         self._gate = FloodGate(logger, clock)
         # The newest sequence number of each peer and topic, and until when an older record could still be alive.
         self._newest: OrderedDict[tuple[PeerId, str], tuple[int, float]] = OrderedDict()
+        self._differences_s: OrderedDict[PeerId, float] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, bytes], Opened | Rejection] = OrderedDict()
 
     @property
     def rejected(self) -> Mapping[Rejection, int]:
         """Counts by reason; only reasons that occurred."""
         return {reason: counter.value for reason, counter in self._counters.items() if counter.value}
+
+    @property
+    def clock_difference_s(self) -> float | None:
+        """By how much the clocks of others are ahead of this host's, as their refused records say; None if none was."""
+        return statistics.median(self._differences_s.values()) if self._differences_s else None
 
     def check(self, key: bytes, subkey: str, value: bytes, expires_unix_s: float) -> bool:
         """Return whether the DHT may store or pass on a record.
@@ -71,7 +81,10 @@ class RecordChecker:
             return self._reject(opened, subkey)
         if self._key_of(opened.topic) != key:
             return self._reject(Rejection.WRONG_TOPIC, subkey)
-        if opened.expires_unix_s != expires_unix_s or opened.expires_unix_s > self._latest_expiry_unix_s():
+        if opened.expires_unix_s != expires_unix_s:
+            return self._reject(Rejection.BAD_EXPIRY, subkey)
+        if opened.expires_unix_s > self._latest_expiry_unix_s():
+            self._note_difference(opened)
             return self._reject(Rejection.BAD_EXPIRY, subkey)
         return True
 
@@ -85,9 +98,12 @@ class RecordChecker:
             self._reject(Rejection.WRONG_TOPIC, subkey)
             return None
         if opened.expires_unix_s <= self._clock.unix_s():
+            if opened.expires_unix_s < self._clock.unix_s() - _CLEARLY_S:
+                self._note_difference(opened)
             self._reject(Rejection.EXPIRED, subkey)
             return None
         if opened.expires_unix_s > self._latest_expiry_unix_s():
+            self._note_difference(opened)
             self._reject(Rejection.BAD_EXPIRY, subkey)
             return None
         newest, _ = self._newest.get((opened.peer, topic), (-1, 0.0))
@@ -95,6 +111,7 @@ class RecordChecker:
             self._reject(Rejection.OUTDATED, subkey)
             return None
         self._remember(opened)
+        self._differences_s.pop(opened.peer, None)
         return opened
 
     def malformed(self, subkey: object) -> bool:
@@ -112,6 +129,14 @@ class RecordChecker:
         now_unix_s = self._clock.unix_s()
         while (oldest := next(iter(self._newest.values())))[1] < now_unix_s and oldest is not self._newest[key]:
             self._newest.popitem(last=False)
+
+    def _note_difference(self, opened: Opened) -> None:
+        """Name a peer whose clock and this host's differ so much that neither believes the other's records."""
+        difference_s = opened.expires_unix_s - TTL_S - self._clock.unix_s()
+        self._differences_s[opened.peer] = difference_s
+        if len(self._differences_s) > _MAX_DIFFERENCES:
+            self._differences_s.popitem(last=False)
+        self._gate.warning("clock.differs", opened.peer, peer=opened.peer, ahead_s=round(difference_s))
 
     def _unseal(self, subkey: str, value: bytes) -> Opened | Rejection:
         seen = (subkey, value)

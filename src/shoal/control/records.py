@@ -23,6 +23,9 @@ from shoal.wire.messages.base import Hop, Struct
 MAX_RECORD_BYTES = 8 * 1024
 """Larger sealed records are refused; hivemind itself loses values above 4 MiB without a word."""
 
+TTL_S = 30.0
+"""For so long a record stands unless it is renewed."""
+
 MAX_TTL_S = 120.0
 """A record that wants to live longer is refused, or a peer could leave records behind for ever."""
 
@@ -31,15 +34,23 @@ MAX_CONFIG_BYTES = 6 * 1024
 MAX_FAILURE_CHARS = 300
 """Of the reason why a run could not go on."""
 
-_SIGNED_AS = b"shoal-record"
+SIGNED_AS = b"shoal-record"
+"""Stands before what is signed, so that nothing else that a peer signs can be taken for a record."""
+
 _MAX_STAGES = 4096
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 # An infinite capacity or age would win every comparison, and break sums.
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+Moment = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+"""Of the wall clock, wherever it stands; but finite."""
 FolderName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(min_length=1, max_length=16)]
+MAX_MADDRS = 4
+"""Of one peer; each interface of its host has one."""
+# Where others can join the DHT through the peer: the first one of a swarm may be gone for good.
+Maddrs = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_MADDRS)]
 
 
 class StageRecord(Struct, frozen=True, tag="stage"):
@@ -62,21 +73,25 @@ class StageRecord(Struct, frozen=True, tag="stage"):
     max_microbatch_samples: Count = 0
     device_memory_bytes: Count = 0
     cap: Count = 0
+    maddrs: Maddrs = ()
 
 
 class ClientRecord(Struct, frozen=True, tag="client"):
-    """A client."""
+    """A client; one that `waits` does nothing as long as it can reach another one before it."""
 
     addresses: Addresses
     join_unix_s: Amount
     held_round: Count = 0
+    maddrs: Maddrs = ()
+    waits: bool = False
 
 
 class RunRecord(Struct, frozen=True, tag="run"):
     """The training job, announced by a client.
 
     `config` is its shared configuration, see `run_config`; an `ended` run needs no servers any more. One that has not
-    reached its end was `interrupted` by its user, or says in `failure` why it could not go on.
+    reached its end was `interrupted` by its user, or says in `failure` why it could not go on. While no client
+    announces the run, hosts of servers do (`kept`), so that the next client finds it.
     """
 
     run_id: FolderName
@@ -86,6 +101,7 @@ class RunRecord(Struct, frozen=True, tag="run"):
     ended: bool = False
     interrupted: bool = False
     failure: Annotated[str, msgspec.Meta(max_length=MAX_FAILURE_CHARS)] = ""
+    kept: bool = False
 
 
 class MonitorRecord(Struct, frozen=True, tag="monitor"):
@@ -93,6 +109,7 @@ class MonitorRecord(Struct, frozen=True, tag="monitor"):
 
     addresses: Addresses
     join_unix_s: Amount
+    maddrs: Maddrs = ()
 
 
 class GoneRecord(Struct, frozen=True, tag="gone"):
@@ -115,7 +132,7 @@ class _Envelope(Struct, frozen=True):
     topic: str
     peer: PeerId
     sequence: Count
-    expires_unix_s: float
+    expires_unix_s: Moment
     body: bytes
     signature: bytes
 
@@ -174,6 +191,13 @@ def topic_of(record: Record | OtherVersion) -> str | None:
             return None
 
 
+def with_maddrs(record: Record, maddrs: tuple[str, ...]) -> Record:
+    """Return a record that says where others can join through its peer, if it is of a kind that says so."""
+    if isinstance(record, StageRecord | ClientRecord | MonitorRecord):
+        return msgspec.structs.replace(record, maddrs=maddrs[:MAX_MADDRS])
+    return record
+
+
 def topics(num_stages: int) -> tuple[str, ...]:
     """Return every topic of a run."""
     return ("monitor", "run", "client", stage_topic(None), *(stage_topic(s) for s in range(num_stages)))
@@ -228,4 +252,4 @@ def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
 
 def _signed(namespace: str, envelope: _Envelope) -> bytes:
     """Return what the signature is over: the namespace, and all of the envelope but the signature."""
-    return _encode((_SIGNED_AS, namespace, msgspec.structs.replace(envelope, signature=b"")))
+    return _encode((SIGNED_AS, namespace, msgspec.structs.replace(envelope, signature=b"")))

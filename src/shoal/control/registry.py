@@ -15,6 +15,7 @@ from shoal.clock import Clock
 from shoal.control.membership import Membership, sequence_at
 from shoal.control.read_pace import SLOW_READ_S, ReadPace
 from shoal.control.records import (
+    TTL_S,
     GoneRecord,
     Opened,
     Record,
@@ -22,6 +23,7 @@ from shoal.control.records import (
     seal,
     topic_of,
     topics,
+    with_maddrs,
 )
 from shoal.control.view_builder import is_server_topic
 from shoal.errors import BootstrapError, InvariantViolation
@@ -30,7 +32,6 @@ from shoal.swarm.view import SwarmView
 
 logger = logging.getLogger(__name__)
 
-TTL_S = 30.0
 RENEW_S = 10.0
 RETRY_S = 1.0
 _FAREWELL_TIMEOUT_S = 1.0
@@ -44,6 +45,16 @@ class RecordStore(Protocol):
     @property
     def alive(self) -> bool:
         """Whether the node can reach others."""
+        ...
+
+    @property
+    def maddrs(self) -> tuple[str, ...]:
+        """Where others can join through the node."""
+        ...
+
+    @property
+    def clock_difference_s(self) -> float | None:
+        """By how much the clocks of others are ahead of this host's, where that is too much; else None."""
         ...
 
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
@@ -100,6 +111,11 @@ class Registry:
         self._wake = anyio.Event()
         self._sequence = 0
         self._last_expiry_unix_s: dict[str, float] = {}
+
+    @property
+    def clock_difference_s(self) -> float | None:
+        """See `RecordStore.clock_difference_s`."""
+        return self._store.clock_difference_s
 
     def advertise(self, record: Record, *, at_once: bool = True) -> None:
         """Announce a record in place of the one of the same kind.
@@ -169,6 +185,7 @@ class Registry:
         expires_unix_s = max(now_unix_s + TTL_S, self._last_expiry_unix_s.get(topic, 0.0) + _EXPIRY_STEP_S)
         self._last_expiry_unix_s[topic] = expires_unix_s
         peer = self._identity.peer_id
+        record = with_maddrs(record, self._store.maddrs)
         # The own view need not wait for the network.
         self.membership.update([Opened(topic, peer, self._sequence, expires_unix_s, record)])
         value = seal(

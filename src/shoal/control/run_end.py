@@ -1,4 +1,4 @@
-"""The end of a run: the client's last word to the servers, and what it means in words.
+"""The end of a run: the client's last word to the servers and to clients that wait, and what it means in words.
 
 The word goes two ways. Over the connections that the client has with every server it arrives at once; in the registry
 (`RunRecord.ended`) it also reaches hosts that no connection reaches just then. The registry alone is not enough: a
@@ -29,24 +29,32 @@ def how_it_ended(run_id: str, *, interrupted: bool, failure: str) -> tuple[str, 
     return f"run {run_id} has ended" + (" (interrupted at its client)" if interrupted else ""), True
 
 
-def say_run_is_over(endpoint: Endpoint, servers: Iterable[PeerId], *, interrupted: bool, failure: str) -> None:
-    """Tell the servers; closing the endpoint writes what is queued first."""
-    for peer in servers:
+def say_run_is_over(endpoint: Endpoint, peers: Iterable[PeerId], *, interrupted: bool, failure: str) -> None:
+    """Tell servers and other clients; closing the endpoint writes what is queued first."""
+    for peer in peers:
         endpoint.post(peer, RunOver(interrupted, failure))
 
 
 class RunEndListener:
-    """The servers' side. A `transport.dispatch.Handler`."""
+    """The side of those that are told. A `transport.dispatch.Handler`."""
 
-    def __init__(self, run_id: str, view: Callable[[], SwarmView], on_over: OnOver) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        view: Callable[[], SwarmView],
+        on_over: OnOver,
+        coordinator: Callable[[], PeerId | None] = lambda: None,
+    ) -> None:
         """Wait for the word.
 
         Args:
             run_id: the training job.
             view: says who the run's clients are.
             on_over: called once.
+            coordinator: of the run, as far as this server knows; the word of any other client does not count.
         """
         self._run_id, self._view, self._on_over = run_id, view, on_over
+        self._coordinator = coordinator
         self._is_over = False
 
     def receive(self, event: Received) -> bool:
@@ -60,7 +68,10 @@ class RunEndListener:
             return False
         if event.peer not in {client.peer for client in self._view().clients}:
             raise RemoteProtocolError(f"{event.peer} says that the run is over, and is no client of it")
-        if not self._is_over:
+        if self._coordinator() not in (None, event.peer):
+            # It has not heard yet that another client has taken the run over.
+            logger.warning("run.over_ignored", extra={"run": self._run_id, "peer": event.peer})
+        elif not self._is_over:
             self._is_over = True
             reason, ended_well = how_it_ended(self._run_id, interrupted=message.interrupted, failure=message.failure)
             logger.info("run.over", extra={"run": self._run_id, "reason": reason})

@@ -1,9 +1,11 @@
 """The role that joins a swarm ahead of a host's servers: it tells the launcher which run there is, and when it is over.
 
     join the DHT -> `ready(run_id, configuration)` -> watch -> `run_over(reason)`
+                                                        '-- announce the run while no client does
 
 It computes nothing. Servers can only be started once the run is known, because they take its configuration. A scout
-that follows one that has died is told which run it is, and only watches.
+that follows one that has died is told which run it is, and only watches. On the host of a client that continues a run
+it only finds it.
 """
 
 from __future__ import annotations
@@ -11,16 +13,20 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import msgspec
 
 from shoal import log
 from shoal.clock import SystemClock
+from shoal.config.shared import shared_configuration
 from shoal.control.join import join_swarm
 from shoal.control.membership import Membership
+from shoal.control.peers_file import joinable
+from shoal.control.records import Record, RunRecord
 from shoal.control.registry import Registry
-from shoal.control.run_config import unpack_configuration
+from shoal.control.run_config import pack_configuration, unpack_configuration
 from shoal.control.run_end import how_it_ended
 from shoal.control.scout_spec import ScoutSpec
 from shoal.errors import BootstrapError
@@ -38,7 +44,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
     Args:
         payload: `ScoutSpec` in msgpack.
         control: told `ready(run_id=..., configuration=...)`, without fields if the run is known; then
-            `run_announced(is_announced=...)` when that changes, and in the end `run_over(reason=..., ended_well=...)`.
+            `run_announced(is_announced=...)` when that changes, `peers(maddrs=...)` when the swarm can be joined at
+            other addresses, and in the end `run_over(reason=..., ended_well=...)`.
 
     Raises:
         BootstrapError: no initial peer answered, or none of them knows a run.
@@ -53,33 +60,69 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
 
 async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
-    config = spec.config()
-    async with join_swarm(spec, Identity(spec.identity_key), control, SystemClock()) as registry:
+    config, clock = spec.config(), SystemClock()
+    async with join_swarm(spec, Identity(spec.identity_key), control, clock) as registry:
         run_id = spec.run_id
         if run_id:
             control.ready()
+            packed = pack_configuration(shared_configuration(config))
+            kept = RunRecord(run_id, config.num_stages, clock.unix_s(), packed, kept=True)
         else:
             run = await _running(registry, config.network.bootstrap_timeout_s, config.experiment_prefix)
             run_id = run.run_id
             logger.info("run.found", extra={"run": run_id, "client": run.client})
             control.ready(run_id=run_id, configuration=unpack_configuration(run.config))
-        await _watch(registry.membership, run_id, control)
-        await control.stopping.wait()
+            kept = RunRecord(run_id, run.num_stages, clock.unix_s(), run.config, kept=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_tell_peers, registry.membership, control)
+            await _watch(registry, kept, control)
+            await control.stopping.wait()
+            tasks.cancel_scope.cancel()
 
 
-async def _watch(membership: Membership, run_id: str, control: RoleControl) -> None:
-    """Say when the run is over, and meanwhile whether somebody announces it."""
+async def _tell_peers(membership: Membership, control: RoleControl) -> None:
+    """Tell the launcher at which addresses the swarm can be joined."""
+    async for maddrs in joinable(membership):
+        control.event("peers", maddrs=maddrs)
+
+
+class Announcer(Protocol):
+    """What `_watch` needs of a `Registry`."""
+
+    @property
+    def membership(self) -> Membership:
+        """What is announced."""
+        ...
+
+    def advertise(self, record: Record) -> None:
+        """Announce the run."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Take that back."""
+        ...
+
+
+async def _watch(registry: Announcer, kept: RunRecord, control: RoleControl) -> None:
+    """Say when the run is over, and meanwhile whether a client announces it; while none does, announce it."""
+    membership, run_id = registry.membership, kept.run_id
     logger.info("scout.watching", extra={"run": run_id})
     is_announced = True
     while True:
         now = membership.view.run
-        if now is not None and (now.ended or now.run_id != run_id):
+        by_client = now is not None and not now.kept
+        if now is not None and by_client and (now.ended or now.run_id != run_id):
             break
-        # One that is not announced any more may go on: its client may be started again.
-        if is_announced != (now is not None):
-            is_announced = now is not None
+        # One that is not announced any more may go on: its client may be started again, or another one elsewhere.
+        if is_announced != by_client:
+            is_announced = by_client
             logger.info("run.announced" if is_announced else "run.silent", extra={"run": run_id})
             control.event("run_announced", is_announced=is_announced)
+            if is_announced:
+                await registry.withdraw()
+            else:
+                registry.advertise(kept)
+            continue
         with nullcontext() if is_announced else membership.eager():
             await membership.changed()
     reason, ended_well = _how_it_ended(now, run_id)
@@ -99,6 +142,12 @@ async def _running(registry: Registry, timeout_s: float, prefix: str) -> Run:
         view = await registry.membership.wait_for(lambda view: view.run is not None and not view.run.ended)
         if view.run is not None:
             return view.run
+    if (ahead_s := registry.clock_difference_s) is not None:
+        raise BootstrapError(
+            f"the initial peers answered, but their clocks are about {abs(ahead_s):.0f} s "
+            f"{'ahead of' if ahead_s > 0 else 'behind'} this host's, so neither believes what the other announces: set "
+            "the clock that is wrong (timedatectl set-ntp true), and start again"
+        )
     strangers = [f"{peer} {version_misfit(version)}" for peer, version in registry.membership.other_versions.items()]
     if strangers:
         raise BootstrapError(f"the swarm is there, but its peer {strangers[0]}")

@@ -43,9 +43,10 @@ def build_view(records: Iterable[Opened]) -> SwarmView:
     return SwarmView(
         replicas=tuple(sorted(replicas, key=lambda r: (r.stage, r.seniority))),
         candidates=tuple(sorted(candidates, key=lambda c: c.seniority)),
-        clients=tuple(sorted(_clients(others), key=lambda c: (c.join_unix_s, c.peer))),
+        clients=tuple(sorted(_clients(others), key=lambda c: c.place)),
         monitor=next((hop_of(opened) for opened in sorted(monitors, key=lambda o: o.peer)), None),
         run=_run(others),
+        maddrs=_maddrs((*others, *of_server.values())),
     )
 
 
@@ -77,17 +78,30 @@ def server_of(peer: PeerId, record: StageRecord) -> Candidate:
 
 def _clients(records: Iterable[Opened]) -> list[Client]:
     return [
-        Client(hop_of(opened), record.join_unix_s, record.held_round)
+        Client(hop_of(opened), record.join_unix_s, record.held_round, record.waits)
         for opened in records
         if isinstance(record := opened.record, ClientRecord)
     ]
 
 
+def _maddrs(records: Iterable[Opened]) -> tuple[str, ...]:
+    """Who is there for the whole run comes first: the monitor, clients, then servers by seniority."""
+    order = {MonitorRecord: 0, ClientRecord: 1, StageRecord: 2}
+    joinable = [
+        (order[type(record)], record.join_unix_s, opened.peer, record.maddrs)
+        for opened in records
+        if isinstance(record := opened.record, MonitorRecord | ClientRecord | StageRecord)
+    ]
+    return tuple(maddr for *_, maddrs in sorted(joinable) for maddr in maddrs)
+
+
 def _run(records: Iterable[Opened]) -> Run | None:
     announced = [(opened, record) for opened in records if isinstance(record := opened.record, RunRecord)]
+    by_clients = {record.run_id for _, record in announced if not record.kept}
+    announced = [each for each in announced if not each[1].kept or each[1].run_id not in by_clients]
     if not announced:
         return None
-    opened, record = min(announced, key=lambda a: (a[1].ended, a[1].join_unix_s, a[0].peer))
+    opened, record = min(announced, key=lambda a: (a[1].ended, a[1].kept, a[1].join_unix_s, a[0].peer))
     return Run(
         run_id=record.run_id,
         num_stages=record.num_stages,
@@ -96,4 +110,5 @@ def _run(records: Iterable[Opened]) -> Run | None:
         ended=record.ended,
         interrupted=record.interrupted,
         failure=record.failure,
+        kept=record.kept,
     )

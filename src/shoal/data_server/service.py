@@ -13,6 +13,7 @@ from shoal import log
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.control.counter_report import counters_reported
+from shoal.control.death_watch import death_points, watched
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.server import DataService
@@ -76,7 +77,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(service.run)
-                group.start_soon(dispatch, endpoint, (service,))
+                group.start_soon(dispatch, endpoint, watched(death_points(start), (service,)))
                 control.ready(hop=endpoint.hop)
         finally:
             service.close()

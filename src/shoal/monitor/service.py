@@ -20,8 +20,9 @@ from shoal import log
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config, public_values
 from shoal.control.counter_report import client_hop, counters_reported
-from shoal.control.dht import outward
 from shoal.control.join import open_registry
+from shoal.control.maddrs import outward
+from shoal.control.peers_file import PeersFile, joinable
 from shoal.control.records import MonitorRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
@@ -39,7 +40,6 @@ from shoal.wire.messages.control import Metrics
 logger = logging.getLogger(__name__)
 
 STATUS_INTERVAL_S = 0.5
-INITIAL_PEERS = "initial_peers.txt"
 _PEERS_TIMEOUT_S = 2.0
 _WANDB_CLOSE_TIMEOUT_S = 2.0
 
@@ -67,6 +67,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
 async def _serve(start: MonitorSpec, control: RoleControl) -> None:
     config, clock, identity = start.config(), SystemClock(), Identity(start.identity_key)
     joined_unix_s = clock.unix_s()
+    peers_file = PeersFile(Path(start.log_dir), lambda text: control.event("notice", text=text))
     gatherer = Gatherer(Status(config.num_stages), _wandb_run(start, config, control))
     try:
         async with (
@@ -75,19 +76,20 @@ async def _serve(start: MonitorSpec, control: RoleControl) -> None:
                 start,
                 identity,
                 clock,
-                start.initial_peers or await _known_before(start, control),
+                start.initial_peers or await _known_before(peers_file, control),
                 listen_maddrs(config),
                 endpoint.metrics,
             ) as (node, registry),
         ):
             maddrs = outward(await node.visible_maddrs())
-            await _write_peers(Path(start.log_dir) / INITIAL_PEERS, maddrs, control)
+            await anyio.to_thread.run_sync(peers_file.write, maddrs)
             registry.advertise(MonitorRecord(endpoint.addresses, joined_unix_s))
             control.ready(maddrs=maddrs, hop=endpoint.hop)
             reported = counters_reported(endpoint, start.role, lambda: client_hop(registry.membership.view), clock)
             async with reported, anyio.create_task_group() as tasks:
                 tasks.start_soon(registry.run)
                 tasks.start_soon(gatherer.follow, registry)
+                tasks.start_soon(_keep_peers, peers_file, registry, maddrs)
                 tasks.start_soon(gatherer.report, control, clock)
                 await dispatch(endpoint, (gatherer,))
     finally:
@@ -95,12 +97,12 @@ async def _serve(start: MonitorSpec, control: RoleControl) -> None:
             await gatherer.aclose()
 
 
-async def _known_before(start: MonitorSpec, control: RoleControl) -> tuple[str, ...]:
+async def _known_before(peers_file: PeersFile, control: RoleControl) -> tuple[str, ...]:
     """Return where the others are, if this monitor has run before: the launcher says it, and alone it would stay alone.
 
     Empty at its first start.
     """
-    if (Path(start.log_dir) / INITIAL_PEERS).exists():
+    if peers_file.exists:
         with anyio.move_on_after(_PEERS_TIMEOUT_S):
             async for message in control.messages:
                 if "initial_peers" in message:
@@ -162,21 +164,10 @@ def listen_maddrs(config: Config) -> tuple[str, ...]:
     )
 
 
-async def _write_peers(path: Path, maddrs: tuple[str, ...], control: RoleControl) -> None:
-    """Write where others can join; the swarm does without the file, and its reader is told."""
-    try:
-        await anyio.to_thread.run_sync(write_lines, path, maddrs)
-    except OSError as error:
-        text = f"cannot write {path} ({error.strerror or error}): free space there; the addresses are also printed"
-        logger.error("peers.unwritten", extra={"reason": text})
-        control.event("notice", text=text)
-
-
-def write_lines(path: Path, lines: tuple[str, ...]) -> None:
-    """Write a file whole or not at all."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_text("".join(f"{line}\n" for line in lines))
-    aside.replace(path)
+async def _keep_peers(peers_file: PeersFile, registry: Registry, own: tuple[str, ...]) -> None:
+    """Keep the file true: this peer first, then who else can be asked."""
+    async for maddrs in joinable(registry.membership, own):
+        await anyio.to_thread.run_sync(peers_file.write, maddrs)
 
 
 def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> WandbRun | None:

@@ -52,6 +52,10 @@ class InnerOptimizer(ABC):
         """The state (tensors, not copies) by the parameter's number, then by name."""
         return {str(index): dict(state) for index, state in sorted(self._state.items())}
 
+    def reset(self) -> None:
+        """Forgets the state, as if no parameter had ever had a gradient."""
+        self._state.clear()
+
     def _groups(self, indices: Sequence[int]) -> list[tuple[list[int], float]]:
         """Parameters that are stepped together, with their weight decay."""
         return [(list(indices), 0.0)]

@@ -5,7 +5,7 @@ begin -> device thread -> Computed -> last -> the next operation may begin
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 
 from shoal.clock import Clock
@@ -14,9 +14,18 @@ from shoal.pipeline.device_meter import DeviceMeter
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.schedule import parts_of
 from shoal.pipeline.stage_compute import StageCompute
+from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.step_operations import Operation, OperationKind, StepTotals
 from shoal.wire.tensors import WireTensor
+
+_POINTS: Mapping[OperationKind, tuple[str, ...]] = {
+    OperationKind.FORWARD: ("forward",),
+    OperationKind.BACKWARD: ("backward",),
+    OperationKind.LOSS: ("forward", "backward"),
+    OperationKind.COMMIT: ("commit",),
+}
+"""Where a replica can die: in any microbatch but a step's first, so that something of the step is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,13 @@ class DeviceOperations:
     """Of one replica; called on its event loop."""
 
     def __init__(
-        self, compute: StageCompute, device: DeviceThread, meter: DeviceMeter, clock: Clock, pace: DevicePace | None
+        self,
+        compute: StageCompute,
+        device: DeviceThread,
+        meter: DeviceMeter,
+        clock: Clock,
+        pace: DevicePace | None,
+        deaths: DeathPoints | None = None,
     ) -> None:
         """Compute nothing yet.
 
@@ -43,12 +58,14 @@ class DeviceOperations:
             meter: Told how long each operation took.
             clock: For that.
             pace: Of an emulated device; None: as fast as this one can.
+            deaths: Of the process, told of each operation that is under way.
         """
         self._compute = compute
         self._device = device
         self._meter = meter
         self._clock = clock
         self._pace = pace
+        self._deaths = deaths
         self._num_operations = 0
 
     def begin(
@@ -62,7 +79,11 @@ class DeviceOperations:
             sizes: Samples of each microbatch of its step.
             completes: Whether the step is summed up after it.
         """
-        return self._device.begin(self._timed, operation, inputs, sizes, completes)
+        call = self._device.begin(self._timed, operation, inputs, sizes, completes)
+        if self._deaths:
+            for point in _POINTS.get(operation.kind, ()) if operation.microbatch or not sizes else ():
+                self._deaths.reached(point, operation.key.number)
+        return call
 
     async def last(self, operation: Operation, computed: Computed, sizes: tuple[int, ...]) -> None:
         """Let a computed operation last as long as it should, and count its time."""
@@ -89,31 +110,45 @@ class DeviceOperations:
         self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...], completes: bool
     ) -> Computed:
         begun_s = self._clock.now_s()
-        tensor = self._compute_one(operation, inputs, sizes)
+        tensor = operate(self._compute, operation, inputs, sizes)
         totals = self._compute.totals(operation.key) if completes else None
         return Computed(tensor, totals, begun_s, self._clock.now_s() - begun_s)
 
-    def _compute_one(self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]) -> WireTensor | None:
-        key, microbatch, compute = operation.key, operation.microbatch, self._compute
-        tensors = [from_wire(tensor) for tensor in inputs]
-        match operation.kind:
-            case OperationKind.DROP:
-                compute.drop(key)
-                return None
-            case OperationKind.COMMIT:
-                if operation.decision is not None:
-                    compute.commit(key, operation.decision.scale, operation.decision.lr, operation.decision.skipped)
-                return None
-            case OperationKind.FORWARD:
-                output = compute.forward(key, microbatch, tensors[0])
-                # Nobody gets what the last stage puts out.
-                return None if compute.module.is_last else to_wire(output)
-            case OperationKind.WEIGHTS:
-                compute.weights(key, microbatch)
-                return None
-            case OperationKind.BACKWARD:
-                gradient = compute.backward(key, microbatch, tensors[0])
-            case OperationKind.LOSS:
-                received = tensors[0] if len(tensors) > 1 else None
-                gradient = compute.loss(key, microbatch, received, tensors[-1], sizes[microbatch] / sum(sizes))
-        return None if compute.module.is_first else to_wire(gradient)
+
+def operate(
+    compute: StageCompute, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]
+) -> WireTensor | None:
+    """Compute one operation; runs on the device thread.
+
+    Args:
+        compute: The stage.
+        operation: What to compute.
+        inputs: The tensors that it needs.
+        sizes: Samples of each microbatch of its step.
+
+    Returns:
+        What the neighbour gets, if any does.
+    """
+    key, microbatch = operation.key, operation.microbatch
+    tensors = [from_wire(tensor) for tensor in inputs]
+    match operation.kind:
+        case OperationKind.DROP:
+            compute.drop(key)
+            return None
+        case OperationKind.COMMIT:
+            if operation.decision is not None:
+                compute.commit(key, operation.decision.scale, operation.decision.lr, operation.decision.skipped)
+            return None
+        case OperationKind.FORWARD:
+            output = compute.forward(key, microbatch, tensors[0])
+            # Nobody gets what the last stage puts out.
+            return None if compute.module.is_last else to_wire(output)
+        case OperationKind.WEIGHTS:
+            compute.weights(key, microbatch)
+            return None
+        case OperationKind.BACKWARD:
+            gradient = compute.backward(key, microbatch, tensors[0])
+        case OperationKind.LOSS:
+            received = tensors[0] if len(tensors) > 1 else None
+            gradient = compute.loss(key, microbatch, received, tensors[-1], sizes[microbatch] / sum(sizes))
+    return None if compute.module.is_first else to_wire(gradient)

@@ -332,6 +332,10 @@ class StageCompute:
         self._held_buffers = self._buffers.copy()
         self._steps.clear()
 
+    def forget_moments(self) -> None:
+        """Has the optimizer begin anew."""
+        self.optimizer.reset()
+
     def parameters_flat(self, out: Tensor | None = None) -> Tensor:
         """A copy of the parameters as one vector (N)."""
         return self.layout.flatten(self._parameters, out)

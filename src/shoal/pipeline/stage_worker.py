@@ -23,10 +23,12 @@ from shoal.pipeline.device_meter import DeviceMeter
 from shoal.pipeline.device_operations import DeviceOperations
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.out_of_memory import is_out_of_memory
+from shoal.pipeline.replica_log import ReplicaLog
 from shoal.pipeline.schedule import choose
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_evaluator import StageEvaluator
 from shoal.pipeline.tensor_check import payload_misfit
+from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.open_step import Payload
@@ -97,6 +99,8 @@ class StageWorker:
         events: MemoryObjectSendStream[CapLowered] | None = None,
         clock: Clock | None = None,
         pace: DevicePace | None = None,
+        replica_log: ReplicaLog | None = None,
+        deaths: DeathPoints | None = None,
     ) -> None:
         """Opens no step before `start_round`.
 
@@ -111,7 +115,10 @@ class StageWorker:
             max_held: See `pipeline.schedule.choose`.
             clock: For reminders and measurements.
             pace: Of an emulated device.
+            replica_log: Told what changes the state of the device; None keeps no log.
+            deaths: Where the process is to die, for measurements.
         """
+        self._replica_log = replica_log
         self._endpoint = endpoint
         self._compute = compute
         self._device = device
@@ -126,7 +133,7 @@ class StageWorker:
         )
         self._max_held = max_held
         self._meter = DeviceMeter(endpoint.metrics, stage, self._clock)
-        self._operations = DeviceOperations(compute, device, self._meter, self._clock, pace)
+        self._operations = DeviceOperations(compute, device, self._meter, self._clock, pace, deaths)
         self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
         self._events = events
         self._payloads: dict[StepKey, dict[tuple[type, int], WireTensor]] = {}
@@ -204,6 +211,8 @@ class StageWorker:
         """The module holds D_{round-1}: steps of `round` may be opened; log and version start again."""
         self._committed_before += self._machine.version
         self._round_starts = True
+        if self._replica_log is not None and round > 0:
+            self._replica_log.loaded(round - 1)
         self._do(self._machine.start_round(round))
 
     async def close(self, round: int) -> Closed:
@@ -277,6 +286,8 @@ class StageWorker:
     async def _operate(self, operation: Operation) -> None:
         key = operation.key
         step = self._machine.open.get(key)
+        if self._replica_log is not None and step is not None and not step.begun:
+            self._replica_log.begins(step.request)
         self._machine.started(operation)
         inputs = self._take_payloads(operation)
         sizes = step.request.microbatch_samples if step is not None else ()
@@ -293,6 +304,8 @@ class StageWorker:
                 self._lower_cap(sizes)
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
             return
+        if self._replica_log is not None:
+            self._replica_log.done(operation, result.totals)
         await self._operations.last(operation, result, sizes)
         is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
         if is_gradient and result.tensor is not None and key in self._machine.open:

@@ -1,10 +1,15 @@
-"""What computes on this machine, by name: for the reader of a benchmark, and to know a machine again. No torch."""
+"""What computes on this machine, by name: for the reader of a benchmark, and to know a machine again. No torch.
+
+The bits of a computation depend on the machine's type and on the versions of the programs.
+"""
 
 from __future__ import annotations
 
 import platform
+from importlib.metadata import version
 from pathlib import Path
 
+_LIBRARIES = ("shoal", "torch", "numpy")
 _ROOT = Path("/")
 
 
@@ -15,6 +20,16 @@ def processor_name(root: Path = _ROOT) -> str:
         root: of the file system that holds /proc.
     """
     return _field(root / "proc/cpuinfo", "model name") or platform.machine()
+
+
+def machine_type() -> dict[str, str]:
+    """Return what is the same on all machines that compute the same bits: processor and architecture."""
+    return {"processor": processor_name(), "architecture": platform.machine()}
+
+
+def program_versions() -> dict[str, str]:
+    """Return the versions of the programs that decide the bits of a run, by name."""
+    return {**{name: version(name) for name in _LIBRARIES}, "python": platform.python_version()}
 
 
 def gpu_names(root: Path = _ROOT) -> tuple[str, ...]:

@@ -130,6 +130,15 @@ def pss_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
+def resident_bytes() -> int:
+    """Return the memory of this process that is in use now, shared pages included; 0 where the system does not say."""
+    try:
+        pages = int((_PROC / "self" / "statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def tree_usage(pid: int) -> TreeUsage:
     """Return the number and the memory of a process and its descendants; ended processes do not count."""
     living = [stat.pid for stat in descendants(pid) if stat.state != "Z"]

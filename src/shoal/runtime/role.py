@@ -19,6 +19,7 @@ import anyio
 
 from shoal.errors import BootstrapError, ConfigError, ShoalError
 from shoal.runtime.control_pipe import RoleControl, open_role_control
+from shoal.runtime.file_limit import hint, raise_file_limit
 from shoal.runtime.lifeline import watch_in_thread
 
 _logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def run_role(entry: str, payload: bytes, control: socket.socket, lifeline_fd: in
     Returns:
         The exit code: 0 done, 1 failed, 2 the user's error.
     """
+    raise_file_limit()
     watch_in_thread(lifeline_fd, run_dir)
     return anyio.run(partial(_serve, entry, payload, control), backend_options={"use_uvloop": True})
 
@@ -78,7 +80,7 @@ def _report(error: Exception, control: RoleControl) -> int:
     else:
         _logger.critical("role.crashed", exc_info=error)
     first = causes[0]
-    control.event("error", kind=type(first).__name__, message=str(first))
+    control.event("error", kind=type(first).__name__, message=str(first) + hint(first))
     return EXIT_USER_ERROR if isinstance(first, ConfigError | BootstrapError) else EXIT_FAILED
 
 

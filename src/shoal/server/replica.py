@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
 import torch
@@ -32,9 +33,11 @@ from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
 from shoal.pipeline.device_pace import DevicePace
+from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import CapLowered, StageWorker
 from shoal.quant.apply import apply_quant
+from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.runtime.long_turns import take_long_turns
 from shoal.server.memory import MAX_OPEN_STEPS
@@ -67,6 +70,7 @@ class Replica:
     member: RoundMember
     events: MemoryObjectReceiveStream[ReplicaEvent]
     _sender: MemoryObjectSendStream[ReplicaEvent]
+    _log: ReplicaLog | None
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
@@ -77,6 +81,8 @@ class Replica:
         """Give back what a replica that does not run any more, or never did, has opened."""
         self._sender.close()
         self.events.close()
+        if self._log is not None:
+            self._log.close()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -106,11 +112,13 @@ async def build_replica(
     device_name: str,
     endpoint: Endpoint,
     view: Callable[[], SwarmView],
+    log_dir: Path | None = None,
     max_microbatch_samples: int | None = None,
     clock: Clock | None = None,
     transfer: TransferSettings | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     pace: DevicePace | None = None,
+    deaths: DeathPoints | None = None,
 ) -> Replica:
     """Build the stage with the state of D_0, on the device thread, and connect it.
 
@@ -125,16 +133,22 @@ async def build_replica(
         device_name: Its torch device.
         endpoint: Of the server.
         view: The swarm as it is now.
+        log_dir: Where the replica keeps its own log, without which a run cannot be replayed; None keeps none.
         max_microbatch_samples: The most samples that it takes at a time; None: any number.
         clock: For the patience of a transfer.
         transfer: How patient it is; by default as configured.
         chunk_bytes: Of a transfer; the same on all servers.
         pace: Of an emulated device; None computes as fast as this one can.
+        deaths: Where the process is to die, for measurements.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
     """
-    compute, state = await device.run(_build_state, config, stage, device_name)
+    compute, state = await device.run(build_state, config, stage, device_name)
+    log: ReplicaLog | None = None
+    if log_dir is not None:
+        place = await device.run(_place, device_name)
+        log = ReplicaLog(log_dir, Started(run_id, endpoint.peer_id, stage, place), lambda: state.hashes)
     sender, receiver = anyio.create_memory_object_stream[ReplicaEvent](math.inf)
     worker = StageWorker(
         endpoint=endpoint,
@@ -147,6 +161,8 @@ async def build_replica(
         max_held=config.model_pipeline.microbatches_in_flight,
         events=sender,
         pace=pace,
+        replica_log=log,
+        deaths=deaths,
     )
     member = RoundMember(
         endpoint=endpoint,
@@ -172,7 +188,7 @@ async def build_replica(
         is_behind=run_has_begun(view()),
     )
     worker.start_round(1)
-    return Replica(stage, compute, worker, member, receiver, sender)
+    return Replica(stage, compute, worker, member, receiver, sender, log)
 
 
 def run_has_begun(view: SwarmView) -> bool:
@@ -180,8 +196,23 @@ def run_has_begun(view: SwarmView) -> bool:
     return any(replica.held_round > 0 for replica in view.replicas)
 
 
-def _build_state(config: Config, stage: int, device_name: str) -> tuple[StageCompute, ReplicaState]:
-    """Runs on the device thread."""
+def _place(device_name: str) -> Place:
+    """Runs on the device thread, whose number of threads is its own."""
+    gpu = None if device_name == "cpu" else torch.cuda.get_device_name(torch.device(device_name))
+    return place_of(device_name, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), gpu)
+
+
+def build_state(config: Config, stage: int, device_name: str) -> tuple[StageCompute, ReplicaState]:
+    """Build what a replica of a stage computes with, in the state of D_0; runs on the device thread.
+
+    Args:
+        config: Of the run.
+        stage: Which one.
+        device_name: Its torch device.
+
+    Raises:
+        ConfigError: the model does not fit the configuration, or there is no such device.
+    """
     if device_name != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"device = {device_name}: this torch ({torch.__version__}) sees no GPU; use --device cpu")
     family = load_family(config.model, config.data)

@@ -17,6 +17,7 @@ from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.control.assignment import StageChooser, require_fit
 from shoal.control.counter_report import client_hop, counters_reported
+from shoal.control.death_watch import death_points, watched
 from shoal.control.join import join_swarm
 from shoal.control.records import StageRecord
 from shoal.control.registry import Registry
@@ -26,6 +27,7 @@ from shoal.control.view_builder import server_of
 from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import RunId
+from shoal.pipeline.device_pace import emulated_pace
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
@@ -66,6 +68,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
     _require_few_parts(config)
     clock = SystemClock()
     identity = Identity(spec.identity_key)
+    deaths = death_points(spec)
     initialiser = device_initialiser(spec.device, spec.threads)
     async with (
         DeviceThread(initialiser, name="device") as device,
@@ -102,9 +105,11 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 device_name=spec.device,
                 endpoint=endpoint,
                 view=lambda: registry.membership.view,
+                log_dir=Path(spec.log_dir),
                 max_microbatch_samples=cap or None,
                 clock=clock,
-                pace=spec.pace,
+                pace=emulated_pace(config.emulation.call_s),
+                deaths=deaths,
             )
 
         monitor = ReassignmentMonitor(
@@ -119,10 +124,11 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             spec.run_id,
             view=lambda: registry.membership.view,
             on_over=lambda reason, ended_well: control.event("run_over", reason=reason, ended_well=ended_well),
+            coordinator=lambda: monitor.replica.member.coordinator,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(monitor.run)
-            tasks.start_soon(dispatch, endpoint, (monitor, listener), monitor.peer_up)
+            tasks.start_soon(dispatch, endpoint, watched(deaths, (monitor, listener)), monitor.peer_up)
             place = {"device": spec.device, "threads": await device.run(torch.get_num_threads), "nice": os.nice(0)}
             logger.info("server.ready", extra={"stage": stage, **place, "peer": endpoint.peer_id})
             control.ready(stage=stage)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shoal.config.start import RoleStart
-from shoal.pipeline.device_pace import DevicePace
 
 
 class ServerSpec(RoleStart, frozen=True, kw_only=True):
@@ -15,7 +14,6 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
         device: Torch device, resolved: "cpu" or "cuda:<i>".
         memory_bytes: Its share of the host's memory when the first server started; 0 if unknown.
         device_sharers: Servers of this host on the same device, itself included.
-        pace: Of an emulated device, for benchmarks; None computes as fast as this one can.
         threads: CPU threads that it computes with.
     """
 
@@ -24,5 +22,4 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
     device: str
     memory_bytes: int = 0
     device_sharers: int = 1
-    pace: DevicePace | None = None
     threads: int = 1

@@ -3,6 +3,9 @@
 Silence is added up tick by tick, and one tick counts for at most `MAX_TICKS_AT_ONCE` intervals: a process that was
 itself stopped or blocked has not listened meanwhile, so that time proves nothing about its peers. Between two ticks the
 event loop reads what has arrived; a peer that is alive has therefore been heard before enough ticks come together.
+
+How much silence is too much is learnt for each peer (`rhythm`), between two bounds. Only the receipt of bytes counts as
+a sign of life, and it is the event loop that sends heartbeats: a peer that computes for a minute is not silent.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from shoal.errors import InvariantViolation
+from shoal.swarm.rhythm import Rhythm
 
 MAX_TICKS_AT_ONCE = 2
 """A tick that comes later than so many intervals counts as if it had come then."""
@@ -26,11 +30,13 @@ class Activity(NamedTuple):
         heard: something was received.
         spoke: something was sent.
         listening: this side reads; while it does not, nothing can be heard.
+        peer: who is at the other end; what is known of it outlasts the connection.
     """
 
     heard: bool
     spoke: bool
     listening: bool = True
+    peer: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +50,32 @@ class Pulse(Generic[_Link]):
 class Liveness(Generic[_Link]):
     """Watches over all connections of one endpoint."""
 
-    def __init__(self, *, heartbeat_s: float, deadline_s: float, now_s: float) -> None:
+    def __init__(
+        self, *, heartbeat_s: float, deadline_s: float, now_s: float, max_deadline_s: float | None = None
+    ) -> None:
         """Start at monotonic time `now_s`.
 
         Args:
             heartbeat_s: interval of the ticks; a connection on which nothing was sent for one gets a heartbeat.
-            deadline_s: silence after which a connection is dead.
+            deadline_s: silence after which the connection of a peer that is heard regularly is dead.
             now_s: monotonic seconds.
+            max_deadline_s: the same for the most irregular one; None is `deadline_s`, for everybody.
 
         Raises:
-            InvariantViolation: the deadline leaves no room for a heartbeat that is late.
+            InvariantViolation: the deadline leaves no room for a heartbeat that is late, or is above the longest one.
         """
         if deadline_s < 2 * MAX_TICKS_AT_ONCE * heartbeat_s:
             raise InvariantViolation(
                 f"a deadline of {deadline_s:g} s is less than {2 * MAX_TICKS_AT_ONCE} heartbeats of {heartbeat_s:g} s"
             )
+        if max_deadline_s is not None and max_deadline_s < deadline_s:
+            raise InvariantViolation(f"a longest deadline of {max_deadline_s:g} s is below that of {deadline_s:g} s")
         self._heartbeat_s = heartbeat_s
         self._deadline_s = deadline_s
+        self._max_deadline_s = deadline_s if max_deadline_s is None else max_deadline_s
         self._last_tick_s = now_s
         self._silent_s: dict[_Link, float] = {}
+        self._rhythms: dict[Hashable, Rhythm] = {}
 
     def tick(self, now_s: float, activity: Mapping[_Link, Activity]) -> Pulse[_Link]:
         """Decide at monotonic time `now_s`, given all connections that stand and what happened on them."""
@@ -73,12 +86,20 @@ class Liveness(Generic[_Link]):
         dead: list[tuple[_Link, float]] = []
         for link, now in activity.items():
             # A connection that was not there at the tick before starts from zero, whatever the interval.
-            known = link in before
-            silent_s = before[link] + elapsed_s if known and now.listening and not now.heard else 0.0
-            if silent_s >= self._deadline_s:
+            gap_s = before[link] + elapsed_s if link in before and now.listening else 0.0
+            silent_s = 0.0 if now.heard else gap_s
+            is_dead = silent_s >= self._deadline_s and silent_s >= self._rhythm(now.peer).deadline_s
+            if gap_s and (now.heard or is_dead):
+                self._rhythm(now.peer).heard_after(gap_s)
+            if is_dead:
                 dead.append((link, silent_s))
                 continue
             self._silent_s[link] = silent_s
             if not now.spoke:
                 idle.append(link)
         return Pulse(tuple(idle), tuple(dead))
+
+    def _rhythm(self, peer: Hashable) -> Rhythm:
+        if peer not in self._rhythms:
+            self._rhythms[peer] = Rhythm(self._heartbeat_s, self._deadline_s, self._max_deadline_s)
+        return self._rhythms[peer]

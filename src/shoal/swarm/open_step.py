@@ -8,7 +8,7 @@ Forwards, backwards and weight gradients run in microbatch order, so sums and bu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.ids import PeerId
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Ready, Schedule, Send
@@ -46,6 +46,7 @@ class OpenStep:
         decision: Known once the step is to be committed; final.
         commit_asked: The trainer waits for an answer to its Commit.
         answers: The other replicas' answers while settling; None while the trainer still decides.
+        path: The peers of the request's path.
     """
 
     request: Open
@@ -64,6 +65,10 @@ class OpenStep:
     decision: Decision | None = None
     commit_asked: bool = False
     answers: dict[PeerId, Outcome] | None = None
+    path: tuple[PeerId, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.path = tuple(hop.peer for hop in self.request.path)
 
     @property
     def begun(self) -> bool:
@@ -87,10 +92,6 @@ class OpenStep:
     @property
     def num_samples(self) -> int:
         return sum(self.request.microbatch_samples)
-
-    @property
-    def path(self) -> tuple[PeerId, ...]:
-        return tuple(hop.peer for hop in self.request.path)
 
     @property
     def upstream(self) -> PeerId:

@@ -2,9 +2,11 @@
 
 Stages differ in what their replicas can do together (summed capacity), and the weakest stage is as fast as the whole
 swarm. A move is worth it if it makes the weakest stage stronger by more than `MIN_GAIN`. Where several stages are the
-weakest together, one move alone cannot do that; then the moves that do it together are planned, and the first of them
-is made. Each move leaves its donor's stage stronger than the other one was before. So moves make the order of
-strengths, weakest first, strictly better: without new events they come to an end and never undo each other.
+weakest together, or nearly so, one move alone cannot do that; then a series is planned whose last move does it, and the
+first of it is made. As the last one is worth it by itself, what is planned is also finished: after each move the rest
+of the series is the same as before. Each move leaves its donor's stage stronger than the other one was before. So moves
+make the order of strengths, weakest first, strictly better: without new events they come to an end and never undo each
+other.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def next_move(
         exempt: not to be sent.
     """
     places = _places(view, num_stages, holders, exempt)
-    before = _strengths(places, num_stages)
+    weakest = min(_strengths(places, num_stages))
     first: Move | None = None
     for _ in range(num_stages):
         move = _best(places, num_stages)
@@ -70,7 +72,8 @@ def next_move(
             return None
         first = first or move
         places = [replace(p, stage=move.stage, holds=False, may_go=False) if p.peer == move.peer else p for p in places]
-        if min(_strengths(places, num_stages)) > min(before) * (1 + MIN_GAIN):
+        before, weakest = weakest, min(_strengths(places, num_stages))
+        if weakest > before * (1 + MIN_GAIN):
             return first
     return None
 

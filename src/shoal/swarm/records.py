@@ -39,13 +39,18 @@ class Tip(NamedTuple):
 
 
 class FinalView(NamedTuple):
-    """One stage's ring as it ended: members in ring order, their weights (samples), and the bytes they all staged."""
+    """One stage's ring as it ended: members in ring order, their weights (samples), and the bytes they all staged.
+
+    `scales` and `differed` are those of `StageOutcome`.
+    """
 
     stage: int
     epoch: int
     members: tuple[PeerId, ...]
     weights: tuple[int, ...]
     hashes: StageHashes
+    scales: tuple[float, ...] = ()
+    differed: tuple[PeerId, ...] = ()
 
 
 def genesis_hash(run_id: str, seed: int, configuration: Mapping[str, object]) -> str:
@@ -75,7 +80,7 @@ def unseal(signed: SignedRecord, run_id: str, verify: Verify) -> Record:
     verify(signed.signer, signed.body, signed.signature)
     try:
         record = _decoder.decode(signed.body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"{signed.signer} signed what is no round record: {error}") from error
     if record.run_id != run_id or record.ballot.peer != signed.signer:
         raise RemoteProtocolError(
@@ -101,9 +106,24 @@ def names(record: Record, stage: int, hashes: StageHashes) -> bool:
     return outcome is not None and outcome.hashes == hashes
 
 
+def uncounted(members: Iterable[PeerId], scales: Sequence[float]) -> frozenset[PeerId]:
+    """The members of a view whose contribution did not count: what they alone have trained of their stage is lost."""
+    return frozenset(peer for peer, scale in zip(members, scales, strict=False) if scale == 0)
+
+
 def steps_held(logs: Iterable[tuple[StepEntry, ...]]) -> dict[StepKey, StepEntry]:
     """Every step that some log holds: these are in the record."""
     return {entry.key: entry for log in logs for entry in log}
+
+
+def used_samples(record: Record) -> Ranges:
+    """The samples of this record and of all before it."""
+    return merge((*record.recorded, *record.samples, *record.skipped))
+
+
+def parameters_of(record: Record) -> dict[int, str]:
+    """The hash of each stage's outer parameters."""
+    return {outcome.stage: outcome.hashes.parameters for outcome in record.stages}
 
 
 def build_record(
@@ -135,10 +155,12 @@ def build_record(
     steps = steps_held(logs.values())
     stages: list[StageOutcome] = []
     for view in sorted(views, key=lambda view: view.stage):
-        held = steps_held(logs[peer] for peer in view.members)
+        without = uncounted(view.members, view.scales)
+        held = steps_held(logs[peer] for peer in view.members if peer not in without)
         lost = len(steps.keys() - held.keys())
         basis = restored.get(view.stage)
-        stages.append(StageOutcome(view.stage, view.epoch, view.members, view.weights, view.hashes, lost, basis))
+        ring = view.stage, view.epoch, view.members, view.weights
+        stages.append(StageOutcome(*ring, view.hashes, lost, basis, view.scales, view.differed))
     trained = merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)
     skipped = merge(item for entry in steps.values() if entry.skipped for item in entry.samples)
     return Record(
@@ -150,4 +172,5 @@ def build_record(
         samples=subtract(trained, recorded),
         skipped=subtract(skipped, recorded),
         incarnations=dict(incarnations),
+        recorded=merge(recorded),
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId
-from shoal.swarm.records import Tip, build_record
+from shoal.swarm.records import Tip, build_record, used_samples
 from shoal.swarm.round_choice import choose, tip_of
 from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, ReplicaIn, Send
 from shoal.swarm.round_hold import HeldRecord
@@ -25,7 +25,7 @@ from shoal.swarm.round_restoration import Restoration
 from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
 from shoal.swarm.round_stages import RoundStages
 from shoal.swarm.round_views import RoundViews, StageView
-from shoal.swarm.sample_ranges import Ranges, merge
+from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
@@ -51,11 +51,12 @@ class RoundCoordinatorMachine:
 
     Args:
         me: This client.
-        incarnation: Which start of this client it is.
+        incarnation: Of this start of the client alone, or what was staged for another one could be mixed in.
         settings: Of the run.
         seal: Encodes and signs a record.
         unseal: Checks and decodes one; raises SignatureError or RemoteProtocolError.
         recorded: Samples of the records that this client knows.
+        ballot_number: Of the last ballot of an earlier start; then a higher one of another client is followed.
     """
 
     def __init__(
@@ -66,27 +67,25 @@ class RoundCoordinatorMachine:
         seal: Callable[[Record], SignedRecord],
         unseal: Callable[[SignedRecord], Record],
         recorded: Ranges = (),
+        ballot_number: int = 0,
     ) -> None:
-        self.me = me
-        self.settings = settings
+        self.me, self.settings = me, settings
         self.phase = Phase.WAITING
-        self.ballot = Ballot(0, me, incarnation)
-        self.highest: Ballot = NO_BALLOT
+        self.ballot = Ballot(ballot_number, me, incarnation)
+        self._has_led = ballot_number > 0
+        self.highest, self._recorded = NO_BALLOT, recorded
         self.tip = Tip(0, settings.genesis, None)
-        self._recorded = recorded
-        self._seal = seal
-        self._unseal = unseal
+        self._seal, self._unseal = seal, unseal
         self._restoration = Restoration(settings.lost_state_after_s)
         self._replicas = RoundReplicas(settings.genesis, self._restoration)
         self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, unseal)
         self._judged: set[str] = set()  # hashes of the tips among which was chosen
         self._ready = False
+        self._unsaid: Tip | None = None  # the tip before, while it is not known that anybody has swapped to this one
         self._request: CloseRequest | None = None
-        self._joins = RoundJoins()
-        self._views = RoundViews()
+        self._joins, self._views = RoundJoins(), RoundViews()
         self._held = HeldRecord()
-        self._since_s = 0.0
-        self._tick_at_s = 0.0
+        self._since_s = self._tick_at_s = 0.0
 
     @property
     def holders(self) -> Mapping[PeerId, int] | None:
@@ -189,19 +188,21 @@ class RoundCoordinatorMachine:
     # -- taking over
 
     def _ask(self, now_s: float) -> Effects:
-        self.phase = Phase.ASKING
-        self._since_s = now_s
+        self.phase, self._since_s = Phase.ASKING, now_s
         self._tick_at_s = now_s + self.settings.retry_s
         self._replicas.begin_asking()
         self._ready = False
+        if self._unsaid is not None:
+            self.tip, self._unsaid = self._unsaid, None
         return [Send(peer, AskRound(self.ballot)) for peer in self._replicas.known]
 
     def _stale(self, highest: Ballot, now_s: float) -> Effects:
-        """A replica follows a higher ballot: take a higher one while taking over, and when a past self holds it."""
+        """A replica follows a higher ballot: take a higher one while taking over, and when a past self holds it; but
+        whoever has led before has been replaced."""
         self.highest = max(self.highest, highest)
         if self.phase is Phase.WAITING or highest <= self.ballot:
             return []
-        if self.phase is Phase.ASKING or highest.peer == self.me:
+        if highest.peer == self.me or (self.phase is Phase.ASKING and not self._has_led):
             return self.lead(now_s)
         self.phase = Phase.WAITING
         return [Deposed(highest)]
@@ -223,7 +224,9 @@ class RoundCoordinatorMachine:
         self.phase = Phase.IDLE
         others: Iterable[PeerId] = ()
         if choice.tip.hash != self.tip.hash:
-            effects += self._set_tip(choice.tip)
+            self._set_tip(choice.tip)
+            if choice.tip.hash in self._judged:
+                effects += self._say()
             others = states  # those that hold it already say again what they have sent in its round
         return effects + self._stages.go_on(lost, self.ballot, self.tip, others)
 
@@ -237,23 +240,24 @@ class RoundCoordinatorMachine:
             return self._replicas.mark_out(peer, state.refused) + self._leave(peer, now_s)
         if tip.round >= self.tip.round and tip.hash != self.tip.hash and tip.hash not in self._judged:
             return self.lead(now_s)  # another chain, or a newer record: choose once more, having heard everyone
-        effects = self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
+        effects = self._say() if tip.hash == self.tip.hash else []
+        effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
         is_in = self._ready and peer in self._replicas.holders(self.tip)
         return [*effects, ReplicaIn(peer)] if is_in else effects
 
     def _swapped(self, peer: PeerId, message: Swapped) -> Effects:
-        signed = self.tip.signed
-        if signed is None or message.round > self.tip.round or peer not in self._replicas.states:
+        if self.phase is Phase.ASKING:
+            return [Send(peer, AskRound(self.ballot))]  # it has another record now, or other bytes, than it has said
+        if self.tip.signed is None or message.round > self.tip.round or peer not in self._replicas.states:
             return []
         was_out = self._replicas.swapped(peer, message)
         if message.record_hash != self.tip.hash:
             # It had been told of the tip while it swapped to the record before.
             return self._replicas.tell(self.ballot, self.tip)
-        effects = self._reconsider(peer)
+        effects = self._say() + self._reconsider(peer)
         if not self._restoration.fits(self._replicas.here[peer]):
             return effects + self._replicas.mark_out(peer, "it swapped other bytes than its stage goes on from")
-        if was_out or message.stage in self._restoration.bases:
-            effects.append(ReplicaIn(peer))
+        effects += [ReplicaIn(peer)] if was_out or message.stage in self._restoration.bases else []
         return effects + (self._send_close() if self.phase is Phase.JOINING else [])
 
     def _reconsider(self, peer: PeerId) -> Effects:
@@ -269,7 +273,7 @@ class RoundCoordinatorMachine:
             effects += self._choose(now_s)
         if self.phase in (Phase.IDLE, Phase.JOINING):
             effects += self._stages.watch(self.ballot, self.tip, now_s)
-        if self.phase is Phase.IDLE and not self._ready and not self._replicas.told:
+        if self.phase is Phase.IDLE and not (self._ready or self._replicas.told or self._unsaid):
             self._ready = True
             effects.append(Ready(self.tip, self._replicas.holders(self.tip), self._replicas.sent_bytes))
         if self.phase is Phase.IDLE and self._ready and self._request is not None:
@@ -282,12 +286,13 @@ class RoundCoordinatorMachine:
             effects += self._hold()
         if self.phase is Phase.HOLDING and self._held.tip is not None and self._held.is_held_by(self._views.members):
             self.phase = Phase.IDLE
-            effects += self._set_tip(self._held.tip) + self._replicas.tell(self.ballot, self.tip)
+            self._set_tip(self._held.tip)
+            effects += self._replicas.tell(self.ballot, self.tip)
         return effects
 
     def _send_close(self) -> Effects:
-        message = Close(self.ballot, self.tip.round + 1)
-        return [Send(p, message) for p in self._replicas.holders(self.tip) if p not in self._joins.joins]
+        close = Close(self.ballot, self.tip.round + 1)
+        return [Send(p, close) for p in self._replicas.holders(self.tip) if p not in self._joins.joins]
 
     def _joined(self, peer: PeerId, join: Join) -> Effects:
         if self.phase is not Phase.JOINING or peer not in self._replicas.holders(self.tip):
@@ -313,9 +318,8 @@ class RoundCoordinatorMachine:
         return self._propose_all(request, now_s)
 
     def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
-        self.phase = Phase.STAGING
-        self._since_s = now_s
-        self._views.begin(self.settings.num_stages, self._joins.joins, request.slots)
+        self.phase, self._since_s = Phase.STAGING, now_s
+        self._views.begin(self.settings.num_stages, self._joins.joins, request.slots, self.settings.max_gradient_ratio)
         return [effect for view in self._views.values() for effect in self._propose(view)]
 
     def _propose(self, view: StageView) -> Effects:
@@ -344,19 +348,18 @@ class RoundCoordinatorMachine:
         view = self._views.get(message.stage)
         if view is None or message.epoch != view.epoch or peer not in view.members:
             return []
-        effects: Effects = []
-        if message.peer == peer:
-            effects += self._replicas.mark_out(peer, "its own state is not the record's")
-        return effects + self._leave(message.peer, now_s)
+        if message.peer != peer:
+            return self._leave(message.peer, now_s)
+        view.differed.add(peer)
+        return self._replicas.mark_out(peer, "its own state is not the record's") + self._leave(peer, now_s)
 
     def _staged(self, peer: PeerId, message: Staged) -> Effects:
         view = self._views.get(message.stage)
         odd = view.note(peer, message.epoch, message.hashes) if view is not None else None
         if view is None or odd is None:
             return []
-        effects: Effects = []
-        for one in sorted(odd):
-            effects += self._replicas.mark_out(one, "its outer step differs from the other members'")
+        reason = "its outer step differs from the other members'"
+        effects = [effect for one in sorted(odd) for effect in self._replicas.mark_out(one, reason)]
         return effects + self._new_epoch(view, odd)
 
     def _is_current(self, message: Staged | MemberLost | Held) -> bool:
@@ -377,16 +380,21 @@ class RoundCoordinatorMachine:
         self.phase = Phase.HOLDING
         return [self._held.propose(record, self._seal(record), self._views.members, self._joins.joins)]
 
-    def _set_tip(self, tip: Tip) -> Effects:
-        self.tip = tip
+    def _set_tip(self, tip: Tip) -> None:
+        self.tip, self._unsaid = tip, self.tip if tip.signed is not None else None
         self._replicas.readmit()
         self._ready = False
         self._request = None
         self._held.clear()
         self._joins, self._views = RoundJoins(), RoundViews()
-        record = None if tip.signed is None else self._unseal(tip.signed)
-        self._restoration.begin(record)
-        if record is None or tip.signed is None:
+        self._restoration.begin(None if tip.signed is None else self._unseal(tip.signed))
+
+    def _say(self) -> Effects:
+        """A replica has swapped to the tip, so it stands; until then a successor may have to drop what is only held."""
+        signed = self.tip.signed
+        if self._unsaid is None or signed is None:
             return []
-        self._recorded = merge((*self._recorded, *record.samples, *record.skipped))
-        return [Decided(record, tip.signed)]
+        self._unsaid = None
+        record = self._unseal(signed)
+        self._recorded = used_samples(record)  # of this chain, whoever coordinated it
+        return [Decided(record, signed)]

@@ -10,6 +10,16 @@ from collections.abc import Sequence
 
 MIN_ROUNDS = 3
 """Before this many rounds are known, the configured first deadline holds."""
+_DEVIATIONS = 8.0
+_SLOWER_IS_NORMAL = 1.5
+"""A boundary deadline is never closer than this factor above the median: very even rounds have almost no deviation."""
+
+
+def boundary_s(durations_s: Sequence[float], first_deadline_s: float) -> float:
+    """Seconds after which the trainers of a round are not waited for any more; arguments as for `deadline_s`."""
+    usual_s = deadline_s(durations_s, _DEVIATIONS, first_deadline_s)
+    slowest = sorted(durations_s)
+    return max(usual_s, _SLOWER_IS_NORMAL * slowest[len(slowest) // 2]) if slowest else usual_s
 
 
 def deadline_s(durations_s: Sequence[float], k: float, first_deadline_s: float) -> float:

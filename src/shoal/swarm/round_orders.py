@@ -32,16 +32,19 @@ NO_BYTES = Basis(NOTHING_HELD, StageHashes("", "", ""))
 
 @dataclass(frozen=True, slots=True)
 class StepsClosed:
-    """What the replica has committed in the round, in apply order, what it cannot decide alone, and its links."""
+    """What the replica has committed in the round, in apply order, what it cannot decide alone, its links, and the
+    length of its pseudo-gradient (see `Join`)."""
 
     num_samples: int
     in_doubt: tuple[StepKey, ...]
     log: tuple[StepEntry, ...]
     links: tuple[LinkReport, ...] = ()
+    gradient_norm: float = 0.0
 
     def join(self, ballot: Ballot, round: int, stage: int, aborted: tuple[StepKey, ...]) -> Join:
         """What the replica joins with; `aborted` are the steps that a Resolve has aborted here."""
-        return Join(ballot, round, stage, self.num_samples, self.in_doubt, self.log, aborted, self.links)
+        known = self.num_samples, self.in_doubt, self.log, aborted, self.links, self.gradient_norm
+        return Join(ballot, round, stage, *known)
 
 
 def check_view(view: Propose, stage: int, me: PeerId) -> None:
@@ -52,5 +55,6 @@ def check_view(view: Propose, stage: int, me: PeerId) -> None:
     """
     peers = [hop.peer for hop in view.members]
     is_sound = len(set(peers)) == len(peers) == len(view.weights) and min(view.weights, default=-1) >= 0
+    is_sound = is_sound and len(view.scales) in (0, len(peers)) and all(0 <= scale <= 1 for scale in view.scales)
     if view.stage != stage or me not in peers or not is_sound:
         raise RemoteProtocolError(f"view {view.epoch} of stage {view.stage} is none for {me}")

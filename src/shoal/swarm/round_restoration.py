@@ -45,11 +45,13 @@ class Restoration:
         self.missing: dict[int, float] = {}
         self._patience_s = patience_s
         self._record: Record | None = None
+        self._standing: dict[int, Basis] = {}  # the record's own bytes
         self._seen: dict[int, set[PeerId]] = {}
 
     def begin(self, record: Record | None) -> None:
         """There is a new tip, whose bytes its members hold."""
         self._record = record
+        self._standing = {} if record is None else {o.stage: Basis(record.round, o.hashes) for o in record.stages}
         self.bases.clear()
         self._seen.clear()
 
@@ -60,10 +62,7 @@ class Restoration:
 
     def standing(self, stage: int) -> Basis | None:
         """The bytes that the stage goes on from; None for those of D_0."""
-        if stage in self.bases:
-            return self.bases[stage]
-        hashes = _hashes(self._record, stage)
-        return None if hashes is None or self._record is None else Basis(self._record.round, hashes)
+        return self.bases.get(stage) or self._standing.get(stage)
 
     def seen(self, holders: Mapping[PeerId, int]) -> None:
         """Take note of replicas that hold the tip's bytes."""
@@ -113,12 +112,12 @@ class Restoration:
     def is_better(self, here: Here) -> bool:
         """Whether these bytes have learnt more than those that the stage was restored from."""
         basis = self.bases.get(here.stage)
-        is_own = here.basis.hashes == _hashes(self._record, here.stage)
+        is_own = here.basis.hashes == self._own(here.stage)
         return basis is not None and (is_own or here.basis.round > basis.round)
 
     def restore(self, stage: int, basis: Basis) -> Basis | None:
         """From now on the stage goes on from these bytes; returns them, or None if they are the record's own."""
-        if basis.hashes == _hashes(self._record, stage):
+        if basis.hashes == self._own(stage):
             self.bases.pop(stage, None)
             return None
         self.bases[stage] = basis
@@ -132,15 +131,14 @@ class Restoration:
         return {
             stage: newest(bases)
             for stage, bases in stages.items()
-            if self._record is not None and _hashes(self._record, stage) not in {basis.hashes for basis in bases}
+            if self._record is not None and self._own(stage) not in {basis.hashes for basis in bases}
         }
+
+    def _own(self, stage: int) -> StageHashes | None:
+        own = self._standing.get(stage)
+        return None if own is None else own.hashes
 
 
 def newest(bases: Iterable[Basis]) -> Basis:
     """The bytes that have learnt most; everybody chooses the same."""
     return min(bases, key=lambda basis: (-basis.round, basis.hashes.parameters, basis.hashes.buffers))
-
-
-def _hashes(record: Record | None, stage: int) -> StageHashes | None:
-    outcome = None if record is None else outcome_of(record, stage)
-    return None if outcome is None else outcome.hashes

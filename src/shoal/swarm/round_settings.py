@@ -21,6 +21,7 @@ class RoundSettings:
         drop_after_s: How long a held record whose bytes nobody has is waited for.
         stage_timeout_s: After which a view that does not end is proposed anew.
         lost_state_after_s: How long a replica that may hold the bytes of its stage alone is waited for.
+        max_gradient_ratio: Beyond which pseudo-gradients are clipped (see `contribution_guard`); None clips none.
     """
 
     run_id: str
@@ -30,6 +31,7 @@ class RoundSettings:
     drop_after_s: float = 10.0
     stage_timeout_s: float = 120.0
     lost_state_after_s: float = 30.0
+    max_gradient_ratio: float | None = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The view of one stage while its members average: who is in it, who has staged, and whether all staged the same bytes.
 
 A member that is lost, or whose bytes differ from the others', leads to a new epoch without it, from the same inputs.
-Bytes that differ are first computed once more by all: a disturbance that passes costs nobody his place.
+Bytes that differ are first computed once more by all: a disturbance that passes costs nobody his place. Either way the
+record names who differed. What each pseudo-gradient counts is judged once, from all joins (`contribution_guard`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.ids import Ballot, PeerId
+from shoal.swarm.contribution_guard import scales_of
 from shoal.swarm.records import FinalView, weight
 from shoal.swarm.ring_order import ring_order
 from shoal.swarm.round_effects import Send
@@ -25,9 +27,11 @@ class StageView:
     Attributes:
         stage: Which stage.
         members: In ring order.
-        weights: Samples of each member in the round.
+        weights: Samples of each member in the round; 0 if its contribution does not count.
+        scales: What the pseudo-gradients are multiplied by that do not count as they are.
         epoch: Counts the proposals.
         staged: What the members of this epoch have staged so far.
+        differed: Whose bytes were not those of the others in some epoch, or not those of the record before.
     """
 
     stage: int
@@ -35,6 +39,8 @@ class StageView:
     weights: Mapping[PeerId, int]
     epoch: int = 0
     staged: dict[PeerId, StageHashes] = field(default_factory=dict[PeerId, StageHashes])
+    scales: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
+    differed: set[PeerId] = field(default_factory=set[PeerId])
     _repeated: bool = False
 
     @property
@@ -45,7 +51,15 @@ class StageView:
     def final(self) -> FinalView:
         """The view as the record names it; only when it is agreed."""
         weights = tuple(self.weights[peer] for peer in self.members)
-        return FinalView(self.stage, self.epoch, self.members, weights, self.staged[self.members[0]])
+        hashes, differed = self.staged[self.members[0]], tuple(sorted(self.differed))
+        return FinalView(self.stage, self.epoch, self.members, weights, hashes, self.member_scales, differed)
+
+    @property
+    def member_scales(self) -> tuple[float, ...]:
+        """What each member's pseudo-gradient is multiplied by; empty if nobody's is changed."""
+        if self.scales.keys().isdisjoint(self.members):
+            return ()
+        return tuple(self.scales.get(peer, 1.0) for peer in self.members)
 
     def next_epoch(self, without: frozenset[PeerId] = frozenset()) -> None:
         """Begin a new epoch from the same inputs, without some members."""
@@ -64,10 +78,12 @@ class StageView:
         self.staged[peer] = hashes
         if len(self.staged) < len(self.members) or self.agreed:
             return None
+        odd = odd_ones_out(self.members, self.staged)
+        self.differed |= odd
         if not self._repeated:
             self._repeated = True
             return frozenset()
-        return odd_ones_out(self.members, self.staged)
+        return odd
 
 
 class RoundViews(dict[int, StageView]):
@@ -81,16 +97,19 @@ class RoundViews(dict[int, StageView]):
         super().__init__()
         self.epochs: Counter[int] = Counter()
 
-    def begin(self, num_stages: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]) -> None:
-        """The views of all that have joined."""
-        self.update({stage: first_view(stage, joins, slots, self.epochs[stage]) for stage in range(num_stages)})
+    def begin(
+        self, num_stages: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int], max_ratio: float | None
+    ) -> None:
+        """The views of all that have joined; `max_ratio` bounds their pseudo-gradients (see `contribution_guard`)."""
+        for stage in range(num_stages):
+            self[stage] = first_view(stage, joins, slots, self.epochs[stage], max_ratio)
 
     def propose(self, view: StageView, ballot: Ballot, round: int, hops: Mapping[PeerId, Hop]) -> list[Send]:
         """Tell the members of a view that they are, and use up its epoch."""
         self.epochs[view.stage] = view.epoch + 1
         members = tuple(hops[peer] for peer in view.members)
         weights = tuple(view.weights[peer] for peer in view.members)
-        message = Propose(ballot, round, view.epoch, view.stage, members, weights)
+        message = Propose(ballot, round, view.epoch, view.stage, members, weights, view.member_scales)
         return [Send(peer, message) for peer in view.members]
 
     @property
@@ -104,18 +123,27 @@ class RoundViews(dict[int, StageView]):
         return {peer for view in self.values() for peer in view.members}
 
 
-def first_view(stage: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int], epoch: int) -> StageView:
+def first_view(
+    stage: int,
+    joins: Mapping[PeerId, Join],
+    slots: Mapping[PeerId, int],
+    epoch: int,
+    max_ratio: float | None = None,
+) -> StageView:
     """The view of all that have joined for a stage.
 
     They stand in the order of their home slots, so that sums do not depend on random peer ids, and spares come last;
     where they have measured their links, in the order that makes the best ring of these (`ring_order`). A spare has
-    trained nothing: its weight is 0, and the ring keeps it current.
+    trained nothing: its weight is 0, and the ring keeps it current. The same goes for one whose pseudo-gradient is not
+    finite: it gets the others' average in place of what it has.
     """
     spare = max(slots.values(), default=0) + 1
     peers = [peer for peer, join in joins.items() if join.stage == stage]
     peers.sort(key=lambda peer: (slots.get(peer, spare), peer))
     order = ring_order(peers, {peer: joins[peer].links for peer in peers})
-    return StageView(stage, order, {peer: weight(joins[peer].log) for peer in peers}, epoch)
+    scales = scales_of({peer: joins[peer] for peer in peers}, max_ratio)
+    weights = {peer: 0 if scales.get(peer) == 0 else weight(joins[peer].log) for peer in peers}
+    return StageView(stage, order, weights, epoch, scales=scales)
 
 
 def odd_ones_out(members: Sequence[PeerId], staged: Mapping[PeerId, StageHashes]) -> frozenset[PeerId]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.ids import PeerId, StepKey
@@ -48,6 +49,28 @@ class Decision:
     def is_sane(self) -> bool:
         """Whether the numbers can be applied at all."""
         return all(math.isfinite(number) and number >= 0 for number in (self.scale, self.lr))
+
+
+def gradient_norm(squared_norms: Iterable[float]) -> float:
+    """Return the norm of a step's gradients from what each stage's come to, added in stage order; it may be NaN."""
+    total = 0.0
+    for squared_norm in squared_norms:
+        total += squared_norm
+    return math.sqrt(total) if total >= 0 else math.nan
+
+
+def decision_of(norm: float, is_finite: bool, lr: float, max_norm: float | None) -> Decision:
+    """Return with what a step is committed that every stage has prepared.
+
+    Args:
+        norm: Of its gradients over all stages.
+        is_finite: Whether gradients and loss are, in every stage.
+        lr: Learning rate.
+        max_norm: Gradients are scaled down to it; None does not clip.
+    """
+    if not math.isfinite(norm) or not is_finite:
+        return Decision(0.0, lr, True)
+    return Decision(1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6)), lr, False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.microbatch_cut import Caps, LoweredCaps, Part, cut
-from shoal.swarm.step_operations import BEHIND, CLOSED, Decision, Send
+from shoal.swarm.step_operations import BEHIND, CLOSED, Send, decision_of, gradient_norm
 from shoal.swarm.step_path import Avoidance, candidates, choose_path
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.step import (
@@ -339,25 +339,14 @@ class StepTrainer:
     # ---- the commit
 
     def _first_commit(self, plan: StepPlan) -> list[TrainerEffect]:
-        decision = self._decide(plan.lr)
+        is_finite = all(prepared.finite for prepared in self._prepared.values())
+        decision = decision_of(self._norm(), is_finite, plan.lr, self._max_grad_norm)
         self._commit = Commit(self._key, decision.scale, decision.lr, decision.skipped)
         self._phase = Phase.COMMITTING
         return [Send(peer, self._commit) for peer in self._path]
 
-    def _decide(self, lr: float) -> Decision:
-        norm = self._norm()
-        if not math.isfinite(norm) or not all(prepared.finite for prepared in self._prepared.values()):
-            return Decision(0.0, lr, True)
-        if self._max_grad_norm is None:
-            return Decision(1.0, lr, False)
-        return Decision(min(1.0, self._max_grad_norm / (norm + 1e-6)), lr, False)
-
     def _norm(self) -> float:
-        """Over all stages, added in stage order."""
-        total = 0.0
-        for stage in range(len(self._path)):
-            total += self._prepared[stage].squared_norm
-        return math.sqrt(total) if total >= 0 else math.nan
+        return gradient_norm(self._prepared[stage].squared_norm for stage in range(len(self._path)))
 
     def _repeat_commit(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         self.wake_at_s = now_s + self._timeout_s

@@ -84,21 +84,27 @@ class Replica(Candidate):
 
 @dataclass(frozen=True)
 class Client:
-    """A client and when it joined."""
+    """A client, when it joined, and whether it waits for its turn."""
 
     hop: Hop
     join_unix_s: float
     held_round: int = 0
+    waits: bool = False
 
     @property
     def peer(self) -> PeerId:
         """Its peer id."""
         return self.hop.peer
 
+    @property
+    def place(self) -> tuple[bool, float, PeerId]:
+        """Orders clients: those that do not wait, then who joined first; the same for everybody."""
+        return (self.waits, self.join_unix_s, self.hop.peer)
+
 
 @dataclass(frozen=True)
 class Run:
-    """The training job that a client has announced; how it ended is said as in `control.records.RunRecord`."""
+    """The training job as it is announced; `kept` and how it ended are said as in `control.records.RunRecord`."""
 
     run_id: str
     num_stages: int
@@ -107,6 +113,7 @@ class Run:
     ended: bool = False
     interrupted: bool = False
     failure: str = ""
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,9 +123,11 @@ class SwarmView:
     Attributes:
         replicas: sorted by stage, then by seniority.
         candidates: sorted by seniority.
-        clients: the longest-serving first.
+        clients: the one that trains first, then the longest-serving.
         monitor: where metrics go.
-        run: what the longest-serving client has announced; one that goes on comes before one that has ended.
+        run: what the longest-serving client has announced; one that goes on comes before one that has ended. What hosts
+            of servers announce counts while no client says anything of that run.
+        maddrs: where the DHT can be joined; who is likely to be there for the whole run comes first.
     """
 
     replicas: tuple[Replica, ...] = ()
@@ -126,6 +135,7 @@ class SwarmView:
     clients: tuple[Client, ...] = ()
     monitor: Hop | None = None
     run: Run | None = None
+    maddrs: tuple[str, ...] = ()
 
     def by_stage(self, stage: int) -> tuple[Replica, ...]:
         """Return the replicas of one stage, by seniority."""

@@ -23,16 +23,13 @@ from anyio.abc import TaskGroup
 from torch import Tensor
 
 from shoal.client.client import Client
-from shoal.client.diary import Diary
 from shoal.clock import Clock, SystemClock
 from shoal.config.schema import Config
-from shoal.control.records import StageRecord
-from shoal.data.catalog import open_source, opening_of
+from shoal.control.records import Record, StageRecord
+from shoal.data.catalog import open_source
 from shoal.data.feed import Feed
-from shoal.data.server import DataService
 from shoal.data.source import DataSet
 from shoal.errors import ConfigError
-from shoal.identity import Identity
 from shoal.ids import PeerId, RunId
 from shoal.pipeline.device_pace import DevicePace
 from shoal.runtime.device_thread import DeviceThread
@@ -41,19 +38,17 @@ from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import Replica, build_replica, device_initialiser
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
+from shoal.testing.client_host import ClientHost
 from shoal.testing.faults.messages import Faults
-from shoal.testing.launcher import ClusterLauncher
 from shoal.testing.monitor import Monitor
 from shoal.testing.process import Process
 from shoal.testing.registry import LocalRegistry
-from shoal.testing.results import ClusterResult, collect
-from shoal.trainer.trainer import Trainer
+from shoal.testing.results import ClusterResult
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
-from shoal.wire.messages.base import Hop
 
 RUN_ID = RunId("cluster")
-DATA_SERVER, MONITOR = PeerId("data_server"), PeerId("monitor")
+MONITOR = PeerId("monitor")
 _TRANSFER_RETRY_S = 0.02
 """Rounds of tests are short; a real transfer has more patience."""
 
@@ -99,7 +94,7 @@ class Cluster:
     Attributes:
         network: cut and heal connections there.
         servers: in the order of `replicas`, then those that were started later.
-        client: forms pipelines, coordinates rounds, counts.
+        host: of the client.
         monitor: what the client has reported.
         device: the thread that computes.
     """
@@ -155,10 +150,6 @@ class Cluster:
         self._num_started = 0
         self._faults = Faults()
         self._registry = LocalRegistry(self._clock)
-        self._identity = Identity.generate()
-        self._launcher = ClusterLauncher(self._start_trainer)
-        self._client_away_s = 0.0
-        self._num_train = 0
         self._begun_s = self._clock.now_s()
         self._stack = AsyncExitStack()
         self.network.before_delivery = self._faults.deliver
@@ -179,64 +170,76 @@ class Cluster:
 
     def kill_trainer(self, slot: int) -> None:
         """End a slot's trainer as SIGKILL would; the client starts another one, which goes on in its place."""
-        self._launcher.trainers[slot].kill()
+        self.host.launcher.trainers[slot].kill()
 
     def kill_data_server(self) -> None:
         """End the data server as SIGKILL would; `restart_data_server` starts it again."""
-        self._data_process.kill()
+        self.host.kill_data_server()
 
     def restart_data_server(self) -> None:
         """Start a killed data server again: the same identity, nothing of what it knew."""
-        self._serve_data()
+        self.host.serve_data()
 
     def kill_client(self, away_s: float = 0.02) -> None:
         """End the client as SIGKILL would; `run` starts it again: the same identity, and what its diary says."""
-        self._client_away_s = away_s
-        self._diary.close()
-        self._launcher.losses.append({"kind": "client", "at_s": self._age_s()})
-        self._client_process.kill()
+        self.host.kill_client(away_s)
 
-    @staticmethod
-    def trainer_peer(slot: int) -> PeerId:
+    def kill_client_host(self) -> None:
+        """End the client, its trainers and its data server at once; `run` goes on with the next host."""
+        self.host.kill()
+
+    def trainer_peer(self, slot: int) -> PeerId:
         """Return who a slot's trainer is, in all of its incarnations."""
-        return PeerId(f"trainer{slot}")
+        return self.host.trainer_peer(slot)
 
     @property
     def view(self) -> SwarmView:
         """What the servers announce about themselves, killed ones included."""
         return self._registry.watch().view
 
+    def announce(self, peer: PeerId, record: Record) -> None:
+        """Announce something in a peer's name."""
+        self._registry.announce(peer, record)
+
     def trainer_endpoint(self, slot: int) -> MemoryEndpoint:
         """Return where a slot's trainer posts from, to have it say something else."""
-        return self._launcher.trainers[slot].endpoint
+        return self.host.launcher.trainers[slot].endpoint
 
     @property
     def client_peer(self) -> PeerId:
         """Who the client is."""
-        return self._identity.peer_id
+        return self.host.identity.peer_id
+
+    @property
+    def client(self) -> Client:
+        """Forms pipelines, coordinates rounds, counts."""
+        return self.host.client
 
     # -- the run
 
     async def run(self) -> ClusterResult:
         """Run the client from the first round to the last; one that is killed is started again.
 
+        If its host is lost, another one continues the run, with nothing but what the servers hold.
+
         Raises:
             ShoalError: the run failed; alone or in an exception group.
         """
-        while not await self._client_process.run_here(self.client.run):
-            await self._clock.sleep_s(self._client_away_s)
-            self._start_client()
+        number = 0
+        while not await self.host.run_client():
+            number += 1
+            self.host = self.start_client_host(number)
         return await self.result()
 
     async def result(self, exit_reason: str = "done") -> ClusterResult:
         """Return what the run has come to so far; for runs that fail."""
-        return await collect(self.client, self._log_dir, self._num_train, exit_reason)
+        return await self.host.result(exit_reason)
 
     @asynccontextmanager
     async def reader(self, name: str = "reader") -> AsyncGenerator[Feed]:
         """Connect somebody who only reads, such as a plain loop to compare with, to the data server."""
         process = Process(self.network, PeerId(name))
-        feed = Feed(endpoint=process.endpoint, data_server=self._data_server, trainer=-1, incarnation=1)
+        feed = Feed(endpoint=process.endpoint, data_server=self.host.data_server, trainer=-1, incarnation=1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(process.run, lambda: dispatch(process.endpoint, (feed,)))
             yield feed
@@ -260,66 +263,36 @@ class Cluster:
         )
         tasks = await self._stack.enter_async_context(_cancelled_at_exit())
         self._tasks = tasks
-        await self._start_data_server()
+        self._opened = self._dataset or await anyio.to_thread.run_sync(open_source, config)
         monitor = self._monitor_process = Process(self.network, MONITOR)
         tasks.start_soon(monitor.run, lambda: dispatch(monitor.endpoint, (self.monitor,)))
         for stage in self._stages:
             await self.start_server(stage)
-        self._start_client()
+        self.host = self.start_client_host(0)
 
-    def _start_client(self) -> None:
-        self._client_process = Process(self.network, self._identity.peer_id)
-        self._diary = Diary(self._log_dir, RUN_ID)
-        self._stack.callback(self._diary.close)
-        self.client = Client(
+    def start_client_host(self, number: int) -> ClientHost:
+        """Start a host with a client, which its `run_client` runs; only that of host 0 begins the run."""
+        log_dir = self._log_dir if number == 0 else self._log_dir.with_name(f"{self._log_dir.name}-host{number}")
+        log_dir.mkdir(exist_ok=True)
+        host = ClientHost(
+            number=number,
             config=self._config,
             run_id=RUN_ID,
-            log_dir=self._log_dir,
-            identity=self._identity,
-            endpoint=self._client_process.endpoint,
-            membership=self._registry.watch(),
-            launcher=self._launcher,
-            data_server=self._data_server,
+            log_dir=log_dir,
+            dataset=self._opened,
+            network=self.network,
+            registry=self._registry,
             monitor=self._monitor_process.endpoint.hop,
             clock=self._clock,
+            tasks=self._tasks,
+            expected_servers=lambda: len(self.servers),
             age_s=self._age_s,
-            diary=self._diary,
-            expected_servers=len(self.servers),
         )
+        self._stack.callback(lambda: host.diary.close())
+        return host
 
     def _age_s(self) -> float:
         return self._clock.now_s() - self._begun_s
-
-    async def _start_data_server(self) -> None:
-        self._opened = self._dataset or await anyio.to_thread.run_sync(open_source, self._config)
-        self._num_train = self._opened.train.num_samples
-        self._serve_data()
-
-    def _serve_data(self) -> None:
-        config = self._config
-        process = self._data_process = Process(self.network, DATA_SERVER)
-        self._data_server = process.endpoint.hop
-        service = DataService(
-            endpoint=process.endpoint,
-            dataset=self._opened,
-            samples_per_step=config.diloco.samples_per_step,
-            seed=config.run.seed,
-            deterministic=config.run.deterministic,
-            num_workers=config.data.num_workers,
-            opening=opening_of(config),
-            client=self._identity.peer_id,
-            clock=self._clock,
-        )
-
-        async def serve() -> None:
-            try:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(service.run)
-                    tasks.start_soon(dispatch, process.endpoint, (service,))
-            finally:
-                service.close()
-
-        self._tasks.start_soon(process.run, serve)
 
     async def start_server(self, stage: int) -> Server:
         """Start one more server, as somebody does who joins a run."""
@@ -348,6 +321,7 @@ class Cluster:
                 device_name="cpu",
                 endpoint=process.endpoint,
                 view=lambda: membership.view,
+                log_dir=self._log_dir,
                 max_microbatch_samples=cap,
                 clock=self._clock,
                 transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
@@ -373,21 +347,6 @@ class Cluster:
 
         self._tasks.start_soon(process.run, serve)
         return Server(monitor, process)
-
-    def _start_trainer(self, slot: int, incarnation: int) -> Process:
-        process = Process(self.network, self.trainer_peer(slot))
-        client: Hop = self._client_process.endpoint.hop
-        trainer = Trainer(
-            config=self._config,
-            endpoint=process.endpoint,
-            slot=slot,
-            incarnation=incarnation,
-            client=client,
-            data_server=self._data_server,
-            clock=self._clock,
-        )
-        self._tasks.start_soon(process.run, trainer.run)
-        return process
 
 
 @asynccontextmanager

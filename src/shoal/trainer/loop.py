@@ -214,7 +214,8 @@ class TrainerLoop:
         if result.committed:
             self._report(report)
             # Not computed and not written unless asked for: there may be hundreds in a second.
-            logger.debug("step.committed", extra={"round": start.round, "key": result.key, "path": result.path})
+            committed = {"key": result.key, "path": result.path, "samples": result.num_samples}
+            logger.debug("step.committed", extra={"round": start.round, **committed})
         return result
 
     async def _evaluate(self, start: StartRound) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from shoal import log
 from shoal.clock import SystemClock
 from shoal.control.counter_report import counters_reported
+from shoal.control.death_watch import death_points
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
@@ -39,6 +40,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
             client=spec.client,
             data_server=spec.data_server,
             clock=clock,
+            deaths=death_points(spec),
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(trainer.run)

@@ -9,8 +9,10 @@ import anyio
 
 from shoal.clock import Clock
 from shoal.config.schema import Config
+from shoal.control.death_watch import watched
 from shoal.data.feed import Feed
 from shoal.pipeline.driver import StepDriver
+from shoal.runtime.death_points import DeathPoints
 from shoal.trainer.loop import TrainerLoop
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
@@ -30,6 +32,7 @@ class Trainer:
         client: Hop,
         data_server: Hop,
         clock: Clock,
+        deaths: DeathPoints | None = None,
     ) -> None:
         """Connect the parts.
 
@@ -41,8 +44,9 @@ class Trainer:
             client: who started it.
             data_server: of this host.
             clock: for deadlines.
+            deaths: where the process is to die, for measurements.
         """
-        self._endpoint = endpoint
+        self._endpoint, self._deaths = endpoint, deaths
         pipeline = config.model_pipeline
         self._feed = Feed(
             endpoint=endpoint, data_server=data_server, trainer=slot, incarnation=incarnation, clock=clock
@@ -71,7 +75,7 @@ class Trainer:
     async def run(self) -> None:
         """Say hello to the client and train until cancelled."""
         async with anyio.create_task_group() as tasks:
-            handlers = (self._driver, self._feed, self._loop)
+            handlers = watched(self._deaths, (self._driver, self._feed, self._loop))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._driver.peer_found)
             tasks.start_soon(self._feed.run)
             tasks.start_soon(self._loop.run)

@@ -1,7 +1,8 @@
 """From an endpoint's one stream of events to the handlers of a role.
 
 A message belongs to exactly one protocol, so the first handler that recognises it gets it. What none recognises is a
-peer's mistake: it is logged and counted, and nothing else happens.
+peer's mistake: it is logged and counted, and nothing else happens. What this process has counted is not a matter of any
+one protocol: whoever asks for it gets it from here, whatever the role.
 """
 
 from __future__ import annotations
@@ -14,8 +15,15 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
+from shoal.wire.messages.control import COUNTERS, AskCounters, Metrics
 
 logger = logging.getLogger(__name__)
+
+
+def counters_of(endpoint: Endpoint, role: str, answer_to: int = 0) -> Metrics:
+    """Return what this process has counted until now, as it is told to others (see `Metrics`)."""
+    values = {COUNTERS + name: float(count) for name, count in endpoint.metrics.counts().items()}
+    return Metrics(role, endpoint.peer_id, answer_to, values)
 
 
 class Handler(Protocol):
@@ -37,6 +45,17 @@ class Handler(Protocol):
         ...
 
 
+class Rest:
+    """Takes what no handler before it has taken, and does nothing with it: for a role that is about to end."""
+
+    def receive(self, event: Received) -> bool:
+        """See `Handler`."""
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `Handler`."""
+
+
 async def dispatch(
     endpoint: Endpoint, handlers: Sequence[Handler], on_up: Callable[[PeerId], None] | None = None
 ) -> None:
@@ -50,6 +69,9 @@ async def dispatch(
     gate, metrics = FloodGate(logger), endpoint.metrics
 
     def receive(event: Received) -> None:
+        if isinstance(event.message, AskCounters):
+            endpoint.post(event.peer, counters_of(endpoint, "", event.message.number))
+            return
         try:
             for handler in handlers:
                 if handler.receive(event):

@@ -32,12 +32,19 @@ async def beat(
         limits: with the interval and the deadline.
         clock: for the ticks.
     """
-    liveness = Liveness[Connection](heartbeat_s=limits.heartbeat_s, deadline_s=limits.deadline_s, now_s=clock.now_s())
+    liveness = Liveness[Connection](
+        heartbeat_s=limits.heartbeat_s,
+        deadline_s=limits.deadline_s,
+        max_deadline_s=limits.max_deadline_s,
+        now_s=clock.now_s(),
+    )
     while True:
         await clock.sleep_s(limits.heartbeat_s)
         activity: dict[Connection, Activity] = {}
         for connection in standing():
-            activity[connection] = Activity(connection.heard, connection.spoke, connection.reading)
+            activity[connection] = Activity(
+                connection.heard, connection.spoke, listening=connection.reading, peer=connection.peer
+            )
             connection.heard = connection.spoke = False
         pulse = liveness.tick(clock.now_s(), activity)
         for connection, silent_s in pulse.dead:

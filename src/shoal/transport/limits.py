@@ -33,6 +33,7 @@ class TransportLimits:
         handshake_timeout_s: seconds for a peer that has dialled to say hello, TLS included.
         heartbeat_s: interval of heartbeats on an idle connection.
         deadline_s: silence after which a connection is closed.
+        max_deadline_s: the same for a peer that is heard at irregular intervals; None is `deadline_s`.
         flush_timeout_s: seconds that closing waits for what is queued.
         socket_buffer_bytes: asked of the kernel for each Unix socket; it may give less.
     """
@@ -54,6 +55,7 @@ class TransportLimits:
     handshake_timeout_s: float = 5.0
     heartbeat_s: float = 0.25
     deadline_s: float = 2.0
+    max_deadline_s: float | None = None
     flush_timeout_s: float = 1.0
     socket_buffer_bytes: int = MIB
 
@@ -63,4 +65,6 @@ DEFAULT_LIMITS: Final = TransportLimits()
 
 def limits_for(health: HealthConfig) -> TransportLimits:
     """Return the usual limits with the heartbeats that the user wants."""
-    return TransportLimits(heartbeat_s=health.heartbeat_s, deadline_s=health.deadline_s)
+    return TransportLimits(
+        heartbeat_s=health.heartbeat_s, deadline_s=health.deadline_s, max_deadline_s=health.longest_deadline_s
+    )

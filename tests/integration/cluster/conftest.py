@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from shoal.config import Config
 from shoal.data.source import DataSet
 from shoal.data.text import text_dataset
+from shoal.replay.replay import replay
+from shoal.replay.verdict import Verdict
 from shoal.testing import Cluster, ClusterResult
 
 SEQ_LEN = 16
@@ -56,9 +59,14 @@ MakeCluster = Callable[..., Cluster]
 
 
 @pytest.fixture
-def make_cluster(tmp_path: Path) -> MakeCluster:
-    """Clusters with files of their own."""
+def make_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
+    """Clusters with files of their own.
+
+    When all tests are run, slow ones too, each run is replayed at the end of its test: whatever faults it had, it has
+    to come to the recorded hashes again. Not so one whose replicas are made to compute wrongly (`wrong_arithmetic`).
+    """
     number = 0
+    made: list[tuple[Path, Config, DataSet | None]] = []
 
     def make(config: Config, *, num_train: int = 1000, **options: Any) -> Cluster:
         nonlocal number
@@ -66,9 +74,35 @@ def make_cluster(tmp_path: Path) -> MakeCluster:
         log_dir = tmp_path / f"run{number}"
         log_dir.mkdir()
         options.setdefault("dataset", make_text(num_train))
+        made.append((log_dir, config, options["dataset"]))
         return Cluster(config, log_dir=log_dir, **options)
 
-    return make
+    yield make
+    if "not slow" in request.config.option.markexpr or request.node.get_closest_marker("wrong_arithmetic"):
+        return
+    for log_dir, config, dataset in made:
+        for other in sorted(log_dir.parent.glob(f"{log_dir.name}-host*")):
+            _add_missing(other, log_dir)
+        if (log_dir / "rounds/round_0001.json").exists():
+            reproduces(log_dir, config, dataset)
+
+
+def _add_missing(other: Path, log_dir: Path) -> None:
+    """Bring what the client of a later host has written about its rounds to the folder of the first one."""
+    for path in (*other.glob("rounds/*.json"), *other.glob("steps/*.jsonl")):
+        place = log_dir / path.relative_to(other)
+        place.parent.mkdir(exist_ok=True)
+        if not place.exists():
+            shutil.copy(path, place)
+
+
+def reproduces(log_dir: Path, config: Config, dataset: DataSet | None) -> Verdict:
+    """Replay a run and check that everything agrees; return what was found."""
+    verdict = replay(log_dir, config=config, dataset=dataset)
+    assert verdict.agrees, verdict.differences
+    assert (verdict.repeated, verdict.missing) == (0, 0)
+    assert verdict.rounds_agreed == verdict.rounds
+    return verdict
 
 
 _undisturbed: dict[tuple[str, int], ClusterResult] = {}

@@ -110,7 +110,7 @@ async def test_trainers_do_not_stop_while_there_is_no_client(make_cluster: MakeC
     async with make_cluster(CONFIG) as cluster:
         seen: list[bool] = []
         cluster.when(Open, action=lambda: cluster.kill_client(away_s=0.5), number=4)
-        cluster.when(Commit, action=lambda: seen.append(cluster._client_process.running), number=6)
+        cluster.when(Commit, action=lambda: seen.append(cluster.host.client_process.running), number=6)
         result = await run(cluster)
     assert seen == [False]
     [failover] = result.summary["failovers"]
@@ -211,7 +211,7 @@ async def test_a_client_that_dies_when_all_is_done_sums_up_without_anybody(make_
         for index in range(len(cluster.servers)):
             cluster.kill_server(index)
         cluster.kill_client()
-        cluster._start_client()
+        cluster.host.start_client()
         result = await run(cluster)
     for name in expected.summary.keys() - {"counters"}:  # each start counts its own connections
         assert result.summary[name] == expected.summary[name], name

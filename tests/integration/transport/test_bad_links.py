@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
 import pytest
-from tests.integration.transport.samples import ALICE, BOB, MIB, port_of, step, take, tensor
+from tests.integration.transport.samples import ALICE, BOB, KEY, MIB, RUN, port_of, step, take, tensor
 
 from shoal.errors import Offence
 from shoal.testing.faults.link import PERFECT, Direction, LinkConditions
 from shoal.testing.faults.link_grammar import parse_link
 from shoal.testing.faults.link_proxy import LinkProxy
 from shoal.transport.base import PeerLost, PeerUp, Received
+from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import TransportLimits
 from shoal.transport.losses import Loss
 from shoal.transport.peers import StreamEndpoint
@@ -193,3 +195,55 @@ async def test_the_kernel_holds_little_of_a_tensor_that_waits_for_a_slow_link(li
     await proxy.taken(Direction.OUTWARD, MIB // 2)
     # The rest is still here, where something that matters more can go before it.
     assert a._peers[b.peer_id].queued_bytes > 3 * MIB - MIB // 4
+
+
+async def test_a_peer_whose_host_is_gone_without_a_word_is_noticed_and_its_successor_is_heard_at_once(
+    linked: Linker, folder: Path
+) -> None:
+    a, b, proxy = await linked("10ms")
+    # Half-open: what either side sends is lost from now on, the end of the connection too.
+    proxy.drop()
+    a.post(b.peer_id, Opened(step(7)))
+    await b.aclose()
+    assert (await lost(a)).reason.startswith("silent for ")
+    assert losses(a, Loss.SILENT) == 1
+    limits = TransportLimits(heartbeat_s=0.05, deadline_s=0.5)
+    port, path = port_of(b), folder / "successor.sock"
+    opened = open_endpoint(
+        identity=BOB, run_id=RUN, role="test", unix_path=path, swarm_key=KEY, tcp=("127.0.0.1", port), limits=limits
+    )
+    async with opened as again:
+        proxy.heal()
+        # What was said to the one before is never delivered to it.
+        await greet(a, again)
+        assert (a.counters["transport.lost"], again.counters["transport.lost"]) == (1, 0)
+
+
+async def test_a_link_that_flaps_once_a_second_makes_nobody_suspect_and_loses_nothing(linked: Linker) -> None:
+    a, b, proxy = await linked("20mbit,20ms", heartbeat_s=0.25, deadline_s=2.0)
+
+    async def flap() -> None:
+        while True:
+            await anyio.sleep(0.5)
+            proxy.hold()
+            await anyio.sleep(0.5)
+            proxy.heal()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(flap)
+        for _ in range(3):
+            await exchange(a, b, 2 * MIB)
+        tasks.cancel_scope.cancel()
+    assert (a.counters["transport.lost"], b.counters["transport.lost"]) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_five_minutes_of_tensors_over_10_mbit_and_200_ms_make_nobody_suspect(linked: Linker) -> None:
+    a, b, _ = await linked("10mbit,200ms,jitter=20ms,loss=0.1%,seed=2", heartbeat_s=0.25, deadline_s=2.0)
+    began_s = anyio.current_time()
+    while anyio.current_time() < began_s + 300.0:
+        await exchange(a, b, 5_000_000)
+        # Idle for a while as well: then heartbeats alone say that somebody is there.
+        await anyio.sleep(3.0)
+    assert (a.counters["transport.lost"], b.counters["transport.lost"]) == (0, 0)

@@ -80,3 +80,20 @@ async def test_an_event_loop_that_was_blocked_blames_nobody(host: Any, folder: P
         assert await take(a, 1) == [Received(child, Opened(step(2)))]
         assert a.counters["transport.lost"] == 0
         process.kill()
+
+
+async def test_a_peer_that_computes_for_longer_than_the_deadline_is_not_lost(host: Any, folder: Path) -> None:
+    a = await host(ALICE, limits=TransportLimits(heartbeat_s=0.1, deadline_s=1.0))
+    script = Path(__file__).with_name("computing_peer.py")
+    # Three times as long as the deadline on the thread that computes, and half as long with the whole process blocked.
+    command = [sys.executable, str(script), str(folder / "child.sock"), "3.0", "0.5"]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        with anyio.fail_after(60):
+            addresses = (await process.stdout.receive()).decode().split()
+        child = CHILD.peer_id
+        a.introduce(Hop(child, tuple(addresses)))
+        a.post(child, Opened(step(1)))
+        assert await take(a, 2) == [PeerUp(child), Received(child, Opened(step(1)))]
+        assert a.counters["transport.lost"] == 0
+        process.kill()

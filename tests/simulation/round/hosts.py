@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.records import Tip, outcome_of, record_hash
+from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CloseSteps,
     CoordinatorEffect,
     Decided,
     Fetch,
-    Introduce,
     Journal,
     MemberEffect,
     Pin,
@@ -36,6 +37,10 @@ from shoal.wire.messages.step import StepEntry
 if TYPE_CHECKING:
     from tests.simulation.round.world import World
 
+_WORK_S = 0.05
+Contribution = tuple[str, str, tuple[str, ...]]
+"""What a member gives to its ring: what it has learnt, from which bytes, and in which view."""
+
 
 def digest(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
@@ -43,6 +48,11 @@ def digest(*parts: object) -> str:
 
 def hashes_of(theta: str) -> StageHashes:
     return StageHashes(theta, theta, "")
+
+
+def is_bulk(message: object) -> bool:
+    """Contributions to rings are tensors; they are tuples here."""
+    return type(message) is tuple
 
 
 class ReplicaHost:
@@ -66,42 +76,49 @@ class ReplicaHost:
         self.staged: dict[StageHashes, str] = {}
         self.pinned: StageHashes | None = None
         self.view: Propose | None = None
-        self.parts: dict[tuple[object, ...], dict[str, tuple[str, str]]] = {}
+        self.parts: dict[tuple[object, ...], dict[str, Contribution]] = {}
 
     @property
     def trains(self) -> bool:
         return not self.machine.closing and not self.is_out
 
     def deliver(self, sender: str, message: object) -> None:
-        if isinstance(message, tuple):
+        if type(message) is tuple:
             tag, contribution = message
             self.parts.setdefault(tag, {})[sender] = contribution
             self._ring()
         else:
-            self._act(self.machine.receive(PeerId(sender), message))
+            self._act(self.machine.receive(PeerId(sender), message))  # type: ignore[arg-type]
 
     def lost(self, peer: str) -> None:
         self._act(self.machine.lost(PeerId(peer)))
 
-    def _later(self, call: object, *arguments: object) -> None:
-        delay_s = self.world.network.rng.expovariate(20)
-        self.world.network.on_host(self.peer, delay_s, lambda: self._act(call(*arguments)))
+    def _later(self, call: Callable[..., list[MemberEffect]], *arguments: object) -> None:
+        network = self.world.network
+        delay_s = network.exponential(_WORK_S) * network.slowness(self.peer)
+        network.on_host(self.peer, delay_s, self._call, call, arguments)
+
+    def _call(self, call: Callable[..., list[MemberEffect]], arguments: tuple[object, ...]) -> None:
+        self._act(call(*arguments))
 
     def _act(self, effects: list[MemberEffect]) -> None:
         for effect in effects:
             match effect:
                 case Send(peer, message):
                     self.world.send(self.peer, peer, message)
-                case CloseSteps() | ResolveStep():
-                    if isinstance(effect, ResolveStep):
-                        entry = self.doubts.pop(effect.fate.key)
-                        if effect.fate.commit:
-                            self.log.append(entry)
+                case CloseSteps():
+                    self._later(self._steps_closed)
+                case ResolveStep(fate):
+                    entry = self.doubts.pop(fate.key)
+                    if fate.commit:
+                        self.log.append(entry)
                     self._later(self._steps_closed)
                 case RunRing(view):
                     self.view = view
                     tag = self._tag(view)
-                    contribution = (digest(self.theta, [entry.key for entry in self.log], self.peer), self.theta)
+                    # In a ring of other members it would have another weight.
+                    peers = tuple(hop.peer for hop in view.members)
+                    contribution = (digest(self.theta, [entry.key for entry in self.log], self.peer), self.theta, peers)
                     for hop in view.members:
                         self.world.send(self.peer, hop.peer, (tag, contribution))
                 case Pin(hashes):
@@ -112,13 +129,14 @@ class ReplicaHost:
                     self.is_out = True
                 case Fetch():
                     self._later(self._fetch, effect)
-                case Introduce():
+                case _:
                     pass
 
     def _steps_closed(self) -> list[MemberEffect]:
         return self.machine.steps_closed(StepsClosed(len(self.log), tuple(self.doubts), tuple(self.log)))
 
     def _tag(self, view: Propose) -> tuple[object, ...]:
+        """What marks the frames of a ring."""
         return (view.round, view.ballot, view.epoch)
 
     def _ring(self) -> None:
@@ -128,11 +146,12 @@ class ReplicaHost:
         parts = self.parts.get(self._tag(view), {})
         if set(peers) <= parts.keys():
             self.view = None
-            self.world.check_ring(self, {parts[peer][1] for peer in peers})
+            self.world.checks.ring(self, peers, [parts[peer] for peer in peers])
             theta = digest([parts[peer][0] for peer in peers])
-            if self.world.network.rng.random() < self.world.flip_rate:
+            if self.world.flip_rate and self.world.network.rng.random() < self.world.flip_rate:
                 theta = digest(theta, "flipped bit", self.peer)
-            self.world.base_of[theta] = self.theta
+            self.world.checks.base_of[theta] = self.theta
+            self.world.checks.made_by[theta] = frozenset(peers)
             hashes = hashes_of(theta)
             self.staged = {kept: value for kept, value in self.staged.items() if kept == self.pinned}
             self.staged[hashes] = theta
@@ -146,14 +165,14 @@ class ReplicaHost:
         if donor is None:
             self._later(self._fetch, order)
             return []
-        self.world.check_gift(donor, order)
+        self.world.checks.gift(donor, order)
         self.staged[order.hashes] = donor.theta
         return self.machine.fetched(order.record_hash, order.hashes)
 
-    def _swap(self, record: object, hashes: StageHashes) -> list[MemberEffect]:
-        self.world.check_swap(self, record, hashes)
+    def _swap(self, record: Any, hashes: StageHashes) -> list[MemberEffect]:
         if hashes not in self.staged and hashes != hashes_of(self.theta):
             return self.machine.state_broken("the staged bytes are gone")
+        self.world.checks.swap(self, record, hashes)
         self.theta = self.staged.get(hashes, self.theta)
         self.is_out = False
         self.swapped_s = self.world.network.now_s
@@ -167,14 +186,20 @@ class ReplicaHost:
 class ClientHost:
     """A client that trains as soon as it leads, and closes the round after a while."""
 
-    def __init__(self, world: World, peer: PeerId, incarnation: int) -> None:
+    def __init__(self, world: World, peer: PeerId) -> None:
         self.world, self.peer = world, peer
+        self.disk = world.disks[peer]
+        # As in production: no start of a client has the incarnation of another one, whatever is left of its disk.
+        self.start = random.Random(f"{peer} {world.network.boots.get(peer, 0)}").getrandbits(31)
         self.machine: RoundCoordinatorMachine = world.coordinator_class(
-            peer, incarnation, world.settings, world.seal_as(peer), world.unseal, world.data.recorded_ranges()
+            peer, self.incarnation(), world.settings, world.seal_as(peer), world.unseal, world.data.recorded_ranges()
         )
         self.tip: Tip | None = None
         self.stuck: tuple[int, ...] = ()
         self._wake_s: float | None = None
+
+    def incarnation(self) -> int:
+        return self.start
 
     @property
     def leads(self) -> bool:
@@ -185,7 +210,7 @@ class ClientHost:
         return self.world.network.now_s
 
     def deliver(self, sender: str, message: object) -> None:
-        self._act(self.machine.receive(PeerId(sender), message, self.now_s))
+        self._act(self.machine.receive(PeerId(sender), message, self.now_s))  # type: ignore[arg-type]
 
     def lost(self, peer: str) -> None:
         self._act(self.machine.lost(PeerId(peer), self.now_s))
@@ -202,7 +227,8 @@ class ClientHost:
             self._act(self.machine.close(CloseRequest(self.tip.round + 1, slots, {}), self.now_s))
 
     def _journal(self, effect: Journal) -> None:
-        self.world.disks[self.peer, effect.digest] = effect.logs
+        self.disk.write(effect.digest, effect.logs)
+        self.disk.sync()
         self._act(self.machine.journaled(effect.digest))
 
     def _tick(self) -> None:
@@ -216,18 +242,17 @@ class ClientHost:
                     self.world.send(self.peer, peer, message)
                 case Journal():
                     # A disk that is slow; what is not written when the client dies is lost.
-                    delay_s = self.world.network.rng.expovariate(20)
-                    self.world.network.on_host(self.peer, delay_s, lambda each=effect: self._journal(each))
+                    delay_s = self.world.network.exponential(_WORK_S)
+                    self.world.network.on_host(self.peer, delay_s, self._journal, effect)
                 case Decided(record, signed):
                     self.tip = None
-                    self.world.check_decided(record, signed)
-                    self.world.data.record(record)
+                    self.world.decided(record, signed)
                 case Ready(tip):
                     self.tip = tip
                 case Stuck(stages):
                     self.stuck = stages
                 case Restored(stage, _, basis) if basis is not None:
-                    self.world.check_restored(self, stage)
+                    self.world.checks.restored(self, stage)
                 case _:
                     pass
             if self.world.network.hosts.get(self.peer) is not self:
@@ -240,6 +265,3 @@ class ClientHost:
 
 def holds(host: ReplicaHost, tip: Tip | None) -> bool:
     return tip is not None and host.machine.tip.hash == tip.hash
-
-
-__all__ = ["ClientHost", "ReplicaHost", "digest", "hashes_of", "holds", "outcome_of"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tests.simulation import liveness
 from tests.simulation.round.hosts import ClientHost, ReplicaHost
-from tests.simulation.round.world import LAST_FAULT_S, Broken, World
+from tests.simulation.round.world import FAULTS_END_S, World
+from tests.simulation.safety import Broken
 
 from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.swarm.move_orders import Begun, End, Ended, MoveEffect, MoveOrders, MoveSettings, SendOrder
@@ -31,8 +33,8 @@ class MovingReplica(ReplicaHost):
     def _act(self, effects: list[MemberEffect]) -> None:
         for effect in effects:
             if isinstance(effect, Relocate):
-                delay_s = self.world.network.rng.expovariate(1 / _BUILD_S)
-                self.world.network.on_host(self.peer, delay_s, lambda order=effect: self.world.move(self, order.stage))
+                delay_s = self.world.network.exponential(_BUILD_S)
+                self.world.network.on_host(self.peer, delay_s, self.world.move, self, effect.stage)
         super()._act([effect for effect in effects if not isinstance(effect, Relocate)])
         if self.before is not None and not self.machine.is_behind:
             self.before = None
@@ -44,8 +46,8 @@ class MovingClient(ClientHost):
 
     world: MovingWorld
 
-    def __init__(self, world: MovingWorld, peer: PeerId, incarnation: int) -> None:
-        super().__init__(world, peer, incarnation)
+    def __init__(self, world: MovingWorld, peer: PeerId) -> None:
+        super().__init__(world, peer)
         self.orders = world.orders_class(world.num_stages, MoveSettings(silence_s=6.0, timeout_s=20.0))
         self.stages: dict[PeerId, int] = {}
 
@@ -103,32 +105,31 @@ class MovingWorld(World):
     ) -> None:
         self.coordinators_die = coordinators_die
         self.orders_class = orders_class
-        self.stage_now: dict[str, int] = {}
         self.announced: dict[str, int] = {}
-        self.num_arrived = 0
-        self.num_switched = 0
-        super().__init__(seed, member_class, coordinator_class, faults)
-        # Real connections keep the order; that a mover says first where it goes, and then what it holds, rests on it.
-        self.network._in_order = self.network._in_order or not faults
+        self.joined_unix_s: dict[str, float] = {}
+        self.num_arrived = self.num_switched = 0
+        super().__init__(seed, member_class, coordinator_class, MovingReplica, MovingClient, faults)
+        manners = self.network.manners
+        # What ends connections, holds messages up or mixes them, at any moment.
+        is_orderly = manners.in_order and not (manners.loss_rate or manners.slow_rate or manners.repeat_rate)
+        self.is_rough = not is_orderly or bool(self.sabotage or self.meddling)
         for slot in range(self.num_slots, self.num_slots + self.network.rng.randint(2, 4)):
             peer = PeerId(f"R0.{slot}")
             self.replicas.append(peer)
-            self._start_replica(peer, MovingReplica(self, peer, 0))
+            self._start_replica(peer, 0)
         self.network.after(0.4, self._look)
-        self.network.after(self.network.rng.uniform(2.0, LAST_FAULT_S), self._stale_order)
+        self.network.at(self.network.rng.uniform(2.0, FAULTS_END_S), self._stale_order)
 
     # -- what the base class starts
 
-    def _start_replica(self, peer: PeerId, host: ReplicaHost) -> None:
-        if not isinstance(host, MovingReplica):
-            host = MovingReplica(self, peer, host.stage, host.machine.is_behind)
-        super()._start_replica(peer, host)
-        self.announce(host)
+    def sizes(self) -> tuple[int, int]:
+        return self.network.rng.choice((2, 3)), self.network.rng.choice((1, 2, 2, 3))
 
-    def _start_client(self, peer: PeerId) -> None:
-        host = MovingClient(self, peer, self.network.boots.get(peer, 0) + 1)
-        self.network.start(peer, host)
-        host.see({h.peer: h.machine.hop for h in self.hosts()})
+    def _start_replica(self, peer: PeerId, stage: int, is_behind: bool = False) -> None:
+        super()._start_replica(peer, stage, is_behind)
+        host = self.network.hosts[peer]
+        if isinstance(host, MovingReplica):
+            self.announce(host)
 
     def _look(self) -> None:
         self.network.after(0.2, self._look)
@@ -139,19 +140,20 @@ class MovingWorld(World):
     # -- the registry, which comes late
 
     def announce(self, host: ReplicaHost) -> None:
-        boot = self.network.boots[host.peer]
-
-        def seen() -> None:
-            if self.network.boots[host.peer] == boot:
-                self.announced[host.peer] = host.stage
-
+        """Tell the registry; the order of joining is told by wall clocks, which may be anything."""
+        self.joined_unix_s.setdefault(host.peer, self.network.wall_s(host.peer))
         self.announced.setdefault(host.peer, host.stage)
-        self.network.after(self.network.rng.uniform(0, _REGISTRY_LAG_S), seen)
+        delay_s = self.network.rng.uniform(0, _REGISTRY_LAG_S)
+        self.network.after(delay_s, self._registered, host, self.network.boots[host.peer])
+
+    def _registered(self, host: ReplicaHost, boot: int) -> None:
+        if self.network.boots[host.peer] == boot:
+            self.announced[host.peer] = host.stage
 
     def seen_by(self, client: MovingClient) -> SwarmView:
         replicas = [
-            Replica(h.machine.hop, float(h.peer.split(".")[1]), stage=StageIndex(self.announced[h.peer]), serving=True)
-            for h in self.hosts()
+            Replica(h.machine.hop, self.joined_unix_s[h.peer], stage=StageIndex(self.announced[h.peer]), serving=True)
+            for h in self.replica_hosts()
             if client.machine._replicas.known.get(h.peer)
         ]
         return SwarmView(tuple(replicas)).placed(client.stages)
@@ -160,14 +162,14 @@ class MovingWorld(World):
 
     def ordered(self, client: MovingClient, peer: PeerId) -> None:
         """A move is ordered; its coordinator may die right after."""
-        if self.coordinators_die and self.network.now_s < LAST_FAULT_S - 8.0:
-            self.network.after(self.network.rng.uniform(0.0, 0.4), lambda: self._crash_client(client.peer))
+        if self.coordinators_die and self.network.now_s < FAULTS_END_S - 8.0:
+            self.network.after(self.network.rng.uniform(0.0, 0.4), self._crash, client.peer)
 
     def move(self, old: MovingReplica, stage: int) -> None:
         """The server has built the new replica and drained the old one."""
         if self.network.hosts.get(old.peer) is not old:
             return
-        if self._twin(old) is None:  # as the server's own view says
+        if self.twin(old) is None:  # as the server's own view says
             old._act(old.machine.stay("it is the last one of its stage"))
             return
         self.num_switched += 1
@@ -176,33 +178,34 @@ class MovingWorld(World):
         new.machine.succeed(old.machine.promised, self._has_begun(old))
         new.before = old
         self.check_move(old)
-        self.network.start(old.peer, new)
-        self.network._cut_all(old.peer)
+        self.network.replace(old.peer, new)
 
     def check_move(self, old: MovingReplica) -> None:
         """A second server must not leave while the first is on its way, unless the first cannot be reached."""
-        others = [h for h in self.hosts() if isinstance(h, MovingReplica) and h is not old and h.before is not None]
+        others = [
+            h for h in self.replica_hosts() if isinstance(h, MovingReplica) and h is not old and h.before is not None
+        ]
         if others and not self.is_disturbed:
             raise Broken(f"{old.peer} moves while {others[0].peer} does")
 
     @property
     def is_disturbed(self) -> bool:
         """Whether something went wrong lately that may hide a mover from a coordinator."""
-        return self.num_faults > 0
+        return self.is_rough or (self.has_faults and self.faults.num_faults > 0)
 
     def _has_begun(self, host: ReplicaHost) -> bool:
         return host.machine.is_behind or host.machine.tip.round > 0
 
-    def _twin(self, host: ReplicaHost) -> ReplicaHost | None:
+    def twin(self, host: ReplicaHost) -> ReplicaHost | None:
         """Another holder of the same state that stays: movers, and those who are about to leave, do not count."""
-        leaving = {h.peer for h in self.hosts() if h.machine.destination is not None}
+        leaving = {h.peer for h in self.replica_hosts() if h.machine.destination is not None}
         leaving |= {
             c.orders.under_way.peer
             for c in self.client_hosts()
             if isinstance(c, MovingClient) and c.orders.under_way is not None
         }
         machine = host.machine
-        for other in self.hosts():
+        for other in self.replica_hosts():
             same = other.machine.tip.hash == machine.tip.hash and not other.machine.is_behind
             same = same and other.machine.pending == machine.pending and other.machine.swapping is None
             if other is not host and other.stage == host.stage and same and other.peer not in leaving:
@@ -213,7 +216,7 @@ class MovingWorld(World):
         return super().donor_for(host, digest) or next(
             (
                 before
-                for other in self.hosts()
+                for other in self.replica_hosts()
                 if isinstance(other, MovingReplica) and (before := other.before) is not None
                 if other is not host and before.stage == host.stage and before.machine.tip.hash == digest
                 if self.network.awake(other.peer) and not self.network.blocked(host.peer, other.peer)
@@ -225,7 +228,7 @@ class MovingWorld(World):
 
     def _stale_order(self) -> None:
         """A client that leads no more sends somebody away."""
-        hosts = [h for h in self.hosts() if h.machine.promised.number > 1 and h.machine.destination is None]
+        hosts = [h for h in self.replica_hosts() if h.machine.promised.number > 1 and h.machine.destination is None]
         for host in hosts[:1]:
             client = self.clients[0]
             ballot = Ballot(host.machine.promised.number - 1, client, 1)
@@ -236,21 +239,16 @@ class MovingWorld(World):
         if not hosts:
             self.network.after(1.0, self._stale_order)
 
-    num_faults = 0
-
-    def _fault(self) -> None:
-        self.num_faults += 1
-        super()._fault()
-
     def run(self) -> int:
         rounds = super().run()
-        for host in self.hosts():
-            if isinstance(host, MovingReplica) and host.before is not None:
-                raise Broken(f"{host.peer} never got to stage {host.stage}")
+        if self.is_split:
+            return rounds
+        movers = [host for host in self.replica_hosts() if isinstance(host, MovingReplica) and host.before is not None]
+        liveness.arrived({host.peer: host.stage for host in movers}, "the stage")
         replicas = (
-            Replica(h.machine.hop, float(h.peer.split(".")[1]), stage=StageIndex(h.stage)) for h in self.hosts()
+            Replica(h.machine.hop, self.joined_unix_s[h.peer], stage=StageIndex(h.stage)) for h in self.replica_hosts()
         )
-        left = next_move(SwarmView(tuple(replicas)), self.num_stages, [h.peer for h in self.hosts()])
+        left = next_move(SwarmView(tuple(replicas)), self.num_stages, [h.peer for h in self.replica_hosts()])
         if left is not None:
             raise Broken(f"somebody is still in the wrong place: {left}")
         return rounds

@@ -1,8 +1,10 @@
-"""The machines that move servers with one rule left out each: the simulation must break every one of them."""
+"""The rules of moves, each left out on purpose, with the first seed that notices. `test_mutants.py` runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+
+from tests.simulation.round.moving import MovingWorld
 
 from shoal.ids import PeerId
 from shoal.swarm.move_orders import MoveEffect, MoveOrders
@@ -37,3 +39,9 @@ class FollowsEveryOrder(RoundMemberMachine):
         if isinstance(message, Move):
             return self._move(message)
         return super().receive(peer, message)
+
+
+MUTANTS: dict[str, tuple[Callable[[int], MovingWorld], int]] = {
+    "TwoMovers": (lambda seed: MovingWorld(seed, orders_class=TwoMovers), 0),
+    "FollowsEveryOrder": (lambda seed: MovingWorld(seed, member_class=FollowsEveryOrder), 1),
+}

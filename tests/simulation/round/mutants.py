@@ -1,13 +1,16 @@
-"""The machines with one rule left out each: the simulation must break every one of them."""
+"""The rules of rounds, each left out on purpose, with the first seed that notices. `test_mutants.py` runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
+from tests.simulation.round.hosts import ClientHost, ReplicaHost
+from tests.simulation.round.world import World
 
 from shoal.ids import NO_BALLOT, PeerId
+from shoal.swarm.records import Tip
 from shoal.swarm.round_coordinator import Effects as CoordinatorEffects
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Send
@@ -18,6 +21,7 @@ from shoal.swarm.round_settings import CloseRequest
 from shoal.wire.messages.round import (
     Basis,
     Held,
+    Propose,
     Record,
     Resolve,
     RoundMessage,
@@ -27,6 +31,8 @@ from shoal.wire.messages.round import (
     StageHashes,
     Swapped,
 )
+
+Make = Callable[[int], World]
 
 
 class NoHold(RoundCoordinatorMachine):
@@ -162,16 +168,70 @@ class GivesRestoredBytes(RoundMemberMachine):
         return False
 
 
-COORDINATORS = (
-    NoHold,
-    NoJournal,
-    NoTakeoverOfHeldRecords,
-    NoEpochs,
-    AbortsDoubts,
-    AsksOnce,
-    ReadmitsNobody,
-    MixesBases,
-    RestoresAtOnce,
-    NamesNoBases,
-)
-MEMBERS = (NoHashCheck, NoPromise, FetchesOnce, GivesRestoredBytes)
+class DecidesBeforeAnybodySwaps(RoundCoordinatorMachine):
+    """Says that a record is decided when all hold it: a successor may still have to drop that."""
+
+    def _set_tip(self, tip: Tip) -> None:
+        super()._set_tip(tip)
+        self._early = self._say()
+
+    def _advance(self, now_s: float) -> CoordinatorEffects:
+        self._early: CoordinatorEffects = []
+        effects = super()._advance(now_s)
+        return effects + self._early
+
+
+class CountsItsStarts(ClientHost):
+    """Has the incarnation that follows the one on its disk, which a power failure takes back."""
+
+    def incarnation(self) -> int:
+        start = self.disk.read("start", 0) + 1
+        self.disk.write("start", start)
+        return start
+
+
+class AveragesInPlace(ReplicaHost):
+    """What the ring has made is the replica's state at once, before anything is decided."""
+
+    def _ring(self) -> None:
+        super()._ring()
+        if self.view is None and self.staged:
+            self.theta = list(self.staged.values())[-1]
+
+
+class TagsNoEpochs(ReplicaHost):
+    """Frames of a ring do not say of which epoch they are."""
+
+    def _tag(self, view: Propose) -> tuple[object, ...]:
+        return (view.round, view.ballot)
+
+
+def _make(first_seed: int, **classes: type) -> tuple[Make, int]:
+    return lambda seed: World(seed, **classes), first_seed  # type: ignore[arg-type]
+
+
+MUTANTS: dict[str, tuple[Make, int]] = {
+    mutant.__name__: _make(first_seed, coordinator_class=mutant)
+    for mutant, first_seed in (
+        (NoHold, 45),
+        (NoJournal, 1),
+        (NoTakeoverOfHeldRecords, 99),
+        (NoEpochs, 7),
+        (AbortsDoubts, 0),
+        (AsksOnce, 1),
+        (ReadmitsNobody, 40),
+        (MixesBases, 80),
+        (RestoresAtOnce, 1476),
+        (NamesNoBases, 9),
+        (DecidesBeforeAnybodySwaps, 1309),
+    )
+}
+MUTANTS |= {
+    mutant.__name__: _make(first_seed, member_class=mutant)
+    for mutant, first_seed in ((NoHashCheck, 1), (NoPromise, 4), (FetchesOnce, 11), (GivesRestoredBytes, 18))
+}
+MUTANTS |= {
+    mutant.__name__: _make(first_seed, host_class=mutant)
+    for mutant, first_seed in ((AveragesInPlace, 0), (TagsNoEpochs, 1))
+}
+MUTANTS["CountsItsStarts"] = _make(10, client_class=CountsItsStarts)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import heapq
-import random
 from collections.abc import Callable
+
+from tests.simulation.kernel import Kernel
+from tests.simulation.safety import Broken
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.round_effects import Fetch
@@ -20,10 +21,6 @@ from shoal.swarm.state_transfer import Ask, Done, Request, StateTransfer, Transf
 from shoal.wire.messages.round import Record, StageHashes
 
 SETTINGS = TransferSettings(window=3, retry_s=0.5, slow_s=40.0, timeout_s=10_000.0)
-
-
-class Broken(AssertionError):
-    """The newcomer has not arrived, or something that must never happen has happened."""
 
 
 def order(round: int, trained: bool = True) -> Fetch:
@@ -63,7 +60,7 @@ class SlowWorld:
 
     Args:
         seed: Of everything that is drawn.
-        slowness: How many rounds the link needs for a whole state.
+        slowness: How many rounds the link needs for a whole state; drawn, and always bearable, if it is not given.
         chain_class: The newcomer's plan.
         keeping_class: The holders' rule.
         calm_round: A round that takes ten times as long as the others.
@@ -72,23 +69,22 @@ class SlowWorld:
     def __init__(
         self,
         seed: int,
-        slowness: float,
+        slowness: float | None = None,
         chain_class: type[StateChain] = StateChain,
         keeping_class: type[StateKeeping] = StateKeeping,
         calm_round: int = 0,
     ) -> None:
-        self.rng = rng = random.Random(seed)
+        self.network = Kernel(seed)
+        self.rng = rng = self.network.rng
+        slowness = rng.choice((0.3, 0.9, 1.2, 1.5, 1.7)) if slowness is None else slowness
         self.keeping_class, self.calm_round = keeping_class, calm_round
         self.average_chunks = rng.choice((20, 40))
         self.state_chunks = 2 * self.average_chunks
         self.round_s = self.state_chunks / slowness
-        self.now_s = 0.0
         self.round = 1
         self.arrived_in_round: int | None = None
         self.num_restarts = 0
         self.holders = {peer: Holder(self, peer) for n in range(rng.randint(1, 3)) for peer in [PeerId(f"H{n}")]}
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
         self._link_free_at_s = 0.0
         self._transfer: StateTransfer | None = None
         self._piece: Piece | None = None
@@ -102,9 +98,12 @@ class SlowWorld:
 
     # -- time
 
-    def at(self, at_s: float, call: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (at_s, self._count, call))
+    @property
+    def now_s(self) -> float:
+        return self.network.now_s
+
+    def at(self, at_s: float, call: Callable[[], object]) -> None:
+        self.network.at(at_s, call)
 
     def size(self, key: PieceKey) -> int:
         return self.average_chunks if key.is_average else self.state_chunks
@@ -217,9 +216,7 @@ class SlowWorld:
         Raises:
             Broken: It has not arrived after so many rounds.
         """
-        while self.arrived_in_round is None:
-            if self.round > max_rounds:
-                raise Broken(f"nothing loaded after {max_rounds} rounds, {self.num_restarts} times begun again")
-            self.now_s, _, call = heapq.heappop(self._queue)
-            call()
+        self.network.run(1e9, lambda: self.arrived_in_round is not None or self.round > max_rounds)
+        if self.arrived_in_round is None:
+            raise Broken(f"nothing loaded after {max_rounds} rounds, {self.num_restarts} times begun again")
         return self.arrived_in_round

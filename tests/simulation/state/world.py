@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
-import random
 from collections.abc import Callable
+
+from tests.simulation.kernel import Kernel
+from tests.simulation.safety import Broken
 
 from shoal.ids import PeerId
 from shoal.swarm.state_transfer import (
@@ -24,10 +25,6 @@ from shoal.swarm.state_transfer import (
 
 SETTINGS = TransferSettings(window=3, retry_s=0.5, slow_s=2.0, timeout_s=40.0)
 END_S = 200.0
-
-
-class Broken(AssertionError):
-    """Something that must never happen has happened."""
 
 
 def sha(data: bytes) -> bytes:
@@ -77,9 +74,9 @@ class World:
     """One seeded transfer."""
 
     def __init__(self, seed: int, machine_class: type[StateTransfer] = StateTransfer) -> None:
-        self.rng = rng = random.Random(seed)
+        self.network = Kernel(seed)
+        self.rng = rng = self.network.rng
         self.machine_class = machine_class
-        self.now_s = 0.0
         self.round = 7
         self.num_chunks = rng.choice((0, 1, 2, 13, 40))
         self.donors = {
@@ -92,8 +89,6 @@ class World:
         self.num_nobody = self.num_late = self.num_requests = 0
         self.stored: dict[int, bytes] = {}
         self.done = False
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
         self._arrived: tuple[int, bytes] = (0, b"")
         self._outstanding: dict[PeerId, int] = {}
         for _ in range(rng.randint(0, 5)):
@@ -103,11 +98,12 @@ class World:
 
     # -- time and messages
 
-    def at(self, at_s: float, call: Callable[[], None]) -> None:
-        self._count += 1
-        if self._count > 50_000:
-            raise Broken("a storm of messages")
-        heapq.heappush(self._queue, (at_s, self._count, call))
+    @property
+    def now_s(self) -> float:
+        return self.network.now_s
+
+    def at(self, at_s: float, call: Callable[[], object]) -> None:
+        self.network.at(at_s, call)
 
     def later(self, donor: Donor, call: Callable[[], list[TransferEffect]], round: int) -> None:
         """An answer of a donor: in order, at its speed, unless the donor dies or the newcomer has another aim."""
@@ -228,10 +224,6 @@ class World:
         Raises:
             Broken: Something that must never happen has happened, or the state did not come.
         """
-        while self._queue and not self.done:
-            self.now_s, _, call = heapq.heappop(self._queue)
-            if self.now_s > END_S:
-                break
-            call()
+        self.network.run(END_S, lambda: self.done)
         if not self.done:
             raise Broken(f"nothing loaded after {self.now_s:.0f} s")

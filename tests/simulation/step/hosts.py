@@ -1,40 +1,52 @@
 """The processes of the simulated swarm: production's machines around symbolic tensors.
 
-A tensor is the chain of (replica, life, version) that its forward went through; a gradient is the chain of the loss. A
-step whose gradients all carry one chain, and that is the path's, has seen one version everywhere and mixed nothing.
+A tensor is the chain of what its forward went through (`Seen`); a gradient is the chain of the loss. A step whose
+gradients all carry one chain, and that is the path's, has seen one version everywhere and mixed nothing. The buffers of
+a replica (batch norm and the like) are the list of the steps that have changed them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.simulation.safety import Broken, Seen
 
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import Dial, Feed, Finished, NoPath, Note, RoundOver, StepPlan, StepTrainer, TrainerEffect
-from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.limits import TENSORS_OF
+from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.step import Backward, Fenced, Forward, Labels, StepEntry, StepMessage
 
 if TYPE_CHECKING:
     from tests.simulation.step.world import World
 
-Chain = tuple[tuple[str, int, int], ...]
+Chain = tuple[object, ...]
 SIZES = (2, 1, 3)
 """Samples of a step's microbatches; those of a path with caps are smaller."""
 STEPS_PER_ROUND = 3
+_COMPUTE_S = 1 / 30
+_REMIND_S = 0.4
+_PAYLOADS = frozenset((Forward, Labels, Backward))
 
 
-@dataclass(frozen=True)
-class Envelope:
+class Envelope(NamedTuple):
     """A step message with its symbolic tensor."""
 
     message: StepMessage
     tensor: Chain = ()
 
 
-@dataclass(frozen=True)
+def is_bulk(message: object) -> bool:
+    """Whether production sends it with tensors."""
+    return type(message) is Envelope and type(message.message) in TENSORS_OF
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """Coordinator to replica, again and again: the round, who is in its record, whether it closes, what it resolved."""
 
@@ -44,7 +56,7 @@ class Hello:
     resolved: dict[StepKey, Decision | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Join:
     """Replica to coordinator."""
 
@@ -54,7 +66,7 @@ class Join:
     in_doubt: tuple[StepKey, ...]
 
 
-@dataclass
+@dataclass(slots=True)
 class Work:
     """What a replica computes for one step; `gradients` are those of the parameters."""
 
@@ -64,7 +76,7 @@ class Work:
 
 
 class ReplicaHost:
-    """One server; `applied` counts its commits in this life."""
+    """One server; `applied` counts its commits in this life, and `buffers` are the steps that have changed those."""
 
     def __init__(self, world: World, peer: str) -> None:
         self.world, self.peer, self.stage = world, PeerId(peer), int(peer[1])
@@ -80,25 +92,34 @@ class ReplicaHost:
         self.work: dict[StepKey, Work] = {}
         self.payloads: dict[tuple[StepKey, type, int], Chain] = {}
         self.applied: list[StepKey] = []
+        self.buffers: list[StepKey] = []
         self.joined: Join | None = None
-        self._busy = False
-        world.network.start(peer, self)
-        self._remind()
+        self._busy = self._reminds = False
+        self.attach()
+
+    def attach(self) -> None:
+        """The process is up."""
+        self.world.network.start(self.peer, self)
 
     def deliver(self, sender: str, message: object) -> None:
-        if isinstance(message, Hello):
-            self._on_hello(message)
-        elif isinstance(message, Envelope):
+        if type(message) is Envelope:
             self._on_step(PeerId(sender), message)
+        elif isinstance(message, Hello):
+            self._on_hello(message)
         self._kick()
 
     def lost(self, peer: str) -> None:
         self._do(self.machine.peer_lost(PeerId(peer)))
+        self._remind_later()
         self._kick()
 
     def _on_step(self, sender: PeerId, envelope: Envelope) -> None:
         message = envelope.message
-        if isinstance(message, Forward | Labels | Backward) and self.machine.wants(sender, message):
+        if type(message) not in _PAYLOADS:
+            self._do(self.machine.handle(sender, message))
+            self._remind_later()
+            return
+        if self.machine.wants(sender, message):
             self.payloads[message.key, type(message), message.microbatch] = envelope.tensor
         self._do(self.machine.handle(sender, message))
 
@@ -122,9 +143,10 @@ class ReplicaHost:
         if self.joined is not None and hello.members.get(self.peer) == self.life:
             committed = [entry.key for entry in self.machine.log]
             recorded = self.world.coordinator.recorded_logs[self.peer]
-            assert committed == recorded, f"{self.peer} has committed after its join: {committed} but {recorded}"
+            if committed != recorded:
+                raise Broken(f"{self.peer} has committed after its join: {committed} but {recorded}")
         # Whoever holds what the record says and whoever fetches it starts a new life: no step reaches over a record.
-        self.life, self.applied, self.joined = self.world.new_life(self.peer), [], None
+        self.life, self.applied, self.buffers, self.joined = self.world.new_life(self.peer), [], [], None
         self._do(self.machine.start_round(hello.round))
 
     def _try_join(self) -> None:
@@ -133,12 +155,18 @@ class ReplicaHost:
             self.joined = Join(self.machine.round, self.life, tuple(self.machine.log), self.machine.in_doubt)
             self.world.network.send(self.peer, "K", self.joined)
 
+    def _remind_later(self) -> None:
+        if not self._reminds and self.machine.in_doubt:
+            self._reminds = True
+            self.world.network.on_host(self.peer, _REMIND_S, self._remind)
+
     def _remind(self) -> None:
+        self._reminds = False
         self._do(self.machine.remind())
-        self._kick()
-        self.world.network.on_host(self.peer, 0.3, self._remind)
+        self._remind_later()
 
     def _do(self, sends: list[Send], tensor: Chain = ()) -> None:
+        send_to = self.world.network.send
         for send in sends:
             message = send.message
             if isinstance(message, Backward) and not tensor:
@@ -146,9 +174,12 @@ class ReplicaHost:
                 work = self.work[message.key]
                 tensor = work.gradients.get(message.microbatch) or work.put_off[message.microbatch]
             if isinstance(message, Fenced):
-                self.world.network.send(self.peer, "K", message)
+                self.answer_fence(send.to, message)
             else:
-                self.world.network.send(self.peer, send.to, Envelope(message, tensor))
+                send_to(self.peer, send.to, Envelope(message, tensor))
+
+    def answer_fence(self, to: PeerId, message: Fenced) -> None:
+        self.world.network.send(self.peer, "K", message)
 
     def _kick(self) -> None:
         if self._busy:
@@ -158,9 +189,9 @@ class ReplicaHost:
             return
         self._busy = True
         self.machine.started(operation)
-        life = self.life
-        duration_s = self.world.network.rng.expovariate(30)
-        self.world.network.on_host(self.peer, duration_s, lambda: self._finish(operation, life))
+        network = self.world.network
+        duration_s = network.exponential(_COMPUTE_S) * network.slowness(self.peer)
+        network.on_host(self.peer, duration_s, self._finish, operation, self.life)
 
     def _finish(self, operation: Operation, life: int) -> None:
         self._busy = False
@@ -168,6 +199,7 @@ class ReplicaHost:
             operation = Operation(OperationKind.DROP, operation.key)
         tensor, totals = self._compute(operation)
         self._do(self.machine.finished(operation, totals), tensor)
+        self.world.safety.buffers(self.peer, self.buffers, self.machine.log)
         if self.machine.closed and self.joined is None:
             self._try_join()
         self._kick()
@@ -177,36 +209,51 @@ class ReplicaHost:
         if operation.kind == OperationKind.DROP:
             self.work.pop(key, None)
             return (), None
-        work = self.work.setdefault(key, Work())
+        work = self.work.get(key)
+        if work is None:
+            work = self.work[key] = Work()
         if operation.kind == OperationKind.COMMIT:
-            self.world.check_commit(self, key, work)
-            self.applied.append(key)
+            self._apply(key, work)
             return (), None
         step = self.machine.open.get(key)
         totals = StepTotals(1.0, key.number % 7 != 5, 1.0) if step is not None and step.completes(operation) else None
         if operation.kind == OperationKind.WEIGHTS:
-            assert microbatch in work.put_off, f"{key} has no gradient of {microbatch} to add, or has added it"
+            if microbatch not in work.put_off:
+                raise Broken(f"{key} has no gradient of {microbatch} to add, or has added it")
             self._add(work, key, microbatch, work.put_off.pop(microbatch))
             return (), totals
         if operation.kind == OperationKind.BACKWARD:
             gradient = self.payloads[key, Backward, microbatch]
         else:
             if microbatch not in work.forwards:
-                received = self.payloads[key, Forward, microbatch]
-                work.forwards[microbatch] = (*received, (self.peer, self.life, len(self.applied)))
+                work.forwards[microbatch] = self._forward(key, self.payloads[key, Forward, microbatch])
             if operation.kind == OperationKind.FORWARD:
                 return work.forwards[microbatch], None
             gradient = work.forwards[microbatch]
-        assert microbatch not in work.put_off, f"{key} does the backward of {microbatch} twice"
+        if microbatch in work.put_off:
+            raise Broken(f"{key} does the backward of {microbatch} twice")
         if self.world.schedule == Schedule.ZERO_BUBBLE:
             work.put_off[microbatch] = gradient
         else:
             self._add(work, key, microbatch, gradient)
         return gradient, totals
 
+    def _forward(self, key: StepKey, received: Chain) -> Chain:
+        """Compute; what it does to buffers goes into the step's own copy, which is live from the commit on."""
+        return (*received, Seen(self.peer, self.life, len(self.applied)))
+
+    def _apply(self, key: StepKey, work: Work) -> None:
+        path = tuple(hop.peer for hop in self.machine.open[key].request.path)
+        cap = self.world.caps.get(self.peer)
+        self.world.safety.applies(self.peer, self.life, key, work.gradients, path, SIZES, cap, self.applied)
+        self.applied.append(key)
+        self.buffers.append(key)
+
     def _add(self, work: Work, key: StepKey, microbatch: int, gradient: Chain) -> None:
-        assert microbatch not in work.gradients, f"{key} adds the gradient of {microbatch} twice"
-        assert microbatch == len(work.gradients), f"{key} adds the gradient of {microbatch} out of order"
+        if microbatch in work.gradients:
+            raise Broken(f"{key} adds the gradient of {microbatch} twice")
+        if microbatch != len(work.gradients):
+            raise Broken(f"{key} adds the gradient of {microbatch} out of order")
         work.gradients[microbatch] = gradient
 
 
@@ -225,26 +272,36 @@ class TrainerHost:
         self.sample: int | None = None
         self.busy = False
         self._wake_s = 0.0
+        self._armed_s = inf
         world.network.start(self.peer, self)
-        self._tick()
 
     def deliver(self, sender: str, message: object) -> None:
-        if isinstance(message, Hello):
-            if message.round > self.round:
-                self.round, self.steps = message.round, 0
-        elif isinstance(message, Envelope):
+        if type(message) is Envelope:
             self._do(self.machine.handle(PeerId(sender), message.message, self.world.network.now_s))
+        elif isinstance(message, Hello) and message.round > self.round:
+            self.round, self.steps = message.round, 0
+        self._arm()
 
     def lost(self, peer: str) -> None:
         self._do(self.machine.peer_lost(PeerId(peer), self.world.network.now_s))
+        self._arm()
 
-    def _tick(self) -> None:
+    def _arm(self) -> None:
+        """Wake up when there is something to do."""
+        may_start = self.round and self.steps < STEPS_PER_ROUND
+        at_s = self.machine.wake_at_s if self.busy else self._wake_s if may_start else inf
+        if at_s < self._armed_s and self.peer in self.world.network.hosts:
+            self._armed_s = at_s
+            self.world.network.on_host(self.peer, max(1e-3, at_s - self.world.network.now_s), self._wake)
+
+    def _wake(self) -> None:
+        self._armed_s = inf
         now_s = self.world.network.now_s
         if self.busy:
             self._do(self.machine.tick(now_s))
         elif now_s >= self._wake_s and self.round and self.steps < STEPS_PER_ROUND:
             self._start(now_s)
-        self.world.network.on_host(self.peer, 0.05, self._tick)
+        self._arm()
 
     def _start(self, now_s: float) -> None:
         if self.sample is None:
@@ -253,7 +310,7 @@ class TrainerHost:
             self.steps = STEPS_PER_ROUND
             return
         self.busy = True
-        replicas = tuple(tuple(_hop(peer) for peer in stage) for stage in self.world.replicas)
+        replicas = self.world.hops
         home = tuple(stage[self.slot % len(stage)] for stage in replicas)
         samples = (SampleRange(0, self.sample, self.sample + 1),)
         # Now and then it has not heard of the caps yet.
@@ -262,29 +319,29 @@ class TrainerHost:
         self._do(self.machine.start(plan, now_s))
 
     def _do(self, effects: list[TrainerEffect]) -> None:
+        network = self.world.network
         for effect in effects:
             match effect:
-                case Note(key, path):
-                    self.world.ledger.note(self, key, tuple(hop.peer for hop in path))
+                case Send(to, message):
+                    self.world.before_send(self, to, message)
+                    if self.peer in network.hosts:
+                        network.send(self.peer, to, Envelope(message))
                 case Feed(key, path, microbatch, part):
                     before = sum(SIZES[: part.whole])
                     samples = ("samples", before + part.start, before + part.stop)
-                    self.world.network.send(self.peer, path[0], Envelope(Forward(key, microbatch), (samples,)))
-                    self.world.network.send(self.peer, path[-1], Envelope(Labels(key, microbatch)))
+                    network.send(self.peer, path[0], Envelope(Forward(key, microbatch), (samples,)))
+                    network.send(self.peer, path[-1], Envelope(Labels(key, microbatch)))
+                case Note(key, path):
+                    self.world.ledger.note(self, key, tuple(hop.peer for hop in path))
                 case Dial(to):
-                    self.world.network.on_host(self.peer, 0.05, lambda to=to: self._dialled(to))
-                case Send(to, message):
-                    self.world.sabotage(self, to, message)
-                    if self.peer in self.world.network.hosts:
-                        self.world.network.send(self.peer, to, Envelope(message))
+                    network.on_host(self.peer, 0.05, self._dial, to)
         if self.busy and self.machine.ended is not None:
             self._ended()
 
-    def _dialled(self, peer: PeerId) -> None:
-        if peer in self.world.network.hosts:
+    def _dial(self, peer: PeerId) -> None:
+        if self.world.network.dial(self.peer, peer):
             self.machine.peer_found(peer)
-        else:
-            self.lost(peer)
+            self._arm()
 
     def _ended(self) -> None:
         self.busy = False
@@ -299,7 +356,3 @@ class TrainerHost:
                 self._wake_s = self.world.network.now_s + 0.3
             case None:
                 pass
-
-
-def _hop(peer: str) -> Hop:
-    return Hop(PeerId(peer), ())

@@ -1,15 +1,21 @@
-"""The step's rules, each left out on purpose. The simulation must notice every one."""
+"""The step's rules, each left out on purpose, with the first seed that notices. `test_mutants.py` runs them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+
+from tests.simulation.step.hosts import Chain, ReplicaHost, Work
+from tests.simulation.step.world import World
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger
-from shoal.swarm.step_operations import Operation, OperationKind, Ready, Send, StepTotals
+from shoal.swarm.step_operations import Operation, OperationKind, Ready, Schedule, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import Feed, Phase, StepPlan, StepTrainer, TrainerEffect
-from shoal.wire.messages.step import AskOutcome, Outcome, Refused, StepMessage, TellOutcome
+from shoal.wire.messages.step import AskOutcome, Backward, Outcome, Refused, StepMessage, TellOutcome
+
+Make = Callable[[int], World]
 
 
 class CommitsWithoutAllMicrobatches(StepReplica):
@@ -136,21 +142,60 @@ class FeedsWholeMicrobatches(StepTrainer):
         return [replace(e, part=replace(e.part, start=0)) if isinstance(e, Feed) else e for e in effects]
 
 
-REPLICAS: list[type[StepReplica]] = [
-    CommitsWithoutAllMicrobatches,
-    CommitsWhileAnotherStepHasBegun,
-    PromisesNothing,
-    AbortsWithoutWaitingForTheSilent,
-    AbortsAPreparedStepAlone,
-    ForgetsWhatItHasCommitted,
-    IgnoresFences,
-    OpensStepsOfAnotherRound,
-    TakesMicrobatchesOfAnySize,
-]
-SPLITTING_REPLICAS: list[type[StepReplica]] = [CommitsWithoutAllWeightGradients, AddsWeightGradientsTwice]
-TRAINERS: list[type[StepTrainer]] = [
-    ReplaysAfterItsFirstCommit,
-    UsesOneAttemptForAll,
-    CutsByNoCap,
-    FeedsWholeMicrobatches,
-]
+class AddsRepeatedBackwards(StepReplica):
+    """Computes a backward that arrives again once more, instead of answering with what it has."""
+
+    def handle(self, sender: PeerId, message: StepMessage) -> list[Send]:
+        if isinstance(message, Backward):
+            step = self.open.get(message.key)
+            if step is not None and not step.prepared and message.microbatch < step.backwards:
+                step.backwards = message.microbatch
+        return super().handle(sender, message)
+
+
+class WritesBuffersAtOnce(ReplicaHost):
+    """A forward changes the live buffers, so that an aborted step has changed them too."""
+
+    def _forward(self, key: StepKey, received: Chain) -> Chain:
+        if key not in self.buffers:
+            self.buffers.append(key)
+        return super()._forward(key, received)
+
+    def _apply(self, key: StepKey, work: Work) -> None:
+        self.buffers.remove(key)
+        super()._apply(key, work)
+
+
+def _make(first_seed: int, schedule: Schedule = Schedule.ONE_F_ONE_B, **classes: type) -> tuple[Make, int]:
+    return lambda seed: World(seed, schedule=schedule, **classes), first_seed  # type: ignore[arg-type]
+
+
+MUTANTS: dict[str, tuple[Make, int]] = {
+    mutant.__name__: _make(first_seed, replica_class=mutant)
+    for mutant, first_seed in (
+        (CommitsWithoutAllMicrobatches, 0),
+        (CommitsWhileAnotherStepHasBegun, 0),
+        (PromisesNothing, 36),
+        (AbortsWithoutWaitingForTheSilent, 191),
+        (AbortsAPreparedStepAlone, 2),
+        (ForgetsWhatItHasCommitted, 1),
+        (IgnoresFences, 417),
+        (OpensStepsOfAnotherRound, 0),
+        (TakesMicrobatchesOfAnySize, 1),
+        (AddsRepeatedBackwards, 0),
+    )
+}
+MUTANTS |= {
+    mutant.__name__: _make(first_seed, Schedule.ZERO_BUBBLE, replica_class=mutant)
+    for mutant, first_seed in ((CommitsWithoutAllWeightGradients, 0), (AddsWeightGradientsTwice, 0))
+}
+MUTANTS |= {
+    mutant.__name__: _make(first_seed, trainer_class=mutant)
+    for mutant, first_seed in (
+        (ReplaysAfterItsFirstCommit, 1),
+        (UsesOneAttemptForAll, 0),
+        (CutsByNoCap, 2),
+        (FeedsWholeMicrobatches, 0),
+    )
+}
+MUTANTS["WritesBuffersAtOnce"] = _make(0, host_class=WritesBuffersAtOnce)

@@ -43,6 +43,7 @@ class FakeStage:
         self.parameters = torch.arange(num_elements, dtype=torch.float32)
         self.floats = torch.zeros(3)
         self.integers = torch.zeros(2, dtype=torch.int64)
+        self.forgotten = 0
 
     def parameters_flat(self) -> Tensor:
         return self.parameters.clone()
@@ -61,6 +62,9 @@ class FakeStage:
 
     def load_integer_buffers(self, flat: Tensor) -> None:
         self.integers.copy_(flat)
+
+    def forget_moments(self) -> None:
+        self.forgotten += 1
 
 
 @dataclass

@@ -7,11 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.averaging.audit import audit
 from shoal.averaging.journal import (
+    Genesis,
     hold_steps,
+    read_genesis,
     read_records,
     read_steps,
     rounds_with_steps,
@@ -93,7 +96,7 @@ def test_a_finished_round_without_logs_keeps_those_written_before(tmp_path: Path
     write(tmp_path, 1, {})
     assert len(read_steps(tmp_path, 1)) == 2
     write(tmp_path, 2, {})
-    assert read_steps(tmp_path, 2) == []
+    assert rounds_with_steps(tmp_path) == [1], "nobody can say which steps another host has gathered"
 
 
 def test_the_logs_of_the_record_that_was_decided_count_and_others_go(tmp_path: Path) -> None:
@@ -109,9 +112,17 @@ def test_the_logs_of_the_record_that_was_decided_count_and_others_go(tmp_path: P
 
 
 def test_the_genesis_is_no_record_and_says_what_it_follows_from(tmp_path: Path) -> None:
-    write_genesis(tmp_path, seed=7, configuration={"a": {"b": 1}}, num_threads=(1, 2), versions={"torch": "2"})
+    genesis = Genesis(7, {"a": {"b": 1}}, (1, 2), {"torch": "2"}, {"processor": "one"})
+    write_genesis(tmp_path, genesis)
     content = json.loads((tmp_path / "rounds/round_0000.json").read_text())
-    assert content == {"seed": 7, "configuration": {"a": {"b": 1}}, "num_threads": [1, 2], "versions": {"torch": "2"}}
+    assert content == {
+        "seed": 7,
+        "configuration": {"a": {"b": 1}},
+        "num_threads": [1, 2],
+        "versions": {"torch": "2"},
+        "machine": {"processor": "one"},
+    }
+    assert read_genesis(tmp_path) == genesis
     write(tmp_path, 1, {}, [SampleRange(0, 0, 4)])
     write(tmp_path, 2, {}, [SampleRange(0, 4, 6)])
     assert [record.round for record, _ in read_records(tmp_path)] == [1, 2]
@@ -224,6 +235,19 @@ def test_an_audit_counts_what_a_stage_has_lost(tmp_path: Path) -> None:
     found = audit(tmp_path, 10)
     assert found.steps_lost == {0: 0, 1: 1}
     assert (found.samples, found.duplicates) == (8, 0)
+
+
+def test_an_audit_counts_what_clients_of_other_hosts_have_used(tmp_path: Path) -> None:
+    inherited, _ = make_record(3, [SampleRange(0, 8, 10), SampleRange(1, 0, 4)])
+    inherited = msgspec.structs.replace(inherited, recorded=(SampleRange(0, 0, 8),))
+    write_round(tmp_path, inherited, seal(inherited, CLIENT, lambda body: b"sig" + body[:2]))
+    write(tmp_path, 4, both(entry(0, 4, 7, pass_number=1)), [SampleRange(1, 4, 7)])
+    found = audit(tmp_path, 10)
+    assert (found.first_round, found.samples_before, found.samples) == (4, 14, 3)
+    assert (found.duplicates, found.missing) == (0, 0)
+    write(tmp_path, 5, both(entry(1, 8, 9, pass_number=1), entry(2, 1, 3, pass_number=1), entry(3, 5, 6)))
+    found = audit(tmp_path, 10)
+    assert (found.duplicates, found.missing) == (2 + 1, 1), "as if this host had seen all"
 
 
 def test_an_audit_of_nothing_is_empty(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ class Stage:
         self.parameters = torch.tensor([1.0, 2.0, 3.0])
         self.floats = torch.tensor([0.5])
         self.integers = torch.tensor([4])
+        self.forgotten = 0
 
     def parameters_flat(self) -> torch.Tensor:
         return self.parameters.clone()
@@ -35,6 +38,9 @@ class Stage:
 
     def load_integer_buffers(self, flat: torch.Tensor) -> None:
         self.integers.copy_(flat)
+
+    def forget_moments(self) -> None:
+        self.forgotten += 1
 
 
 @pytest.fixture
@@ -149,3 +155,31 @@ def test_the_held_bytes_can_be_swapped_in_again_and_what_was_trained_on_them_is_
     state.swap(before)
     assert stage.parameters.tolist() == [1.0, 2.0, 3.0]
     assert state.hashes == before
+
+
+def test_the_length_of_a_pseudo_gradient_is_that_of_its_difference(stage: Stage, state: ReplicaState) -> None:
+    stage.parameters -= torch.tensor([3.0, 0.0, 4.0])
+    assert state.gradient_norm() == 5.0
+    assert stage.parameters.tolist() == [-2.0, 2.0, -1.0]
+
+
+@pytest.mark.parametrize("where", ["parameters", "floats"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_has_no_length_and_the_swap_forgets_its_moments(
+    stage: Stage, state: ReplicaState, where: str, value: float
+) -> None:
+    getattr(stage, where)[0] = value
+    assert not math.isfinite(state.gradient_norm())
+    assert stage.forgotten == 0
+    state.swap(state.stage(average(1.0)))
+    assert stage.forgotten == 1
+    assert stage.parameters.tolist() == [0.0, 1.0, 2.0]
+    state.swap(state.stage(average(1.0)))
+    assert stage.forgotten == 1
+
+
+def test_a_scale_multiplies_the_share_of_the_pseudo_gradient_alone(stage: Stage, state: ReplicaState) -> None:
+    stage.parameters -= 4.0
+    share = state.contribution(1, 4, scale=0.5)
+    assert share.parameters_N.tolist() == [0.5, 0.5, 0.5]
+    assert share.floats_F.tolist() == [0.125]

@@ -33,6 +33,8 @@ def _raising(error: BaseException):
         (ConnectionLost("x"), 1),
         (ShoalError("x"), 1),
         (KeyboardInterrupt(), 130),
+        (OSError(24, "Too many open files"), 1),
+        (BaseExceptionGroup("of a task group", [ExceptionGroup("x", [OSError(24, "Too many open files")])]), 1),
     ],
 )
 def test_each_error_has_its_exit_code(error: BaseException, code: int, capsys: Capture) -> None:

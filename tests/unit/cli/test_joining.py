@@ -8,6 +8,7 @@ import pytest
 
 from shoal.cli.joining import (
     LastingIdentities,
+    continuation,
     invitation,
     load_joining_config,
     load_or_create_swarm_key,
@@ -77,6 +78,14 @@ def test_peers_come_from_a_file(tmp_path: Path) -> None:
         assert config.network.initial_peers == (ONE, TWO)
 
 
+def test_a_host_of_servers_says_how_its_run_is_continued() -> None:
+    config = load_config(None, {"experiment_prefix": "fish", "network": {"swarm_key_file": "/k"}}, {})
+    local = "/ip4/127.0.0.1/tcp/1/p2p/A"
+    told = "\n".join(continuation(config, [local, ONE, TWO]))
+    assert f"start_trainer_client.py --experiment-prefix fish --swarm-key-file /k --initial-peers={ONE},{TWO}" in told
+    assert f"--initial-peers={local}" in "\n".join(continuation(config, [local]))
+
+
 def test_the_swarm_key_is_made_once(tmp_path: Path) -> None:
     path = tmp_path / "there" / "swarm.key"
     key, is_new = load_or_create_swarm_key(path)
@@ -98,12 +107,13 @@ def test_without_key_or_peers_the_lines_to_paste_are_said(tmp_path: Path) -> Non
 
 def test_the_invitation_repeats_what_other_hosts_cannot_guess() -> None:
     usual = load_config(ROOT / "configs/sandbox.yaml", {"model_pipeline": {"stages": 1}}, {})
-    plain = "\n".join(invitation(usual, [ONE, TWO], new_key=False))
+    plain = "\n".join(invitation(usual, [ONE, TWO], Path("/logs/r"), new_key=False))
+    assert "any address in /logs/r/initial_peers.txt does as well" in plain
     assert f"export INITIAL_PEERS={ONE},{TWO}\n" in plain
     assert "\npython start_servers.py --num-servers 1\n" in plain
     assert "made a new swarm key" not in plain
     own = {"experiment_prefix": "mine", "network": {"swarm_key_file": "/a b/key"}, "model_pipeline": {"stages": 2}}
-    special = "\n".join(invitation(load_config(None, own, {}), [ONE], new_key=True))
+    special = "\n".join(invitation(load_config(None, own, {}), [ONE], Path("/logs/r"), new_key=True))
     expected = "python start_servers.py --num-servers 2 --experiment-prefix mine --swarm-key-file '/a b/key'"
     assert f"\n{expected}\n" in special
     assert "made a new swarm key" in special

@@ -13,6 +13,7 @@ from shoal.control import counter_report
 from shoal.control.counter_report import counters_reported
 from shoal.ids import PeerId
 from shoal.transport.base import PeerUp, Received
+from shoal.transport.dispatch import Rest, counters_of, dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.control import COUNTERS, Heartbeat, Metrics
 
@@ -147,3 +148,64 @@ async def test_a_role_reports_to_the_client_which_tells_the_monitor(caplog: pyte
     [line] = [record for record in caplog.records if record.getMessage() == "role.counters"]
     assert line.name == counter_report.__name__
     assert vars(line)["counters"] == server.metrics.counts()
+
+
+async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report() -> None:
+    network = MemoryNetwork()
+    server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
+    totals = CounterTotals(client, network.endpoint(PeerId("monitor")).hop, _StoppedClock())
+    with anyio.fail_after(60):
+        async with counters_reported(server, "server", lambda: client.hop, _StoppedClock()):
+            server.metrics.counter("refused").add(7)
+        async for event in client.events():
+            if isinstance(event, Received):
+                assert totals.receive(event)
+                break
+    assert totals.totals()["refused"] == 7
+
+
+async def test_who_still_runs_is_asked_and_who_is_lost_is_not_waited_for() -> None:
+    network = MemoryNetwork()
+    client, server, gone = (network.endpoint(PeerId(name)) for name in ("client", "server", "gone"))
+    totals = CounterTotals(client, network.endpoint(PeerId("monitor")).hop, _StoppedClock())
+    async with anyio.create_task_group() as tasks:
+        for endpoint in (server, gone):
+            endpoint.introduce(client.hop)
+            endpoint.post(client.peer_id, counters_of(endpoint, "server"))
+            tasks.start_soon(dispatch, endpoint, ())
+        reported = 0
+        async for event in client.events():
+            reported += isinstance(event, Received) and totals.receive(event)
+            if reported == 2:
+                break
+        server.metrics.counter("refused").add(5)
+        network.kill(gone.peer_id)
+        tasks.start_soon(dispatch, client, (totals, Rest()))
+        with anyio.fail_after(60):
+            await totals.ask()
+            await totals.ask()  # now nobody is left who would not answer
+        assert totals.totals()["refused"] == 5
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_report_that_was_under_way_is_no_answer() -> None:
+    network = MemoryNetwork()
+    client, server = (network.endpoint(PeerId(name)) for name in ("client", "server"))
+    totals = CounterTotals(client, network.endpoint(PeerId("monitor")).hop, _StoppedClock())
+    _report(totals, "server", refused=1)
+    client.introduce(server.hop)
+    done = list[int]()
+
+    async def ask() -> None:
+        await totals.ask()
+        done.append(totals.totals()["refused"])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        _report(totals, "server", refused=2)
+        await anyio.wait_all_tasks_blocked()
+        assert done == []
+        answer = Metrics("", PeerId("server"), 1, {COUNTERS + "refused": 3.0})
+        totals.receive(Received(PeerId("server"), answer))
+    assert done == [3]

@@ -39,9 +39,9 @@ class Launcher:
         return {} if self.error is None else {"error": self.error}
 
 
-def make_pool(launcher: Launcher, start_timeout_s: float = 5.0) -> TrainerPool:
+def make_pool(launcher: Launcher, start_timeout_s: float = 5.0, above: int = 0) -> TrainerPool:
     endpoint = MemoryNetwork().endpoint(PeerId("client"))
-    return TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=start_timeout_s)
+    return TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=start_timeout_s, above=above)
 
 
 def say_hello(pool: TrainerPool) -> Callable[[int, int], None]:
@@ -162,3 +162,12 @@ async def test_an_adopted_trainer_that_does_not_come_back_is_replaced() -> None:
     await pool.returned(0.01)
     await pool.ensure(1)
     assert launcher.started == [(0, 2)]
+
+
+async def test_trainers_of_a_client_that_succeeds_others_come_after_all_of_theirs() -> None:
+    launcher = Launcher()
+    pool = make_pool(launcher, above=1000)
+    launcher.on_start = say_hello(pool)
+    pool.begin_above({1: 1007})
+    await pool.ensure(2)
+    assert launcher.started == [(0, 1001), (1, 2008)]

@@ -129,6 +129,7 @@ def test_overrides_may_be_nested_or_dotted() -> None:
         ("model: {num_heads: 3}", ["model.num_heads = 3", "multiple"]),
         ("model_pipeline: {microbatches: 65}", ["microbatches = 65", "batch_size_per_step = 64"]),
         ("health: {deadline_s: 0.4}", ["health.deadline_s", "heartbeat_s"]),
+        ("health: {deadline_s: 3.0, max_deadline_s: 2.0}", ["health.max_deadline_s", "raise it"]),
         ("network: {initial_peers: localhost}", ["network.initial_peers", "not a multiaddress"]),
         ("network: {initial_peers: '@nowhere'}", ["network.initial_peers", "nowhere"]),
     ],

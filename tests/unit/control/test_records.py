@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -23,6 +25,7 @@ from shoal.control.records import (
     topic_of,
     topics,
     unseal,
+    with_maddrs,
 )
 from shoal.identity import Identity
 from shoal.ids import PeerId
@@ -110,6 +113,8 @@ REJECTED = [
     ("infinite capacity", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, float("inf")]))),
     ("capacity that is no number", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["u:a"], 1.0, 0, float("nan")]))),
     ("negative memory", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, 0.0, -1]))),
+    ("never to expire", Rejection.MALFORMED, _seal(expires=math.inf)),
+    ("to expire at no time", Rejection.MALFORMED, _seal(expires=math.nan)),
     ("a stage under another stage's topic", Rejection.WRONG_TOPIC, _seal(topic="stage.0")),
     ("the monitor's record as a client", Rejection.WRONG_TOPIC, _seal(MonitorRecord(ADDRESSES, 1.0), "client")),
     ("signed by somebody else", Rejection.WRONG_SIGNER, _seal(by=MALLORY)),
@@ -227,3 +232,48 @@ def test_peers_that_have_gone_are_forgotten_once_no_old_record_of_theirs_can_be_
         assert checker.accept("stage.1", stranger.peer_id, _seal(by=stranger, expires=clock.now + 30))
     assert len(checker._newest) <= 15
     assert checker.accept("stage.1", stranger.peer_id, _seal(by=stranger, sequence=6, expires=clock.now + 30)) is None
+
+
+@pytest.mark.parametrize("difference_s", [3600, -3600, -95])
+def test_a_peer_whose_clock_differs_by_too_much_is_named_with_the_difference(
+    difference_s: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = _Clock()
+    checker = _checker(clock)
+    assert checker.clock_difference_s is None
+    value = _seal(expires=clock.now + difference_s + 30.0)
+    assert checker.accept("stage.1", ALICE.peer_id, value) is None
+    assert checker.clock_difference_s == difference_s
+    [warning] = [vars(record) for record in caplog.records if record.getMessage() == "clock.differs"]
+    assert (warning["peer"], warning["ahead_s"]) == (ALICE.peer_id, difference_s)
+    # Once it is set right, nothing more is said of it.
+    assert checker.accept("stage.1", ALICE.peer_id, _seal(expires=clock.now + 30.0, sequence=8)) is not None
+    assert checker.clock_difference_s is None
+
+
+def test_a_copy_that_lags_behind_says_nothing_about_clocks() -> None:
+    clock = _Clock()
+    checker = _checker(clock)
+    clock.now = 1030.0 + 20.0
+    assert checker.accept("stage.1", ALICE.peer_id, _seal()) is None
+    assert not checker.check(b"stage.1", ALICE.peer_id, _seal(), 1031.0)
+    assert checker.clock_difference_s is None
+
+
+def test_most_clocks_decide_what_the_difference_is_and_few_are_remembered() -> None:
+    clock = _Clock()
+    checker = _checker(clock)
+    for number in range(100):
+        stranger = Identity.generate()
+        ahead_s = 600.0 if number % 10 else 86400.0
+        value = _seal(by=stranger, expires=clock.now + 30.0 + ahead_s)
+        assert not checker.check(b"stage.1", stranger.peer_id, value, clock.now + 30.0 + ahead_s)
+    assert checker.clock_difference_s == 600.0
+    assert len(checker._differences_s) == 64
+
+
+def test_a_peer_says_where_the_dht_can_be_joined_through_it() -> None:
+    many = tuple(f"/ip4/10.0.0.{number}/tcp/1" for number in range(9))
+    for record in (STAGE, ClientRecord(ADDRESSES, 1.0), MonitorRecord(ADDRESSES, 1.0)):
+        assert with_maddrs(record, many).maddrs == many[:4]
+    assert with_maddrs(GoneRecord(), many) == GoneRecord()

@@ -47,6 +47,8 @@ class _Store:
 
     def __init__(self, shelf: Shelf, peer: str) -> None:
         self.alive = True
+        self.maddrs = (f"/maddr/of/{peer}",)
+        self.clock_difference_s = None
         self.revivals = 0
         self.full = False
         self.num_stored: Counter[str] = Counter()
@@ -99,6 +101,23 @@ async def test_one_peer_sees_what_another_advertises_changes_and_withdraws() -> 
             assert mine.membership.view == view
             await mine.withdraw()
             await theirs.membership.wait_for(lambda v: v.num_servers == 0)
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_each_record_of_a_peer_says_where_the_dht_can_be_joined_through_it_now() -> None:
+    shelf: Shelf = {}
+    (mine, store, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mine.run)
+            tasks.start_soon(theirs.run)
+            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1))
+            await theirs.membership.wait_for(lambda v: v.maddrs == store.maddrs)
+            # As after its p2pd was started again, on another port.
+            store.maddrs = ("/another",)
+            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1, step=1))
+            await theirs.membership.wait_for(lambda v: v.maddrs == ("/another",))
             tasks.cancel_scope.cancel()
 
 

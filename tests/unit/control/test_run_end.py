@@ -55,5 +55,18 @@ def test_nobody_else_can_end_the_run_of_a_server() -> None:
     assert not heard
 
 
+def test_a_client_whose_run_another_one_has_taken_over_ends_nothing() -> None:
+    heard, other = Heard(), PeerId("other")
+    following: list[PeerId | None] = [other]
+    listening = RunEndListener(
+        "run-1", lambda: VIEW, lambda reason, ended_well: heard.append((reason, ended_well)), lambda: following[0]
+    )
+    assert listening.receive(Received(CLIENT, RunOver(True, "")))
+    assert not heard
+    following[0] = CLIENT
+    assert listening.receive(Received(CLIENT, RunOver(True, "")))
+    assert len(heard) == 1
+
+
 def test_other_messages_are_left_to_others() -> None:
     assert not listener(Heard()).receive(Received(CLIENT, TrainerStuck(0, 1, ())))

@@ -98,3 +98,66 @@ def test_whatever_the_intervals_death_needs_four_silent_ticks_in_a_row(ticks: li
         assert not dead or silent_ticks >= 4
         if dead:
             break
+
+
+def irregular(watch: Liveness[str], now_s: float, link: str, num_gaps: int) -> float:
+    """Have a peer heard at every seventh tick alone; returns the time of the last one."""
+    for tick in range(1, 7 * num_gaps + 1):
+        now_s += 0.25
+        heard = Activity(tick % 7 == 0, True, peer="peer")
+        assert watch.tick(now_s, {link: heard, "regular": Activity(True, True, peer="other")}).dead == ()
+    return now_s
+
+
+def silence_until_death_s(watch: Liveness[str], now_s: float, link: str, peer: str) -> float:
+    silent = Activity(False, True, peer=peer)
+    for tick in range(1, 100):
+        for _, silent_s in watch.tick(now_s + tick * 0.25, {link: silent}).dead:
+            return silent_s
+    raise AssertionError("nobody died")
+
+
+def adaptive() -> Liveness[str]:
+    return Liveness[str](heartbeat_s=0.25, deadline_s=2.0, max_deadline_s=6.0, now_s=100.0)
+
+
+def test_an_irregular_peer_gets_longer_and_a_regular_one_beside_it_does_not() -> None:
+    watch = adaptive()
+    now_s = irregular(watch, 100.0, "a", 10)
+    assert silence_until_death_s(watch, now_s, "a", "peer") == 2.75
+    watch = adaptive()
+    now_s = irregular(watch, 100.0, "a", 10)
+    assert silence_until_death_s(watch, now_s, "regular", "other") == 2.0
+
+
+def test_what_is_known_of_a_peer_outlasts_its_connection() -> None:
+    watch = adaptive()
+    now_s = irregular(watch, 100.0, "a", 10)
+    watch.tick(now_s + 0.25, {"a again": Activity(True, True, peer="peer")})
+    assert silence_until_death_s(watch, now_s + 0.25, "a again", "peer") == 2.75
+
+
+def test_a_peer_that_was_given_up_again_and_again_gets_longer() -> None:
+    watch, now_s, waits_s = adaptive(), 100.0, list[float]()
+    for life in range(8):
+        now_s += 0.25
+        watch.tick(now_s, {f"life {life}": Activity(True, True, peer="peer")})
+        waits_s.append(silence_until_death_s(watch, now_s, f"life {life}", "peer"))
+        now_s += waits_s[-1]
+    assert waits_s[0] == 2.0
+    assert waits_s[-1] >= 3.0
+
+
+def test_silence_while_this_side_does_not_read_is_no_gap_of_the_peer() -> None:
+    watch, now_s = adaptive(), 100.0
+    for tick in range(1, 200):
+        now_s += 0.25
+        # Heard at each seventh tick, because this side reads only then.
+        now = Activity(tick % 7 == 0, True, listening=tick % 7 == 0, peer="peer")
+        assert watch.tick(now_s, {"a": now}).dead == ()
+    assert silence_until_death_s(watch, now_s, "a", "peer") == 2.0
+
+
+def test_a_longest_deadline_below_the_usual_one_is_refused() -> None:
+    with pytest.raises(InvariantViolation, match="below"):
+        Liveness[str](heartbeat_s=0.25, deadline_s=2.0, max_deadline_s=1.0, now_s=0.0)

@@ -14,6 +14,7 @@ from shoal.swarm.records import (
     record_hash,
     seal,
     unseal,
+    used_samples,
     weight,
 )
 from shoal.wire.messages.base import SampleRange
@@ -77,6 +78,14 @@ def test_skipped_steps_are_recorded_apart_and_weigh_nothing() -> None:
 def test_samples_of_earlier_records_are_not_recorded_again() -> None:
     record = build([view(0, "a")], {"a": join(0, entry(0, "a"))}, [SampleRange(0, 1, 3)])
     assert record.samples == (SampleRange(0, 0, 1), SampleRange(0, 3, 4))
+
+
+def test_a_record_alone_says_which_samples_are_used() -> None:
+    skipped = entry(2, "a", skipped=True)
+    earlier = [SampleRange(0, 14, 16), SampleRange(0, 0, 4)]
+    record = build([view(0, "a")], {"a": join(0, entry(1, "a"), skipped)}, earlier)
+    assert record.recorded == (SampleRange(0, 0, 4), SampleRange(0, 14, 16))
+    assert used_samples(record) == (SampleRange(0, 0, 12), SampleRange(0, 14, 16))
 
 
 def test_stages_are_named_in_order() -> None:

@@ -68,9 +68,10 @@ def state(
     stage: int = 0,
     refused: str = "",
     basis: Basis | None = None,
+    pending: SignedRecord | None = None,
 ) -> RoundState:
     basis = basis or (INITIAL if record is None else Basis(round, BYTES))
-    return RoundState(machine.ballot, stage, round, record, None, Hop(A, ()), refused, basis)
+    return RoundState(machine.ballot, stage, round, record, pending, Hop(A, ()), refused, basis)
 
 
 def lead(machine: RoundCoordinatorMachine, *peers: PeerId) -> list[CoordinatorEffect]:
@@ -111,14 +112,39 @@ def test_a_whole_round(machine: RoundCoordinatorMachine) -> None:
     assert sent(close(machine, A, B), Propose).keys() == {A, B}
     holding = stage(machine, A, B)
     assert machine.phase is Phase.HOLDING
-    effects = hold(machine, holding)
-    [decided] = [effect for effect in effects if isinstance(effect, Decided)]
-    assert sent(effects, Decide).keys() == {A, B}
-    digest = record_hash(decided.signed)
-    assert machine.receive(A, Swapped(1, 0, digest, BYTES, {"state": 2}), 4.0) == []
+    told = sent(hold(machine, holding), Decide)
+    assert told.keys() == {A, B}
+    digest = record_hash(told[A].record)
+    [decided] = machine.receive(A, Swapped(1, 0, digest, BYTES, {"state": 2}), 4.0)
+    assert isinstance(decided, Decided)
+    assert decided.signed == told[A].record
     [ready] = machine.receive(B, Swapped(1, 0, digest, BYTES, {"state": 3}), 4.0)
     assert ready == Ready(machine.tip, {A: 0, B: 0}, {"state": 5})
     assert machine.wake_at_s is None
+
+
+def test_a_record_that_nobody_has_swapped_to_is_not_decided_when_a_member_is_lost_first(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    lead(machine, A, B)
+    close(machine, A, B)
+    told = sent(hold(machine, stage(machine, A, B)), Decide)
+    before = machine.lead(4.0)
+    assert not any(isinstance(effect, Decided) for effect in before)
+    # It is not forgotten: what the replicas hold is finished, under the new ballot.
+    assert machine.tip.round == 0
+    pending = told[A].record
+    machine.receive(A, state(machine, pending=pending), 5.0)
+    assert machine.receive(B, state(machine, pending=pending), 5.0) != []
+    assert machine.tip.round == 1
+
+
+def test_a_replica_that_swaps_while_a_coordinator_takes_over_is_asked_again(machine: RoundCoordinatorMachine) -> None:
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    machine.receive(A, state(machine), 0.0)
+    assert machine.phase is Phase.ASKING
+    assert machine.receive(A, Swapped(4, 0, "another", BYTES, {}), 1.0) == [Send(A, AskRound(machine.ballot))]
 
 
 def test_the_record_is_not_decided_before_all_have_answered_held(machine: RoundCoordinatorMachine) -> None:
@@ -208,6 +234,18 @@ def test_a_leader_yields_to_another_client_but_not_to_its_past_self(machine: Rou
     assert machine.wake_at_s is None
 
 
+def test_a_client_that_led_before_it_was_started_again_yields_to_whoever_leads_now() -> None:
+    settings = RoundSettings("run", 1, "D0")
+    machine = RoundCoordinatorMachine(ME, 2, settings, lambda r: seal(r, ME, bytes), unsealed, ballot_number=4)
+    machine.replicas({A: Hop(A, ())}, 0.0)
+    effects = machine.lead(0.0)
+    assert sent(effects, AskRound) == {A: AskRound(Ballot(5, ME, 2))}, "above the one that it had"
+    assert sent(machine.receive(A, StaleBallot(Ballot(6, ME, 1)), 0.0), AskRound) == {A: AskRound(Ballot(7, ME, 2))}
+    assert machine.receive(A, StaleBallot(Ballot(4, PeerId("other"), 1)), 0.0) == [], "that one is behind"
+    higher = Ballot(9, PeerId("other"), 1)
+    assert machine.receive(A, StaleBallot(higher), 0.0) == [Deposed(higher)]
+
+
 def test_a_refusal_of_a_ballot_given_up_long_ago_is_ignored(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A)
     assert machine.receive(A, StaleBallot(Ballot(0, PeerId("other"), 1)), 1.0) == []
@@ -281,10 +319,9 @@ def whole_round(machine: RoundCoordinatorMachine) -> SignedRecord:
     """Round 1 with member A alone; returns its record."""
     lead(machine, A)
     close(machine, A)
-    effects = hold(machine, stage(machine, A))
-    [decided] = [effect for effect in effects if isinstance(effect, Decided)]
-    machine.receive(A, Swapped(1, 0, record_hash(decided.signed), BYTES, {}), 4.0)
-    return decided.signed
+    signed = sent(hold(machine, stage(machine, A)), Decide)[A].record
+    machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 4.0)
+    return signed
 
 
 def newcomer(machine: RoundCoordinatorMachine, signed: SignedRecord) -> None:

@@ -34,7 +34,7 @@ def test_a_view_is_agreed_when_all_have_staged_the_same() -> None:
     assert not view.agreed
     assert view.note(B, 0, hashes("x")) is None
     assert view.agreed
-    assert view.final() == (0, 0, (A, B), (1, 2), hashes("x"))
+    assert view.final() == (0, 0, (A, B), (1, 2), hashes("x"), (), ())
 
 
 def test_bytes_that_differ_are_computed_once_more_before_anyone_leaves() -> None:

@@ -116,12 +116,19 @@ COUNTERS = "counters/"
 
 
 class Metrics(Struct, frozen=True, tag="metrics"):
-    """Numbers for the monitor, names as W&B shows them; or, to the client, what a role has counted (`COUNTERS`)."""
+    """Numbers for the monitor, names as W&B shows them; or, to the client, what a role has counted (`COUNTERS`), with
+    `round` 0, or the number of the `AskCounters` that this answers."""
 
     role: str
     peer: PeerId
     round: int
     values: dict[str, float]
+
+
+class AskCounters(Struct, frozen=True, tag="ask_counters"):
+    """What has the receiver counted until now? `number` is above 0, and comes back in the answer."""
+
+    number: Annotated[int, msgspec.Meta(ge=1)]
 
 
 ControlMessage = (
@@ -135,4 +142,5 @@ ControlMessage = (
     | TrainerStuck
     | RunOver
     | Metrics
+    | AskCounters
 )

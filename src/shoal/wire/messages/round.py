@@ -63,7 +63,10 @@ class Basis(Struct, frozen=True):
 class StageOutcome(Struct, frozen=True):
     """What a round decided for one stage: the final view and the bytes that everyone now holds. `steps_lost` are steps
     of this round. `restored` says that nobody held the bytes of the record before: the stage was trained from these
-    instead, and what it had learnt in the rounds after `restored.round` and before this one is lost."""
+    instead, and what it had learnt in the rounds after `restored.round` and before this one is lost. `scales` is what
+    each member's pseudo-gradient was multiplied by, empty if nobody's was changed: below 1 it was clipped, with 0 it
+    was not finite and did not count. `differed` are replicas whose bytes were not those of the others at some time in
+    the round; who is no member in the end was left out for it."""
 
     stage: int
     epoch: int
@@ -72,12 +75,15 @@ class StageOutcome(Struct, frozen=True):
     hashes: StageHashes
     steps_lost: int
     restored: Basis | None = None
+    scales: tuple[float, ...] = ()
+    differed: tuple[PeerId, ...] = ()
 
 
 class Record(Struct, frozen=True):
     """D_r: one record for the whole run. `previous` is the SHA-256 (hex) of the encoded D_{r-1}; `samples` are the
     ranges trained in this round, `skipped` those of steps that were not finite; `incarnations` fence restarted
-    trainers."""
+    trainers. `recorded` are the samples of all earlier records, merged: whoever holds the newest record alone knows
+    which samples are used."""
 
     run_id: str
     round: int
@@ -87,6 +93,7 @@ class Record(Struct, frozen=True):
     samples: tuple[SampleRange, ...]
     skipped: tuple[SampleRange, ...]
     incarnations: dict[int, int]
+    recorded: tuple[SampleRange, ...] = ()
 
 
 class SignedRecord(Struct, frozen=True):
@@ -147,7 +154,8 @@ MAX_LINK_REPORTS = 256
 
 class Join(Struct, frozen=True, tag="join"):
     """The replica has nothing open but `in_doubt`. `aborted` are the steps that a Resolve of this round has aborted
-    here, `links` its links to others of its stage, if it has measured any."""
+    here, `links` its links to others of its stage, if it has measured any. `gradient_norm` is the length of its
+    pseudo-gradient; NaN or infinite if that, or one of its buffers, is not finite."""
 
     ballot: Ballot
     round: int
@@ -157,6 +165,7 @@ class Join(Struct, frozen=True, tag="join"):
     log: tuple[StepEntry, ...]
     aborted: tuple[StepKey, ...]
     links: Annotated[tuple[LinkReport, ...], msgspec.Meta(max_length=MAX_LINK_REPORTS)] = ()
+    gradient_norm: float = 0.0
 
 
 class Resolve(Struct, frozen=True, tag="resolve"):
@@ -172,7 +181,8 @@ class Resolve(Struct, frozen=True, tag="resolve"):
 
 
 class Propose(Struct, frozen=True, tag="propose"):
-    """A view of one stage: members in ring order with their weights (samples)."""
+    """A view of one stage: members in ring order with their weights (samples), and what each multiplies its
+    pseudo-gradient by (`scales`; empty: nobody's is changed)."""
 
     ballot: Ballot
     round: int
@@ -180,6 +190,7 @@ class Propose(Struct, frozen=True, tag="propose"):
     stage: int
     members: tuple[Hop, ...]
     weights: tuple[int, ...]
+    scales: tuple[float, ...] = ()
 
 
 class RingPart(Struct, frozen=True, tag="ring_part"):

@@ -1,0 +1,341 @@
+#!/usr/bin/env python3
+"""Kill roles of a real swarm at chosen points of a step or round, and measure how long its trainers are without a step.
+
+    python benchmarks/fault_points.py                                  each point five times: about a quarter of an hour
+    python benchmarks/fault_points.py --points server@commit,trainer@commit --repeat 20 --seed 7 --json points.json
+
+A swarm of two stages with two replicas each and a spare trains on this machine. Its processes have been told where to
+die (`emulation.deaths`): they kill themselves at the point itself, so no timing decides what is hit. Which process, and
+in which step or round, the seed says. A run has each point once, one after the other; `--repeat` is the number of runs.
+
+Measured, for each trainer that was hit: the time from the death to its next committed step that could not have been
+committed without getting over it; and for a server, until it has been started again and has its state, and each
+trainer has a path of its own. After each run:
+replicas agree bit for bit, no sample is missing or doubled, the chain of records is whole, and nothing is left.
+
+Exit code: 0 if all limits and checks hold, else 1; 130 if it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.config.emulation import parse_death
+from shoal.errors import RunFailed
+from shoal.testing.chaos.session import ROUNDS_AFTER, swarm_of_one_host
+from shoal.testing.launched import END_S, until
+from shoal.testing.observed import Step, Swarm, time_of
+from shoal.testing.verdict import Evidence, judge, samples_of
+
+INNER_STEPS = 40
+FIRST_STEP, STEPS_APART = 50, 53
+"""Between two deaths: longer than a server needs to be back, and not a multiple of the steps of a round."""
+FLAGS = (
+    "--no-wandb",
+    "--log-level=debug",
+    "--num-servers=5",
+    "--run.deterministic=false",
+    "--data.holdout-fraction=0.01",
+    f"--diloco.inner-steps={INNER_STEPS}",
+    "--diloco.outer-steps=100000",
+)
+NUM_SERVERS, NUM_SLOTS = 5, 2
+OF_ROUND = ("ring", "staged", "held", "lease")
+"""Points whose number is that of a round."""
+LIMITS = {"server": (0.3, 2.0, 2), "trainer": (3.0, 3.0, 0), "data_server": (3.0, 3.0, 0)}
+"""By role: the median and the 95th percentile in seconds, and so many usual steps on top."""
+WHOLE_S = 8.0
+"""With a spare: until as many replicas serve as before."""
+POINTS = (
+    "server@forward",
+    "server@backward",
+    "server@prepared",
+    "server@commit",
+    "server@ring",
+    "server@staged",
+    "server@held",
+    "trainer@forward",
+    "trainer@prepared",
+    "trainer@commit",
+    "data_server@lease",
+)
+RECOVERY_S = 90.0
+
+
+@dataclass
+class Measured:
+    """One death.
+
+    Attributes:
+        death: as it was ordered.
+        number: the step or round in which it happened.
+        seconds: for each trainer that was hit, from the death to the step that counts.
+        whole_s: until the dead server has its state again, and each trainer a path of its own.
+    """
+
+    death: str
+    number: int
+    seconds: dict[int, float]
+    whole_s: float | None = None
+
+
+@dataclass
+class Run:
+    """One run, as a whole.
+
+    Attributes:
+        deaths: in their order.
+        step_s: what a step usually takes.
+        steps_lost: by stage: shares of steps that died with their replica.
+        checked: what the checks have looked at.
+        problems: what they have found.
+    """
+
+    deaths: list[str]
+    step_s: float
+    steps_lost: dict[int, int]
+    checked: list[str]
+    problems: list[str]
+
+
+@dataclass
+class Result:
+    """All runs of one point."""
+
+    point: str
+    deaths: list[Measured] = field(default_factory=list)
+
+    @property
+    def worst_s(self) -> list[float]:
+        """Of each death, the trainer that waited longest."""
+        return [max(death.seconds.values()) for death in self.deaths if death.seconds]
+
+    @property
+    def whole_s(self) -> list[float]:
+        """Of each server, until it was back."""
+        return [death.whole_s for death in self.deaths if death.whole_s is not None]
+
+
+def ordered(points: Sequence[str], dice: random.Random) -> list[str]:
+    """Return one death at each of these points, in a random order, in steps that are far enough apart."""
+    deaths: list[str] = []
+    for place, point in enumerate(dice.sample(list(points), len(points))):
+        role, _, where = point.partition("@")
+        # Of two servers at least one is no spare, which a step may never reach.
+        servers = "/".join(map(str, sorted(dice.sample(range(NUM_SERVERS), 2))))
+        process = {"server": servers, "trainer": str(dice.randrange(NUM_SLOTS))}.get(role, "0")
+        step = FIRST_STEP + place * STEPS_APART + dice.randrange(8)
+        number = step // INNER_STEPS + 1 if where in OF_ROUND else step
+        deaths.append(f"{role}:{process}@{where}#{number}")
+    return deaths
+
+
+@dataclass(frozen=True)
+class Dead:
+    """A process that has died as it was ordered to."""
+
+    role: str
+    process: int
+    at_s: float
+    number: int
+
+
+def died(swarm: Swarm, text: str) -> Dead | None:
+    """Return who has died of this order, if somebody has."""
+    death = parse_death(text)
+    for process in death.processes:
+        for event in swarm.events(f"{death.role}_{process}", "emulation.death"):
+            if (event["point"], event["ordered"]) == (death.point, death.number):
+                return Dead(death.role, process, time_of(event), event["number"])
+    swarm.client.require_running()
+    return None
+
+
+def measure(swarm: Swarm, text: str) -> Measured:
+    """Wait for one death and for what comes after it.
+
+    Raises:
+        RunFailed: it has not happened, or has not been got over.
+    """
+    dead = until(lambda: died(swarm, text), 2 * RECOVERY_S, f"the death of {text}")
+    server = swarm.servers[dead.process] if dead.role == "server" else None
+    hit = frozenset({dead.process}) if dead.role == "trainer" else frozenset(range(NUM_SLOTS))
+    if server is not None:
+        last = {slot: last_step_before(swarm, slot, dead.at_s) for slot in range(NUM_SLOTS)}
+        hit = frozenset(slot for slot, step in last.items() if server.peer in step.path)
+
+    def counts(step: Step) -> bool:
+        """Whether the step could not have been committed without getting over it."""
+        if server is not None:
+            is_back = any(time_of(event) < step.at_s for event in server.swapped(dead.at_s))
+            return server.peer not in step.path or is_back
+        if dead.role == "trainer":
+            return step.incarnation > last_step_before(swarm, dead.process, dead.at_s).incarnation
+        return swarm.begun_after(dead.at_s)(step)
+
+    def next_steps() -> dict[int, float]:
+        return {
+            slot: step.at_s - dead.at_s
+            for slot in sorted(hit)
+            if (step := next((s for s in swarm.steps(slot) if s.at_s > dead.at_s and counts(s)), None)) is not None
+        }
+
+    until(lambda: len(next_steps()) == len(hit), RECOVERY_S, f"a step after {text}")
+    result = Measured(text, dead.number, next_steps())
+    if server is not None:
+        until(lambda: swarm.is_whole(server, dead.at_s), RECOVERY_S, f"a whole swarm after {text}")
+        result.whole_s = (swarm.whole_at_s(server, dead.at_s) or 0.0) - dead.at_s
+    return result
+
+
+def last_step_before(swarm: Swarm, slot: int, at_s: float) -> Step:
+    """Return the last step that a slot had committed at a time."""
+    return [step for step in swarm.steps(slot) if step.at_s <= at_s][-1]
+
+
+def usual_step_s(swarm: Swarm, deaths: Sequence[float]) -> float:
+    """Return the median time between two steps of a round, away from the deaths."""
+    found = [
+        two.at_s - one.at_s
+        for slot in range(NUM_SLOTS)
+        for one, two in pairwise(swarm.steps(slot))
+        if two.number % INNER_STEPS and not any(at_s - 1 < two.at_s and one.at_s < at_s + 15 for at_s in deaths)
+    ]
+    return statistics.median(found or [0.0])
+
+
+def one_run(
+    points: Sequence[str], dice: random.Random, directory: Path, console: Console
+) -> tuple[list[Measured], Run]:
+    """Run one swarm through one death at each point, and check what is left of it."""
+    deaths = ordered(points, dice)
+    with swarm_of_one_host(directory, NUM_SLOTS, (*FLAGS, f"--emulation.deaths={' '.join(deaths)}")) as swarm:
+        found: list[Measured] = []
+        times: list[float] = []
+        for text in deaths:
+            found.append(measure(swarm, text))
+            times.append(time.time())
+            shown = ", ".join(f"trainer {slot}: {value:.2f} s" for slot, value in found[-1].seconds.items())
+            whole = "" if found[-1].whole_s is None else f"; whole after {found[-1].whole_s:.1f} s"
+            console.print(f"  {text}: {shown or 'hit no trainer'}{whole}")
+        records = swarm.num_records()
+        until(lambda: swarm.num_records() >= records + ROUNDS_AFTER, RECOVERY_S, "rounds after the last death")
+        step_s = usual_step_s(swarm, [each - 5 for each in times])
+        swarm.client.interrupt()
+        evidence = Evidence(swarm, swarm.client.ends(END_S), swarm.client.leftovers())
+        findings = judge(evidence)
+        problems = [f"{finding.check}: {problem}" for finding in findings for problem in finding.problems]
+        lost = dict(samples_of(evidence).steps_lost)
+    return found, Run(deaths, step_s, lost, [f"{each.check}: {each.text}" for each in findings], problems)
+
+
+def late(result: Result, step_s: float) -> list[str]:
+    """Return which limits a point has not kept; those at the end of a round have the time of that on top."""
+    role, _, where = result.point.partition("@")
+    median_s, p95_s, steps = LIMITS[role]
+    values, found = result.worst_s, list[str]()
+    if values and where not in OF_ROUND:
+        for name, value, limit_s in (
+            ("median", statistics.median(values), median_s + steps * step_s),
+            ("p95", percentile(values, 0.95), p95_s + steps * step_s),
+        ):
+            if value > limit_s:
+                found.append(f"{result.point}: {name} {value:.2f} s, the limit is {limit_s:.2f} s")
+    if result.whole_s and percentile(result.whole_s, 0.95) > WHOLE_S:
+        found.append(f"{result.point}: whole again after {percentile(result.whole_s, 0.95):.1f} s, not {WHOLE_S:g} s")
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below or at which this share of the values is."""
+    ordered_values = sorted(values)
+    return ordered_values[min(len(ordered_values) - 1, int(share * len(ordered_values)))]
+
+
+def table(results: Sequence[Result]) -> Table:
+    """Return what a reader wants to see; times in seconds."""
+    shown = Table(title="From the death to the next committed step of the trainer that waited longest, in seconds")
+    for column in ("point", "n", "p50", "p95", "max", "whole again p50", "p95"):
+        shown.add_column(column, justify="left" if column == "point" else "right")
+    for result in results:
+        values, whole = result.worst_s, result.whole_s
+        shown.add_row(
+            result.point,
+            f"{len(values)}/{len(result.deaths)}",
+            *(f"{value:.2f}" for value in (statistics.median(values), percentile(values, 0.95), max(values)))
+            if values
+            else ("", "", ""),
+            *(f"{value:.1f}" for value in (statistics.median(whole), percentile(whole, 0.95))) if whole else ("", ""),
+        )
+    shown.caption = "n: deaths that hit a trainer, of all"
+    return shown
+
+
+def main() -> int:
+    """Measure what was asked for, print it, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", default=",".join(POINTS), help=f"some of {', '.join(POINTS)}, with commas")
+    parser.add_argument("--repeat", type=int, default=5, help="runs, each with one death at each point (5)")
+    parser.add_argument("--seed", type=int, default=0, help="of the processes, the steps and their order (0)")
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    parser.add_argument("--keep-logs", type=Path, help="leave the logs of all runs in this folder")
+    arguments = parser.parse_args()
+    points = arguments.points.split(",")
+    if unknown := sorted(set(points) - set(POINTS)):
+        parser.error(f"no such point: {', '.join(unknown)}; there are {', '.join(POINTS)}")
+    console = Console()
+    directory = arguments.keep_logs or Path(tempfile.mkdtemp(prefix="points-"))
+    results = {point: Result(point) for point in points}
+    runs: list[Run] = []
+    failures: list[str] = []
+    try:
+        for number in range(arguments.repeat):
+            console.print(f"[bold]run {number + 1} of {arguments.repeat}")
+            dice = random.Random(f"{arguments.seed} {number}")
+            try:
+                found, run = one_run(points, dice, directory / str(number), console)
+            except RunFailed as error:
+                failures.append(f"run {number + 1}: {error}")
+                continue
+            runs.append(run)
+            for each in found:
+                role, _, rest = each.death.partition(":")
+                results[f"{role}@{rest.partition('@')[2].partition('#')[0]}"].deaths.append(each)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if not arguments.keep_logs:
+            shutil.rmtree(directory, ignore_errors=True)
+    step_s = statistics.median([run.step_s for run in runs] or [0.0])
+    failures += [problem for run in runs for problem in run.problems]
+    failures += [line for result in results.values() for line in late(result, step_s)]
+    if arguments.json:
+        machine = {"machine": platform.machine(), "system": platform.platform(), "cores": os.cpu_count()}
+        content = {"seed": arguments.seed, **machine, "step_s": step_s, "failures": failures}
+        content |= {"points": list(map(asdict, results.values())), "runs": list(map(asdict, runs))}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    console.print(table(list(results.values())))
+    console.print(f"a step usually takes {step_s:.2f} s; steps lost by stage: {[run.steps_lost for run in runs]}")
+    for line in failures:
+        console.print(f"[red]{line}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

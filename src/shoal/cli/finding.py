@@ -1,0 +1,96 @@
+"""Which run the initial peers know, on a host that has none of its own yet: a scout joins the swarm and says it.
+
+The scout has a supervisor and a fork server of its own, which are gone before the run's roles are started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.cli.exits import USER_ERROR
+from shoal.cli.host import SwarmHost
+from shoal.cli.host_network import HostNetwork
+from shoal.clock import Clock
+from shoal.config import Config
+from shoal.config.shared import adopt_shared
+from shoal.errors import BootstrapError, RemoteError
+from shoal.identity import Identity
+from shoal.ids import RunId
+from shoal.runtime.role_handle import RoleHandle
+from shoal.runtime.run_dir import RunDir
+from shoal.runtime.supervisor import Supervisor
+
+_PRELOAD = ("hivemind.dht", "shoal.control.scout")
+_GRACE_S = 3.0
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run of other hosts.
+
+    Attributes:
+        run_id: The training job.
+        config: This host's, with what the run shares taken from the run.
+    """
+
+    run_id: RunId
+    config: Config
+
+
+async def find_run(
+    config: Config,
+    origins: Mapping[str, str],
+    *,
+    swarm_key: bytes,
+    identity_of: Callable[[str, int], Identity],
+    run_dir: RunDir,
+    clock: Clock,
+) -> FoundRun:
+    """Return the run that the initial peers know.
+
+    Args:
+        config: Of this host.
+        origins: Which keys this host sets, and where.
+        swarm_key: The swarm's pre-shared key.
+        identity_of: Gives each role its identity.
+        run_dir: Of this launcher's sockets.
+        clock: For deadlines.
+
+    Raises:
+        BootstrapError: No initial peer answered in time, or none of them knows a run.
+        ConfigError: A shared key differs from the run's.
+        RemoteError: The scout failed.
+    """
+    async with Supervisor(preload=_PRELOAD, clock=clock) as supervisor:
+        host = SwarmHost(
+            config=config,
+            run_id="",
+            log_dir=Path(run_dir.path),
+            swarm_key=swarm_key,
+            run_dir=run_dir,
+            supervisor=supervisor,
+            network=HostNetwork(config.network),
+            identity_of=identity_of,
+        )
+        host.initial_peers_known(config.network.initial_peers)
+        found = await run_of(await host.start_scout())
+        await supervisor.stop(_GRACE_S)
+    return FoundRun(RunId(str(found["run_id"])), adopt_shared(config, origins, found["configuration"]))
+
+
+async def run_of(scout: RoleHandle) -> Mapping[str, Any]:
+    """Return what the scout has found: `run_id` and `configuration`.
+
+    Raises:
+        BootstrapError: It reached no initial peer, or no run.
+        RemoteError: It failed.
+    """
+    try:
+        return await scout.ready()
+    except RemoteError as error:
+        if (await scout.wait()).code == USER_ERROR:
+            raise BootstrapError(scout.last_error) from error
+        raise

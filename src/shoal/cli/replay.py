@@ -1,0 +1,81 @@
+"""`shoal replay FOLDER`: replay a run, show how far it is, say what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from shoal.cli.exits import DONE, FAILED
+from shoal.replay.replay import Progress as OnProgress
+from shoal.replay.replay import replay
+from shoal.replay.verdict import Verdict
+
+_WIDTH = 120
+_MOST_DIFFERENCES = 20
+
+
+def replay_run(directory: Path, *, as_json: bool) -> int:
+    """Replay a run and print the verdict; return the exit code.
+
+    Args:
+        directory: `logs/<run_id>`.
+        as_json: print one JSON object.
+
+    Raises:
+        ConfigError: it is no run's folder.
+        ShoalError: the run cannot be replayed.
+    """
+    errors = Console(stderr=True)
+    with _progress(errors) as progress:
+        verdict = replay(directory, note=lambda text: errors.print(f"note: {text}", highlight=False), progress=progress)
+    if as_json:
+        print(json.dumps(verdict.as_json(), allow_nan=False))
+    else:
+        _show(verdict)
+    return DONE if verdict.agrees else FAILED
+
+
+@contextmanager
+def _progress(console: Console) -> Generator[OnProgress]:
+    """Give what shows on a terminal how far a replay is."""
+    if not console.is_terminal:
+        yield lambda done, total, round: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def show(done: int, total: int, round: int) -> None:
+            bar.update(task, completed=done, total=total, description=f"round {round}, steps")
+
+        yield show
+
+
+def _show(verdict: Verdict) -> None:
+    console = Console()
+    console = console if console.is_terminal else Console(width=_WIDTH)
+    lost = ", ".join(f"stage {stage}: {number}" for stage, number in sorted(verdict.steps_lost.items()))
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "run": verdict.run_id,
+        "rounds that agree": f"{verdict.rounds_agreed} of {verdict.rounds}",
+        "steps computed": f"{verdict.steps}",
+        "samples consumed": f"{verdict.samples}" + (f" and {verdict.skipped} skipped" if verdict.skipped else ""),
+        "samples repeated": f"{verdict.repeated}",
+        "samples missing": f"{verdict.missing}",
+        "steps lost": lost or "none",
+        "took": f"{verdict.took_s:.1f} s",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table, highlight=False)
+    for difference in verdict.differences[:_MOST_DIFFERENCES]:
+        console.print(f"differs: {difference}", style="red", highlight=False, markup=False, soft_wrap=True)
+    if verdict.agrees:
+        console.print("Every round has come to the recorded hashes, bit for bit.", highlight=False)

@@ -1,0 +1,178 @@
+"""What a client does before anything else when the run was begun on another host.
+
+    wait while another client of the run can be reached -> lead -> inherit the record that stands -> close its round
+                             '-> the run is over
+
+Nothing but the replicas' records is needed: the newest one names all samples that are used. The round that the others
+have left ends with the steps that it has; closing it is what tells which samples these have used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from shoal.averaging.coordinator import Leading
+from shoal.averaging.journal import write_round
+from shoal.client.data_link import DataLink
+from shoal.client.trainers import TrainerPool
+from shoal.clock import Clock
+from shoal.control.membership import Membership
+from shoal.control.run_end import RunEndListener, how_it_ended
+from shoal.errors import ControlError
+from shoal.ids import PeerId
+from shoal.swarm.client_order import ClientOrder
+from shoal.swarm.records import parameters_of, used_samples
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.control import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+INCARNATIONS_APART = 1000
+"""Only records tell what incarnation a slot's trainer has reached; in one round it is replaced a few times at most."""
+
+
+class Succession:
+    """Waits for this client's turn. A `transport.dispatch.Handler` that takes no message but the end of the run."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        endpoint: Endpoint,
+        membership: Membership,
+        clock: Clock,
+        leads: Callable[[], bool],
+        notice: Callable[[str], None],
+    ) -> None:
+        """Know of nobody.
+
+        Args:
+            run_id: the training job.
+            endpoint: of this client.
+            membership: says which clients there are; those whose connection ends are taken out of it by others.
+            clock: for how long a client may be away.
+            leads: whether this client coordinates: then nobody else ends the run.
+            notice: tells the user something that stays on the screen.
+        """
+        self._run_id = run_id
+        self._endpoint = endpoint
+        self._membership = membership
+        self._clock = clock
+        self._notice = notice
+        self._order = ClientOrder(endpoint.peer_id)
+        self._changed = anyio.Event()
+        self._over: tuple[str, bool] | None = None
+        self._announcer: PeerId | None = None
+        self._end = RunEndListener(
+            run_id, lambda: membership.view, self._run_over, lambda: endpoint.peer_id if leads() else None
+        )
+
+    def receive(self, event: Received) -> bool:
+        """Take the word of the client that trains that the run is over."""
+        return self._end.receive(event)
+
+    def peer_up(self, peer: PeerId) -> None:
+        """A connection stands."""
+        self._order.up(peer)
+        self._notify()
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """A connection has ended, or could not be made."""
+        self._order.lost(peer, self._clock.now_s())
+        self._notify()
+
+    async def turn(self) -> bool:
+        """Wait, however long, until no client before this one can be reached; returns False if the run ends before.
+
+        That nobody is known proves nothing: what others announce arrives in parts. Either hosts of servers say that no
+        client announces the run, or the client that did was dialled and is gone.
+
+        Raises:
+            ControlError: the run has failed.
+        """
+        told: set[PeerId] = set()
+        await self._membership.wait_for(lambda view: view.run is not None and view.run.run_id == self._run_id)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow_view)
+            while self._over is None:
+                changed, now_s = self._changed, self._clock.now_s()
+                self._look(now_s)
+                if self._order.is_turn(now_s) and self._has_no_client(now_s):
+                    tasks.cancel_scope.cancel()
+                    return True
+                for hop in self._order.dial(now_s):
+                    self._endpoint.introduce(hop)
+                    self._endpoint.post(hop.peer, Heartbeat())
+                for peer in set(self._order.reachable) - told:
+                    told.add(peer)
+                    logger.info("client.waits", extra={"for": peer})
+                    self._notice(f"run {self._run_id} has a client, {peer}: this one waits, and goes on if it is lost")
+                with anyio.move_on_after(self._order.wake_at_s(now_s) - now_s):
+                    await changed.wait()
+            tasks.cancel_scope.cancel()
+        reason, ended_well = self._over or ("", True)
+        if not ended_well:
+            raise ControlError(reason)
+        self._notice(reason)
+        return False
+
+    def _has_no_client(self, now_s: float) -> bool:
+        run = self._membership.view.run
+        if run is not None and run.run_id == self._run_id and (run.kept or run.client == self._endpoint.peer_id):
+            return True  # with its own word in the registry, an earlier start of this client has had its turn
+        return self._announcer is not None and self._order.is_gone(self._announcer, now_s)
+
+    def _look(self, now_s: float) -> None:
+        """Take note of what is announced now: a lost client's word is gone with it."""
+        view = self._membership.view
+        self._order.announced(view.clients, now_s)
+        if view.run is not None and view.run.run_id == self._run_id and not view.run.kept:
+            if view.run.client != self._endpoint.peer_id:
+                self._announcer = view.run.client
+            if view.run.ended:
+                ended = how_it_ended(self._run_id, interrupted=view.run.interrupted, failure=view.run.failure)
+                self._run_over(*ended)
+
+    async def _follow_view(self) -> None:
+        while True:
+            await self._membership.changed()
+            self._notify()
+
+    def _run_over(self, reason: str, ended_well: bool) -> None:
+        self._over = (reason, ended_well)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+async def inherit(leading: Leading, log_dir: Path, trainers: TrainerPool, data: DataLink) -> dict[int, str]:
+    """Go on from the record that stands, which clients of other hosts have decided.
+
+    Args:
+        leading: what the replicas hold.
+        log_dir: the record is written there; its step logs stay on the hosts that have gathered them.
+        trainers: of this client: nobody believes theirs any more.
+        data: the data server of this host hands out nothing that the record names as used.
+
+    Returns:
+        The hash of each stage's outer parameters.
+
+    Raises:
+        StorageError: the record cannot be written.
+    """
+    outcome = leading.outcome
+    logger.warning("run.taken_over", extra={"held_round": leading.held_round, "holders": len(leading.holders)})
+    if outcome is None:
+        return {}
+    record = outcome.record
+    await anyio.to_thread.run_sync(write_round, log_dir, record, outcome.signed)
+    trainers.begin_above(record.incarnations)
+    data.know(record.round, used_samples(record))
+    return parameters_of(record)

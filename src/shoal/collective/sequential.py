@@ -1,0 +1,46 @@
+"""An all-reduce without a network: all members in one process, the sums of `plan` one after the other.
+
+The additions are those of `collective.ring`, in the same order and by the same code (`vectors`), so the bits are too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shoal.collective.plan import Collective, Plan, choose_collective
+from shoal.collective.vectors import RingVector
+
+
+def reduce_in_turn(
+    members: Sequence[RingVector], choose: Callable[[int, int], Collective] = choose_collective
+) -> RingVector:
+    """Reduce the members' vectors, each in its place, and return one that holds the result.
+
+    Args:
+        members: The same vector of each member, in ring order; their contributions are lost.
+        choose: The collective for a vector of so many bytes and so many members.
+    """
+    first = members[0]
+    collective = choose(first.values_N.nbytes, len(members))
+    plan = Plan(collective, len(members), first.values_N.numel(), max(1, first.values_N.numel()))
+    for root in range(plan.num_chunks):
+        elements = plan.chunk(root)
+        if len(elements):
+            for member, child in _additions(plan, root, root):
+                is_complete = member == root and child == plan.children(member, root)[-1]
+                members[member].add(elements, members[child].encoded(elements), is_root=is_complete)
+            if root:
+                first.store(elements, members[root].piece(elements))
+    return first
+
+
+def _additions(plan: Plan, root: int, top: int) -> list[tuple[int, int]]:
+    """Who adds whose sum of a chunk to its own, so that what is added is complete: children before parents."""
+    found: list[tuple[int, int]] = []
+    stack = [top]
+    while stack:
+        member = stack.pop()
+        children = plan.children(member, root)
+        found += [(member, child) for child in reversed(children)]
+        stack += children
+    return found[::-1]

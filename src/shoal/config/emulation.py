@@ -1,0 +1,77 @@
+"""Section `emulation`: what a host pretends, so that slow devices and deaths at a chosen point can be measured."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from pydantic import Field, field_validator
+
+from shoal.config.base import NonNegativeFloat, Section, split_list
+
+POINTS: Final = {
+    "server": ("forward", "backward", "prepared", "commit", "ring", "staged", "held", "fetch", "donate"),
+    "trainer": ("forward", "prepared", "commit"),
+    "data_server": ("lease",),
+}
+"""Where a role can die, see `shoal.runtime.death_points`."""
+
+
+class Death(NamedTuple):
+    """A process that kills itself: which one (of several: the first one there), where, and in which step or round."""
+
+    role: str
+    processes: tuple[int, ...]
+    point: str
+    number: int
+
+
+def parse_death(text: str) -> Death:
+    """Return what a text such as server:1@commit#120 says.
+
+    server:1/3@commit#120 is server 1 or server 3, whichever is there first.
+
+    Raises:
+        ValueError: it says nothing, or names a point that the role does not have.
+    """
+    found = re.fullmatch(r"(\w+):(\d+(?:/\d+)*)@(\w+)#(\d+)", text)
+    if found is None:
+        raise ValueError(f"{text!r} is no death; write ROLE:INDEX@POINT#NUMBER, as in server:1@commit#120")
+    role, point = found[1], found[3]
+    if point not in POINTS.get(role, ()):
+        known = "; ".join(f"{name}: {', '.join(points)}" for name, points in POINTS.items())
+        raise ValueError(f"{text!r}: there is no point {point!r} of a {role!r}; there are {known}")
+    return Death(role, tuple(map(int, found[2].split("/"))), point, int(found[4]))
+
+
+class EmulationConfig(Section):
+    """What the processes of this host pretend; nothing of it is for training."""
+
+    call_s: NonNegativeFloat = Field(
+        default=0.0,
+        description="The least time of each forward and each backward of a stage: what computing leaves of it is "
+        "waited for, so that many slow devices fit on few cores. 0: as fast as the device is.",
+    )
+    deaths: tuple[str, ...] = Field(
+        default=(),
+        description="Processes of this host that kill themselves, each ROLE:INDEX@POINT#NUMBER, as in "
+        "server:1@commit#120: in which step, or at the end of which round. benchmarks/faults.py measures with it.",
+    )
+
+    @field_validator("deaths", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return split_list(value)
+
+    @field_validator("deaths")
+    @classmethod
+    def _check_deaths(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_death(text)
+        return value
+
+    def deaths_of(self, role: str, index: int) -> tuple[Death, ...]:
+        """Return the deaths of one process."""
+        return tuple(
+            death for death in map(parse_death, self.deaths) if death.role == role and index in death.processes
+        )

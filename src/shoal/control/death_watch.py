@@ -1,0 +1,76 @@
+"""Tells `DeathPoints` of the points that a process reaches when a message is here. For measurements only.
+
+A `transport.dispatch.Handler` that takes no message: it only looks at them, so it comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.config.start import RoleStart
+from shoal.ids import PeerId
+from shoal.runtime.death_points import DeathPoints
+from shoal.transport.base import Received
+from shoal.transport.dispatch import Handler
+from shoal.wire.messages import Message
+from shoal.wire.messages.feed import Lease
+from shoal.wire.messages.round import Decide, Hold, ReadState, Record, RingPart, RingReady, SignedRecord, StateChunk
+from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
+
+
+class DeathWatch:
+    """Sees every message before the others do."""
+
+    def __init__(self, points: DeathPoints) -> None:
+        """Watch for these."""
+        self._points = points
+
+    def receive(self, event: Received) -> bool:
+        """Look at a message; takes nothing."""
+        if (reached := point_of(event.message)) is not None:
+            self._points.reached(*reached)
+        return False
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """Nobody dies of that."""
+
+
+def point_of(message: Message) -> tuple[str, int] | None:
+    """Return the point that a process has reached when this message is here, and the step or round."""
+    match message:
+        case Commit(key=key) | Prepared(key=key):
+            return "prepared", key.number
+        case Opened(key=key):
+            return "forward", key.number
+        case Committed(key=key):
+            return "commit", key.number
+        case RingPart(round=round) | RingReady(round=round):
+            return "ring", round
+        case Hold(record=record):
+            return "staged", _round_of(record)
+        case Decide(record=record):
+            return "held", _round_of(record)
+        case StateChunk():
+            return "fetch", 0
+        case ReadState():
+            return "donate", 0
+        case Lease(round=round):
+            return "lease", round
+        case _:
+            return None
+
+
+def _round_of(record: SignedRecord) -> int:
+    return msgspec.msgpack.decode(record.body, type=Record).round
+
+
+def watched(points: DeathPoints | None, handlers: Sequence[Handler]) -> Sequence[Handler]:
+    """Return the handlers, and before them who watches for the points, if there are any."""
+    return (DeathWatch(points), *handlers) if points else handlers
+
+
+def death_points(spec: RoleStart) -> DeathPoints:
+    """Return the points at which a role is to die."""
+    return DeathPoints(spec.config().emulation.deaths_of(spec.role, spec.index), spec.log_path.parent)

@@ -1,0 +1,208 @@
+"""What one replica did, in the order in which it changed the state of its device: for `shoal replay`.
+
+    replicas/<peer>.<n>.jsonl      the n-th replica that this peer has been, from 1; one line for each event
+
+    started  ->  (loaded -> (began | applied)*)*
+
+The step logs of `averaging.journal` say what was decided. They do not say what a replica did that died, was left out of
+a record or trained on beside one; others have computed with its weights, and its optimizer goes on from there. This
+does. It is a file of the replica's own host, written line by line before the next operation begins: a kill takes no
+line that anybody could have seen the effect of. A file that cannot be written ends early, and training goes on.
+
+New kinds of lines may be added: each says in `event` what it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from shoal.errors import RecordRejected
+from shoal.ids import PeerId, StepKey
+from shoal.runtime.hardware import machine_type, program_versions
+from shoal.swarm.step_operations import Operation, OperationKind, StepTotals
+from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.round import StageHashes
+from shoal.wire.messages.step import Open
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = "replicas"
+_SUFFIX = ".jsonl"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a replica computes: what its bits depend on beside the configuration.
+
+    Attributes:
+        device: of torch, "cpu" or "cuda:<i>".
+        num_threads: of the thread that computes.
+        machine: processor and instruction set; for a GPU also its name.
+        versions: of the programs, by name.
+    """
+
+    device: str
+    num_threads: int
+    machine: dict[str, str]
+    versions: dict[str, str]
+
+
+class Started(msgspec.Struct, frozen=True, tag="started", tag_field="event"):
+    """A replica with the parameters of D_0 and an optimizer that has done no step."""
+
+    run_id: str
+    peer: PeerId
+    stage: int
+    place: Place
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded", tag_field="event"):
+    """Parameters and buffers are now those of record `round`; what was trained before is gone but for the optimizer's
+    own state. The hashes are those of another record where the stage was restored."""
+
+    round: int
+    hashes: StageHashes
+
+
+class Began(msgspec.Struct, frozen=True, tag="began", tag_field="event"):
+    """The first operation of a step begins, and with it all of them see the parameters as they are now.
+    `microbatch_samples` is how its samples are cut, in their order."""
+
+    key: StepKey
+    path: tuple[PeerId, ...]
+    samples: tuple[SampleRange, ...]
+    microbatch_samples: tuple[int, ...]
+
+
+class Applied(msgspec.Struct, frozen=True, tag="applied", tag_field="event"):
+    """A step was committed: what its gradients came to here, and with what they were applied. Null stands for a number
+    that is not finite; `loss` is there in the last stage only."""
+
+    key: StepKey
+    scale: float
+    lr: float
+    skipped: bool
+    squared_norm: float | None
+    loss: float | None
+
+
+Line = Started | Loaded | Began | Applied
+"""One line of the file."""
+
+_decoder = msgspec.json.Decoder(Line)
+
+
+class ReplicaLog:
+    """The file of one replica, which `close` ends.
+
+    Args:
+        directory: The run's directory on this host.
+        started: The first line.
+        hashes: Of the state that the replica holds.
+    """
+
+    def __init__(self, directory: Path, started: Started, hashes: Callable[[], StageHashes]) -> None:
+        self._hashes = hashes
+        self._totals: dict[StepKey, StepTotals] = {}
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = _create(directory / _FOLDER, started.peer)
+        except OSError as error:
+            self._give_up(error)
+        self._write(started)
+
+    def loaded(self, round: int) -> None:
+        """The replica holds the state of record `round`."""
+        self._totals.clear()
+        self._write(Loaded(round, self._hashes()))
+
+    def begins(self, request: Open) -> None:
+        """The first operation of a step is about to be given to the device."""
+        path = tuple(hop.peer for hop in request.path)
+        self._write(Began(request.key, path, request.samples, request.microbatch_samples))
+
+    def done(self, operation: Operation, totals: StepTotals | None) -> None:
+        """The device has done an operation; `totals` as in `StepReplica.finished`."""
+        if totals is not None:
+            self._totals[operation.key] = totals
+        if operation.kind not in (OperationKind.COMMIT, OperationKind.DROP):
+            return
+        found, decision = self._totals.pop(operation.key, None), operation.decision
+        if decision is not None:
+            squared_norm, loss = (found.squared_norm, found.loss) if found is not None else (None, None)
+            # What is not finite becomes null in JSON.
+            self._write(Applied(operation.key, decision.scale, decision.lr, decision.skipped, squared_norm, loss))
+
+    def close(self) -> None:
+        """Write nothing more."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _write(self, line: Line) -> None:
+        if self._descriptor is None:
+            return
+        content = msgspec.json.encode(line) + b"\n"
+        try:
+            written = os.write(self._descriptor, content)
+            if written != len(content):
+                raise OSError(f"only {written} of {len(content)} bytes were written; is the disk full?")
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A line that is missing makes all later ones useless."""
+        self.close()
+        logger.warning("replica_log.ended", extra={"reason": str(error), "effect": "this run cannot be replayed"})
+
+
+def place_of(device: str, num_threads: int, capability: str, gpu: str | None) -> Place:
+    """Return where a replica of this process computes.
+
+    Args:
+        device: Of torch.
+        num_threads: Of the thread that computes.
+        capability: The instruction set that torch has chosen on this processor.
+        gpu: Name of the GPU, if it is one.
+    """
+    machine = {**machine_type(), "instructions": capability}
+    if gpu is not None:
+        machine["gpu"] = gpu
+    return Place(device, num_threads, machine, program_versions())
+
+
+def read_replica_log(path: Path) -> list[Line]:
+    """Return the lines of a file; one that was not written to its end is none.
+
+    Raises:
+        RecordRejected: It holds something else.
+        OSError: It cannot be read.
+    """
+    *lines, _unfinished = path.read_bytes().split(b"\n")
+    try:
+        return [_decoder.decode(line) for line in lines]
+    except msgspec.MsgspecError as error:
+        raise RecordRejected(f"{path} is no log of a replica: {error}; restore it from a copy") from error
+
+
+def replica_logs(directory: Path) -> list[Path]:
+    """Return the files of all replicas in a run's directory, those of a peer in their order."""
+    found = [(path.name.removesuffix(_SUFFIX).rpartition("."), path) for path in (directory / _FOLDER).glob("*.jsonl")]
+    numbered = [(peer, int(number), path) for (peer, _, number), path in found if number.isdigit()]
+    return [path for _, _, path in sorted(numbered)]
+
+
+def _create(folder: Path, peer: PeerId) -> int:
+    """Open a file of this peer that was not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        with suppress(FileExistsError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            return os.open(folder / f"{peer}.{number}{_SUFFIX}", flags, 0o666)
+        number += 1

@@ -1,0 +1,186 @@
+"""A run again, from its first record to its last: what its files say is compared, then computed, round by round.
+
+files -> claims (records, step logs, replicas' logs) -> order -> engine -> hashes of each round -> verdict
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import torch
+
+from shoal.averaging.audit import audit_of
+from shoal.averaging.journal import StepLine
+from shoal.clock import Clock, SystemClock
+from shoal.config.schema import Config
+from shoal.data.source import DataSet
+from shoal.errors import Contradiction
+from shoal.ids import PeerId
+from shoal.pipeline.replica_log import place_of
+from shoal.replay.claims import logs_agree, record_follows, recorded_by, whole_chain
+from shoal.replay.engine import Engine
+from shoal.replay.lives import members_of
+from shoal.replay.order import Average, Compute, ReplayOrder
+from shoal.replay.run_files import RunFiles, read_run
+from shoal.replay.samples import Samples
+from shoal.replay.verdict import Difference, Verdict
+from shoal.swarm.records import Tip, genesis_hash, record_hash
+
+Progress = Callable[[int, int, int], None]
+"""Told how many steps of how many are computed, and in which round."""
+
+
+def replay(
+    directory: Path,
+    *,
+    config: Config | None = None,
+    dataset: DataSet | None = None,
+    note: Callable[[str], None] = lambda text: None,
+    progress: Progress = lambda done, total, round: None,
+    clock: Clock | None = None,
+) -> Verdict:
+    """Compute a run again and compare.
+
+    torch's number of threads and its random generator are used meanwhile.
+
+    Args:
+        directory: `logs/<run_id>`.
+        config: Instead of the one in `config.yaml`.
+        dataset: Instead of the one that the configuration names.
+        note: Told before anything is compared what may keep the bits from being the same here.
+        progress: Told how far it is.
+        clock: For the time that it takes.
+
+    Raises:
+        ConfigError: The folder is none of a run, or its data set cannot be opened.
+        ShoalError: The replay cannot be carried out.
+    """
+    clock = clock or SystemClock()
+    begun_s = clock.now_s()
+    files = read_run(directory, config)
+    notes = tuple(_circumstances(files))
+    for text in notes:
+        note(text)
+    samples = Samples(files.config, dataset)
+    num_threads = torch.get_num_threads()
+    try:
+        run = _Replay(files, samples, progress)
+        differences = list(run.differences())
+    finally:
+        torch.set_num_threads(num_threads)
+    lines = {
+        round: [StepLine(peer, stage, entry) for peer, (stage, log) in logs.items() for entry in log]
+        for round, logs in run.logs.items()
+    }
+    counts = audit_of(lines, [record for record, _ in files.records], samples.num_per_pass)
+    if counts.duplicates:
+        differences.append(Difference(0, None, None, f"{counts.duplicates} samples were trained a second time"))
+    if counts.missing:
+        differences.append(Difference(0, None, None, f"{counts.missing} samples are in no step, and should be"))
+    return Verdict(
+        run_id=files.run_id,
+        rounds=len(files.records),
+        rounds_agreed=run.rounds_agreed,
+        steps=run.steps,
+        samples=counts.samples,
+        skipped=counts.skipped,
+        repeated=counts.duplicates,
+        missing=counts.missing,
+        steps_lost=counts.steps_lost,
+        differences=tuple(differences),
+        notes=notes,
+        took_s=clock.now_s() - begun_s,
+    )
+
+
+class _Replay:
+    """The comparison; it ends with the first round in which something differs.
+
+    Attributes:
+        rounds_agreed: Rounds before that one.
+        steps: Steps that were computed.
+        logs: The step log of each round; those of the members themselves where the client's is on another host.
+    """
+
+    def __init__(self, files: RunFiles, samples: Samples, progress: Progress) -> None:
+        self.rounds_agreed = 0
+        self.steps = 0
+        self.logs = dict(files.logs)
+        self._files = files
+        self._samples = samples
+        self._progress = progress
+
+    def differences(self) -> Iterator[Difference]:
+        """Compare everything, and yield what differs."""
+        files = self._files
+        chain, broken = whole_chain(files)
+        records = [record for record, _ in chain]
+        members = [members_of(record, files.lives, files.logs.get(record.round, {})) for record in records]
+        claims: dict[int, list[Difference]] = {}
+        previous = Tip(0, genesis_hash(files.run_id, files.genesis.seed, files.genesis.configuration), None)
+        for (record, signed), of_round in zip(chain, members, strict=True):
+            own = {peer: (stage, segment.log) for (stage, peer), segment in of_round.items()}
+            logs = self.logs[record.round] = files.logs.get(record.round) or own
+            recorded = recorded_by(records[: record.round - 1])
+            claims[record.round] = [
+                *record_follows(record, previous, logs, recorded),
+                *logs_agree(record, logs, of_round),
+            ]
+            previous = Tip(record.round, record_hash(signed), signed)
+        order = ReplayOrder(records, files.lives, members)
+        found = yield from self._computed(order, claims)
+        if not found:
+            yield from broken
+
+    def _computed(self, order: ReplayOrder, claims: dict[int, list[Difference]]) -> Generator[Difference, None, bool]:
+        """Compute round by round; return whether something differed."""
+        engine = Engine(self._files.config, self._samples, self._files.lives)
+        found: dict[object, Difference] = {}
+        try:
+            for action in order:
+                for difference in engine.act(action):
+                    found.setdefault(_subject(difference), difference)
+                if isinstance(action, Compute):
+                    self.steps += 1
+                    self._progress(self.steps, order.num_steps, action.round)
+                if isinstance(action, Average):
+                    yield from claims[action.record.round]
+                    if claims[action.record.round] or found:
+                        yield from found.values()
+                        return True
+                    self.rounds_agreed = action.record.round
+        except Contradiction as error:
+            yield from claims.get(error.round, ())
+            yield from found.values()
+            yield Difference(error.round, error.stage, PeerId(error.peer), str(error))
+            return True
+        return False
+
+
+def _subject(difference: Difference) -> object:
+    """What a difference is about: after the first one of a replica its later steps differ as well."""
+    return difference.round, difference.stage, difference.replica, difference.what.partition(" ")[0]
+
+
+def _circumstances(files: RunFiles) -> Iterator[str]:
+    """What may keep the bits from being the same here, though nothing was wrong."""
+    here = place_of("cpu", 1, torch.backends.cpu.get_cpu_capability(), None)
+    told: set[str] = set()
+    for life in files.lives:
+        for mine, theirs in ((here.machine, life.place.machine), (here.versions, life.place.versions)):
+            for name, value in theirs.items():
+                if name != "gpu" and mine.get(name) != value:
+                    told.add(f"{name} was {value}, here it is {mine.get(name)}: the last bits may differ")
+        if life.place.device != "cpu":
+            gpu = life.place.machine.get("gpu", "a GPU")
+            own = torch.cuda.get_device_name() if torch.cuda.is_available() else "the processor"
+            place = gpu if own == gpu else f"{gpu}, here it is {own}"
+            told.add(f"replicas computed on {place}: not all kernels of a GPU give the same bits every time")
+    yield from sorted(told)
+    for record, _ in files.records:
+        if not files.logs.get(record.round) and any(sum(outcome.weights) for outcome in record.stages):
+            yield (
+                f"there is no step log of round {record.round}, as the client that gathered it was on another host: "
+                "the replicas' own logs stand for it"
+            )

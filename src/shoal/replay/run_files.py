@@ -1,0 +1,128 @@
+"""What a run has left on disk, read and put in order: configuration, records, step logs, the logs of its replicas."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from shoal.averaging.journal import Genesis, read_genesis, read_records, read_steps, rounds_with_steps
+from shoal.config.load import load_config
+from shoal.config.schema import Config
+from shoal.config.shared import shared_configuration
+from shoal.errors import ConfigError, RecordRejected
+from shoal.ids import PeerId
+from shoal.pipeline.replica_log import Line, Started, read_replica_log, replica_logs
+from shoal.replay.lives import Life, life_of
+from shoal.swarm.records import Logs
+from shoal.wire.messages.round import Record, SignedRecord
+from shoal.wire.messages.step import StepEntry
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The files of one run.
+
+    Attributes:
+        directory: Of the run.
+        run_id: Of the run.
+        config: With which it ran.
+        genesis: D_0.
+        records: D_1, D_2, ... as far as there are files.
+        logs: Step logs by round.
+        undecided: Rounds of which only what may be decided was written.
+        lives: Of its replicas.
+    """
+
+    directory: Path
+    run_id: str
+    config: Config
+    genesis: Genesis
+    records: tuple[tuple[Record, SignedRecord], ...]
+    logs: Mapping[int, Logs]
+    undecided: frozenset[int]
+    lives: tuple[Life, ...]
+
+
+def read_run(directory: Path, config: Config | None = None) -> RunFiles:
+    """Read a run's folder, and those that servers of the same host have written beside it.
+
+    Args:
+        directory: `logs/<run_id>`.
+        config: Instead of the one in `config.yaml`.
+
+    Raises:
+        ConfigError: It is no run's folder, or one of a run that has left nothing to replay.
+    """
+    directory = directory.resolve()
+    try:
+        genesis = read_genesis(directory)
+        config = config or _config_of(directory)
+        records = tuple(read_records(directory))
+        logs = {round: _logs(directory, round) for round in rounds_with_steps(directory)}
+        lives = _lives(directory, {record.run_id for record, _ in records})
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{directory} is no folder of a run: {error.filename} is missing; give logs/<run_id>, as it is printed "
+            "when a run begins"
+        ) from error
+    except (RecordRejected, OSError) as error:
+        raise ConfigError(f"{directory} cannot be read: {error}") from error
+    if not records:
+        raise ConfigError(f"{directory}: no round of this run was ever recorded, so there is nothing to replay")
+    first = records[0][0]
+    if (
+        first.recorded
+        and not (directory / "rounds" / "round_0001.json").exists()
+        and not (directory / "steps" / "round_0001.jsonl").exists()
+    ):
+        raise ConfigError(
+            f"{directory} begins with round {first.round}: the client of another host has recorded the rounds before. "
+            f"Copy what is missing here in `rounds`, `steps` and `replicas` from the folder of run {first.run_id} there"
+        )
+    if shared_configuration(config) != genesis.configuration:
+        raise ConfigError(
+            f"{directory / 'config.yaml'} is not the configuration that the run began with, which "
+            f"rounds/round_0000.json has ({_first_difference(shared_configuration(config), genesis.configuration)}): "
+            "restore it from a copy"
+        )
+    undecided = frozenset(
+        int(path.name.partition(".")[0].removeprefix("round_")) for path in (directory / "steps").glob("round_*.held")
+    )
+    return RunFiles(directory, records[0][0].run_id, config, genesis, records, logs, undecided, lives)
+
+
+def _config_of(directory: Path) -> Config:
+    # Neither the environment nor a flag of today has a say in what was trained then.
+    return load_config(directory / "config.yaml", env={})
+
+
+def _logs(directory: Path, round: int) -> Logs:
+    entries: defaultdict[tuple[PeerId, int], list[StepEntry]] = defaultdict(list)
+    for line in read_steps(directory, round):
+        entries[line.peer, line.stage].append(line.entry)
+    return {peer: (stage, tuple(log)) for (peer, stage), log in entries.items()}
+
+
+def _lives(directory: Path, run_ids: set[str]) -> tuple[Life, ...]:
+    """The replicas of this run whose logs are there."""
+    folders = [directory, *sorted(directory.parent.glob(f"{directory.name}.servers*"))]
+    lives: list[Life] = []
+    for folder in folders:
+        for path in replica_logs(folder):
+            lines: list[Line] = read_replica_log(path)
+            if lines and isinstance(started := lines[0], Started) and started.run_id in run_ids:
+                lives.append(life_of(len(lives), started.peer, started.stage, started.place, lines[1:]))
+    return tuple(lives)
+
+
+def _first_difference(mine: object, theirs: object, name: str = "") -> str:
+    """Where two configurations differ, and how."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        here, then = cast("dict[str, object]", mine), cast("dict[str, object]", theirs)
+        for key in sorted({*here, *then}):
+            if here.get(key) != then.get(key):
+                return _first_difference(here.get(key), then.get(key), f"{name}.{key}".strip("."))
+    return f"{name}: {mine!r} instead of {theirs!r}"

@@ -1,0 +1,214 @@
+"""The host of a cluster's client: its client, its data server, and the trainers that the client starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from shoal.client.client import Client
+from shoal.client.diary import Diary
+from shoal.clock import Clock
+from shoal.config.schema import Config
+from shoal.control.records import ClientRecord, RunRecord
+from shoal.data.catalog import opening_of
+from shoal.data.server import DataService
+from shoal.data.source import DataSet
+from shoal.identity import Identity
+from shoal.ids import PeerId, RunId
+from shoal.testing.launcher import ClusterLauncher
+from shoal.testing.process import Process
+from shoal.testing.registry import LocalRegistry
+from shoal.testing.results import ClusterResult, collect
+from shoal.trainer.trainer import Trainer
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages.base import Hop
+
+
+class ClientHost:
+    """One client's host; its processes can be killed one by one, or all at once with the host.
+
+    Attributes:
+        log_dir: where its client writes.
+        launcher: has the trainers.
+        identity: of its client, in all of its starts.
+        client: forms pipelines, coordinates rounds, counts.
+        client_process: kills it.
+        data_server: where it is.
+        is_lost: the whole host is gone.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        config: Config,
+        run_id: RunId,
+        log_dir: Path,
+        dataset: DataSet,
+        network: MemoryNetwork,
+        registry: LocalRegistry,
+        monitor: Hop,
+        clock: Clock,
+        tasks: TaskGroup,
+        expected_servers: Callable[[], int],
+        age_s: Callable[[], float],
+    ) -> None:
+        """Start the data server and build the client; `run_client` runs it.
+
+        Args:
+            number: of the host; the first one begins the run, each other one continues it.
+            config: of the run.
+            run_id: the training job.
+            log_dir: an empty directory.
+            dataset: for the data server.
+            network: of the cluster.
+            registry: of the cluster.
+            monitor: gets numbers.
+            clock: for everything that needs one.
+            tasks: run the processes.
+            expected_servers: for the first round.
+            age_s: seconds since the cluster was built.
+        """
+        self.log_dir = log_dir
+        self.identity = Identity.generate()
+        self.launcher = ClusterLauncher(self._start_trainer)
+        self.is_lost = False
+        self._number = number
+        self._config = config
+        self._run_id = run_id
+        self._dataset = dataset
+        self._network = network
+        self._registry = registry
+        self._monitor = monitor
+        self._clock = clock
+        self._tasks = tasks
+        self._expected_servers = expected_servers
+        self._age_s = age_s
+        self._client_away_s = 0.0
+        self.serve_data()
+        self.start_client()
+
+    # -- faults
+
+    def kill(self) -> None:
+        """End everything on the host at once."""
+        self.is_lost = True
+        self.kill_client()
+        for trainer in self.launcher.trainers.values():
+            trainer.kill()
+        self.kill_data_server()
+
+    def kill_client(self, away_s: float = 0.02) -> None:
+        """End the client as SIGKILL would; `run_client` starts it again after so long, unless the host is lost."""
+        self._client_away_s = away_s
+        self.diary.close()
+        self.launcher.losses.append({"kind": "client", "at_s": self._age_s()})
+        self.client_process.kill()
+
+    def kill_data_server(self) -> None:
+        """End the data server as SIGKILL would."""
+        self.data_process.kill()
+
+    # -- processes
+
+    async def run_client(self) -> bool:
+        """Run the client to the end of the run; one that is killed is started again. Returns False with a lost host.
+
+        Raises:
+            ShoalError: the run failed.
+        """
+        while not await self.client_process.run_here(self.client.run):
+            if self.is_lost:
+                return False
+            await self._clock.sleep_s(self._client_away_s)
+            self.start_client()
+        return True
+
+    async def result(self, exit_reason: str) -> ClusterResult:
+        """Return what the run has come to, as this host knows it."""
+        return await collect(self.client, self.log_dir, self._dataset.train.num_samples, exit_reason)
+
+    def start_client(self) -> None:
+        """Build the client, from what its diary says."""
+        process = self.client_process = Process(self._network, self.identity.peer_id)
+        self.diary = Diary(self.log_dir, self._run_id)
+        registry, record = self._registry.of(process.peer), ClientRecord(process.endpoint.addresses, self._age_s())
+
+        def begin() -> None:
+            registry.advertise(RunRecord(self._run_id, self._config.num_stages, self._age_s()))
+            registry.advertise(record)
+
+        self.client = Client(
+            config=self._config,
+            run_id=self._run_id,
+            log_dir=self.log_dir,
+            identity=self.identity,
+            endpoint=process.endpoint,
+            membership=self._registry.watch(),
+            launcher=self.launcher,
+            data_server=self.data_server,
+            monitor=self._monitor,
+            clock=self._clock,
+            age_s=self._age_s,
+            diary=self.diary,
+            expected_servers=0 if self._number else self._expected_servers(),
+            succeeds=self._number > 0,
+            on_turn=begin,
+        )
+        if self.client.must_wait:
+            registry.advertise(msgspec.structs.replace(record, waits=True))
+        else:
+            begin()
+
+    def serve_data(self) -> None:
+        """Start the data server, with nothing of what an earlier one knew."""
+        config = self._config
+        process = self.data_process = Process(self._network, self._named("data_server"))
+        self.data_server = process.endpoint.hop
+        service = DataService(
+            endpoint=process.endpoint,
+            dataset=self._dataset,
+            samples_per_step=config.diloco.samples_per_step,
+            seed=config.run.seed,
+            deterministic=config.run.deterministic,
+            num_workers=config.data.num_workers,
+            opening=opening_of(config),
+            client=self.identity.peer_id,
+            clock=self._clock,
+        )
+
+        async def serve() -> None:
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(service.run)
+                    tasks.start_soon(dispatch, process.endpoint, (service,))
+            finally:
+                service.close()
+
+        self._tasks.start_soon(process.run, serve)
+
+    def trainer_peer(self, slot: int) -> PeerId:
+        """Return who a slot's trainer is, in all of its incarnations."""
+        return self._named(f"trainer{slot}")
+
+    def _named(self, name: str) -> PeerId:
+        return PeerId(f"{name}@{self._number}" if self._number else name)
+
+    def _start_trainer(self, slot: int, incarnation: int) -> Process:
+        process = Process(self._network, self.trainer_peer(slot))
+        trainer = Trainer(
+            config=self._config,
+            endpoint=process.endpoint,
+            slot=slot,
+            incarnation=incarnation,
+            client=self.client_process.endpoint.hop,
+            data_server=self.data_server,
+            clock=self._clock,
+        )
+        self._tasks.start_soon(process.run, trainer.run)
+        return process

@@ -1,0 +1,36 @@
+"""What the fuzzer needs of a parser: inputs made from a seed, and somebody who has them parsed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from random import Random
+
+
+class Parser(ABC):
+    """One parser, and its valid inputs.
+
+    Args:
+        seed: of the valid inputs.
+    """
+
+    name: str
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+
+    @abstractmethod
+    def make(self, random: Random) -> bytes:
+        """Return a wrong input (sometimes a valid one, by chance)."""
+
+    @abstractmethod
+    def feed(self, data: bytes, random: Random) -> bool:
+        """Have it parsed; returns whether it was taken.
+
+        Args:
+            data: the input.
+            random: decides in what reads it comes, where that can differ.
+
+        Raises:
+            InvariantViolation: it did what no input may bring it to.
+            Exception: whatever the parser raises that is not its own error.
+        """

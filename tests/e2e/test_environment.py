@@ -1,0 +1,107 @@
+"""What surrounds a run fails: a disk is full, or no more files may be opened. What follows is clear, and said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.e2e.launched import END_S, ENDLESS, START_S, launched, until
+from tests.e2e.test_faults import summed_up
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_a_run_that_may_not_open_enough_files_ends_and_says_how_to_allow_more(tmp_path: Path) -> None:
+    few = ("sh", "-c", 'ulimit -n 30 && exec "$@"', "sh")
+    with launched(tmp_path, *ENDLESS, prefix=few) as run:
+        assert run.ends(START_S) == 1, run.output
+        run.leaves_nothing()
+        assert "Too many open files: this process may have 30 files and connections open" in run.output
+        assert "`ulimit -n 65536`" in run.output
+        assert "Traceback" not in run.output
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_the_log_of_one_role_costs_that_log_and_nothing_else(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        run.saw("client_0", "round.recorded", round=1)
+        assert run.log_dir is not None
+        log = run.log_dir / "server_1.log"
+        # The next process of this role opens it anew; whatever is written there meets a full disk.
+        log.rename(log.with_suffix(".before"))
+        log.symlink_to("/dev/full")
+        os.kill(run.pid_of("server:1"), signal.SIGKILL)
+        until(
+            lambda: run.output.count("server 1 serves") or _num_starts(run.events("launcher", "role.started")) > 1,
+            START_S,
+            "another server",
+        )
+        reached = run.events("client_0", "round.recorded")[-1]["round"]
+        run.saw("client_0", "round.recorded", round=reached + 3)
+        said = until(lambda: _text(run.log_dir / "server_1.out"), START_S, "what the server says of its log")
+        log.unlink()
+        log.with_suffix(".before").rename(log)
+        run.interrupt()
+        assert run.ends(END_S) == 130, run.output
+        summary = summed_up(run)
+    assert said.count("No space left on device): free space there; the run goes on without this log") == 1
+    assert "Traceback" not in said
+    assert [failover["kind"] for failover in summary["failovers"]] == ["server"]
+
+
+def _num_starts(events: list[dict]) -> int:
+    return len([event for event in events if event["role"] == "server:1"])
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+@contextmanager
+def small_disk(directory: Path, size: str) -> Iterator[Path]:
+    directory.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(directory)], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def _fill(path: Path) -> None:
+    """Write until the disk takes no more."""
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def _why_impossible() -> str | None:
+    if os.geteuid() != 0:
+        return "a small disk needs root"
+    probe = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    )
+    return "no file system can be mounted here" if probe.returncode else None
+
+
+_IMPOSSIBLE = _why_impossible()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+def test_a_disk_that_runs_full_ends_the_run_before_a_round_that_it_could_not_write_down(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "logs", "2m") as disk, launched(tmp_path, *ENDLESS) as run:
+        run.saw("client_0", "round.recorded", round=2)
+        ballast = disk / "ballast"
+        with pytest.raises(OSError, match="No space left"):
+            _fill(ballast)
+        assert run.ends(END_S) == 1, run.output
+        ballast.unlink()
+        run.leaves_nothing()
+        assert "No space left on device" in run.output
+        assert "free space" in run.output
+        assert "Traceback" not in run.output

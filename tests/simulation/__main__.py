@@ -1,0 +1,160 @@
+"""Run seeds of the worlds: `python -m tests.simulation 0:1000`, as `make sim SEEDS=0:1000` does.
+
+All worlds, or those that `--world` names; by as many processes as there are cores. Exits 1 if anything was violated.
+What fails is written to `tests/simulation/seeds/`, whose files `make test` runs again, and printed with the command
+that shows its trace. The last line is `N schedules, V violations, R/min`, where R is of one core: per minute of the
+time for which the processes have computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.simulation.catalogue import FAILURES, WORLDS
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.network import Network
+from tests.simulation.safety import Broken
+
+SEEDS = Path(__file__).parent / "seeds"
+_CHUNK = 25
+_MUTANT_SEEDS = 3_000
+
+
+class Part(NamedTuple):
+    """Seeds of one world that one process runs."""
+
+    world: str
+    first: int
+    stop: int
+
+
+class Outcome(NamedTuple):
+    """What has become of them, and the seconds that they took of a core."""
+
+    part: Part
+    violations: tuple[tuple[int, str], ...]
+    cpu_s: float
+
+
+def violation(world: str, seed: int) -> str | None:
+    """Run one seed; returns what was violated. An error of a machine is a violation, too."""
+    try:
+        WORLDS[world].make(seed).run()
+    except Broken as error:
+        return str(error)
+    except FAILURES as error:
+        return "".join(traceback.format_exception_only(error)).strip()
+    return None
+
+
+def run_part(part: Part) -> Outcome:
+    """Run seeds, in a process of its own."""
+    begun_s = time.process_time()
+    found = [(seed, what) for seed in range(part.first, part.stop) if (what := violation(part.world, seed))]
+    return Outcome(part, tuple(found), time.process_time() - begun_s)
+
+
+def show(world: str, seed: int, last: int) -> int:
+    """Run one seed with its trace; returns the exit code."""
+    made = WORLDS[world].make(seed)
+    network = made.network
+    if isinstance(network, Network):
+        network.trace = []
+    try:
+        made.run()
+    except FAILURES as error:
+        what, code = f"{type(error).__name__}: {error}", 1
+    else:
+        what, code = "holds", 0
+    if isinstance(network, Network):
+        print(f"{network.manners}")
+        for at_s, sender, receiver, message in (network.trace or [])[-last:] if last else []:
+            print(f"{at_s:9.3f}  {sender:6} {receiver:6} {message}")
+    print(f"{world} {seed}: {what}")
+    return code
+
+
+def main() -> int:
+    """Parse, run, report."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "seeds",
+        nargs="?",
+        default="0:1000",
+        help="A:B runs seeds A to B-1 of each world; one number runs that one with its trace",
+    )
+    parser.add_argument("--world", action="append", choices=sorted(WORLDS), help="only this one (may be repeated)")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--last", type=int, default=200, help="so many lines of a trace")
+    parser.add_argument("--forget", action="store_true", help="write no file for a seed that fails")
+    parser.add_argument("--mutants", action="store_true", help="find the first seed that notices each mutant")
+    options = parser.parse_args()
+    if options.mutants:
+        return find_mutants()
+    worlds = options.world or list(WORLDS)
+    first, colon, stop = options.seeds.partition(":")
+    if not colon:
+        return max(show(world, int(first), options.last) for world in worlds)
+    parts = [
+        Part(world, at, min(at + _CHUNK, int(stop))) for at in range(int(first), int(stop), _CHUNK) for world in worlds
+    ]
+    return report(run_all(parts, options.processes), worlds, keep=not options.forget)
+
+
+def find_mutants() -> int:
+    """Print for each mutant the first seed that notices; returns 1 if one survives."""
+    survivors = 0
+    for name, mutant in MUTANTS.items():
+        seed = mutant.noticed(range(_MUTANT_SEEDS))
+        survivors += seed is None
+        print(f"{name:40} {'survives' if seed is None else seed}", flush=True)
+    return 1 if survivors else 0
+
+
+def run_all(parts: list[Part], processes: int) -> Iterator[Outcome]:
+    """Run parts by so many processes."""
+    if processes <= 1 or len(parts) <= 1:
+        yield from map(run_part, parts)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(run_part, parts)
+
+
+def report(outcomes: Iterator[Outcome], worlds: list[str], keep: bool) -> int:
+    """Print what comes in, and the sum; returns the exit code."""
+    schedules, cpu_s = dict.fromkeys(worlds, 0), dict.fromkeys(worlds, 0.0)
+    num_violations = 0
+    for outcome in outcomes:
+        part = outcome.part
+        schedules[part.world] += part.stop - part.first
+        cpu_s[part.world] += outcome.cpu_s
+        for seed, what in outcome.violations:
+            num_violations += 1
+            print(
+                f"{part.world} {seed}: {what}\n    python -m tests.simulation {seed} --world {part.world}", flush=True
+            )
+            if keep:
+                text = json.dumps({"world": part.world, "seed": seed, "violated": what}, indent=2)
+                (SEEDS / f"{part.world}-{seed}.json").write_text(text + "\n")
+    for world in worlds:
+        print(f"{world:12} {schedules[world]:7} schedules {_per_minute(schedules[world], cpu_s[world]):6}/min a core")
+    total = sum(schedules.values())
+    print(f"{total} schedules, {num_violations} violations, {_per_minute(total, sum(cpu_s.values()))}/min")
+    return 1 if num_violations else 0
+
+
+def _per_minute(number: int, seconds: float) -> int:
+    return round(60 * number / seconds) if seconds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""All worlds, by name. A world is made from a seed and has `run()`, which raises `Broken`; that is all it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tests.simulation.kernel import Kernel
+from tests.simulation.lease.world import World as LeaseWorld
+from tests.simulation.membership.world import World as MembershipWorld
+from tests.simulation.placing.world import World as PlacingWorld
+from tests.simulation.round.moving import MovingWorld
+from tests.simulation.round.world import World as RoundWorld
+from tests.simulation.state.slow_world import SlowWorld
+from tests.simulation.state.world import World as StateWorld
+from tests.simulation.step.world import World as StepWorld
+from tests.simulation.swarm.world import World as SwarmWorld
+
+from shoal.errors import ShoalError
+
+FAILURES = (AssertionError, ShoalError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""How a schedule fails: by a promise, or because a machine raises what its driver would not take."""
+
+
+class World(Protocol):
+    """One seeded run; its `network` is its clock, and has a trace if it is a whole network."""
+
+    @property
+    def network(self) -> Kernel: ...
+
+    def run(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A world of the catalogue.
+
+    Attributes:
+        make: From a seed.
+        slice_seeds: How many seeds of it `make test` runs: together they take about a minute of one core.
+    """
+
+    make: Callable[[int], World]
+    slice_seeds: int
+
+
+WORLDS: dict[str, Entry] = {
+    "step": Entry(StepWorld, 400),
+    "round": Entry(RoundWorld, 400),
+    "swarm": Entry(SwarmWorld, 60),
+    "moves": Entry(MovingWorld, 150),
+    "lease": Entry(LeaseWorld, 800),
+    "membership": Entry(MembershipWorld, 300),
+    "placing": Entry(PlacingWorld, 300),
+    "state": Entry(StateWorld, 1000),
+    "slow-state": Entry(SlowWorld, 100),
+}

@@ -1,0 +1,83 @@
+"""The rules of leases, each left out on purpose, with the first seed that notices. `test_mutants.py` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulation.lease.world import World
+
+from shoal.ids import StepKey
+from shoal.swarm.lease import Denial, Grant, LeaseTable
+from shoal.swarm.sample_ranges import Batch, BatchStream, Ranges
+from shoal.swarm.shared_deal import SharedDeal
+
+
+class FencesNobody(LeaseTable):
+    """Gives a lease to a trainer whose place was taken."""
+
+    def lease(self, trainer: int, incarnation: int, round_number: int, step: int, now_s: float = 0.0) -> Grant | Denial:
+        self._lowest_incarnation.clear()
+        return super().lease(trainer, incarnation, round_number, step, now_s)
+
+
+class HasEverything(LeaseTable):
+    """Takes it for free whatever a trainer says to have leased."""
+
+    def __init__(self, stream: BatchStream, *, deterministic: bool, max_samples: int | None = None) -> None:
+        super().__init__(stream, deterministic=deterministic, max_samples=max_samples)
+        if isinstance(self._deal, SharedDeal):
+            self._deal._unused.has = lambda samples: True  # type: ignore[method-assign]
+
+
+class FreesWhatIsCommitted(LeaseTable):
+    """Frees all that a dead trainer had, although replicas have committed some of it."""
+
+    def release_trainer(self, trainer: int, incarnation: int, committed: tuple[StepKey, ...]) -> tuple[int, ...]:
+        return super().release_trainer(trainer, incarnation, ())
+
+
+class IgnoresLostNotes(LeaseTable):
+    """Frees leases without a note although an attempt was committed of which nobody has noted the lease."""
+
+    def release_trainer(self, trainer: int, incarnation: int, committed: tuple[StepKey, ...]) -> tuple[int, ...]:
+        noted = {key for held in self._leases.values() for key in held.keys}
+        return super().release_trainer(trainer, incarnation, tuple(noted.intersection(committed)))
+
+
+class FreesWhatIsRecorded(LeaseTable):
+    """Puts a whole batch back of which a part is in the record."""
+
+    def record(self, round_number: int, samples: Ranges) -> tuple[int, ...]:
+        left_of, self._recorded.left_of = self._recorded.left_of, lambda batch: batch  # type: ignore[method-assign]
+        ended = super().record(round_number, samples)
+        self._recorded.left_of = left_of  # type: ignore[method-assign]
+        return ended
+
+
+class FreesNothing(LeaseTable):
+    """What was leased and is in no record stays away."""
+
+    def _free_lease(self, number: int) -> None:
+        held = self._leases.pop(number)
+        if held.done or held.keys:
+            held.batch = Batch(held.batch.samples)
+            return
+        self._leases[number] = held
+        super()._free_lease(number)
+
+
+def _make(table_class: type[LeaseTable]) -> Callable[[int], World]:
+    return lambda seed: World(seed, table_class)
+
+
+MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
+    mutant.__name__: (_make(mutant), first_seed)
+    for mutant, first_seed in (
+        (FencesNobody, 0),
+        (HasEverything, 0),
+        (FreesWhatIsCommitted, 2),
+        (IgnoresLostNotes, 2),
+        (FreesWhatIsRecorded, 1),
+        (FreesNothing, 0),
+    )
+}

@@ -1,0 +1,263 @@
+"""Leases under faults: trainers that crash at any point, or freeze and come back after another has taken their place,
+lost notes, late acknowledgements, records without some steps, tables that begin anew in the middle of a round; trainers
+of any speed, so that batches have any size.
+
+The truth is kept apart from the table: `committed` is what the replicas hold, and a record may only contain that. What
+must hold, whatever the schedule: nothing is leased to two at a time or leased though it is recorded, no sample is in
+two records or twice in one, and every pass completes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.simulation import liveness
+from tests.simulation.kernel import Kernel
+from tests.simulation.safety import Broken, SampleSafety
+
+from shoal.ids import StepKey
+from shoal.swarm.lease import Denial, LeaseTable
+from shoal.swarm.sample_ranges import BatchStream, Ranges, count, merge, subtract
+from shoal.wire.messages.base import SampleRange
+
+INNER_STEPS = 3
+ROUNDS_WITH_FAULTS = 12
+MAX_SLOTS = 3
+
+
+@dataclass
+class Held:
+    """A lease as its trainer knows it; `lease` is another number after the table has begun anew."""
+
+    lease: int
+    samples: Ranges
+    keys: list[StepKey] = field(default_factory=list[StepKey])
+    done: bool = False
+
+
+@dataclass
+class Trainer:
+    slot: int
+    incarnation: int = 1
+    alive: bool = True
+    step: int = 0
+    number: int = 0
+    current: Held | None = None
+    held: list[Held] = field(default_factory=list[Held])
+    key: StepKey | None = None
+    committed: bool = False
+
+
+class World:
+    """One table, its trainers, and what the replicas have committed in the round."""
+
+    def __init__(self, seed: int, table_class: type[LeaseTable] = LeaseTable) -> None:
+        self.network = Kernel(seed)
+        self.rng = rng = self.network.rng
+        self.table_class = table_class
+        self.stream = BatchStream(rng.randint(1, 60), rng.randint(1, 8))
+        self.deterministic = rng.random() < 0.5
+        self.num_slots = rng.randint(1, MAX_SLOTS)
+        self.faults = True
+        self.round = 0
+        self.trainers: dict[int, Trainer] = {}
+        self.zombies: list[Trainer] = []
+        self.committed: dict[StepKey, Ranges] = {}
+        self.late: list[Held] = []
+        self.recorded: list[SampleRange] = []
+        self.samples = SampleSafety()
+        self.was_replaced = False
+        # Whether a new trainer is told at which step it begins. A deterministic table that begins anew relies on that.
+        self.names_steps = rng.random() < 0.5
+        self.speeds = [rng.choice((0.3, 1.0, 1.0, 4.0, 16.0)) for _ in range(MAX_SLOTS)]
+        self.max_samples = self.stream.batch_samples * rng.randint(1, 4) if rng.random() < 0.3 else None
+        self.table = self.new_table()
+
+    @property
+    def now_s(self) -> float:
+        return self.network.now_s
+
+    def new_table(self) -> LeaseTable:
+        return self.table_class(self.stream, deterministic=self.deterministic, max_samples=self.max_samples)
+
+    def chance(self, share: float) -> bool:
+        return self.faults and self.rng.random() < share
+
+    def run(self) -> None:
+        """Some rounds with faults, then as many as it takes to complete the passes that have begun.
+
+        Raises:
+            Broken: Something does not hold.
+        """
+        while self.round < ROUNDS_WITH_FAULTS:
+            self.play_round()
+        # A trainer that is still dead was never fenced in the run; from here on the run is undisturbed.
+        self.faults = False
+        self.zombies.clear()
+        last_pass = max((item.pass_number for item in self.recorded), default=0)
+        expected = self.stream.num_samples * (last_pass + 1)
+        while count(item for item in self.table.recorded if item.pass_number <= last_pass) < expected:
+            self.play_round()
+            if self.round > 500:
+                recorded = [item for item in self.table.recorded if item.pass_number <= last_pass]
+                liveness.all_recorded(range(count(recorded)), expected, [str(recorded)])
+        if self.table.recorded != merge(self.recorded):
+            raise Broken("the table does not know what is recorded")
+
+    def play_round(self) -> None:
+        self.round += 1
+        self.committed.clear()
+        known = tuple(self.rng.choice((0.0, speed)) for speed in self.speeds[: self.num_slots])
+        self.table.plan_round(self.round, self.num_slots, INNER_STEPS, self.rng.choice(((), known)))
+        self.was_replaced = False
+        for slot in range(self.num_slots):
+            trainer = self.trainers.setdefault(slot, Trainer(slot))
+            trainer.step, trainer.current, trainer.key = 0, None, None
+            trainer.held.clear()
+            self.network.after(self.network.exponential(1 / self.speeds[slot]), self.go_on, slot, self.round)
+        # The record may be decided before everybody has done everything.
+        length_s = self.rng.choice((4.0, 40.0, 400.0)) * self.rng.random() if self.faults else 1e6
+        self.network.run(self.now_s + length_s, self.is_done)
+        self.end_round()
+
+    def is_done(self) -> bool:
+        return all(trainer.step >= INNER_STEPS for trainer in self.trainers.values())
+
+    def go_on(self, slot: int, round: int) -> None:
+        """The next event of a slot's trainer."""
+        trainer = self.trainers.get(slot)
+        if round != self.round or trainer is None or trainer.step >= INNER_STEPS:
+            return
+        if self.chance(0.02) and (self.names_steps or not self.deterministic):
+            self.begin_anew()
+        self.advance(trainer)
+        self.check_leases()
+        self.network.after(self.network.exponential(1 / self.speeds[slot]), self.go_on, slot, round)
+
+    def check_leases(self) -> None:
+        """Nothing is leased to two at a time, or though it is recorded."""
+        leased = [item for batch in self.table.leased.values() for item in batch.samples]
+        if count(leased) != count(merge(leased)):
+            raise Broken(f"leased twice: {self.table.leased}")
+        if subtract(merge(leased), self.table.recorded) != merge(leased):
+            raise Broken(f"leased though it is recorded: {self.table.leased}")
+
+    def advance(self, trainer: Trainer) -> None:
+        """Let one thing happen to a trainer."""
+        if not trainer.alive:
+            self.restart(trainer)
+        elif self.chance(0.05):
+            trainer.alive = False
+        elif (current := trainer.current) is None:
+            answer = self.table.lease(trainer.slot, trainer.incarnation, self.round, trainer.step, self.now_s)
+            if isinstance(answer, Denial):
+                trainer.step = INNER_STEPS
+                return
+            most = None if self.deterministic else self.max_samples
+            if most is not None and answer.batch.num_samples > most:
+                raise Broken(f"a batch of {answer.batch.num_samples} samples, at most {most} are allowed")
+            self.table.begun(answer.lease, self.now_s)
+            trainer.current = Held(answer.lease, answer.batch.samples)
+            trainer.held.append(trainer.current)
+            trainer.key, trainer.committed = None, False
+        elif trainer.key is None:
+            if self.chance(0.05):
+                self.table.give_back(current.lease)
+                trainer.held.remove(current)
+                trainer.current = None
+                return
+            trainer.key = StepKey(trainer.slot, trainer.incarnation, trainer.number, 0)
+            if self.chance(0.03):
+                # The trainer dies with the note in its queue although its Open is under way.
+                self.commit(trainer)
+                trainer.alive = False
+                return
+            self.note(current, trainer.key)
+        elif not trainer.committed:
+            if self.chance(0.2):
+                attempt = trainer.key.attempt + 1
+                trainer.key = trainer.key._replace(attempt=attempt)
+                self.note(current, trainer.key)
+            else:
+                self.commit(trainer)
+        elif self.chance(0.1):
+            self.late.append(current)
+            self.finish(trainer)
+        else:
+            self.table.acknowledge(current.lease, committed=True, now_s=self.now_s)
+            current.done = True
+            self.finish(trainer)
+
+    def note(self, held: Held, key: StepKey) -> None:
+        held.keys.append(key)
+        self.table.note(held.lease, key)
+
+    def commit(self, trainer: Trainer) -> None:
+        if trainer.key is None or trainer.current is None:
+            raise Broken(f"trainer {trainer.slot} commits nothing")
+        self.committed[trainer.key] = trainer.current.samples
+        trainer.committed = True
+
+    def finish(self, trainer: Trainer) -> None:
+        trainer.current, trainer.key = None, None
+        trainer.step += 1
+        trainer.number += 1
+
+    def restart(self, trainer: Trainer) -> None:
+        """The client fences the dead trainer, settles its steps at the replicas, and starts another one in its slot."""
+        theirs = tuple(key for key in self.committed if key[:2] == (trainer.slot, trainer.incarnation))
+        self.table.release_trainer(trainer.slot, trainer.incarnation, theirs)
+        if self.rng.random() < 0.3:
+            self.table.release_trainer(trainer.slot, trainer.incarnation, theirs)
+        if not isinstance(self.table.lease(trainer.slot, trainer.incarnation, self.round, 0), Denial):
+            raise Broken(
+                f"incarnation {trainer.incarnation} of trainer {trainer.slot} gets a lease though it was fenced"
+            )
+        if self.rng.random() < 0.5:
+            self.zombies.append(trainer)  # it was only frozen
+        self.was_replaced = True
+        # Where it is not known whether there was one step more, that one is left out.
+        done = trainer.step + (trainer.current is not None and trainer.committed) + self.chance(0.2)
+        step = done if self.names_steps else 0
+        self.trainers[trainer.slot] = Trainer(trainer.slot, trainer.incarnation + 1, step=step)
+
+    def begin_anew(self) -> None:
+        """The data server is started again: it learns of records from the client, of leases from living trainers."""
+        self.table = self.new_table()
+        if self.recorded:
+            self.table.record(self.round - 1, merge(self.recorded))
+        dead = {trainer.slot for trainer in self.trainers.values() if not trainer.alive}
+        complete = not dead and not self.was_replaced
+        self.table.resume_round(self.round, self.num_slots, INNER_STEPS, complete=complete)
+        for trainer in self.trainers.values():
+            if trainer.alive and self.chance(0.1):
+                trainer.alive = False  # before it has said what it has
+                self.table.forgo()
+            for held in trainer.held if trainer.alive else ():
+                lease = self.table.resume(
+                    trainer.slot, trainer.incarnation, held.samples, tuple(held.keys), done=held.done
+                )
+                if lease is None:
+                    raise Broken(f"what trainer {trainer.slot} says to have is not free: {held.samples}")
+                held.lease = lease
+        for zombie in self.zombies:
+            # It wakes up, and says that it still has what was given to others since, or is recorded.
+            for held in zombie.held:
+                self.table.resume(zombie.slot, zombie.incarnation, held.samples, tuple(held.keys), done=held.done)
+        self.check_leases()
+
+    def end_round(self) -> None:
+        """Decide a record: what is committed, without the steps that only dead replicas held."""
+        kept = [samples for samples in self.committed.values() if not self.chance(0.1)]
+        record = tuple(item for samples in kept for item in samples)
+        self.table.record(self.round, merge(record) if self.rng.random() < 0.5 else record)
+        self.samples.record(record)
+        self.recorded += record
+        for held in self.late:
+            self.table.acknowledge(held.lease, committed=True, now_s=self.now_s)
+        self.late.clear()
+        if self.table.leased:
+            raise Broken(f"still leased after the record: {self.table.leased}")
+        if self.chance(0.2):
+            self.num_slots = self.rng.randint(1, MAX_SLOTS)
+            self.trainers = {slot: t for slot, t in self.trainers.items() if slot < self.num_slots}

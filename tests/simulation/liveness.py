@@ -1,0 +1,35 @@
+"""What must happen in the end: checks that the worlds share, made when the last fault has healed long enough ago.
+
+Safety says what must never happen and is checked all the time (`safety.py`); whether things go on can only be said of
+a run that is left alone. So every world has a time at which its faults have healed, and one by which this must hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from tests.simulation.safety import Broken
+
+
+def all_recorded(recorded: Collection[object], num_samples: int, states: Iterable[str]) -> None:
+    """Every sample has been trained and recorded."""
+    if len(recorded) != num_samples:
+        raise Broken(f"no progress: {len(recorded)} of {num_samples} samples are recorded: {sorted(states)}")
+
+
+def goes_on(round_before: int, round_now: int, at_least: int = 2) -> None:
+    """Rounds were decided after the last fault."""
+    if round_now < round_before + at_least:
+        raise Broken(f"no progress after round {round_before}: {round_now}")
+
+
+def nobody_left_behind(rounds: Mapping[str, int]) -> None:
+    """All replicas are in the same round, or just between two."""
+    if max(rounds.values()) - min(rounds.values()) > 1:
+        raise Broken(f"a replica was left behind: {dict(rounds)}")
+
+
+def arrived(waiting: Mapping[str, object], what: str) -> None:
+    """Nobody waits any more for what was under way."""
+    if waiting:
+        raise Broken(f"{what} never came: {dict(waiting)}")

@@ -1,0 +1,132 @@
+"""What must hold of records and of the bytes of stages, checked where each is decided, swapped, given or restored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.round.hosts import ClientHost, Contribution, ReplicaHost, digest, hashes_of
+from tests.simulation.safety import Broken
+
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.records import outcome_of, record_hash
+from shoal.swarm.round_effects import Fetch
+from shoal.wire.messages.round import Record, SignedRecord, StageHashes
+
+if TYPE_CHECKING:
+    from tests.simulation.round.world import World
+
+HEARD_S = 1.5
+"""Who could be reached for so long, and as long again as slow messages take, has been heard."""
+PATIENCE_S = 4.0
+
+
+def samples_of(record: Record) -> set[int]:
+    return {k for item in (*record.samples, *record.skipped) for k in range(item.start, item.stop)}
+
+
+def members_of(record: Record) -> set[str]:
+    return {peer for outcome in record.stages for peer in outcome.members}
+
+
+class Checks:
+    """The checks of one world.
+
+    Attributes:
+        records: What was decided, by round.
+        base_of: Bytes that were staged, and those that they were trained from.
+        made_by: Bytes that were staged, and whose contributions are in them.
+        step_hosts: The replicas of each step's path.
+        num_restored: How many stages the records name as restored.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.records: dict[int, Record] = {}
+        self.base_of: dict[str, str] = {}
+        self.made_by: dict[str, frozenset[str]] = {}
+        self.step_hosts: dict[StepKey, list[ReplicaHost]] = {}
+        self.num_restored = 0
+
+    def decided(self, record: Record, signed: SignedRecord) -> None:
+        """A record is decided, for the first time or again."""
+        name = record_hash(signed)
+        if self.world.chain.decides(record.round, name, members_of(record)):
+            self.world.samples.record((*record.samples, *record.skipped))
+        logs = self.world.disks[record.ballot.peer].read(name)
+        if logs is None:
+            raise Broken(f"the steps of record {record.round} are known to nobody any more")
+        self.records[record.round] = record
+        self._bases(record)
+        entries = {entry.key.step: entry for _, log in logs.values() for entry in log}
+        trained = [item.start for entry in entries.values() for item in entry.samples]
+        if len(trained) != len(set(trained)):
+            raise Broken(f"two steps of record {record.round} have trained on the same samples: {sorted(trained)}")
+        if set(trained) != samples_of(record):
+            raise Broken(f"record {record.round} does not name what its members have trained")
+        keys = {peer: {entry.key for entry in log} for peer, (_, log) in logs.items()}
+        for key in set[StepKey]().union(*keys.values()):
+            for host in self.step_hosts[key]:
+                is_final = host.peer in logs and self.world.network.hosts.get(host.peer) is host
+                if is_final and key not in keys[host.peer]:
+                    raise Broken(f"step {key} is in record {record.round}, but {host.peer} has aborted it")
+
+    def _bases(self, record: Record) -> None:
+        """A record says of each stage what it was trained from."""
+        before = self.records.get(record.round - 1)
+        for outcome in record.stages:
+            base = self.base_of[outcome.hashes.parameters]
+            previous = None if before is None else outcome_of(before, outcome.stage)
+            own = digest("initial", outcome.stage) if previous is None else previous.hashes.parameters
+            named = own if outcome.restored is None else outcome.restored.hashes.parameters
+            if self.made_by[outcome.hashes.parameters] != frozenset(outcome.members):
+                raise Broken(f"record {record.round} does not name those who made the bytes of stage {outcome.stage}")
+            if base != named:
+                raise Broken(f"record {record.round} does not say what stage {outcome.stage} was trained from")
+            if outcome.restored is not None:
+                self.num_restored += 1
+                if named == own:
+                    raise Broken(f"record {record.round} restores stage {outcome.stage} from the record before")
+
+    def ring(self, host: ReplicaHost, peers: list[PeerId], parts: list[Contribution]) -> None:
+        """A ring of these members has ended with these contributions."""
+        if {view for _, _, view in parts} != {tuple(peers)}:
+            raise Broken(f"the ring of {host.peer} mixes frames of several views")
+        if len({basis for _, basis, _ in parts}) > 1:
+            raise Broken(f"the ring of {host.peer} mixes what was trained from different bytes")
+
+    def gift(self, donor: ReplicaHost, order: Fetch) -> None:
+        """A replica gives its bytes to a newcomer."""
+        if hashes_of(donor.theta) != order.hashes:
+            raise Broken(f"{donor.peer} gives other bytes than those of record {order.record.round}")
+
+    def restored(self, client: ClientHost, stage: int) -> None:
+        """A stage is restored: whoever has its bytes has not been heard for a while."""
+        network = self.world.network
+        heard_s = HEARD_S + 2 * network.manners.slow_s
+        now_s, tip = network.now_s, client.machine.tip
+        record = self.world.unseal(tip.signed) if tip.signed is not None else None
+        outcome = None if record is None else outcome_of(record, stage)
+        for host in self.world.replica_hosts():
+            has_bytes = host.stage == stage and outcome is not None and hashes_of(host.theta) == outcome.hashes
+            starts_s = [now_s - PATIENCE_S + 0.5 + 0.25 * k for k in range(int((PATIENCE_S - 0.5 - heard_s) * 4) + 1)]
+            for start_s in starts_s:
+                can_talk = network.reachable(client.peer, host.peer, start_s, start_s + heard_s)
+                if has_bytes and can_talk and host.swapped_s <= start_s:
+                    raise Broken(f"stage {stage} is restored, but {host.peer} has its bytes and was there just now")
+
+    def swap(self, host: ReplicaHost, record: Record, hashes: StageHashes) -> None:
+        """A replica makes these bytes its state."""
+        outcome = outcome_of(record, host.stage)
+        bytes_there = host.staged.get(hashes, host.theta)
+        is_own = bytes_there == host.theta and hashes == hashes_of(host.theta)
+        if outcome is None or (not is_own and outcome.hashes != hashes_of(bytes_there)):
+            raise Broken(f"{host.peer} swaps bytes that are not those of record {record.round}")
+        if host.machine.swapping is None:
+            raise Broken(f"{host.peer} swaps to record {record.round}, and its machine does not know")
+        self.world.chain.swaps(record.round, record_hash(host.machine.swapping), members_of(record))
+        own = {k for entry in host.log for item in entry.samples for k in [item.start]}
+        # One that was started again since, or restored, drops what it has trained, as one that was left out does.
+        is_restored = host.machine.tip.round == record.round or outcome.hashes != hashes
+        has_joined = host.machine.joined is not None and not is_restored
+        if host.peer in outcome.members and has_joined and not own <= samples_of(record):
+            raise Broken(f"steps that {host.peer} has committed are not in record {record.round}")

@@ -1,0 +1,160 @@
+"""What must never happen: checks that the worlds share, made at the event that could break them.
+
+A process changes only when something happens to it, so what it holds is checked right then, against what was true
+before in the whole run: that is after every event, without looking at everything after each.
+
+To add a rule: a method here, a call where its event happens, and a mutant that only this rule notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.ids import StepKey
+from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.step import StepEntry
+
+
+class Broken(AssertionError):
+    """Something that must never happen has happened, or the run does not go on."""
+
+
+class Seen(NamedTuple):
+    """What the forward of a microbatch went through at one replica: `life` counts the states that it has had."""
+
+    peer: str
+    life: int
+    version: int
+
+
+class StepSafety:
+    """A step is a transaction: applied whole, over one version of the weights, by every live stage of its path."""
+
+    def __init__(self) -> None:
+        self.lives_at: dict[StepKey, dict[str, int]] = {}
+
+    def opened(self, key: StepKey, lives: Mapping[str, int]) -> None:
+        """An attempt begins over these replicas, each in this life."""
+        self.lives_at[key] = dict(lives)
+
+    def applies(
+        self,
+        peer: str,
+        life: int,
+        key: StepKey,
+        gradients: Mapping[int, tuple[object, ...]],
+        path: Sequence[str],
+        sizes: Sequence[int],
+        cap: int | None,
+        applied: Iterable[StepKey],
+    ) -> None:
+        """A replica commits the sum of `gradients`: of each microbatch its samples and, after them, what it has seen.
+
+        Raises:
+            Broken: The gradients are not those of the whole step, over this path, of this life, and of one version.
+        """
+        parts: list[tuple[object, int, int]] = [gradients[number][0] for number in sorted(gradients)]  # type: ignore[misc]
+        trained = [sample for _, start, stop in parts for sample in range(start, stop)]
+        if trained != list(range(sum(sizes))):
+            raise Broken(f"{key} committed with the samples {trained}")
+        if cap is not None and any(stop - start > cap for _, start, stop in parts):
+            raise Broken(f"{peer} takes {cap} samples, not {parts}")
+        chains = {gradient[1:] for gradient in gradients.values()}
+        if len(chains) != 1:
+            raise Broken(f"{key} mixes versions or paths: {chains}")
+        chain: tuple[Seen, ...] = chains.pop()  # type: ignore[assignment]
+        if tuple(seen.peer for seen in chain) != tuple(path):
+            raise Broken(f"{key} holds a gradient of another path")
+        if (peer, life) not in [(seen.peer, seen.life) for seen in chain]:
+            raise Broken(f"{key} is of an earlier round")
+        if key in applied:
+            raise Broken(f"{key} applied twice")
+
+    def buffers(self, peer: str, buffers: Sequence[object], log: Sequence[StepEntry]) -> None:
+        """The live buffers are those of the steps that were applied, in their order, and of nothing else."""
+        if [entry.key for entry in log] != list(buffers):
+            raise Broken(f"the buffers of {peer} are of {list(buffers)}, its log is {[e.key for e in log]}")
+
+    def recorded(self, logs: Mapping[str, tuple[int, Sequence[StepEntry]]]) -> None:
+        """A round ends with these logs, by replica, with its life: each step is in those of all its live replicas."""
+        keys = {peer: {entry.key for entry in log} for peer, (_, log) in logs.items()}
+        attempts: dict[tuple[int, int, int], StepKey] = {}
+        for peer, held in keys.items():
+            for key in held:
+                if attempts.setdefault(key.step, key) != key:
+                    raise Broken(f"{key} and {attempts[key.step]} are both applied")
+                for other, life in self.lives_at[key].items():
+                    if other in logs and logs[other][0] == life and key not in keys[other]:
+                        raise Broken(f"{key} is applied at {peer} and not at {other}")
+
+
+class SampleSafety:
+    """No sample is in two records, nor twice in one."""
+
+    def __init__(self) -> None:
+        self.recorded: set[tuple[int, int]] = set()
+
+    def record(self, samples: Iterable[SampleRange]) -> None:
+        """A record has these.
+
+        Raises:
+            Broken: Some are in a record already.
+        """
+        for item in samples:
+            for number in range(item.start, item.stop):
+                if (item.pass_number, number) in self.recorded:
+                    raise Broken(f"sample {number} of pass {item.pass_number} is recorded twice")
+                self.recorded.add((item.pass_number, number))
+
+
+class Split(Exception):
+    """Two sides that cannot hear each other have gone on apart, each with a coordinator and replicas of every stage.
+
+    That is what DESIGN.md says of a split. How chains that have parted become one again is checked by a world that
+    catches this and compares them when they meet; the others end here.
+    """
+
+
+class ChainSafety:
+    """One record per round, whoever decides it, and every replica is on that chain.
+
+    Only where no replica is a member of both may there be two records: then the swarm was split.
+
+    Attributes:
+        decided: By round, the hash of its record.
+    """
+
+    def __init__(self) -> None:
+        self.decided: dict[int, str] = {}
+        self._known: dict[int, tuple[str, frozenset[str]]] = {}
+
+    def decides(self, round: int, digest: str, members: Iterable[str]) -> bool:
+        """A coordinator decides a record; returns whether it is the first to.
+
+        Raises:
+            Broken: There is another one of this round.
+            Split: There is, and no replica is a member of both.
+        """
+        self._compare(round, digest, members)
+        is_first = round not in self.decided
+        self.decided[round] = digest
+        return is_first
+
+    def swaps(self, round: int, digest: str, members: Iterable[str]) -> None:
+        """A replica makes this record its tip: it can only be one that is decided, or about to be.
+
+        Raises:
+            Broken: Others hold, or somebody has decided, another one.
+            Split: The same, and no replica is a member of both.
+        """
+        self._compare(round, digest, members)
+
+    def _compare(self, round: int, digest: str, members: Iterable[str]) -> None:
+        here = frozenset(members)
+        other, there = self._known.setdefault(round, (digest, here))
+        if other == digest:
+            return
+        if here.isdisjoint(there):
+            raise Split(f"two records of round {round}")
+        raise Broken(f"two records of round {round}; {sorted(here & there)} are members of both")

@@ -1,0 +1,108 @@
+"""The rules of state transfers, each left out on purpose, with the first seed that notices (`test_mutants.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulation.safety import Broken
+from tests.simulation.state.slow_world import SlowWorld
+from tests.simulation.state.world import World
+
+from shoal.ids import PeerId
+from shoal.swarm.round_effects import Fetch
+from shoal.swarm.state_chain import StateChain
+from shoal.swarm.state_keeping import PieceKey, StateKeeping
+from shoal.swarm.state_transfer import Effects, StateTransfer
+
+
+class BelievesEverything(StateTransfer):
+    """Does not compare a chunk with its sender's offer."""
+
+    def received(self, peer: PeerId, chunk: int, digest: bytes, now_s: float) -> Effects:
+        donor = self._donors.get(peer)
+        offered = donor.offer[chunk * 32 : chunk * 32 + 32] if donor is not None and donor.offer else digest
+        return super().received(peer, chunk, offered, now_s)
+
+
+class ForgetsTheLost(StateTransfer):
+    """Does not ask others for what a lost donor was to send."""
+
+    def _drop(self, peer: PeerId) -> None:
+        self._donors[peer].requested.clear()
+        super()._drop(peer)
+
+
+class TrustsTheOffer(StateTransfer):
+    """Takes the bytes of the most frequent offer, whatever the record says."""
+
+    def verified(self, is_right: bool, now_s: float) -> Effects:
+        if not is_right:
+            raise Broken("other bytes than the record's are loaded")
+        return super().verified(is_right, now_s)
+
+
+class AsksOnce(StateTransfer):
+    """Never asks again who did not hold the record, or was lost."""
+
+    def tick(self, now_s: float) -> Effects:
+        for donor in self._donors.values():
+            donor.asked_at_s = now_s
+        return super().tick(now_s)
+
+
+class BeginsAgain(StateChain):
+    """Every record replaces what is being fetched."""
+
+    def follow(self, order: Fetch) -> bool:
+        followed = super().follow(order)
+        self.restart()
+        return followed
+
+    def is_lost(self, is_offered: bool, is_gone: bool) -> bool:
+        return True
+
+
+class KeepsNoAverages(StateKeeping):
+    """Holders keep what is read, and nothing that leads on from it."""
+
+    @property
+    def is_followed(self) -> bool:
+        return False
+
+
+class KeepsNoState(StateKeeping):
+    """Holders keep averages, and only the newest state."""
+
+    def _read_states(self, pieces: object) -> list[PieceKey]:
+        return []
+
+
+class KeepsTheOldest(StateKeeping):
+    """Of two states that are read the older one is kept, although nobody reads it any more."""
+
+    def _read_states(self, pieces: object) -> list[PieceKey]:
+        return sorted(super()._read_states(pieces), key=lambda key: int(key.record_hash[1:]))
+
+
+class NeverGivesUp(StateChain):
+    """Waits for ever for what nobody keeps."""
+
+    def is_lost(self, is_offered: bool, is_gone: bool) -> bool:
+        return False
+
+
+def _keeps(keeping: type[StateKeeping]) -> Callable[[int], SlowWorld]:
+    return lambda seed: SlowWorld(seed, 1.7, keeping_class=keeping)
+
+
+MUTANTS: dict[str, tuple[Callable[[int], World | SlowWorld], int]] = {
+    "BelievesEverything": (lambda seed: World(seed, BelievesEverything), 0),
+    "ForgetsTheLost": (lambda seed: World(seed, ForgetsTheLost), 17),
+    "TrustsTheOffer": (lambda seed: World(seed, TrustsTheOffer), 12),
+    "AsksForStateOnce": (lambda seed: World(seed, AsksOnce), 106),
+    "BeginsAgain": (lambda seed: SlowWorld(seed, 1.5, chain_class=BeginsAgain), 0),
+    "NeverGivesUp": (lambda seed: SlowWorld(seed, 2.6, chain_class=NeverGivesUp, calm_round=12), 0),
+    "KeepsNoAverages": (_keeps(KeepsNoAverages), 45),
+    "KeepsNoState": (_keeps(KeepsNoState), 0),
+    "KeepsTheOldest": (_keeps(KeepsTheOldest), 57),
+}

@@ -1,0 +1,202 @@
+"""Servers that train and average, clients that fence, and the leases of their trainers: the machines put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.round.hosts import ClientHost
+from tests.simulation.round.hosts import ReplicaHost as RoundHost
+from tests.simulation.step.hosts import STEPS_PER_ROUND, Envelope, Hello, Join, TrainerHost
+from tests.simulation.step.hosts import ReplicaHost as StepHost
+
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.lease import Denial
+from shoal.swarm.round_effects import CloseSteps, CoordinatorEffect, MemberEffect, Ready, ResolveStep
+from shoal.swarm.round_orders import StepsClosed
+from shoal.swarm.step_operations import Decision
+from shoal.swarm.step_trainer import Finished
+from shoal.wire.messages.round import Resolve, StageHashes
+from shoal.wire.messages.step import Fence, Fenced, StepEntry
+
+if TYPE_CHECKING:
+    from tests.simulation.swarm.world import World
+
+_TELL_S = 0.5
+
+
+class Steps(StepHost):
+    """The steps of a server; when a round ends is the other half's to say."""
+
+    world: World
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        super().__init__(server.world, server.peer)
+
+    def attach(self) -> None:
+        """The process is the server's."""
+
+    def answer_fence(self, to: PeerId, message: Fenced) -> None:
+        self.world.network.send(self.peer, to, Envelope(message))
+
+    def close(self) -> None:
+        self._do(self.machine.close())
+        self._try_join()
+
+    def resolve(self, fate: Resolve) -> None:
+        decision = Decision(fate.scale, fate.lr, fate.skipped) if fate.commit else None
+        self._do(self.machine.resolve(fate.key, decision))
+        self.joined = None
+        self._try_join()
+        self._kick()
+
+    def _try_join(self) -> None:
+        if self.machine.closed:
+            self.machine.join()
+            self.joined = Join(self.machine.round, self.life, tuple(self.machine.log), self.machine.in_doubt)
+            self.server.steps_closed()
+
+    def begin(self, round: int) -> None:
+        """The server holds the record before this round."""
+        self.life, self.applied, self.buffers, self.joined = self.world.new_life(self.peer), [], [], None
+        self._do(self.machine.start_round(round))
+        self._kick()
+
+
+class Server(RoundHost):
+    """One replica: its steps and its part in the rounds."""
+
+    world: World
+    steps_class = Steps
+
+    def __init__(self, world: World, peer: PeerId, stage: int, is_behind: bool = False) -> None:
+        self.steps: Steps | None = None
+        super().__init__(world, peer, stage, is_behind)
+        self.steps = self.steps_class(self)
+        if not is_behind:
+            self.steps.begin(1)
+
+    @property
+    def log(self) -> list[StepEntry]:  # type: ignore[override]
+        return [] if self.steps is None else self.steps.machine.log
+
+    @log.setter
+    def log(self, entries: list[StepEntry]) -> None:
+        """It is the step machine's."""
+
+    def deliver(self, sender: str, message: object) -> None:
+        if type(message) is Envelope and self.steps is not None:
+            self.steps.deliver(sender, message)
+        else:
+            super().deliver(sender, message)
+
+    def lost(self, peer: str) -> None:
+        if self.steps is not None:
+            self.steps.lost(peer)
+        super().lost(peer)
+
+    def _act(self, effects: list[MemberEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, CloseSteps) and self.steps is not None:
+                self.steps.close()
+            elif isinstance(effect, ResolveStep) and self.steps is not None:
+                self.steps.resolve(effect.fate)
+            else:
+                super()._act([effect])
+
+    def steps_closed(self) -> None:
+        if self.steps is not None:
+            machine = self.steps.machine
+            closed = StepsClosed(sum(entry.num_samples for entry in machine.log), machine.in_doubt, tuple(machine.log))
+            self._act(self.machine.steps_closed(closed))
+
+    def _swap(self, record: object, hashes: StageHashes) -> list[MemberEffect]:
+        swapping = self.machine.swapping
+        effects = super()._swap(record, hashes)
+        if swapping is not None and self.machine.tip.signed == swapping and self.steps is not None:
+            self.steps.begin(self.machine.round)
+        return effects
+
+
+class Client(ClientHost):
+    """A client that tells its trainers of rounds, and replicas of the trainers that were replaced."""
+
+    world: World
+
+    def deliver(self, sender: str, message: object) -> None:
+        if type(message) is Envelope and isinstance(message.message, Fenced):
+            self.world.leases.fenced(sender, message.message)
+        elif type(message) is not Envelope:
+            super().deliver(sender, message)
+
+    def _act(self, effects: list[CoordinatorEffect]) -> None:
+        super()._act(effects)
+        for effect in effects:
+            if isinstance(effect, Ready) and self.world.network.hosts.get(self.peer) is self:
+                self.world.leases.table.plan_round(effect.tip.round + 1, self.world.num_trainers, STEPS_PER_ROUND)
+                self.tell()
+
+    def tell(self) -> None:
+        """Say which round is trained, and fence those that were replaced."""
+        if self.tip is None:
+            return
+        for peer in self.world.trainer_peers():
+            self.world.network.send(self.peer, peer, Hello(self.tip.round + 1, {}, False, {}))
+        if any(incarnation > 1 for incarnation in self.world.incarnations.values()):
+            for replica in self.world.replicas:
+                self.world.network.send(self.peer, replica, Envelope(Fence(dict(self.world.incarnations))))
+
+    def repeat(self) -> None:
+        self.world.network.on_host(self.peer, _TELL_S, self.repeat)
+        self.tell()
+
+
+class Leases:
+    """The data server: it lives as long as the run. What `step.coordinator.Ledger` is there, over the real table."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.table = world.new_table()
+        self._leases: dict[PeerId, int] = {}
+        self._unfenced: dict[tuple[int, int], set[str]] = {}
+        self._committed: dict[tuple[int, int], set[StepKey]] = {}
+
+    def lease(self, trainer: TrainerHost) -> int | None:
+        now_s = self.world.network.now_s
+        given = self.table.lease(trainer.slot, trainer.incarnation, trainer.round, trainer.steps, now_s)
+        if isinstance(given, Denial):
+            return None
+        self.table.begun(given.lease, now_s)
+        self._leases[trainer.peer] = given.lease
+        return given.batch.samples[0].start
+
+    def note(self, trainer: TrainerHost, key: StepKey, path: tuple[str, ...]) -> None:
+        self.world.safety.opened(key, {peer: self.world.lives[peer] for peer in path})
+        hosts = [self.world.network.hosts.get(peer) for peer in path]
+        self.world.checks.step_hosts[key] = [host for host in hosts if isinstance(host, Server)]
+        self.table.note(self._leases[trainer.peer], key)
+
+    def acknowledge(self, trainer: TrainerHost) -> None:
+        ended = trainer.machine.ended
+        is_sure = isinstance(ended, Finished) and ended.committed
+        self.table.acknowledge(self._leases[trainer.peer], committed=is_sure, now_s=self.world.network.now_s)
+
+    def give_back(self, trainer: TrainerHost) -> None:
+        self.table.give_back(self._leases[trainer.peer])
+
+    def trainer_died(self, slot: int, incarnation: int) -> None:
+        """Its leases move when every replica has refused it from now on and knows of nothing in doubt."""
+        self._unfenced[slot, incarnation] = set(self.world.replicas)
+        self._committed[slot, incarnation] = set()
+
+    def fenced(self, replica: str, message: Fenced) -> None:
+        for trainer, waiting in list(self._unfenced.items()):
+            slot, incarnation = trainer
+            theirs = [key for key in message.in_doubt if key[:2] == trainer]
+            if incarnation >= message.incarnations.get(slot, 0) or theirs:
+                continue
+            waiting.discard(replica)
+            self._committed[trainer].update(key for key in message.committed if key[:2] == trainer)
+            if not waiting:
+                del self._unfenced[trainer]
+                self.table.release_trainer(slot, incarnation, tuple(self._committed.pop(trainer)))

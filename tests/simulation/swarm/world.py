@@ -1,0 +1,158 @@
+"""A whole swarm in one schedule: trainers drive steps over servers that average and are led by one of some clients.
+
+Steps, rounds and leases are the real machines, all of them; so what one of them asks of another is put to the test: a
+join says what the step machine has committed, a takeover settles what trainers that died have left in doubt, and the
+record decides about leases that nobody else could settle.
+"""
+
+from __future__ import annotations
+
+import random
+
+from tests.simulation.network import DEADLINE_S
+from tests.simulation.round.hosts import ReplicaHost as RoundHost
+from tests.simulation.round.hosts import is_bulk as is_contribution
+from tests.simulation.round.world import FAULTS_END_S, SETTLED_S
+from tests.simulation.round.world import World as RoundWorld
+from tests.simulation.safety import Broken, StepSafety
+from tests.simulation.step.hosts import TrainerHost
+from tests.simulation.step.hosts import is_bulk as is_tensor
+from tests.simulation.swarm.hosts import Client, Leases, Server
+
+from shoal.ids import PeerId
+from shoal.swarm.lease import LeaseTable
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.sample_ranges import BatchStream
+from shoal.swarm.step_operations import Schedule
+from shoal.swarm.step_replica import StepReplica
+from shoal.swarm.step_trainer import StepTrainer
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import Record, SignedRecord
+from shoal.wire.messages.step import Commit, StepMessage
+
+MANY = 100_000
+
+
+def is_bulk(message: object) -> bool:
+    return is_tensor(message) or is_contribution(message)
+
+
+class World(RoundWorld):
+    """One seed."""
+
+    is_bulk = staticmethod(is_bulk)
+
+    def __init__(
+        self,
+        seed: int,
+        replica_class: type[StepReplica] = StepReplica,
+        trainer_class: type[StepTrainer] = StepTrainer,
+        member_class: type[RoundMemberMachine] = RoundMemberMachine,
+        coordinator_class: type[RoundCoordinatorMachine] = RoundCoordinatorMachine,
+        table_class: type[LeaseTable] = LeaseTable,
+        host_class: type[RoundHost] = Server,
+        faults: bool = True,
+    ) -> None:
+        self.replica_class, self.trainer_class, self.table_class = replica_class, trainer_class, table_class
+        self.lives: dict[str, int] = {}
+        self._num_lives = 0
+        self.safety = StepSafety()
+        self.caps: dict[PeerId, int] = {}
+        self.caps_rng = random.Random(f"caps of {seed}")
+        self.max_held: int | None = None
+        super().__init__(seed, member_class, coordinator_class, host_class, Client, faults)
+
+    def sizes(self) -> tuple[int, int]:
+        return 2, self.network.rng.choice((1, 2, 2, 3))
+
+    def prepare(self) -> None:
+        rng = self.network.rng
+        self.num_trainers, self.max_open_steps = rng.choice((1, 2, 2)), rng.choice((1, 2, 4))
+        self.schedule = rng.choice(list(Schedule))
+        self.window = None if self.schedule == Schedule.GPIPE else 2
+        self.hops = tuple(
+            tuple(Hop(PeerId(f"R{stage}.{slot}"), ()) for slot in range(self.num_slots))
+            for stage in range(self.num_stages)
+        )
+        self.commits_left = rng.randint(1, 40) if rng.random() < 0.6 else 0
+        self.incarnations = dict.fromkeys(range(self.num_trainers), 1)
+        self.leases = self.ledger = Leases(self)
+        self.network.at(0.2, self._start_trainers)
+
+    def new_table(self) -> LeaseTable:
+        return self.table_class(BatchStream(MANY, 1), deterministic=self.network.rng.random() < 0.5, max_samples=1)
+
+    def new_life(self, peer: str) -> int:
+        self._num_lives += 1
+        self.lives[peer] = self._num_lives
+        return self._num_lives
+
+    def _start_client(self, peer: PeerId) -> None:
+        super()._start_client(peer)
+        host = self.network.hosts[peer]
+        if isinstance(host, Client):
+            host.repeat()
+
+    def _start_trainers(self) -> None:
+        for slot in range(self.num_trainers):
+            TrainerHost(self, slot, 1, 0)  # type: ignore[arg-type]
+
+    def trainer_peers(self) -> list[str]:
+        return [f"T{slot}.{incarnation}" for slot, incarnation in self.incarnations.items()]
+
+    def before_send(self, trainer: TrainerHost, to: str, message: StepMessage) -> None:
+        """Before a Commit: now and then the trainer crashes, and a replica may be cut off from the others."""
+        network, rng = self.network, self.network.rng
+        if not self.commits_left or type(message) is not Commit or trainer.peer not in network.hosts:
+            return
+        if network.now_s > FAULTS_END_S - 4.0:
+            return
+        self.commits_left -= 1
+        if self.commits_left % 6 == 0:
+            self._crash(trainer.peer)
+            if rng.random() < 0.5:
+                first = rng.choice(self.replicas)
+                for other in [peer for peer in self.replicas if peer != first]:
+                    network.cut(first, other, 3.0)
+
+    def _train(self) -> None:
+        """The trainers do."""
+
+    def decided(self, record: Record, signed: SignedRecord) -> None:
+        super().decided(record, signed)
+        self.leases.table.record(record.round, (*record.samples, *record.skipped))
+
+    # -- faults
+
+    def _fallible(self) -> list[str]:
+        return [*super()._fallible(), *self.trainer_peers()]
+
+    def _crash(self, peer: str) -> None:
+        if peer[0] != "T":
+            super()._crash(peer)
+        elif peer in self.network.hosts and peer in self.trainer_peers():
+            self.network.crash(peer)
+            self._replace_trainer(peer)
+
+    def _froze(self, peer: str, duration_s: float) -> None:
+        if peer[0] == "T" and duration_s > DEADLINE_S and self.network.rng.random() < 0.7:
+            self.network.after(DEADLINE_S + 0.1, self._replace_trainer, peer)
+
+    def _replace_trainer(self, peer: str) -> None:
+        if peer not in self.trainer_peers():
+            return
+        slot, incarnation = int(peer[1]), int(peer.split(".")[1])
+        self.incarnations[slot] = incarnation + 1
+        self.leases.trainer_died(slot, incarnation)
+        self.network.after(self.network.rng.uniform(0.1, 1.0), TrainerHost, self, slot, incarnation + 1, 0)
+
+    def run(self) -> int:
+        self.network.at(SETTLED_S, self._count)
+        rounds = super().run()
+        if not self.is_split and len(self.samples.recorded) <= self.num_before:
+            raise Broken(f"nothing was trained after the last fault: {len(self.samples.recorded)} samples")
+        return rounds
+
+    def _count(self) -> None:
+        self.num_before = len(self.samples.recorded)

@@ -1,0 +1,77 @@
+"""The worlds do what they are for: an invariant that nothing ever puts to the test would hold as well."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.membership.world import World as MembershipWorld
+from tests.simulation.placing.world import World as PlacingWorld
+from tests.simulation.round.moving import MovingWorld
+from tests.simulation.round.world import World as RoundWorld
+from tests.simulation.safety import Broken, ChainSafety, Split
+from tests.simulation.state.slow_world import SlowWorld
+from tests.simulation.step.world import World as StepWorld
+
+
+def test_every_round_is_decided_without_faults() -> None:
+    assert all(RoundWorld(seed, faults=False).run() >= 12 for seed in range(10))
+
+
+def test_clients_take_over_stages_are_restored_and_the_swarm_is_hardly_ever_split() -> None:
+    worlds = [RoundWorld(seed) for seed in range(60)]
+    for world in worlds:
+        world.run()
+    deciders = [{record.ballot.peer for record in world.checks.records.values()} for world in worlds]
+    assert sum(len(peers) > 1 for peers in deciders) > 5
+    assert sum(world.checks.num_restored > 0 for world in worlds) > 2
+    assert sum(world.is_split for world in worlds) <= 1
+
+
+def test_trainers_are_replaced_and_steps_are_aborted() -> None:
+    worlds = [StepWorld(seed) for seed in range(30)]
+    for world in worlds:
+        world.run()
+    assert sum(max(world.incarnations.values()) > 1 for world in worlds) > 10
+    assert any(key.attempt > 0 for world in worlds for key in world.safety.lives_at)
+
+
+def test_servers_move_to_where_they_are_needed() -> None:
+    worlds = [MovingWorld(seed) for seed in range(20)]
+    for world in worlds:
+        world.run()
+    assert sum(world.num_switched for world in worlds) > 10
+
+
+def test_a_successor_sends_no_second_server_when_the_coordinator_dies_after_an_order() -> None:
+    worlds = [MovingWorld(seed, faults=False, coordinators_die=True) for seed in range(30)]
+    for world in worlds:
+        world.run()
+    assert sum(world.num_switched for world in worlds) > 20
+
+
+def test_peers_are_suspected_and_servers_are_moved() -> None:
+    watched, placed = [MembershipWorld(seed) for seed in range(40)], [PlacingWorld(seed) for seed in range(60)]
+    for world in (*watched, *placed):
+        world.run()
+    assert sum(world.num_suspicions > 0 for world in watched) > 10
+    assert sum(len(world.order) > 0 for world in placed) > 10
+
+
+def test_a_newcomer_that_is_too_slow_for_the_ring_does_not_arrive_and_begins_again_and_again() -> None:
+    world = SlowWorld(1, 2.6)
+    with pytest.raises(Broken, match="nothing loaded"):
+        world.run()
+    assert world.num_restarts > 5
+
+
+def test_one_that_is_too_slow_arrives_when_a_round_takes_long_enough() -> None:
+    assert all(SlowWorld(seed, 2.6, calm_round=12).run() in (12, 13) for seed in range(40))
+
+
+def test_two_records_of_a_round_are_a_split_only_where_nobody_is_a_member_of_both() -> None:
+    chain = ChainSafety()
+    assert chain.decides(1, "one", {"R0.0", "R1.0"})
+    assert not chain.decides(1, "one", {"R0.0", "R1.0"})
+    with pytest.raises(Broken, match="members of both"):
+        chain.swaps(1, "other", {"R0.1", "R1.0"})
+    with pytest.raises(Split):
+        chain.swaps(1, "other", {"R0.1", "R1.1"})

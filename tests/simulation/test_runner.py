@@ -1,0 +1,63 @@
+"""`make sim`: what it prints, with what it exits, and what it leaves of a seed that fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.simulation import __main__ as runner
+from tests.simulation.catalogue import Entry
+from tests.simulation.kernel import Kernel
+from tests.simulation.safety import Broken
+
+
+class Odd:
+    """A world that breaks with odd seeds, and once by an error of a machine."""
+
+    def __init__(self, seed: int) -> None:
+        self.network, self.seed = Kernel(seed), seed
+
+    def run(self) -> None:
+        if self.seed == 7:
+            raise KeyError("a machine's own")
+        if self.seed % 2:
+            raise Broken(f"{self.seed} is odd")
+
+
+@pytest.fixture
+def odd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setitem(runner.WORLDS, "odd", Entry(Odd, 1))
+    monkeypatch.setattr(runner, "SEEDS", tmp_path)
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["simulation", *arguments, "--world", "odd", "--processes", "1"])
+    return runner.main()
+
+
+def test_violations_are_printed_kept_and_counted(
+    monkeypatch: pytest.MonkeyPatch, odd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "4:8") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("4 schedules, 2 violations, ")
+    assert lines[-1].endswith("/min")
+    assert lines[0] == "odd 5: 5 is odd"
+    assert lines[1].strip() == "python -m tests.simulation 5 --world odd"
+    assert sorted(path.name for path in odd.iterdir()) == ["odd-5.json", "odd-7.json"]
+    assert json.loads((odd / "odd-5.json").read_text()) == {"world": "odd", "seed": 5, "violated": "5 is odd"}
+
+
+def test_without_violations_it_exits_0_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, odd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "4:5") == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 schedules, 0 violations, ")
+    assert list(odd.iterdir()) == []
+
+
+def test_one_seed_is_shown(monkeypatch: pytest.MonkeyPatch, odd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "5") == 1
+    assert capsys.readouterr().out == "odd 5: Broken: 5 is odd\n"

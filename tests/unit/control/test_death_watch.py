@@ -1,0 +1,57 @@
+"""Which message tells that a process has reached which point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.config.emulation import parse_death
+from shoal.control.death_watch import DeathWatch, point_of, watched
+from shoal.ids import Ballot, PeerId, StepKey
+from shoal.runtime.death_points import DeathPoints
+from shoal.swarm.records import seal
+from shoal.transport.base import Received
+from shoal.wire.messages import Message
+from shoal.wire.messages.control import Heartbeat
+from shoal.wire.messages.feed import Lease
+from shoal.wire.messages.round import Decide, Hold, ReadState, Record, RingPart, StateChunk
+from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
+
+KEY = StepKey(0, 1, 42, 0)
+BALLOT = Ballot(1, PeerId("C"), 1)
+RECORD = seal(Record("run", 5, BALLOT, "0", (), (), (), {}), PeerId("C"), lambda _: b"")
+
+
+@pytest.mark.parametrize(
+    ("message", "point"),
+    [
+        (Commit(KEY, 1.0, 0.1, False), ("prepared", 42)),
+        (Prepared(KEY, 0, 3, 1.0, True, None), ("prepared", 42)),
+        (Opened(KEY), ("forward", 42)),
+        (Committed(KEY), ("commit", 42)),
+        (RingPart(BALLOT, 5, 1, 0, False, 0, 0, 0), ("ring", 5)),
+        (Hold(BALLOT, RECORD), ("staged", 5)),
+        (Decide(BALLOT, RECORD), ("held", 5)),
+        (StateChunk("hash", 0), ("fetch", 0)),
+        (Lease(1, 0, 1, 3, 7), ("lease", 3)),
+        (Heartbeat(), None),
+    ],
+)
+def test_a_message_says_where_a_process_is(message: Message, point: tuple[str, int] | None) -> None:
+    assert point_of(message) == point
+
+
+def test_a_donor_is_at_its_point_when_it_is_asked_for_a_chunk() -> None:
+    assert point_of(ReadState("hash", 0)) == ("donate", 0)
+
+
+def test_the_watch_takes_nothing_and_is_there_only_if_somebody_is_to_die(tmp_path: Path) -> None:
+    dead: list[str] = []
+    points = DeathPoints([parse_death("server:0@prepared#42")], tmp_path, lambda: dead.append("dead"))
+    (watch,) = watched(points, ())
+    assert isinstance(watch, DeathWatch)
+    assert not watch.receive(Received(PeerId("T"), Commit(KEY, 1.0, 0.1, False), ()))
+    assert dead == ["dead"]
+    assert watched(points, ()) == ()
+    assert watched(None, ()) == ()

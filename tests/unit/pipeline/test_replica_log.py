@@ -1,0 +1,111 @@
+"""The log of one replica: what comes back, files of several lives, and what happens when it cannot be written."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import RecordRejected
+from shoal.ids import PeerId, StepKey
+from shoal.pipeline.replica_log import (
+    Applied,
+    Began,
+    Loaded,
+    Place,
+    ReplicaLog,
+    Started,
+    read_replica_log,
+    replica_logs,
+)
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, StepTotals
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.round import StageHashes
+from shoal.wire.messages.step import Open
+
+KEY, OTHER = StepKey(0, 1, 2, 0), StepKey(1, 1, 2, 0)
+HASHES = StageHashes("p", "m", "b")
+PLACE = Place("cpu", 1, {"processor": "one"}, {"torch": "2"})
+STARTED = Started("run", PeerId("A"), 0, PLACE)
+COMMIT = Decision(0.5, 0.1, False)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[ReplicaLog]:
+    log = ReplicaLog(tmp_path, STARTED, lambda: HASHES)
+    yield log
+    log.close()
+
+
+def begin(log: ReplicaLog, key: StepKey = KEY) -> None:
+    log.begins(Open(key, 1, (Hop(PeerId("A"), ("x",)), Hop(PeerId("B"), ())), (2, 1), (SampleRange(0, 4, 7),)))
+
+
+def test_lines_come_back_in_their_order(log: ReplicaLog, tmp_path: Path) -> None:
+    log.loaded(0)
+    begin(log)
+    begin(log, OTHER)
+    log.done(Operation(OperationKind.FORWARD, KEY, 0), None)
+    log.done(Operation(OperationKind.BACKWARD, KEY, 0), StepTotals(1 / 3, True, None))
+    log.done(Operation(OperationKind.LOSS, OTHER, 0), StepTotals(math.nan, False, math.inf))
+    log.done(Operation(OperationKind.COMMIT, KEY, decision=COMMIT), None)
+    log.done(Operation(OperationKind.COMMIT, OTHER, decision=Decision(0.0, 0.1, True)), None)
+    [path] = replica_logs(tmp_path)
+    peers, samples = (PeerId("A"), PeerId("B")), (SampleRange(0, 4, 7),)
+    assert read_replica_log(path) == [
+        STARTED,
+        Loaded(0, HASHES),
+        Began(KEY, peers, samples, (2, 1)),
+        Began(OTHER, peers, samples, (2, 1)),
+        Applied(KEY, 0.5, 0.1, False, 1 / 3, None),
+        Applied(OTHER, 0.0, 0.1, True, None, None),
+    ]
+
+
+def test_what_was_dropped_leaves_no_totals_for_a_later_step(log: ReplicaLog, tmp_path: Path) -> None:
+    log.done(Operation(OperationKind.BACKWARD, KEY, 0), StepTotals(1.0, True, None))
+    log.done(Operation(OperationKind.DROP, KEY), None)
+    log.done(Operation(OperationKind.COMMIT, KEY, decision=COMMIT), None)
+    [path] = replica_logs(tmp_path)
+    assert read_replica_log(path)[-1] == Applied(KEY, 0.5, 0.1, False, None, None)
+
+
+def test_each_life_of_a_peer_has_a_file_of_its_own(tmp_path: Path) -> None:
+    for _ in range(11):
+        ReplicaLog(tmp_path, STARTED, lambda: HASHES).close()
+    assert [path.name for path in replica_logs(tmp_path)] == [f"A.{number}.jsonl" for number in range(1, 12)]
+
+
+def test_a_line_that_a_kill_has_cut_off_is_none(log: ReplicaLog, tmp_path: Path) -> None:
+    log.loaded(0)
+    [path] = replica_logs(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    assert read_replica_log(path) == [STARTED]
+    path.write_bytes(whole.replace(b"loaded", b"landed"))
+    with pytest.raises(RecordRejected, match="no log of a replica"):
+        read_replica_log(path)
+
+
+def test_a_full_disk_ends_the_log_and_not_the_replica(
+    log: ReplicaLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: real(descriptor, content[:5]))
+    log.loaded(0)
+    monkeypatch.undo()
+    log.loaded(1)
+    [path] = replica_logs(tmp_path)
+    assert read_replica_log(path) == [STARTED], "a later line without the one before would be wrong"
+    assert [record.message for record in caplog.records] == ["replica_log.ended"]
+
+
+def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "replicas").write_text("a file")
+    log = ReplicaLog(tmp_path, STARTED, lambda: HASHES)
+    log.loaded(0)
+    log.close()
+    assert [record.message for record in caplog.records] == ["replica_log.ended"]

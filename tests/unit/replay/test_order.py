@@ -1,0 +1,197 @@
+"""The order in which a run is computed again: each step in the one moment at which its whole path held its versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from shoal.errors import Contradiction
+from shoal.ids import Ballot, PeerId, StepKey
+from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place
+from shoal.replay.lives import Life, life_of, members_of
+from shoal.replay.order import Apply, Average, Begin, Compute, End, Load, ReplayOrder
+from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.round import Record, StageHashes, StageOutcome
+
+PLACE = Place("cpu", 1, {}, {})
+HASHES = StageHashes("p", "m", "b")
+
+
+def key(step: str) -> StepKey:
+    """`a0` is step 0 of trainer a."""
+    return StepKey("abc".index(step[0]), 1, int(step[1:]), 0)
+
+
+def life(number: int, name: str, script: str, path: str = "PQ") -> Life:
+    """A life of P or R (stage 0), Q or T (stage 1): L0 loads record 0, +a0 begins a step, RT+a0 over that path, a0
+    commits it."""
+    lines: list[Line] = []
+    for word in script.split():
+        if word[0] == "L":
+            lines.append(Loaded(int(word[1:]), HASHES))
+        elif "+" in word:
+            first, step = word.split("+")
+            peers = tuple(PeerId(peer) for peer in first or path)
+            lines.append(Began(key(step), peers, (SampleRange(0, 0, 1),), (1,)))
+        else:
+            lines.append(Applied(key(word), 1.0, 0.1, False, 1.0, None))
+    return life_of(number, PeerId(name), int(name in "QT"), PLACE, lines)
+
+
+def record(round: int, *stages: Sequence[str]) -> Record:
+    outcomes = [
+        StageOutcome(stage, 0, tuple(PeerId(peer) for peer in members), tuple(1 for _ in members), HASHES, 0)
+        for stage, members in enumerate(stages)
+    ]
+    return Record("run", round, Ballot(1, PeerId("C"), 1), "", tuple(outcomes), (), (), {})
+
+
+def order_of(lives: Sequence[Life], *records: Record) -> ReplayOrder:
+    """What is computed; the step log of round 1 is that of the first two lives."""
+    logs = {each.peer: (each.stage, each.segments[0].log) for each in lives[:2]}
+    return ReplayOrder(records, lives, [members_of(each, lives, logs if each.round == 1 else {}) for each in records])
+
+
+def told(order: ReplayOrder) -> list[str]:
+    """The actions as words."""
+    words: list[str] = []
+    for action in order:
+        match action:
+            case Begin(who):
+                words.append(f"begin {who.peer}")
+            case Load(who, loaded):
+                words.append(f"load {who.peer} {loaded.round}")
+            case Compute(_, began, lives):
+                path = "".join(each.peer for each in lives)
+                words.append(f"compute {'abc'[began.key.trainer]}{began.key.number} {path}")
+            case Apply(_, who, applied):
+                words.append(f"apply {who.peer} {'abc'[applied.key.trainer]}{applied.key.number}")
+            case Average(of_round):
+                words.append(f"average {of_round.round}")
+            case End(who):
+                words.append(f"end {who.peer}")
+    return words
+
+
+def place(words: list[str], *wanted: str) -> list[int]:
+    return [words.index(word) for word in wanted]
+
+
+def test_a_step_sees_what_each_replica_of_its_path_held_when_it_began_there() -> None:
+    # Q commits in another order than P, and b0 saw P before a0 was applied.
+    lives = [life(0, "P", "L0 +a0 +b0 a0 b0 L1"), life(1, "Q", "L0 +b0 +a0 b0 a0 L1")]
+    words = told(order_of(lives, record(1, ["P"], ["Q"])))
+    first_commit = min(words.index("apply P a0"), words.index("apply Q b0"))
+    assert max(place(words, "compute a0 PQ", "compute b0 PQ")) < first_commit
+    assert place(words, "apply P a0", "apply P b0") == sorted(place(words, "apply P a0", "apply P b0"))
+    assert words.index("apply Q b0") < words.index("apply Q a0")
+    assert words[-1] == "average 1"
+
+
+def test_a_commit_waits_for_the_other_steps_that_have_begun_before_it() -> None:
+    # When P is at its commit of a0, T has not been looked at yet.
+    lives = [life(0, "Q", "L0 +a0 a0"), life(1, "P", "L0 +a0 PT+b0 a0 b0"), life(2, "T", "L0 PT+b0 b0")]
+    words = told(order_of(lives, record(1, ["P"], ["Q", "T"])))
+    assert words.index("compute b0 PT") < words.index("apply P a0")
+
+
+def test_a_load_waits_for_the_steps_that_have_begun_before_it() -> None:
+    # P and T are left out of the record, and P goes on before T has begun b0.
+    lives = [
+        life(0, "R", "L0"),
+        life(1, "Q", "L0"),
+        life(2, "P", "L0 PT+b0 L1"),
+        life(3, "T", "L0 XT+c0 c0 PT+b0 b0 L1"),
+        life(4, "X", "L0 XT+c0 c0"),
+    ]
+    words = told(order_of(lives, record(1, ["R"], ["Q"]), record(2, ["P"], ["T"])))
+    assert words.index("average 1") < words.index("compute b0 PT") < words.index("load P 1")
+
+
+def test_a_step_that_began_after_a_commit_is_computed_after_it_on_both_replicas() -> None:
+    lives = [life(0, "P", "L0 +a0 a0 +b0 b0"), life(1, "Q", "L0 +a0 a0 +b0 b0")]
+    words = told(order_of(lives, record(1, ["P"], ["Q"])))
+    assert max(place(words, "apply P a0", "apply Q a0")) < words.index("compute b0 PQ")
+
+
+def test_a_replica_that_died_before_its_commit_has_still_computed_for_the_other_one() -> None:
+    lives = [life(0, "P", "L0 +a0 a0"), life(1, "Q", "L0 +a0"), life(2, "Q", "L0")]
+    order = order_of(lives, record(1, ["P"], ["Q"]))
+    keeps = [action.keeps for action in order if isinstance(action, Compute)]
+    assert keeps == [(True, False)]
+
+
+def test_steps_that_nobody_has_committed_are_left_out() -> None:
+    lives = [life(0, "P", "L0 +a0 +b0 b0"), life(1, "Q", "L0 +b0 b0")]
+    order = order_of(lives, record(1, ["P"], ["Q"]))
+    assert order.num_steps == 1
+    assert not any("a0" in word for word in told(order))
+
+
+def test_what_was_trained_after_the_last_record_is_left_out() -> None:
+    lives = [life(0, "P", "L0 +a0 a0 L1 +a1 a1"), life(1, "Q", "L0 +a0 a0 L1 +a1 a1")]
+    order = order_of(lives, record(1, ["P"], ["Q"]))
+    assert (order.num_steps, told(order)[-1]) == (1, "average 1")
+
+
+def test_a_replica_that_is_left_out_of_a_record_keeps_its_optimizer_and_loads_the_next_state() -> None:
+    lives = [
+        life(0, "P", "L0 +a0 a0 L1 +a1 a1 L2"),
+        life(1, "Q", "L0 +a0 a0 RQ+b0 b0 L1 +a1 a1 RQ+b1 b1 L2"),
+        life(2, "R", "L0 RQ+b0 b0 L1 RQ+b1 b1 L2"),
+    ]
+    words = told(order_of(lives, record(1, ["P"], ["Q"]), record(2, ["P", "R"], ["Q"])))
+    assert words.count("begin R") == 1
+    assert words.index("average 1") < words.index("load R 1") < words.index("compute b1 RQ") < words.index("average 2")
+
+
+def test_a_life_is_not_built_before_it_takes_part_and_ends_with_its_last_round() -> None:
+    lives = [
+        life(0, "P", "L0 +a0 a0 L1"),
+        life(1, "Q", "L0 +a0 a0 L1 +a1 a1 L2 +a2 a2"),
+        life(2, "P", "L0 L1 +a1 a1 L2 +a2 a2"),
+    ]
+    words = told(order_of(lives, record(1, ["P"], ["Q"]), record(2, ["P"], ["Q"]), record(3, ["P"], ["Q"])))
+    begun = [index for index, word in enumerate(words) if word == "begin P"]
+    assert words.index("average 1") < begun[1]
+    assert words[begun[1] + 1] == "load P 1"
+    assert words.index("average 1") < words.index("end P") < words.index("average 2")
+
+
+def test_the_last_life_with_the_steps_of_the_log_is_the_one_that_a_record_means() -> None:
+    lives = [life(0, "P", "L0 +a0 a0"), life(1, "Q", "L0 +a0 a0"), life(2, "P", "L0")]
+    logs = {PeerId("P"): (0, lives[0].segments[0].log), PeerId("Q"): (1, lives[1].segments[0].log)}
+    assert members_of(record(1, ["P"], ["Q"]), lives, logs)[0, PeerId("P")].life == 0
+    assert members_of(record(1, ["P"], ["Q"]), lives, {})[0, PeerId("P")].life == 2
+
+
+def contradiction(lives: Sequence[Life], *records: Record) -> Contradiction:
+    with pytest.raises(Contradiction) as caught:
+        told(order_of(lives, *records))
+    return caught.value
+
+
+def test_commits_in_an_order_that_cannot_have_been_name_the_replica() -> None:
+    # Q says that it began b0 after a0's commit, P began a0 only after b0's.
+    error = contradiction([life(0, "P", "L0 +b0 b0 +a0 a0"), life(1, "Q", "L0 +a0 a0 +b0 b0")], record(1, ["P"], ["Q"]))
+    assert (error.round, error.stage, error.peer) == (1, 1, "Q")
+    assert "step t1.1/0#0" in str(error)
+
+
+def test_a_replica_whose_log_is_missing_is_named() -> None:
+    error = contradiction([life(0, "P", "L0 +a0 a0")], record(1, ["P"], ["Q"]))
+    assert (error.stage, error.peer) == (1, "Q")
+    assert "folder `replicas`" in str(error)
+
+
+def test_a_log_that_lacks_a_step_is_named() -> None:
+    error = contradiction([life(0, "P", "L0 +a0 a0 L1"), life(1, "Q", "L0 L1")], record(1, ["P"], ["Q"]))
+    assert (error.stage, error.peer) == (1, "Q")
+    assert "incomplete" in str(error)
+
+
+def test_a_commit_without_a_beginning_is_named() -> None:
+    error = contradiction([life(0, "P", "L0 a0 L1"), life(1, "Q", "L0 L1")], record(1, ["P"], ["Q"]))
+    assert (error.stage, error.peer) == (0, "P")
+    assert "without having begun" in str(error)

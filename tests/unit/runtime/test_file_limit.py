@@ -1,0 +1,40 @@
+"""The limit of open files is raised as far as it goes, and what it means is said."""
+
+from __future__ import annotations
+
+import errno
+import resource
+
+import pytest
+
+from shoal.runtime.file_limit import WANTED, hint, raise_file_limit
+
+INFINITY = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((1024, 524288), (WANTED, 524288)),
+        ((1024, 4096), (4096, 4096)),
+        ((1024, INFINITY), (WANTED, INFINITY)),
+        ((WANTED + 1, 524288), None),
+        ((INFINITY, INFINITY), None),
+        ((100, 100), None),
+    ],
+)
+def test_the_soft_limit_goes_up_to_what_is_wanted_or_allowed_and_never_down(
+    before: tuple[int, int], after: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: before)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    assert raise_file_limit() == (after or before)[0]
+    assert asked == ([] if after is None else [after])
+
+
+def test_only_the_lack_of_files_is_explained() -> None:
+    for number in (errno.EMFILE, errno.ENFILE):
+        assert "ulimit -n" in hint(OSError(number, "Too many open files"))
+    assert hint(OSError(errno.ENOSPC, "No space left on device")) == ""
+    assert hint(ValueError("24")) == ""
