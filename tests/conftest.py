@@ -14,7 +14,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-
 from tests.hanging import pytest_timeout_cancel_timer, pytest_timeout_set_timer
 
 __all__ = ["pytest_timeout_cancel_timer", "pytest_timeout_set_timer"]

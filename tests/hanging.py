@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from _pytest.capture import CaptureManager
 
 BEFORE_S = 5.0
 """How long before the limit it is said, in seconds."""
@@ -39,5 +40,7 @@ def _say(item: pytest.Item, limit_s: float) -> None:
     for task in tasks:
         lines.append(f"  {task.get_name()}: {task.get_coro()!r}")
         lines.extend(f"    {f.f_code.co_filename}:{f.f_lineno} {f.f_code.co_name}" for f in task.get_stack())
-    with item.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+    capture = item.config.pluginmanager.getplugin("capturemanager")
+    assert isinstance(capture, CaptureManager)
+    with capture.global_and_fixture_disabled():
         print("\n".join(lines), file=sys.__stderr__, flush=True)
