@@ -40,7 +40,7 @@ from rich.table import Table
 
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
-from shoal.testing.chaos.session import ROUNDS_AFTER, swarm_of_one_host
+from shoal.testing.chaos.session import ROUNDS_AFTER, TRAINING_FLAGS, swarm_of_one_host
 from shoal.testing.launched import END_S, until
 from shoal.testing.observed import Step, Swarm, time_of
 from shoal.testing.verdict import Evidence, judge, samples_of
@@ -48,15 +48,7 @@ from shoal.testing.verdict import Evidence, judge, samples_of
 INNER_STEPS = 40
 FIRST_STEP, STEPS_APART = 50, 53
 """Between two deaths: longer than a server needs to be back, and not a multiple of the steps of a round."""
-FLAGS = (
-    "--no-wandb",
-    "--log-level=debug",
-    "--num-servers=5",
-    "--run.deterministic=false",
-    "--data.holdout-fraction=0.01",
-    f"--diloco.inner-steps={INNER_STEPS}",
-    "--diloco.outer-steps=100000",
-)
+FLAGS = (*TRAINING_FLAGS, f"--diloco.inner-steps={INNER_STEPS}")
 NUM_SERVERS, NUM_SLOTS = 5, 2
 OF_ROUND = ("ring", "staged", "held", "lease")
 """Points whose number is that of a round."""

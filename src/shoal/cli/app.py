@@ -225,12 +225,13 @@ def chaos(
     The last line is the verdict; exit code 0 only if every invariant holds. Without --config-path it trains
     configs/sandbox.yaml on two stages with two replicas and a spare.
     """
-    from shoal.cli.chaos import FLAGS, ChaosOptions, run_chaos
+    from shoal.cli.chaos import ChaosOptions, run_chaos
     from shoal.cli.durations import parse_duration_s
+    from shoal.testing.chaos.session import TRAINING_FLAGS
     from shoal.testing.faults.deaths import KINDS
 
     config_path = config_path or _sandbox_path()
-    run_flags = (*FLAGS, *flags)
+    run_flags = (*TRAINING_FLAGS, *flags)
     config = _load_whole(config_path, run_flags)
     options = ChaosOptions(
         seed=seed,
