@@ -12,8 +12,8 @@ many times; `--repeat` is the number of runs.
 
 Measured, for each trainer that was hit: the time from the death to its next committed step that could not have been
 committed without getting over it; and for a server, until it has been started again and has its state, and each
-trainer has a path of its own. After each run:
-replicas agree bit for bit, no sample is missing or doubled, the chain of records is whole, and nothing is left.
+trainer has a path of its own; for a death in a transfer of state, how long the others paused. After each run: replicas
+agree bit for bit, no sample is missing or doubled, the chain of records is whole, and nothing is left.
 
 Exit code: 0 if all limits and checks hold, else 1; 130 if it was interrupted.
 """
@@ -30,7 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +38,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from shoal.bench.transport_statistics import percentile
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
 from shoal.testing.chaos.session import ROUNDS_AFTER, TRAINING_FLAGS, swarm_of_one_host
@@ -52,10 +53,12 @@ FLAGS = (*TRAINING_FLAGS, f"--diloco.inner-steps={INNER_STEPS}")
 NUM_SERVERS, NUM_SLOTS = 5, 2
 OF_ROUND = ("ring", "staged", "held", "lease")
 """Points whose number is that of a round."""
+OF_TRANSFER = ("fetch", "donate")
+"""Points in a transfer of state, which a server that was killed before asks for."""
+GAP_STEPS, GAP_S = 2, 3.0  # Within this time after such a death others' steps may be so many usual ones apart.
 LIMITS = {"server": (0.3, 2.0, 2), "trainer": (3.0, 3.0, 0), "data_server": (3.0, 3.0, 0)}
 """By role: the median and the 95th percentile in seconds, and so many usual steps on top."""
-WHOLE_S = 8.0
-"""With a spare: until as many replicas serve as before."""
+WHOLE_S = 8.0  # With a spare: until as many replicas serve as before.
 POINTS = (
     "server@forward",
     "server@backward",
@@ -64,6 +67,8 @@ POINTS = (
     "server@ring",
     "server@staged",
     "server@held",
+    "server@fetch",
+    "server@donate",
     "trainer@forward",
     "trainer@prepared",
     "trainer@commit",
@@ -81,12 +86,14 @@ class Measured:
         number: the step or round in which it happened.
         seconds: for each trainer that was hit, from the death to the step that counts.
         whole_s: until the dead server has its state again, and each trainer a path of its own.
+        gap_s: within a round, the longest time between two steps of a trainer that was not hit; of a transfer.
     """
 
     death: str
     number: int
     seconds: dict[int, float]
     whole_s: float | None = None
+    gap_s: float | None = None
 
 
 @dataclass
@@ -125,6 +132,11 @@ class Result:
         """Of each server, until it was back."""
         return [death.whole_s for death in self.deaths if death.whole_s is not None]
 
+    @property
+    def gap_s(self) -> list[float]:
+        """Of each death, the longest gap of the others."""
+        return [death.gap_s for death in self.deaths if death.gap_s is not None]
+
 
 def chosen(points: Sequence[str], times: str) -> list[str]:
     """Return the points of a run, each as many times as its role is to die there.
@@ -152,7 +164,14 @@ def ordered(points: Sequence[str], dice: random.Random) -> list[str]:
         servers = "/".join(map(str, sorted(dice.sample(range(NUM_SERVERS), 2))))
         process = {"server": servers, "trainer": str(dice.randrange(NUM_SLOTS))}.get(role, "0")
         step = FIRST_STEP + place * STEPS_APART + dice.randrange(8)
-        number = step // INNER_STEPS + 1 if where in OF_ROUND else step
+        round = step // INNER_STEPS + 1
+        if where in OF_TRANSFER:
+            # Of a server that was killed before, and comes back; who gives it its state is any other one.
+            deaths.append(f"server:{servers}@commit#{step}")
+            process = servers if where == "fetch" else "/".join(map(str, range(NUM_SERVERS)))
+            number = round - 1
+        else:
+            number = round if where in OF_ROUND else step
         deaths.append(f"{role}:{process}@{where}#{number}")
     return deaths
 
@@ -178,8 +197,13 @@ def died(swarm: Swarm, text: str) -> Dead | None:
     return None
 
 
-def measure(swarm: Swarm, text: str) -> Measured:
+def measure(swarm: Swarm, text: str, *, is_alone: bool) -> Measured:
     """Wait for one death and for what comes after it.
+
+    Args:
+        swarm: that trains.
+        text: the death, as it was ordered.
+        is_alone: whether the swarm gets whole again before the next one.
 
     Raises:
         RunFailed: it has not happened, or has not been got over.
@@ -209,10 +233,23 @@ def measure(swarm: Swarm, text: str) -> Measured:
 
     until(lambda: len(next_steps()) == len(hit), RECOVERY_S, f"a step after {text}")
     result = Measured(text, dead.number, next_steps())
-    if server is not None:
+    if server is not None and is_alone:
         until(lambda: swarm.is_whole(server, dead.at_s), RECOVERY_S, f"a whole swarm after {text}")
         result.whole_s = (swarm.whole_at_s(server, dead.at_s) or 0.0) - dead.at_s
+    if parse_death(text).point in OF_TRANSFER:
+        result.gap_s = longest_gap_s(swarm, frozenset(range(NUM_SLOTS)) - hit, dead.at_s)
     return result
+
+
+def longest_gap_s(swarm: Swarm, slots: Collection[int], at_s: float) -> float | None:
+    """Return the longest time between two steps of one round that these trainers took after a moment."""
+    gaps = [
+        two.at_s - one.at_s
+        for slot in slots
+        for one, two in pairwise(swarm.steps(slot))
+        if two.number % INNER_STEPS and two.at_s > at_s and one.at_s < at_s + GAP_S
+    ]
+    return max(gaps, default=None)
 
 
 def last_step_before(swarm: Swarm, slot: int, at_s: float) -> Step:
@@ -239,12 +276,13 @@ def one_run(
     with swarm_of_one_host(directory, NUM_SLOTS, (*FLAGS, f"--emulation.deaths={' '.join(deaths)}")) as swarm:
         found: list[Measured] = []
         times: list[float] = []
-        for text in deaths:
-            found.append(measure(swarm, text))
+        for text, following in zip(deaths, [*deaths[1:], ""], strict=True):
+            found.append(measure(swarm, text, is_alone=not following.partition("@")[2].startswith(OF_TRANSFER)))
             times.append(time.time())
             shown = ", ".join(f"trainer {slot}: {value:.2f} s" for slot, value in found[-1].seconds.items())
             whole = "" if found[-1].whole_s is None else f"; whole after {found[-1].whole_s:.1f} s"
-            console.print(f"  {text}: {shown or 'hit no trainer'}{whole}")
+            gap = "" if found[-1].gap_s is None else f"; steps of the others at most {found[-1].gap_s:.2f} s apart"
+            console.print(f"  {text}: {shown or 'hit no trainer'}{whole}{gap}")
         records = swarm.num_records()
         until(lambda: swarm.num_records() >= records + ROUNDS_AFTER, RECOVERY_S, "rounds after the last death")
         step_s = usual_step_s(swarm, [each - 5 for each in times])
@@ -273,27 +311,22 @@ def late(result: Result, step_s: float) -> list[str]:
 
 
 def by_role(results: Sequence[Result]) -> list[Result]:
-    """Return the deaths of each role, at whatever point."""
+    """Return the deaths of each role; without those of a donor, after which its stage may have nobody."""
     found: dict[str, Result] = {}
     for result in results:
-        role = result.point.partition("@")[0]
-        found.setdefault(role, Result(f"{role}, any point")).deaths.extend(result.deaths)
+        role, _, where = result.point.partition("@")
+        if where not in OF_TRANSFER:
+            found.setdefault(role, Result(f"{role}, any")).deaths.extend(result.deaths)
     return list(found.values())
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below or at which this share of the values is."""
-    ordered_values = sorted(values)
-    return ordered_values[min(len(ordered_values) - 1, int(share * len(ordered_values)))]
 
 
 def table(results: Sequence[Result]) -> Table:
     """Return what a reader wants to see; times in seconds."""
     shown = Table(title="From the death to the next committed step of the trainer that waited longest, in seconds")
-    for column in ("point", "n", "p50", "p95", "max", "whole again p50", "p95"):
+    for column in ("point", "n", "p50", "p95", "max", "whole p50", "p95", "gap p50", "max"):
         shown.add_column(column, justify="left" if column == "point" else "right")
     for result in results:
-        values, whole = result.worst_s, result.whole_s
+        values, whole, gaps = result.worst_s, result.whole_s, result.gap_s
         shown.add_row(
             result.point,
             f"{len(values)}/{len(result.deaths)}",
@@ -301,8 +334,9 @@ def table(results: Sequence[Result]) -> Table:
             if values
             else ("", "", ""),
             *(f"{value:.1f}" for value in (statistics.median(whole), percentile(whole, 0.95))) if whole else ("", ""),
+            *(f"{value:.2f}" for value in (statistics.median(gaps), max(gaps))) if gaps else ("", ""),
         )
-    shown.caption = "n: deaths that hit a trainer, of all"
+    shown.caption = "n: deaths that hit a trainer, of all; whole: until it is again; gap: between steps of the others"
     return shown
 
 
@@ -336,8 +370,9 @@ def main() -> int:
                 continue
             runs.append(run)
             for each in found:
-                role, _, rest = each.death.partition(":")
-                results[f"{role}@{rest.partition('@')[2].partition('#')[0]}"].deaths.append(each)
+                death = parse_death(each.death)
+                point = f"{death.role}@{death.point}"
+                results.setdefault(point, Result(point)).deaths.append(each)
     except KeyboardInterrupt:
         return 130
     finally:
@@ -347,6 +382,9 @@ def main() -> int:
     failures += [problem for run in runs for problem in run.problems]
     roles = by_role(list(results.values()))
     failures += [line for result in roles for line in late(result, step_s)]
+    for point, result in results.items():
+        if result.gap_s and max(result.gap_s) > GAP_STEPS * step_s:
+            failures.append(f"{point}: steps of the others {max(result.gap_s):.2f} s apart, usually {step_s:.2f} s")
     if arguments.json:
         machine = {"machine": platform.machine(), "system": platform.platform(), "cores": os.cpu_count()}
         content = {"seed": arguments.seed, **machine, "step_s": step_s, "failures": failures}
@@ -354,8 +392,7 @@ def main() -> int:
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     console.print(table([*results.values(), *roles]))
     console.print(f"a step usually takes {step_s:.2f} s; steps lost by stage: {[run.steps_lost for run in runs]}")
-    for line in failures:
-        console.print(f"[red]{line}")
+    console.print("\n".join(f"[red]{line}" for line in failures))
     return 1 if failures else 0
 
 
