@@ -62,10 +62,10 @@ test: lint
 	$(PYTEST) -m "not slow" -n 3 tests/integration
 	$(PYTEST) -m "not slow" -n 2 tests/e2e
 
-test-all: lint
-	$(PYTEST) -n auto $(UNITS)
-	$(PYTEST) -n 3 tests/integration
-	$(PYTEST) -n 2 tests/e2e
+test-all: test
+	$(PYTEST) -m slow -n auto $(UNITS)
+	$(PYTEST) -m slow -n 3 tests/integration
+	$(PYTEST) -m slow -n 2 tests/e2e
 
 # Seeds A to B-1 of every simulated world; see tests/simulation/README.md.
 SEEDS ?= 0:1000
