@@ -72,12 +72,12 @@ def child_of(daemon: P2P) -> asyncio.subprocess.Process | None:
 
 
 async def end_daemon(daemon: P2P) -> None:
-    """End p2pd: ask, then kill; returns when it is reaped."""
+    """End p2pd: ask, then kill; returns when it is reaped, and in any case after twice `CLOSE_TIMEOUT_S`."""
     with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
         await daemon.shutdown()
     child = child_of(daemon)
     if child is not None:
         logger.warning("dht.daemon_killed", extra={"pid": child.pid})
         child.kill()
-        with anyio.CancelScope(shield=True):
+        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
             await child.wait()
