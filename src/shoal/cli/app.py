@@ -191,6 +191,9 @@ def benchmark(
 def replay(
     directory: Annotated[Path, Parameter(help="Of the run: logs/<run_id>.")],
     *,
+    processes: Annotated[
+        int | None, Parameter(help="At most so many compute, each some of the replicas; else one for each core.")
+    ] = None,
     as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Compute a run again from the files that it has left, and compare the hashes of every round, bit for bit.
@@ -199,7 +202,7 @@ def replay(
     """
     from shoal.cli.replay import replay_run
 
-    return replay_run(directory, as_json=as_json)
+    return replay_run(directory, processes=processes, as_json=as_json)
 
 
 @app.command
