@@ -164,7 +164,9 @@ def benchmark(
     name: Annotated[str, Parameter(help="What to measure; without it the names are listed.")] = "",
     *,
     as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
-    repeat: Annotated[int, Parameter(help="Measured repetitions of each side.")] = 5,
+    repeat: Annotated[
+        int | None, Parameter(help="Measured repetitions of each side; else 5, or 3 where one takes long.")
+    ] = None,
     link: Annotated[str | None, Parameter(help="Emulate a link between the peers, e.g. 20mbit,150ms.")] = None,
     only: Annotated[str | None, Parameter(help="Measure only cases with this in their names.")] = None,
     ignore_busy: Annotated[
