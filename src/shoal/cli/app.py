@@ -164,7 +164,9 @@ def benchmark(
     name: Annotated[str, Parameter(help="What to measure; without it the names are listed.")] = "",
     *,
     as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
-    repeat: Annotated[int, Parameter(help="Measured repetitions of each side.")] = 5,
+    repeat: Annotated[
+        int | None, Parameter(help="Measured repetitions of each side; else 5, or 3 where one takes long.")
+    ] = None,
     link: Annotated[str | None, Parameter(help="Emulate a link between the peers, e.g. 20mbit,150ms.")] = None,
     only: Annotated[str | None, Parameter(help="Measure only cases with this in their names.")] = None,
     ignore_busy: Annotated[
@@ -191,6 +193,9 @@ def benchmark(
 def replay(
     directory: Annotated[Path, Parameter(help="Of the run: logs/<run_id>.")],
     *,
+    processes: Annotated[
+        int | None, Parameter(help="At most so many compute, each some of the replicas; else one for each core.")
+    ] = None,
     as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Compute a run again from the files that it has left, and compare the hashes of every round, bit for bit.
@@ -199,7 +204,7 @@ def replay(
     """
     from shoal.cli.replay import replay_run
 
-    return replay_run(directory, as_json=as_json)
+    return replay_run(directory, processes=processes, as_json=as_json)
 
 
 @app.command
