@@ -40,7 +40,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
         "ring": Benchmark("shoal.bench.ring", "an all-reduce of two to four peers, beside gloo's and hivemind's"),
         "codec": Benchmark("shoal.bench.codec", "a tensor into its form on the wire and back, beside hivemind's"),
         "data": Benchmark("shoal.bench.data", "batches from a data server, beside torch's DataLoader"),
-        # A repetition is a turn over all sides, many seconds long: three of them are two minutes for both models.
+        # A repetition is a turn over all sides, and takes more than ten seconds.
         "pipeline": Benchmark(
             "shoal.bench.pipeline", "training over two and four stages, beside a plain loop", repeat=3
         ),

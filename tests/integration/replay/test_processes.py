@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.integration.replay.conftest import alter_norm, change, peer_of_first_step
 
+from shoal.cli import main
 from shoal.errors import RemoteError
 from shoal.replay import processes
 from shoal.replay.plan import plan_of
@@ -102,3 +103,18 @@ def test_lives_with_several_threads_each_take_several_cores(folder: Path) -> Non
     plan = plan_of(read_run(folder))
     assert set(plan.homes(3, 1)) == {0}
     assert len(set(plan.homes(4, 1))) == 2
+
+
+def test_no_process_at_all_is_the_users_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(folder), "--processes", "0"]) == 2
+    assert "--processes 0: give a number of processes" in capsys.readouterr().err
+
+
+def test_the_command_takes_the_number_of_processes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the output is no terminal, a line for a new round says how far it is."""
+    assert main(["replay", str(folder), "--processes", "2", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["agrees"]
+    rounds = [line.partition(",")[0] for line in captured.err.splitlines()]
+    assert rounds == sorted(set(rounds))
+    assert rounds[-1] == "round 3"
