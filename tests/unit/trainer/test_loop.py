@@ -113,8 +113,11 @@ class Driver:
             what()
         return RESULT
 
-    async def evaluate(self, *, path: tuple[Hop, ...], **_: Any) -> tuple[float, int]:
+    async def evaluate(
+        self, *, path: tuple[Hop, ...], refuses: Callable[[PeerId], None], **_: Any
+    ) -> tuple[float, int]:
         self.paths.append(path)
+        self.refuses = refuses
         await anyio.lowlevel.checkpoint()
         if self.evaluations:
             self.evaluations.pop(0)()
@@ -315,6 +318,22 @@ async def test_an_evaluation_goes_on_over_other_replicas_when_one_is_lost() -> N
     around = (HOME[0], hop("b1"))
     assert report == EvalReport(SLOT, 0, 16.0, 8)
     assert driver.paths == [HOME, around, around]
+
+
+async def test_an_evaluation_goes_on_over_other_replicas_when_one_refuses() -> None:
+    driver = Driver()
+    driver.evaluations = [lambda: driver.refuses(PeerId("a0"))]
+    report, _ = await run(Feed(), driver, evaluate)
+    around = (hop("a1"), HOME[1])
+    assert report == EvalReport(SLOT, 0, 16.0, 8)
+    assert driver.paths == [HOME, around, around]
+
+
+async def test_an_evaluation_that_all_refuse_is_given_up() -> None:
+    driver = Driver()
+    driver.evaluations = [lambda name=name: driver.refuses(PeerId(name)) for name in ("a0", "a1", "b0", "b1", "a0")]
+    [end] = await run(Feed(), driver, evaluate)
+    assert isinstance(end, TrainerDone)
 
 
 async def test_an_evaluation_without_another_path_is_given_up_and_its_batch_returned() -> None:
