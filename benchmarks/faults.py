@@ -27,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -39,10 +39,10 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.e2e.deaths import link_down
+from tests.e2e.deaths import LINK_KINDS, link_down
 from tests.e2e.hosts import two_server_hosts
 from tests.e2e.launched import START_S, launched, until
-from tests.e2e.namespaces import why_impossible
+from tests.e2e.namespaces import Lan, why_impossible
 
 from shoal.errors import RunFailed
 from shoal.testing.faults.deaths import KINDS, Kind, Strike, inflict
@@ -131,7 +131,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main() -> int:
     """Measure what was asked for, print it, and return the exit code."""
-    every = [*KINDS, "link-down", "supervisor", "supervisor-hosts"]
+    every = [*KINDS, *LINK_KINDS, "supervisor", "supervisor-hosts"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=",".join(every), help=f"some of {', '.join(every)}, with commas")
     parser.add_argument("--repeat", type=int, default=5, help="faults of each kind (5)")
@@ -166,7 +166,7 @@ def measure(name: str, repeat: int, seed: int, directory: Path, console: Console
     """Measure one kind of fault."""
     result = Result(name)
     dice = random.Random(f"{seed} {name}")
-    if name in ("link-down", "supervisor-hosts") and (reason := why_impossible()):
+    if name in (*LINK_KINDS, "supervisor-hosts") and (reason := why_impossible()):
         result.problems.append(f"not measured: {reason}")
         return result
     try:
@@ -187,8 +187,8 @@ def measure(name: str, repeat: int, seed: int, directory: Path, console: Console
 
 def strike_repeatedly(result: Result, dice: random.Random, repeat: int, directory: Path, console: Console) -> None:
     """Strike several times in one run, and check it at its end."""
-    needs_lan = result.kind == "link-down"
-    with swarm_of_hosts(directory) if needs_lan else swarm_of_one_host(directory) as (swarm, kind):
+    link = LINK_KINDS.get(result.kind)
+    with swarm_of_one_host(directory) if link is None else swarm_of_hosts(directory, link) as (swarm, kind):
         kind = kind or KINDS[result.kind]
         result.limit_s, result.limit_steps = kind.limit_s, kind.limit_steps
         strikes: list[Strike] = []
@@ -258,10 +258,10 @@ def swarm_of_one_host(directory: Path) -> Iterator[tuple[Swarm, Kind | None]]:
 
 
 @contextmanager
-def swarm_of_hosts(directory: Path) -> Iterator[tuple[Swarm, Kind | None]]:
-    """Give a swarm that trains on a client's host and two hosts of servers, and the fault of cutting one off."""
+def swarm_of_hosts(directory: Path, link: Callable[[Lan], Kind] = link_down) -> Iterator[tuple[Swarm, Kind | None]]:
+    """Give a swarm that trains on a client's host and two hosts of servers, and the fault of their links."""
     with two_server_hosts(directory, FLAGS, NUM_SLOTS) as (swarm, network):
-        yield swarm, link_down(network)
+        yield swarm, link(network)
 
 
 def training(swarm: Swarm) -> Swarm:

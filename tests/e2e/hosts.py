@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.e2e.launched import START_S, Launched, launched, until
+from tests.e2e.launched import END_S, START_S, Launched, launched, until
 from tests.e2e.namespaces import Lan, lan
 
 from shoal.testing.observed import Swarm
+from shoal.testing.verdict import require_whole
 
 
 @dataclass
@@ -83,6 +84,17 @@ def two_server_hosts(directory: Path, flags: Sequence[str], num_slots: int) -> I
         swarm = Swarm(client, servers, num_slots)
         until(swarm.is_training, 2 * START_S, "training")
         yield swarm, network
+
+
+def end_whole(swarm: Swarm) -> None:
+    """Interrupt a run; check that all hosts end well, leave nothing, and that nothing shows in what was trained."""
+    swarm.client.interrupt()
+    assert swarm.client.ends(END_S) == 130, swarm.client.output
+    for host in swarm.server_hosts:
+        assert host is swarm.client or host.ends(END_S) == 0, host.output
+    for host in swarm.hosts:
+        host.leaves_nothing()
+    require_whole(swarm)
 
 
 def invited(client: Launched) -> tuple[dict[str, str], list[str]]:

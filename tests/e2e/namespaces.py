@@ -20,6 +20,8 @@ from typing import Any
 # Mounted over the same path on every host, as /tmp is: an address that one host means is not there on another.
 _OWN_RUNTIME_DIR = 'mount -t tmpfs -o mode=0700 none "$XDG_RUNTIME_DIR" && exec "$@"'
 
+_NOBODY = "02:00:00:00:00:01"
+
 _SNIFFER = """
 import json, select, socket, sys
 markers = [m.encode() for m in sys.argv[1:]]
@@ -76,6 +78,18 @@ class Lan:
     def set_link(self, host: str, *, up: bool) -> None:
         """Put the host's network cable in, or take it out."""
         _ip("-n", self.namespace(host), "link", "set", "eth0", "up" if up else "down")
+
+    def set_way(self, sender: str, receiver: str, *, is_open: bool) -> None:
+        """Let what one host sends to another arrive, or get lost on its way without a word; the way back is another.
+
+        It is sent to a hardware address that nobody has, so this needs no filter that a kernel might lack.
+        """
+        neighbour = (self.address(receiver), "dev", "eth0")
+        if is_open:
+            _ip("-n", self.namespace(sender), "neighbour", "del", *neighbour)
+        else:
+            lost = ("lladdr", _NOBODY, "nud", "permanent")
+            _ip("-n", self.namespace(sender), "neighbour", "replace", *neighbour, *lost)
 
     def link_bytes(self, host: str) -> tuple[int, int]:
         """Return the bytes that the host's only link has received and sent."""

@@ -67,6 +67,8 @@ class Reassignment:
         self._machine = MoveOrders(num_stages, settings)
         self._holders: Mapping[PeerId, int] = {}
         self._wake = anyio.Event()
+        self._is_placing = False
+        self._placed = anyio.Event()
 
     def is_moving(self, peer: PeerId) -> bool:
         """Whether a server is on its way, so that it ends its connections by itself."""
@@ -115,6 +117,15 @@ class Reassignment:
         self._do(self._machine.recorded(self._view(), holders, round, self._clock.now_s()))
         self._wake.set()
 
+    async def place(self) -> None:
+        """Before the first round, which this client leads: have servers stand where they should; return when they do.
+
+        Those that have started together could not all see each other when they chose (`swarm.placement`).
+        """
+        self._is_placing = True
+        self._wake.set()
+        await self._placed.wait()
+
     async def run(self, changed: Callable[[], None]) -> None:
         """Follow what is ordered, and fill stages that have nobody, until cancelled.
 
@@ -151,6 +162,12 @@ class Reassignment:
         # While the coordinator asks who holds what, those that held it and can be reached are who may be sent.
         holders = {peer: stage for peer, stage in self._holders.items() if known.get(peer) == stage}
         self._do(self._machine.update(self._view(), holders, known, self._clock.now_s()))
+        # Only who has said what it holds can be sent; who cannot be reached leaves the view.
+        if self._is_placing and now is not None and all(r.peer in known for r in self._membership.view.replicas):
+            self._do(self._machine.placed(self._view(), holders, self._clock.now_s()))
+            if self._machine.under_way is None:
+                self._is_placing = False
+                self._placed.set()
 
     def _view(self) -> SwarmView:
         return self._membership.view.placed(self._coordinator.stages)
@@ -165,7 +182,7 @@ class Reassignment:
                     self._endpoint.post(move.peer, order)
                 case Begun():
                     logger.info("move.ordered", extra={**places, "urgent": move.urgent})
-                    self._notice(_announcement(move))
+                    self._notice(_announcement(move, self._is_placing))
                 case Ended(_, End.ARRIVED):
                     self.moved += move.origin != move.stage
                     self._note(self.moved)
@@ -176,9 +193,10 @@ class Reassignment:
                     self._notice(f"server {_short(move.peer)} does not move to stage {move.stage}: {reason or how}")
 
 
-def _announcement(move: reassignment.Move) -> str:
-    why = "had no replica" if move.urgent else "has less capacity than the others"
-    return f"server {_short(move.peer)} moves from stage {move.origin} to stage {move.stage}: stage {move.stage} {why}"
+def _announcement(move: reassignment.Move, is_placing: bool) -> str:
+    gains = "had no replica" if move.urgent else "has less capacity than the others"
+    why = "not all servers saw each other when they chose" if is_placing else f"stage {move.stage} {gains}"
+    return f"server {_short(move.peer)} moves from stage {move.origin} to stage {move.stage}: {why}"
 
 
 def _short(peer: PeerId) -> str:

@@ -1,7 +1,7 @@
 """The run from its first round to its last, as the client sees it.
 
-    wait for servers -> lead -> [ form pipelines -> start the trainers -> all done -> close -> record ] ... -> evaluate
-                         | '-- started again: its trainers are adopted ----^             '-- or it is recorded already
+    wait for servers -> lead, place -> [ form pipelines -> start trainers -> done -> close -> record ] ... -> evaluate
+                         | '-- started again: its trainers are adopted ----------^    '-- or it is recorded already
                          '---- in place of a client of another host: their round is closed first
 
 What a round decides is the coordinator's; this module says when it begins and ends, and writes down what came of it.
@@ -155,6 +155,8 @@ class RoundLoop:
                 await settled(self._membership)
             leading = await lead(self._coordinator, self._membership, self._config, patient=self._patient)
             self._holders = leading.holders
+            if self._left is None and not self._succeeds:
+                await self._reassignment.place()
             left = await self._take_up(leading)
             round = self._coordinator.round
             while round <= self._config.diloco.outer_steps:

@@ -25,7 +25,7 @@ from hivemind.dht import protocol, routing
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 from hivemind.proto import dht_pb2
 from hivemind.utils import timed_storage
@@ -34,6 +34,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
 from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, child_of, end_daemon, start_daemon
 from shoal.control.dht_ports import check_port_free, pinned
+from shoal.control.lost_peers import LostPeers
 from shoal.control.maddrs import is_loopback, outward
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import MAX_RECORD_BYTES, TTL_S, Opened
@@ -77,6 +78,7 @@ class DhtNode:
         self._node: DHTNode | None = None
         self._neighbours: tuple[str, ...] = ()
         self._difference_s: float | None = None
+        self._lost = LostPeers()
 
     @classmethod
     async def create(
@@ -191,6 +193,7 @@ class DhtNode:
         if self._node is None:
             return ()
         await self._look_around()
+        await self._seek_lost(self._node)
         names = {f"{self._namespace}/{topic}": topic for topic in topics}
         # An infinite expiry asks all the nearest peers and merges: the first answer alone would hide newer records.
         found = cast(dict[str, Any], await self._node.get_many(names, sufficient_expiration_time=float("inf")))
@@ -239,6 +242,19 @@ class DhtNode:
             peers = await self._daemon.list_peers()
             found = [f"{maddr}/p2p/{peer.peer_id.to_base58()}" for peer in peers for maddr in peer.addrs]
             self._neighbours = tuple(found[:_MAX_NEIGHBOURS])
+
+    async def _seek_lost(self, node: DHTNode) -> None:
+        """Ask some of those that this node has known and hivemind has forgotten; who answers is known again."""
+        present = [peer.to_base58() for peer in node.protocol.routing_table.peer_id_to_uid]
+        lost = self._lost.due(present, SystemClock().now_s())
+        with anyio.CancelScope(shield=True):  # a question ends after `_WAIT_TIMEOUT_S`
+            async with anyio.create_task_group() as tasks:
+                for peer in lost:
+                    tasks.start_soon(self._ask, node, PeerID.from_base58(peer))
+
+    async def _ask(self, node: DHTNode, peer: PeerID) -> None:
+        if await node.protocol.call_ping(peer) is not None:
+            node.blacklist.register_success(peer)
 
     async def _compare_clocks(self, node: DHTNode) -> None:
         """Ask a neighbour for its time: to a clock that is ahead, all that others announce has expired, unseen."""

@@ -209,7 +209,14 @@ class StepDriver:
                 )
 
     async def evaluate(
-        self, *, evaluation: int, held: int, microbatches: Sequence[Microbatch], path: tuple[Hop, ...], caps: Caps
+        self,
+        *,
+        evaluation: int,
+        held: int,
+        microbatches: Sequence[Microbatch],
+        path: tuple[Hop, ...],
+        caps: Caps,
+        refuses: Callable[[PeerId], None] = lambda _: None,
     ) -> tuple[float, int]:
         """Evaluates record `held` over `path`.
 
@@ -219,16 +226,17 @@ class StepDriver:
             microbatches: The held-out samples.
             path: One replica for each stage.
             caps: As for `train`.
+            refuses: Told of a replica that does not hold the record, or does not reach the next one.
 
         Returns:
             The sum of the losses over the samples, and their number.
 
         Raises:
-            RoundAborted: A replica does not hold the record, is lost, or does not answer in time.
+            RoundAborted: A replica refuses, is lost, or does not answer in time.
         """
         cap = smallest_cap((hop.peer for hop in path), caps)
         parts = [take(microbatches, part) for part in cut([each.num_samples for each in microbatches], cap)]
-        return await self._evaluation.evaluate(evaluation, held, parts, path)
+        return await self._evaluation.evaluate(evaluation, held, parts, path, refuses)
 
     async def _ended(self) -> StepEnd:
         """Runs the machine's timer until the step has ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 
@@ -27,6 +27,7 @@ class EvalDriver:
         self._path: tuple[PeerId, ...] = ()
         self._results: dict[int, EvalResult] = {}
         self._problem: str | None = None
+        self._refuses: Callable[[PeerId], None] = lambda _: None
         self._changed = anyio.Event()
 
     def receive(self, peer: PeerId, message: EvalResult | EvalRefused) -> None:
@@ -34,6 +35,9 @@ class EvalDriver:
         if message.evaluation != self._evaluation or peer not in self._path:
             return
         if isinstance(message, EvalRefused):
+            if message.microbatch in self._results:
+                return  # it was passed on, arrived, and was answered before the connection ended
+            self._refuses(peer)
             self._problem = f"{peer} refused: {message.reason}"
         elif peer == self._path[-1]:
             self._results.setdefault(message.microbatch, message)
@@ -46,13 +50,19 @@ class EvalDriver:
             self._changed.set()
 
     async def evaluate(
-        self, evaluation: int, held: int, microbatches: Sequence[Microbatch], path: tuple[Hop, ...]
+        self,
+        evaluation: int,
+        held: int,
+        microbatches: Sequence[Microbatch],
+        path: tuple[Hop, ...],
+        refuses: Callable[[PeerId], None],
     ) -> tuple[float, int]:
         """See `StepDriver.evaluate`."""
         for hop in path:
             self._endpoint.introduce(hop)
         self._path = tuple(hop.peer for hop in path)
         self._evaluation, self._results, self._problem = evaluation, {}, None
+        self._refuses = refuses
         sent = 0
         try:
             while len(self._results) < len(microbatches):

@@ -44,6 +44,7 @@ class StageEvaluator:
         self._compute = compute
         self._stage = stage
         self._pending: dict[_Pair, _Batch] = {}
+        self._passed_on: dict[PeerId, tuple[int, int, PeerId]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -77,6 +78,9 @@ class StageEvaluator:
         if problem is not None:
             self._refuse(pair, problem)
             return
+        # A trainer does one evaluation after the other: what waits from an earlier one waits for nothing any more.
+        for old in [p for p in self._pending if p[0] == trainer and p[1] < message.evaluation]:
+            del self._pending[old]
         batch = self._pending.setdefault(pair, _Batch())
         if isinstance(message, EvalForward):
             batch.request, batch.input = message, tensors[0]
@@ -84,8 +88,16 @@ class StageEvaluator:
             batch.labels = tensors[0]
 
     def peer_lost(self, peer: PeerId) -> None:
-        """Forgets what a lost trainer has asked for."""
+        """Forgets what a lost trainer has asked for, and says that what was passed on to a lost replica may be lost.
+
+        The trainer may still have a connection with that one, and would wait for an answer.
+        """
         self._pending = {pair: batch for pair, batch in self._pending.items() if pair[0] != peer}
+        self._passed_on.pop(peer, None)
+        for trainer, (evaluation, microbatch, following) in list(self._passed_on.items()):
+            if following == peer:
+                del self._passed_on[trainer]
+                self._refuse((trainer, evaluation, microbatch), f"its connection with {peer} has ended")
 
     async def run_one(self, device: DeviceThread) -> int:
         """Runs the first batch that is complete and passes the result on.
@@ -112,6 +124,8 @@ class StageEvaluator:
             self._endpoint.post(trainer, answer)
             return 0
         following = batch.request.path[self._stage + 1]
+        # Whatever was sent before it on the same connection has arrived if this has.
+        self._passed_on[trainer] = (evaluation, microbatch, following.peer)
         self._endpoint.introduce(following)
         self._endpoint.post(following.peer, batch.request, (result,), Traffic.ACTIVATIONS)
         return 0

@@ -6,7 +6,8 @@ capacity at that point: first those that the fewest stages fit, so that a large 
 could have hosted, and of these the oldest. A stage that fits only in smaller microbatches than the run's is taken where
 a stage would have nobody otherwise, or by a server that nothing else fits. Who has announced its stage a moment earlier
 is counted as if it were still a candidate (as long as it has trained nothing), so that it does not matter in which
-order the announcements are seen.
+order the announcements are seen. What they choose who have not seen all is corrected before the first round (see
+`placement`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The coordinator's part in moving servers: a pure machine that orders one move at a time and follows it.
 
     none --a stage has nobody, or a record--> ordered --Moving--> on its way --holds the record there--> none
-      ^                                          |                    |
+      ^    or nothing is trained yet             |                    |
       '--- refused, dead, silent, too slow ------+--------------------'
 
-Who goes where is `reassignment.next_move`'s decision. A mover that another coordinator has sent is recognised by what
-it says itself (`Moving` is said again to whoever takes a ballot), so a successor does not send a second one.
+Who goes where is `reassignment.next_move`'s decision, and before the first round `placement.correction`'s. A mover that
+another coordinator has sent is recognised by what it says itself (`Moving` is said again to whoever takes a ballot), so
+a successor does not send a second one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
+from shoal.swarm.placement import correction
 from shoal.swarm.reassignment import Move, next_move
 from shoal.swarm.view import SwarmView
 
@@ -97,6 +99,7 @@ class MoveOrders:
         self._known: Mapping[PeerId, int] = {}
         self._rests_until: dict[PeerId, int] = {}
         self._refused: dict[PeerId, int] = {}
+        self._unmoved: set[PeerId] = set()
 
     def stage_of(self, peer: PeerId, stage: int) -> int | None:
         """The stage for which a replica that is known to hold `stage` may be used; None while it is on its way."""
@@ -128,6 +131,19 @@ class MoveOrders:
             resting = {peer for peer, until in self._rests_until.items() if until > round}
             effects += self._order(view, holders, resting, now_s)
         return effects
+
+    def placed(self, view: SwarmView, holders: Mapping[PeerId, int], now_s: float) -> list[MoveEffect]:
+        """Nothing is trained yet: correct where servers stand; if nothing is under way then, they stand well.
+
+        Args:
+            view: The servers, at the stages that they serve.
+            holders: The replicas that can be reached, with their stages.
+            now_s: Now.
+        """
+        if self.under_way is not None:
+            return []
+        move = correction(view, self._num_stages, holders, self._unmoved)
+        return [] if move is None else self._ordered(move, now_s)
 
     def update(
         self, view: SwarmView, holders: Mapping[PeerId, int], known: Mapping[PeerId, int], now_s: float
@@ -188,6 +204,9 @@ class MoveOrders:
         move = next_move(view, self._num_stages, holders, exempt)
         if move is None or (only_urgent and not move.urgent):
             return []
+        return self._ordered(move, now_s)
+
+    def _ordered(self, move: Move, now_s: float) -> list[MoveEffect]:
         self._begin(move, now_s)
         return [Begun(move), SendOrder(move)]
 
@@ -219,4 +238,6 @@ class MoveOrders:
     def _end(self, move: Move, how: End, reason: str = "") -> Ended:
         self.under_way = None
         self._rests_until[move.peer] = self._round + self._settings.rest_rounds
+        if how is not End.ARRIVED:
+            self._unmoved.add(move.peer)
         return Ended(move, how, reason)

@@ -22,6 +22,8 @@ from shoal.swarm.view import Replica, SwarmView
 MIN_GAIN = 0.1
 """Of the swarm's throughput: what a move has to bring, since loading a state costs something too."""
 
+_ROUNDING = 1e-9
+
 
 class Move(NamedTuple):
     """A server goes from one stage to another; `urgent` if that one has nobody."""
@@ -122,10 +124,12 @@ def _best(places: Sequence[_Place], num_stages: int) -> Move | None:
     strengths = _strengths(places, num_stages)
     target = min(range(num_stages), key=lambda stage: (strengths[stage], stage))
     num_holders = [sum(each.holds for each in places if each.stage == stage) for stage in range(num_stages)]
+    # A tie that sums round to a gain would send a server back and forth for ever.
+    enough = strengths[target] * (1 + _ROUNDING)
     donors = [
         each
         for each in places
-        if each.may_go and num_holders[each.stage] > 1 and strengths[each.stage] - each.capacity > strengths[target]
+        if each.may_go and num_holders[each.stage] > 1 and strengths[each.stage] - each.capacity > enough
     ]
     if not donors:
         return None

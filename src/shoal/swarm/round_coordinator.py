@@ -346,10 +346,10 @@ class RoundCoordinatorMachine:
 
     def _member_lost(self, peer: PeerId, message: MemberLost, now_s: float) -> Effects:
         view = self._views.get(message.stage)
-        if view is None or message.epoch != view.epoch or peer not in view.members:
+        if view is None or message.epoch != view.epoch or not {peer, message.peer} <= set(view.members):
             return []
         if message.peer != peer:
-            return self._leave(message.peer, now_s)
+            return self._leave(self._replicas.without(peer, message.peer, message.round), now_s)
         view.differed.add(peer)
         return self._replicas.mark_out(peer, "its own state is not the record's") + self._leave(peer, now_s)
 

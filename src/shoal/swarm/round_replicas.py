@@ -15,7 +15,7 @@ from shoal.swarm.records import Tip
 from shoal.swarm.round_choice import Choice, tip_of
 from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut, Send
 from shoal.swarm.round_restoration import Here, Restoration
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NOTHING_HELD, hosts_of
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Basis, Decide, Restore, RoundState, Swapped
 
@@ -48,6 +48,7 @@ class RoundReplicas:
         self._reported: set[PeerId] = set()
         self._sent_bytes: dict[PeerId, dict[str, int]] = {}
         self._hinted: set[tuple[PeerId, str]] = set()
+        self._given_up: tuple[int, frozenset[str]] = (0, frozenset())
 
     def name(self, peer: PeerId, hop: Hop) -> bool:
         """Take note of a replica; returns whether it or its address is new."""
@@ -74,6 +75,27 @@ class RoundReplicas:
         self.told.discard(peer)
         self._out.discard(peer)
         self._reported.discard(peer)
+
+    def without(self, accuser: PeerId, accused: PeerId, round: int) -> PeerId:
+        """Say which of two replicas goes out that do not reach each other, though this client reaches both.
+
+        The one that is complained of; but of two machines that were cut off from each other the same one in all stages:
+        where each keeps a part of the stages, there is no path. So if the round goes on without others of the accuser's
+        machine already, the accuser goes out as well.
+
+        Args:
+            accuser: Who complains.
+            accused: Of whom.
+            round: In which.
+        """
+        given_up = self._given_up[1] if self._given_up[0] == round else frozenset[str]()
+        goes = accuser if self._hosts(accuser) & given_up and not self._hosts(accused) & given_up else accused
+        self._given_up = (round, given_up | self._hosts(goes))
+        return goes
+
+    def _hosts(self, peer: PeerId) -> frozenset[str]:
+        hop = self.known.get(peer)
+        return frozenset() if hop is None else hosts_of(hop)
 
     def begin_asking(self) -> None:
         """Forget all answers: they were given under another ballot, or before something was lost."""

@@ -20,6 +20,12 @@ _TCP = "tcp:"
 """How an address `tcp:host:port` begins."""
 
 
+def hosts_of(hop: Hop) -> frozenset[str]:
+    """Return the names of a peer's machine, for others; none if only its own machine can reach it."""
+    found = (address.removeprefix(_TCP) for address in hop.addresses if address.startswith(_TCP))
+    return frozenset(host_and_port.rpartition(":")[0] for host_and_port in found)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A server that waits for a stage.
@@ -53,8 +59,7 @@ class Candidate:
     @property
     def hosts(self) -> frozenset[str]:
         """Names of the machine that it runs on, for others; empty if only its own machine can reach it."""
-        found = (address.removeprefix(_TCP) for address in self.hop.addresses if address.startswith(_TCP))
-        return frozenset(host_and_port.rpartition(":")[0] for host_and_port in found)
+        return hosts_of(self.hop)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -202,6 +202,10 @@ class Swarm:
         """Return how many rounds were recorded since a time."""
         return len(self.events("client_0", "round.recorded", after_s))
 
+    def records_between(self, from_s: float, to_s: float) -> int:
+        """Return how many rounds were recorded between two times."""
+        return self.num_records(from_s) - self.num_records(to_s)
+
     def processes(self) -> None:
         """Look at all processes, so that what they leave behind is known later."""
         for host in self.hosts:

@@ -66,7 +66,7 @@ class TrainerLoop:
         self._caps: Caps = {}
         self._next: StartRound | None = None
         self._changed = anyio.Event()
-        self._lost: set[PeerId] = set()
+        self._avoided: set[PeerId] = set()
         self._evaluations = 0
         self._round_number = 0
         self._reports: list[StepReport | EvalReport | TrainerDone] = []
@@ -93,7 +93,7 @@ class TrainerLoop:
             if message.slot != self._slot or len(message.path) != num_stages:
                 raise RemoteProtocolError(f"a round of slot {message.slot} over {len(message.path)} stages is not ours")
             self._next = message
-            self._lost.clear()
+            self._avoided.clear()
         self._backoff.reset()
         self._replicas, self._caps = message.replicas, message.caps
         self._changed.set()
@@ -101,7 +101,7 @@ class TrainerLoop:
 
     def peer_lost(self, peer: PeerId) -> None:
         """Evaluations avoid it from now on. Steps react by themselves; a lost client is dialled again."""
-        self._lost.add(peer)
+        self._avoided.add(peer)
         if peer == self._client:
             self._is_alone = True
             self._client_lost.set()
@@ -245,7 +245,12 @@ class TrainerLoop:
             self._evaluations += 1
             try:
                 return await self._driver.evaluate(
-                    evaluation=self._evaluations, held=held, microbatches=microbatches, path=path, caps=self._caps
+                    evaluation=self._evaluations,
+                    held=held,
+                    microbatches=microbatches,
+                    path=path,
+                    caps=self._caps,
+                    refuses=self._avoided.add,
                 )
             except RoundAborted as error:
                 tried, path = path, self._evaluation_path(start)
@@ -254,9 +259,9 @@ class TrainerLoop:
                 logger.info("evaluation.repeated", extra={"held": held, "reason": str(error)})
 
     def _evaluation_path(self, start: StartRound) -> tuple[Hop, ...]:
-        """Return the home path, with the best other replica in place of each one that was lost in this round."""
+        """Return the home path, with the best other replica in place of each that was lost or refused in this round."""
         return tuple(
-            next((hop for hop in (home, *others) if hop.peer not in self._lost), home)
+            next((hop for hop in (home, *others) if hop.peer not in self._avoided), home)
             for home, others in zip(start.path, self._replicas, strict=True)
         )
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from shoal.errors import ControlError
-from shoal.ids import StepKey
+from shoal.ids import PeerId, StepKey
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import EvalReport, StartRound, StepReport, TrainerDone
 from shoal.wire.messages.feed import Acknowledge, BatchReady, Lease, NoteAttempt
@@ -18,6 +18,7 @@ from shoal.wire.messages.step import (
     Commit,
     Committed,
     EvalForward,
+    EvalRefused,
     Forward,
     MicrobatchDone,
     Open,
@@ -218,6 +219,29 @@ async def test_a_record_is_evaluated_over_shared_replicas_when_a_server_dies_in_
     for held in (0, 1, 2):
         assert result.progress.eval_losses[held] == undisturbed.progress.eval_losses[held]
     assert result.progress.eval_losses[3] != undisturbed.progress.eval_losses[3]
+
+
+async def test_a_record_is_evaluated_over_others_when_two_replicas_of_the_path_lose_each_other_and_nobody_else(
+    make_cluster: MakeCluster,
+) -> None:
+    async with make_cluster(CONFIG) as cluster:
+        first, second = cluster.servers[VICTIM_STAGE_0].peer, cluster.servers[VICTIM_STAGE_1].peer
+        refused: list[str] = []
+        deliver = cluster.network.before_delivery
+        assert deliver is not None
+
+        def look(sender: PeerId, receiver: PeerId, message: object) -> None:
+            if isinstance(message, EvalRefused):
+                refused.append(sender)
+            if isinstance(message, EvalForward) and (sender, message.held) == (first, 2) and not refused:
+                cluster.network.cut(first, second)  # it is lost on its way
+            deliver(sender, receiver, message)
+
+        cluster.network.before_delivery = look
+        result = await run(cluster)
+    assert refused
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    assert 2 in result.progress.eval_losses
 
 
 async def test_three_pipelines_go_on_as_two_without_a_gap_in_the_samples(make_cluster: MakeCluster) -> None:

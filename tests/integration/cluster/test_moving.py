@@ -217,17 +217,34 @@ def _task(cluster: Cluster, call: Callable[[], Awaitable[object]]) -> Callable[[
     return lambda: cluster._tasks.start_soon(call)
 
 
-async def test_servers_that_have_all_taken_the_same_stage_are_spread_before_and_after_the_first_round(
-    make_cluster: MakeCluster,
+@pytest.mark.parametrize(("replicas", "are_urgent"), [([0, 0, 0, 0], [True, False]), ([1, 0, 1, 1], [False])])
+async def test_servers_that_have_taken_the_same_stage_are_spread_before_the_first_round(
+    make_cluster: MakeCluster, replicas: list[int], are_urgent: list[bool]
 ) -> None:
-    config = make_config(diloco={"outer_steps": 10})
-    async with make_cluster(config, replicas=[0, 0, 0, 0], pinned=False) as cluster:
+    config = make_config(diloco={"outer_steps": 3})
+    async with make_cluster(config, replicas=replicas, pinned=False) as cluster:
         orders = Orders(cluster)
         result = await run(cluster)
         assert sorted(server.stage for server in cluster.servers) == [0, 0, 1, 1]
         check_agreement(cluster, result)
-    assert [urgent for *_, urgent in orders.sent] == [True, False]
-    assert len(result.records) == 10
+    assert [urgent for *_, urgent in orders.sent] == are_urgent
+    # From the first step on there are two pipelines.
+    assert [len(members(result, 1, stage)) for stage in (0, 1)] == [2, 2]
+    assert {line.peer for line in result.steps[1]} == {server.peer for server in cluster.servers}
+    assert result.summary["failovers"] == []
+
+
+async def test_a_server_that_dies_when_it_is_sent_before_the_first_round_does_not_keep_it_from_beginning(
+    make_cluster: MakeCluster,
+) -> None:
+    async with make_cluster(make_config(), replicas=[0, 0, 0, 1], pinned=False) as cluster:
+        orders = Orders(cluster)
+        cluster.when(Moving, action=lambda: cluster.kill_server(2), sender=cluster.servers[2].peer)
+        result = await run(cluster)
+        check_agreement(cluster, result)
+    assert orders.sent == [("move", "server2", 1, False)]
+    assert members(result, 1, 0) == {"server0", "server1"}
+    assert members(result, 1, 1) == {"server3"}
 
 
 async def test_looking_for_gaps_costs_nothing_while_nothing_changes(

@@ -103,6 +103,28 @@ async def test_registries_see_each_other_and_hivemind_says_nothing(
 
 
 @pytest.mark.anyio
+async def test_nodes_that_have_forgotten_each_other_find_each_other_again(tmp_path: Path) -> None:
+    alice, bob = Identity.generate(), Identity.generate()
+    async with (
+        await _node(tmp_path, alice) as first,
+        await _node(tmp_path, bob, await first.visible_maddrs()) as second,
+    ):
+        for node in (first, second):
+            assert await node.get(("stage.0",)) == ()
+        # As when each has not answered the other one once: hivemind asks only who is in its table.
+        for node in (first, second):
+            assert node._node is not None
+            table = node._node.protocol.routing_table
+            [uid] = table.peer_id_to_uid.values()
+            del table[uid]
+        expiry = CLOCK.unix_s() + 30
+        await second.store("stage.0", _sealed(bob, expiry), expiry)
+        with anyio.fail_after(25):
+            while not await first.get(("stage.0",)):
+                await CLOCK.sleep_s(0.1)
+
+
+@pytest.mark.anyio
 async def test_initial_peers_that_do_not_answer_are_named(tmp_path: Path) -> None:
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
     with pytest.raises(BootstrapError, match="tcp/1/p2p"), anyio.fail_after(60):

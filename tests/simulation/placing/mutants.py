@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from tests.simulation.placing.world import Server, World
 
 from shoal.ids import PeerId, StageIndex
+from shoal.swarm.placement import correction
 from shoal.swarm.reassignment import Move, next_move
 from shoal.swarm.view import SwarmView
+from shoal.wire.messages.base import Hop
 
 
 def moves_nobody(view: SwarmView, num_stages: int, holders: Collection[PeerId]) -> Move | None:
@@ -43,6 +46,28 @@ def moves_the_pinned(view: SwarmView, num_stages: int, holders: Collection[PeerI
     return next_move(SwarmView(freed, view.candidates), num_stages, holders)
 
 
+def corrects_nothing(
+    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId]
+) -> Move | None:
+    """Begins the first round with what each server has chosen by what it saw."""
+    return None
+
+
+def corrects_without_hosts(
+    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId]
+) -> Move | None:
+    """Does not ask which machine a server runs on."""
+    anywhere = tuple(replace(replica, hop=Hop(replica.peer, ())) for replica in view.replicas)
+    return correction(SwarmView(anywhere, view.candidates), num_stages, holders, exempt)
+
+
+def corrects_for_ever(
+    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId]
+) -> Move | None:
+    """Asks who has refused again."""
+    return correction(view, num_stages, holders)
+
+
 class WaitsForItself(Server):
     """Chooses only when nobody is a candidate besides it."""
 
@@ -57,9 +82,12 @@ class WaitsForItself(Server):
 Make = Callable[[int], World]
 
 MUTANTS: dict[str, tuple[Make, int]] = {
-    "MovesNobody": (lambda seed: World(seed, decide=moves_nobody), 23),
+    "MovesNobody": (lambda seed: World(seed, decide=moves_nobody), 84),
     "MovesWithoutGain": (lambda seed: World(seed, decide=moves_without_gain), 0),
-    "TakesTheLastOne": (lambda seed: World(seed, decide=takes_the_last_one), 1),
-    "MovesThePinned": (lambda seed: World(seed, decide=moves_the_pinned), 10),
-    "WaitsForItself": (lambda seed: World(seed, server_class=WaitsForItself), 0),
+    "TakesTheLastOne": (lambda seed: World(seed, decide=takes_the_last_one), 4),
+    "MovesThePinned": (lambda seed: World(seed, decide=moves_the_pinned), 5),
+    "CorrectsNothing": (lambda seed: World(seed, correct=corrects_nothing), 6),
+    "CorrectsWithoutHosts": (lambda seed: World(seed, correct=corrects_without_hosts), 46),
+    "CorrectsForEver": (lambda seed: World(seed, correct=corrects_for_ever), 39),
+    "WaitsForItself": (lambda seed: World(seed, server_class=WaitsForItself), 1),
 }

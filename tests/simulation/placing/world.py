@@ -1,8 +1,8 @@
 """Servers that choose a stage by themselves, each by what it sees of the others, and are moved where that left a gap.
 
-What is simulated is `swarm.assignment` as `control.assignment.StageChooser` uses it, and `swarm.reassignment` as the
-coordinator does at each record: everybody sees announcements late and in another order, wall clocks are anything,
-servers come and go.
+What is simulated is `swarm.assignment` as `control.assignment.StageChooser` uses it, `swarm.placement` as the
+coordinator does before the first round, and `swarm.reassignment` as it does at each record: everybody sees
+announcements late and in another order, wall clocks are anything, servers come and go, and some refuse.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from tests.simulation.safety import Broken
 
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.assignment import assign
+from shoal.swarm.placement import correction
 from shoal.swarm.reassignment import Move, next_move
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
 SETTLE_S = 1.0
 FAULTS_END_S = 20.0
-SETTLED_S = 30.0
+SETTLED_S = 60.0
 ROUND_S = 1.5
 
 
@@ -31,9 +32,12 @@ class Server:
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.peer = world, PeerId(f"S{number}")
-        self.record: Candidate = Candidate(Hop(self.peer, ()), world.network.wall_s(self.peer))
+        self.host = f"host{world.network.rng.randrange(world.num_hosts)}"
+        hop = Hop(self.peer, (f"tcp:{self.host}:{number}",))
+        self.record: Candidate = Candidate(hop, world.network.wall_s(self.peer))
         self.seen: dict[PeerId, Candidate] = {}
         self.capacity = world.network.rng.choice((0.0, 0.0, 1.0, 2.0))
+        self.refuses = world.network.rng.random() < 0.1
         self.pinned = world.network.rng.random() < 0.1
         self.changed_s = world.network.now_s
         if self.pinned:
@@ -89,12 +93,18 @@ class World:
         seed: int,
         server_class: type[Server] = Server,
         decide: Callable[..., Move | None] = next_move,
+        correct: Callable[..., Move | None] = correction,
     ) -> None:
         self.network = Network(seed, lambda message: False, Manners(in_order=False))
         rng = self.network.rng
         self.num_stages = rng.randint(2, 4)
-        self.decide = decide
-        self.lag_s = rng.choice((0.1, 0.5, 3.0))
+        self.num_hosts = rng.randint(1, 5)
+        self.decide, self.correct = decide, correct
+        # A client that waits until it sees them all, or one that was there before them.
+        is_patient = rng.random() < 0.5
+        self.lag_s = rng.choice((0.5, 3.0, 10.0) if is_patient else (0.1, 0.5, 3.0))
+        self.refusing: set[PeerId] = set()
+        self.num_corrected = 0
         self.order: list[Move] = []
         self.servers: dict[PeerId, Server] = {}
         self.server_class = server_class
@@ -104,7 +114,10 @@ class World:
             self.network.at(0.01 if together else rng.uniform(0.0, 12.0), self.start, number)
         for _ in range(rng.randint(0, 3)):
             self.network.at(rng.uniform(5.0, FAULTS_END_S), self.kill)
-        self.network.at(ROUND_S, self.round)
+        if is_patient:
+            self.network.at(rng.uniform(12.0, FAULTS_END_S), self.begin)
+        else:
+            self.network.at(ROUND_S, self.round)
 
     def start(self, number: int) -> None:
         server = self.server_class(self, number)
@@ -141,24 +154,74 @@ class World:
         replicas = sorted((r for r in everybody if isinstance(r, Replica)), key=lambda r: (r.stage, r.seniority))
         return SwarmView(tuple(replicas), tuple(r for r in everybody if not isinstance(r, Replica)))
 
-    def round(self) -> None:
-        """A record is decided: one server may be moved."""
-        self.network.after(ROUND_S, self.round)
-        view = self.view_of({server.peer: server.record for server in self.servers.values()})
-        holders = [replica.peer for replica in view.replicas]
-        move = self.decide(view, self.num_stages, holders)
-        if move is None:
+    def begin(self) -> None:
+        """Before the first round: servers are sent where they should stand, one at a time."""
+        view = self.true_view()
+        if view.candidates:
+            self.network.after(0.5, self.begin)
             return
+        move = self.correct(view, self.num_stages, [replica.peer for replica in view.replicas], self.refusing)
+        if move is None:
+            self.check_places()
+            self.network.after(ROUND_S, self.round)
+            return
+        self.num_corrected += 1
+        if self.num_corrected > 30:
+            raise Broken(f"the first round never begins: {move} is the next correction")
+        if self.servers[move.peer].refuses:
+            self.refusing.add(move.peer)
+        else:
+            self.send(move, view)
+        self.network.after(self.network.rng.uniform(0.1, 1.0), self.begin)
+
+    def check_places(self) -> None:
+        """Stages have as many replicas as each other, and no machine has all of one that has enough machines.
+
+        Raises:
+            Broken: They have not, though everybody could be sent.
+        """
+        servers = self.servers.values()
+        if self.refusing or any(server.pinned for server in servers):
+            return
+        counts = Counter(server.stage for server in servers)
+        of_stage = [counts[stage] for stage in range(self.num_stages)]
+        if max(of_stage) - min(of_stage) > 1:
+            raise Broken(f"the first round begins with {of_stage} replicas of the stages")
+        sizes = Counter(server.host for server in servers)
+        for (host, stage), count in Counter((server.host, server.stage) for server in servers).items():
+            if count > -(-sizes[host] // self.num_stages):
+                raise Broken(f"{host} with {sizes[host]} servers has {count} replicas of stage {stage}")
+
+    def true_view(self) -> SwarmView:
+        """Who is there, by what each says itself: connections tell the client."""
+        return self.view_of({server.peer: server.record for server in self.servers.values()})
+
+    def send(self, move: Move, view: SwarmView) -> None:
+        """A server is moved.
+
+        Raises:
+            Broken: It must not be.
+        """
         server = self.servers[move.peer]
         if server.pinned:
             raise Broken(f"{move.peer} was given its stage by its user and is moved")
         if sum(replica.stage == move.origin for replica in view.replicas) < 2:
             raise Broken(f"{move.peer} is the last one of stage {move.origin}")
+        server.take(StageIndex(move.stage))
+
+    def round(self) -> None:
+        """A record is decided: one server may be moved."""
+        self.network.after(ROUND_S, self.round)
+        view = self.true_view()
+        holders = [replica.peer for replica in view.replicas]
+        move = self.decide(view, self.num_stages, holders)
+        if move is None:
+            return
+        self.send(move, view)
         back = [each for each in self.order if (each.peer, each.origin) == (move.peer, move.stage)]
         if self.network.now_s > FAULTS_END_S and back:
             raise Broken(f"{move} undoes {back[-1]}")
         self.order.append(move)
-        server.take(StageIndex(move.stage))
 
     def run(self) -> None:
         """Run the seed.

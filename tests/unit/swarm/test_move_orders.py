@@ -176,3 +176,27 @@ def test_a_successor_hears_of_the_mover_and_sends_no_second_one() -> None:
     assert world.record(4, 2.0) == []
     world.place("s0.2", 1)
     assert [effect.how for effect in world.look(3.0)] == [End.ARRIVED]
+
+
+def test_before_the_first_round_servers_are_sent_one_after_the_other_until_they_stand_well() -> None:
+    world = Swarm(4, 1, 1)  # for a gain alone nobody would be sent
+
+    def placed(now_s: float) -> list[object]:
+        world.now_s = now_s
+        return world.machine.placed(world.view, world.holders, now_s)
+
+    first, second = Move(PeerId("s0.3"), 0, 1, False), Move(PeerId("s0.2"), 0, 1, False)
+    assert placed(0.0) == [Begun(first), SendOrder(first)]
+    assert placed(0.1) == [], "one at a time"
+    # Who refuses is not asked again, and another one is.
+    assert world.answer("s0.3", 1, "it does not fit") == [Ended(first, End.REFUSED, "it does not fit")]
+    assert placed(0.2) == [Begun(second), SendOrder(second)]
+    assert world.answer("s0.2", 1) == []
+    world.place("s0.2", 1)
+    assert world.look(1.0) == [Ended(second, End.ARRIVED)]
+    third = Move(PeerId("s0.1"), 0, 2, False)
+    assert placed(1.1) == [Begun(third), SendOrder(third)]
+    world.place("s0.1", 2)
+    assert world.look(2.0) == [Ended(third, End.ARRIVED)]
+    assert placed(2.1) == []
+    assert world.machine.under_way is None

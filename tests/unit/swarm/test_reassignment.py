@@ -145,3 +145,13 @@ def test_moves_on_random_swarms_come_to_an_end_and_each_series_makes_the_swarm_f
         if not measured and not any(replica.pinned for replica in view.replicas):
             ideal = len(view.replicas) // num_stages
             assert fastest == ideal or fastest * (1 + MIN_GAIN) >= ideal or ideal == 0, seed
+
+
+def test_a_tie_that_only_rounding_tells_apart_sends_nobody_back_and_forth() -> None:
+    # The average of what is measured is 5/3, and 5/3 + 2 - 2 a little more than that: the youngest would go for ever.
+    fast = server("fast", 2, capacity=2.0)
+    unmeasured = [server(name, stage, age=1.0) for name, stage in (("a", 0), ("d", 2))]
+    rest = [server("b", 1, age=1.0, capacity=2.0), server("c", 1, age=1.0, capacity=1.0)]
+    view = SwarmView((*unmeasured, *rest, fast))
+    assert decide(view, 3) == Move(PeerId("d"), 2, 0, False)
+    assert decide(view.placed({fast.peer: 0}), 3) == Move(PeerId("a"), 0, 2, False)

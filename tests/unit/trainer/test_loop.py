@@ -113,8 +113,9 @@ class Driver:
             what()
         return RESULT
 
-    async def evaluate(self, *, path: tuple[Hop, ...], **_: Any) -> tuple[float, int]:
+    async def evaluate(self, *, path: tuple[Hop, ...], refuses: Any, **_: Any) -> tuple[float, int]:
         self.paths.append(path)
+        self.refuses = refuses
         await anyio.lowlevel.checkpoint()
         if self.evaluations:
             self.evaluations.pop(0)()
@@ -304,17 +305,23 @@ async def test_an_empty_share_is_not_reported() -> None:
     assert isinstance(end, TrainerDone)
 
 
-async def test_an_evaluation_goes_on_over_other_replicas_when_one_is_lost() -> None:
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_an_evaluation_goes_on_over_other_replicas_when_one_is_lost_or_refuses(is_lost: bool) -> None:
     driver = Driver()
 
     async def lose_one(host: Host) -> None:
-        driver.evaluations = [lambda: host.loop.peer_lost(PeerId("b0"))]
+        driver.evaluations = [lambda: (host.loop.peer_lost if is_lost else driver.refuses)(PeerId("b0"))]
         await evaluate(host)
 
     report, _ = await run(Feed(), driver, lose_one)
-    around = (HOME[0], hop("b1"))
     assert report == EvalReport(SLOT, 0, 16.0, 8)
-    assert driver.paths == [HOME, around, around]
+    assert driver.paths == [HOME, (HOME[0], hop("b1")), (HOME[0], hop("b1"))]
+
+
+async def test_an_evaluation_that_all_refuse_is_given_up() -> None:
+    driver = Driver()
+    driver.evaluations = [lambda name=name: driver.refuses(PeerId(name)) for name in ("a0", "a1", "b0", "b1", "a0")]
+    assert [type(report) for report in await run(Feed(), driver, evaluate)] == [TrainerDone]
 
 
 async def test_an_evaluation_without_another_path_is_given_up_and_its_batch_returned() -> None:

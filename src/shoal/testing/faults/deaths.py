@@ -34,6 +34,7 @@ class Strike:
         counts: whether a step is proof that its trainer has got over the fault.
         undo: ends the fault, where that is not up to the swarm.
         before: the last step of each slot before it.
+        away: the servers that it has taken away.
     """
 
     at_s: float
@@ -43,6 +44,7 @@ class Strike:
     counts: Callable[[Step], bool] = lambda _: True
     undo: Callable[[], None] = lambda: None
     before: dict[int, Step] = field(default_factory=dict[int, Step])
+    away: Sequence[Server] = ()
 
     def next_step(self, swarm: Swarm, slot: int) -> Step | None:
         """Return the first step of a slot that proves that it has got over the fault."""
@@ -153,7 +155,7 @@ def take_servers(
         )
 
     victim = ", ".join(f"{server.role} (stage {server.stage})" for server in servers)
-    return Strike(at_s, victim, hit, healed, counts, undo)
+    return Strike(at_s, victim, hit, healed, counts, undo, away=servers)
 
 
 # ---- the client's host

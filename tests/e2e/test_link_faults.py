@@ -1,0 +1,64 @@
+"""Hosts of a running swarm lose their links to each other, in one direction, both, or again and again.
+
+The run goes on, what the hosts that were apart still send is refused, and nothing shows it afterwards. How long
+trainers are without a step is logged, not asserted: `benchmarks/faults.py` measures it, with the same faults.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.e2e.deaths import LINK_KINDS
+from tests.e2e.hosts import end_whole, two_server_hosts
+from tests.e2e.launched import ENDLESS
+from tests.e2e.namespaces import why_impossible
+
+from shoal.testing.faults.deaths import Kind, Strike, inflict
+from shoal.testing.observed import Swarm, time_of
+
+_IMPOSSIBLE = why_impossible()
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.slow,
+    pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
+]
+logger = logging.getLogger(__name__)
+
+_FLAGS = (*ENDLESS, "--log-level=debug", "--diloco.inner-steps=8")
+
+
+@pytest.mark.parametrize("name", list(LINK_KINDS))
+def test_a_run_gets_over(name: str, tmp_path: Path) -> None:
+    with two_server_hosts(tmp_path, _FLAGS, 2) as (swarm, network):
+        kind = LINK_KINDS[name](network)
+        strike = inflict(kind, swarm, Random(name))
+        end_s = strike.at_s + kind.held_s
+        longest_s = swarm.longest_pause_s(strike.at_s - 1.0, end_s + 10.0)
+        logger.warning("%s: %s, no step for %.2f s at most", name, strike.victim, longest_s)
+        if name == "client-apart":
+            # What was under way is over when silence has ended the connections.
+            assert not swarm.records_between(strike.at_s + kind.held_s / 2, end_s)
+        else:
+            # Not only one step was got over the fault.
+            assert swarm.records_between(strike.at_s, end_s) >= 2
+        if kind.limit_s is not None:
+            _nobody_uses_who_is_away(swarm, strike, kind)
+        end_whole(swarm)
+
+
+def _nobody_uses_who_is_away(swarm: Swarm, strike: Strike, kind: Kind) -> None:
+    """Check the order of events: while the fault lasts a trainer has stepped over others, and it does so until who was
+    away has caught up."""
+    end_s = strike.at_s + kind.held_s
+    caught_up = [server.swapped(end_s)[0] for server in strike.away]
+    back_at_s = {server.peer: time_of(event) for server, event in zip(strike.away, caught_up, strict=True)}
+    assert strike.hit
+    for slot in strike.hit:
+        first = strike.next_step(swarm, slot)
+        assert first is not None
+        assert first.at_s < end_s
+        later = [step for step in swarm.steps(slot) if step.at_s >= first.at_s]
+        assert all(step.at_s > back_at_s.get(peer, 0.0) for step in later for peer in step.path)
