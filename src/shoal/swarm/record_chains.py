@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from shoal.ids import Ballot
-from shoal.swarm.records import Tip, record_hash, used_samples
+from shoal.swarm.records import Tip, used_samples
 from shoal.swarm.sample_ranges import count
 from shoal.wire.messages.round import Record, SignedRecord
 
@@ -31,12 +31,6 @@ def is_before(tip: Tip, head: Tip, unseal: Unseal) -> bool:
     if record.round == tip.round + 1:
         return record.previous == tip.hash
     return _ballot_of(record, tip.round) == unseal(tip.signed).ballot
-
-
-def is_of_another_chain(tip: Tip, decided: SignedRecord, unseal: Unseal) -> bool:
-    """Whether a decided record neither follows `tip` nor is it."""
-    head = Tip(unseal(decided).round, record_hash(decided), decided)
-    return head.hash != tip.hash and not is_before(tip, head, unseal)
 
 
 def heads(tips: Iterable[Tip], unseal: Unseal) -> list[Tip]:

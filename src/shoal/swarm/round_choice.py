@@ -2,8 +2,8 @@
 
 The newest record that some replica has swapped to stands. There may be several that are newest, where sides of a split
 have gone on apart: then one chain is chosen, which has a live holder of every stage, then more recorded samples, then
-the smaller hash. Replicas are heard of one after the other, so a chain that has the most samples and lacks a holder of
-some stage is waited for, or the order of arrival would choose.
+the smaller hash. Replicas are heard of one after the other, so a chain that would be chosen if it did not lack a holder
+of some stage is waited for, or the order of arrival would choose.
 
 On top of what stands, a record that replicas have answered Held for may have been decided, so the one of the highest
 ballot is finished. It is dropped only when it cannot be finished: no replica has swapped it, no holder of some stage's
@@ -97,11 +97,11 @@ def choose(
 
     chains = heads(tips, unseal)
     candidates = [tip for tip in chains if tip.hash in held] or chains
+    first = min(candidates, key=lambda tip: (-samples(tip), tip.hash))
     best = min(candidates, key=lambda tip: (bool(missing(tip)), -samples(tip), tip.hash))
     left = tuple(sorted((tip for tip in chains if tip != best), key=lambda tip: tip.hash))
-    largest = max(candidates, key=samples)
-    if samples(largest) > samples(best) and not drop_pending:
-        return Choice(largest, missing(largest), is_contested=True)
+    if first != best and not drop_pending:
+        return Choice(first, missing(first), is_contested=True)
     records = {digest: unseal(signed) for digest, signed in pending.items()}
     above = [digest for digest, record in records.items() if record.previous == best.hash]
     can_drop = best.signed is not None and not missing(best)

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import NO_BALLOT, Ballot, PeerId, StepKey
-from shoal.swarm.record_chains import is_of_another_chain
 from shoal.swarm.records import Tip, names, outcome_of, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
@@ -117,11 +116,6 @@ class RoundMemberMachine:
     def round(self) -> int:
         """The round whose steps the replica may train."""
         return self.tip.round + 1
-
-    @property
-    def changes_chain(self) -> bool:
-        """Whether the record that is being swapped to is of another chain than the one that the replica holds."""
-        return self.swapping is not None and is_of_another_chain(self.tip, self.swapping, self._unseal)
 
     @property
     def is_restored(self) -> bool:
