@@ -376,7 +376,7 @@ class RoundCoordinatorMachine:
 
     def _hold(self) -> Effects:
         self.phase = Phase.HOLDING
-        lowest = {} if self._request is None else self._request.incarnations
+        lowest: Mapping[int, int] = {} if self._request is None else self._request.incarnations
         joins, restored = self._joins.joins, self._restoration.bases
         return [self._held.propose(self.tip, self.ballot, self._views, joins, self._recorded, lowest, restored)]
 

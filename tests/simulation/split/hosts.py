@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Replica(ReplicaHost):
     """A replica that takes steps of its own chain alone."""
 
-    world: SplitWorld  # type: ignore[assignment]
+    world: SplitWorld
 
     def takes(self, round: int, held: str) -> bool:
         """Whether a step of this round, on top of this record, is opened: `StepReplica` compares both."""
@@ -44,7 +44,7 @@ class Client(ClientHost):
     What its trainers know of the replicas is what it has told them: it may have changed meanwhile.
     """
 
-    world: SplitWorld  # type: ignore[assignment]
+    world: SplitWorld
 
     def __init__(self, world: SplitWorld, peer: PeerId) -> None:
         self.inherited: str | None = None  # hash of the record on top of which it has taken over

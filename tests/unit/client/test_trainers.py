@@ -168,6 +168,6 @@ async def test_trainers_of_a_client_that_succeeds_others_come_after_all_of_their
     launcher = Launcher()
     pool = make_pool(launcher, above=1000)
     launcher.on_start = say_hello(pool)
-    pool.begin_above({1: 1007})
+    pool.begin_above({1: 1007}, 1000)
     await pool.ensure(2)
     assert launcher.started == [(0, 1001), (1, 2008)]
