@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from shoal.clock import Clock
 from shoal.control.membership import Membership, sequence_at
-from shoal.control.records import Opened, Record, topic_of
+from shoal.control.records import Opened, OtherVersion, Record, topic_of
 from shoal.errors import InvariantViolation
 from shoal.ids import PeerId
 
@@ -37,7 +37,8 @@ class LocalRegistry:
     def announce_all(self) -> None:
         """Everybody announces once more what was announced last, as production does every ten seconds."""
         for opened in list(self._records.values()):
-            self.announce(opened.peer, opened.record)
+            if not isinstance(opened.record, OtherVersion):
+                self.announce(opened.peer, opened.record)
 
     def of(self, peer: PeerId) -> PeerRecords:
         """Return where a peer announces itself."""
