@@ -15,6 +15,7 @@ from shoal.swarm.sample_ranges import count, merge
 from shoal.testing import Cluster
 from shoal.testing.client_host import ClientHost
 from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.round import Close
 from shoal.wire.messages.step import Open
 
 from .conftest import MakeCluster, make_config
@@ -37,12 +38,14 @@ class Parted:
         second: the host of that client.
         ended: it has run to the end.
         paces: of the servers, until the sides meet.
+        kills_client: the second client is killed, and started again, when it ends a round after that.
         begun: how many samples were recorded when the swarm was parted.
         met: how many of each side when the links were healed, here and there.
     """
 
     cluster: Cluster
     paces: dict[int, DevicePace]
+    kills_client: bool
     begun: int = 0
     second: list[ClientHost] = field(default_factory=list)
     ended: list[ClientHost] = field(default_factory=list)
@@ -90,19 +93,22 @@ class Parted:
             self.cluster.network.heal(*pair)
         for pace in self.paces.values():
             pace.forward_s = pace.input_gradient_s = 0.0
+        if self.kills_client:
+            second = self.second[0]
+            self.cluster.when(Close, action=second.kill_client, sender=second.identity.peer_id)
         self.cluster.registry.is_hidden = lambda _watcher, _peer: False
         self.cluster.registry.announce_all()
 
 
-@pytest.mark.parametrize("here_is_ahead", [True, False])
+@pytest.mark.parametrize(("here_is_ahead", "kills_client"), [(True, False), (False, False), (True, True)])
 async def test_two_sides_that_have_trained_apart_go_on_from_the_chain_with_more_samples(
-    make_cluster: MakeCluster, here_is_ahead: bool
+    make_cluster: MakeCluster, here_is_ahead: bool, kills_client: bool
 ) -> None:
     slow = THERE if here_is_ahead else HERE
     times_s = {server: 0.03 if server in slow else 0.01 for server in (*HERE, *THERE)}
     paces = {server: DevicePace(forward_s=s, input_gradient_s=s) for server, s in times_s.items()}
     async with make_cluster(CONFIG, replicas=[0, 0, 1, 1], paces=paces) as cluster:
-        first, parted = cluster.host, Parted(cluster, paces)
+        first, parted = cluster.host, Parted(cluster, paces, kills_client)
         cluster.when(Open, action=parted.part, number=5)
         with anyio.fail_after(100):
             cluster._tasks.start_soon(parted.meet, here_is_ahead)
@@ -115,6 +121,7 @@ async def test_two_sides_that_have_trained_apart_go_on_from_the_chain_with_more_
         result = await cluster.result()
         lost = await first.result("failed")
         check_one_chain(cluster, parted, result.records[-1].round)
+    assert (parted.second[0].diary.start > 1) == kills_client
     [left] = result.summary["chains_left"]
     assert left["samples"] < max(parted.met), "the larger one was chosen"
     assert left["held_round"] > left["common_round"] >= 1
