@@ -12,7 +12,7 @@ from shoal.ids import PeerId
 from shoal.pipeline.device_pace import DevicePace
 from shoal.swarm.records import used_samples
 from shoal.swarm.sample_ranges import count, merge
-from shoal.testing import Cluster
+from shoal.testing import Cluster, ClusterResult
 from shoal.testing.client_host import ClientHost
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Close
@@ -39,6 +39,7 @@ class Parted:
         ended: it has run to the end.
         paces: of the servers, until the sides meet.
         kills_client: the second client is killed, and started again, when it ends a round after that.
+        lost_server: is killed when the links are healed.
         begun: how many samples were recorded when the swarm was parted.
         met: how many of each side when the links were healed, here and there.
     """
@@ -46,6 +47,7 @@ class Parted:
     cluster: Cluster
     paces: dict[int, DevicePace]
     kills_client: bool
+    lost_server: int | None = None
     begun: int = 0
     second: list[ClientHost] = field(default_factory=list)
     ended: list[ClientHost] = field(default_factory=list)
@@ -93,6 +95,8 @@ class Parted:
             self.cluster.network.heal(*pair)
         for pace in self.paces.values():
             pace.forward_s = pace.input_gradient_s = 0.0
+        if self.lost_server is not None:
+            self.cluster.kill_server(self.lost_server)
         if self.kills_client:
             second = self.second[0]
             self.cluster.when(Close, action=second.kill_client, sender=second.identity.peer_id)
@@ -134,11 +138,7 @@ async def test_two_sides_that_have_trained_apart_go_on_from_the_chain_with_more_
     else:
         assert max(common, default=left["common_round"]) == left["common_round"]
         assert not (cluster.host.log_dir / "left").exists()
-    assert (result.summary["exit"], result.summary["outer_rounds"]) == ("done", OUTER)
-    assert (result.summary["duplicates"], result.summary["missing"]) == (0, 0)
-    used = used_samples(result.records[-1])
-    assert result.summary["samples_before"] + result.audit.samples + result.audit.skipped == count(used)
-    assert used == merge([SampleRange(0, 0, count(used))]), "what the other side alone has used is trained on again"
+    check_samples(result)
 
 
 def check_one_chain(cluster: Cluster, parted: Parted, last_round: int) -> None:
@@ -149,3 +149,35 @@ def check_one_chain(cluster: Cluster, parted: Parted, last_round: int) -> None:
         assert {server.replica.member.held_round for server in servers} == {OUTER}
         assert len({server.replica.member.hashes for server in servers}) == 1
         assert {server.replica.member.coordinator for server in servers} == {parted.second[0].identity.peer_id}
+
+
+async def test_a_side_that_lacks_a_stage_is_left_though_it_has_trained_more(make_cluster: MakeCluster) -> None:
+    paces = {server: DevicePace(forward_s=0.03, input_gradient_s=0.03) for server in HERE}
+    async with make_cluster(CONFIG, replicas=[0, 0, 1, 1], paces=paces) as cluster:
+        first, parted = cluster.host, Parted(cluster, paces, kills_client=False, lost_server=THERE[1])
+        cluster.when(Open, action=parted.part, number=5)
+        with anyio.fail_after(100):
+            cluster._tasks.start_soon(parted.meet, False)
+            with pytest.raises(ExceptionGroup):
+                await first.run_client()
+            while not parted.ended:
+                await cluster.device.run(int)
+        cluster.host = parted.second[0]
+        result = await cluster.result()
+        servers = [cluster.servers[i] for i in (*HERE, THERE[0])]
+        assert {server.replica.member.held_round for server in servers} == {OUTER}
+        assert len({server.replica.member.hashes for server in servers if server.stage == 0}) == 1
+    [left] = result.summary["chains_left"]
+    assert left["samples"] > parted.met[0]
+    assert left["samples_freed"] > 0
+    assert list((cluster.host.log_dir / "left").glob("1/rounds/*.json"))
+    check_samples(result)
+
+
+def check_samples(result: ClusterResult) -> None:
+    """All samples were trained in their order, each once; also those that the side that was left had used."""
+    assert (result.summary["exit"], result.summary["outer_rounds"]) == ("done", OUTER)
+    assert (result.summary["duplicates"], result.summary["missing"]) == (0, 0)
+    used = used_samples(result.records[-1])
+    assert result.summary["samples_before"] + result.audit.samples + result.audit.skipped == count(used)
+    assert used == merge([SampleRange(0, 0, count(used))])
