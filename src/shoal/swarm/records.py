@@ -15,7 +15,8 @@ import msgspec
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.sample_ranges import Ranges, merge, subtract
-from shoal.wire.messages.round import Basis, Era, Join, Record, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.base import Era
+from shoal.wire.messages.round import Basis, Join, Record, SignedRecord, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
 
 Sign = Callable[[bytes], bytes]

@@ -7,8 +7,8 @@ import pytest
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.record_chains import heads, is_before, num_samples, parted_after
 from shoal.swarm.records import Tip, record_hash, seal, unseal
-from shoal.wire.messages.base import SampleRange
-from shoal.wire.messages.round import Era, Record, SignedRecord
+from shoal.wire.messages.base import Era, SampleRange
+from shoal.wire.messages.round import Record, SignedRecord
 
 ONE, OTHER = Ballot(1, PeerId("C"), 1), Ballot(2, PeerId("D"), 1)
 GENESIS = Tip(0, "D0", None)

@@ -6,8 +6,8 @@ from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_choice import Choice, choose
 from shoal.swarm.view import NOTHING_HELD
-from shoal.wire.messages.base import Hop, SampleRange
-from shoal.wire.messages.round import Basis, Era, Record, RoundState, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.base import Era, Hop, SampleRange
+from shoal.wire.messages.round import Basis, Record, RoundState, SignedRecord, StageHashes, StageOutcome
 
 GENESIS = "D0"
 

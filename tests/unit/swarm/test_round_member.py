@@ -297,23 +297,6 @@ def test_a_record_of_another_chain_is_followed_and_named(member: RoundMemberMach
     assert isinstance(effects[1], Fetch)
 
 
-def test_an_older_record_is_followed_only_in_place_of_the_own_one(member: RoundMemberMachine) -> None:
-    newer = record(round=7, previous="D6")
-    member.receive(C, Decide(LOW, newer))
-    member.fetched(record_hash(newer), BYTES)
-    member.swapped(BYTES, {})
-    other = record(HIGH, round=3, previous="D2", hashes=StageHashes("q", "m", "b"))
-    assert member.receive(D, Decide(HIGH, other)) == []
-    assert member.receive(D, Decide(HIGH, other, instead_of="another record")) == []
-    effects = member.receive(D, Decide(HIGH, other, instead_of=record_hash(newer)))
-    assert "of another chain, was chosen over the record 7" in refusal(effects)
-    assert (member.tip.hash, member.basis.hashes) == (record_hash(newer), BYTES), "it keeps its state until then"
-    [swap] = member.fetched(record_hash(other), StageHashes("q", "m", "b"))
-    assert isinstance(swap, Swap)
-    member.swapped(StageHashes("q", "m", "b"), {})
-    assert (member.tip.hash, member.round) == (record_hash(other), 4)
-
-
 def test_a_swap_whose_bytes_are_gone_becomes_a_transfer(member: RoundMemberMachine) -> None:
     stage(member)
     member.receive(C, Decide(LOW, record()))

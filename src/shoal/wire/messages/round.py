@@ -41,7 +41,7 @@ from typing import Annotated
 import msgspec
 
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.wire.messages.base import Hop, SampleRange, Struct
+from shoal.wire.messages.base import Era, Hop, SampleRange, Struct
 from shoal.wire.messages.step import StepEntry
 
 
@@ -77,13 +77,6 @@ class StageOutcome(Struct, frozen=True):
     restored: Basis | None = None
     scales: tuple[float, ...] = ()
     differed: tuple[PeerId, ...] = ()
-
-
-class Era(Struct, frozen=True):
-    """From `round` on a chain's records are of `ballot`, until the next era."""
-
-    round: int
-    ballot: Ballot
 
 
 class Record(Struct, frozen=True):
