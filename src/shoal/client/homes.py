@@ -90,17 +90,17 @@ class Homes:
 
     def replicas_for(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
         """Return all replicas of each stage that a slot may use now, best first."""
-        return replicas_for(slot, self._usable(), self.pipelines, self._num_stages, NOTHING_HELD)
+        return replicas_for(slot, self.usable(), self.pipelines, self._num_stages, NOTHING_HELD)
 
     def _formed(self) -> tuple[Pipeline, ...]:
         """Slots count without holes, since batches are dealt out by slot.
 
         A pipeline whose slot changes gets another trainer, which loses nothing: optimizers live with the replicas.
         """
-        formed = form_pipelines(self._usable(), self._num_stages, self.pipelines, NOTHING_HELD)
+        formed = form_pipelines(self.usable(), self._num_stages, self.pipelines, NOTHING_HELD)
         return tuple(Pipeline(slot, pipeline.path) for slot, pipeline in enumerate(formed))
 
-    def _usable(self) -> SwarmView:
+    def usable(self) -> SwarmView:
         """The view less the replicas that do not hold the record, or leave their stage; their own word comes later.
 
         One that has caught up in the middle of a round is in it at once, one that was started again is not.

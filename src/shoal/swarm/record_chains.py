@@ -47,7 +47,8 @@ def num_samples(tip: Tip, unseal: Unseal) -> int:
 def parted_after(one: Record, other: Record) -> int:
     """The last round that two chains have in common; 0 for D_0."""
     last = min(one.round, other.round)
-    return next((r - 1 for r in range(1, last + 1) if _ballot_of(one, r) != _ballot_of(other, r)), last - 1)
+    begins = sorted(era.round for era in (*one.eras, *other.eras) if 0 < era.round <= last)
+    return next((r - 1 for r in begins if _ballot_of(one, r) != _ballot_of(other, r)), last - 1)
 
 
 def _ballot_of(record: Record, round: int) -> Ballot | None:

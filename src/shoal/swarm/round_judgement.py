@@ -34,6 +34,7 @@ class Judgement:
         self._genesis = genesis
         self._unseal = unseal
         self._judged: set[tuple[str, int]] = set()  # hashes of records, and stages of those that hold them
+        self._left: set[str] = set()
 
     def check(self, state: RoundState) -> None:
         """Refuse what cannot be, before it is believed.
@@ -53,9 +54,10 @@ class Judgement:
 
     def chose(self, states: Iterable[RoundState], choice: Choice) -> list[ChainLeft]:
         """Take note of what was chosen among; returns the chains that are left and were not before."""
-        known = {digest for digest, _ in self._judged}
         self._judged |= {(tip_of(state, self._genesis).hash, state.stage) for state in states}
-        return [self._left(tip, choice.tip) for tip in choice.left if tip.hash not in known]
+        new = [tip for tip in choice.left if tip.hash not in self._left]
+        self._left |= {tip.hash for tip in new}
+        return [self._chain_left(tip, choice.tip) for tip in new]
 
     def is_held(self, tip: Tip) -> bool:
         """Whether some replica that was heard holds this record."""
@@ -68,7 +70,7 @@ class Judgement:
         record = self._unseal(tip.signed)
         return record.previous == before.hash and record.ballot.peer == self._me
 
-    def _left(self, left: Tip, kept: Tip) -> ChainLeft:
+    def _chain_left(self, left: Tip, kept: Tip) -> ChainLeft:
         if left.signed is None or kept.signed is None:
             return ChainLeft(left, kept, 0, 0, 0)
         one, other = self._unseal(left.signed), self._unseal(kept.signed)
