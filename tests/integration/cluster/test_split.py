@@ -22,7 +22,7 @@ from .conftest import MakeCluster, make_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.two_chains]
 
-INNER, OUTER, SAMPLES_PER_STEP = 4, 24, 4
+INNER, OUTER, SAMPLES_PER_STEP = 4, 32, 4
 CONFIG = make_config(run={"deterministic": False}, diloco={"inner_steps": INNER, "outer_steps": OUTER})
 HERE, THERE = (0, 2), (1, 3)
 """Servers of both sides: one of each stage."""
