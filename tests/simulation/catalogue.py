@@ -12,6 +12,7 @@ from tests.simulation.membership.world import World as MembershipWorld
 from tests.simulation.placing.world import World as PlacingWorld
 from tests.simulation.round.moving import MovingWorld
 from tests.simulation.round.world import World as RoundWorld
+from tests.simulation.split.world import SplitWorld
 from tests.simulation.state.slow_world import SlowWorld
 from tests.simulation.state.world import World as StateWorld
 from tests.simulation.step.world import World as StepWorld
@@ -49,6 +50,7 @@ WORLDS: dict[str, Entry] = {
     "step": Entry(StepWorld, 400),
     "round": Entry(RoundWorld, 400),
     "swarm": Entry(SwarmWorld, 60),
+    "split": Entry(SplitWorld, 200),
     "moves": Entry(MovingWorld, 150),
     "lease": Entry(LeaseWorld, 800),
     "membership": Entry(MembershipWorld, 300),

@@ -15,6 +15,7 @@ from tests.simulation.membership import mutants as membership
 from tests.simulation.placing import mutants as placing
 from tests.simulation.round import moving_mutants as moves
 from tests.simulation.round import mutants as round
+from tests.simulation.split import mutants as split
 from tests.simulation.state import mutants as state
 from tests.simulation.step import mutants as step
 from tests.simulation.swarm import mutants as swarm
@@ -43,6 +44,7 @@ FAMILIES = (
     step.MUTANTS,
     swarm.MUTANTS,
     round.MUTANTS,
+    split.MUTANTS,
     moves.MUTANTS,
     lease.MUTANTS,
     membership.MUTANTS,

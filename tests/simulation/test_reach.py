@@ -8,6 +8,7 @@ from tests.simulation.placing.world import World as PlacingWorld
 from tests.simulation.round.moving import MovingWorld
 from tests.simulation.round.world import World as RoundWorld
 from tests.simulation.safety import Broken, ChainSafety, Split
+from tests.simulation.split.world import SplitWorld
 from tests.simulation.state.slow_world import SlowWorld
 from tests.simulation.step.world import World as StepWorld
 
@@ -24,6 +25,16 @@ def test_clients_take_over_stages_are_restored_and_the_swarm_is_hardly_ever_spli
     assert sum(len(peers) > 1 for peers in deciders) > 5
     assert sum(world.checks.num_restored > 0 for world in worlds) > 2
     assert sum(world.is_split for world in worlds) <= 1
+
+
+def test_chains_part_and_meet_and_samples_of_those_that_are_left_are_free_again() -> None:
+    worlds = [SplitWorld(seed) for seed in range(60)]
+    for world in worlds:
+        world.run()
+    left = [left for world in worlds for left in world.chains_left]
+    assert sum(len(world.chains_left) > 0 for world in worlds) > 20
+    assert sum(chain.left.round > chain.kept.round for chain in left) > 2, "also the longer one is left"
+    assert sum(chain.num_freed > 0 for chain in left) > 2
 
 
 def test_trainers_are_replaced_and_steps_are_aborted() -> None:

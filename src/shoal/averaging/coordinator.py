@@ -19,11 +19,13 @@ from shoal.swarm.contribution_guard import suspects
 from shoal.swarm.records import Logs
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
+    ChainLeft,
     CoordinatorEffect,
     Decided,
     Deposed,
     Introduce,
     Journal,
+    Overtaken,
     Ready,
     ReplicaIn,
     ReplicaOut,
@@ -49,7 +51,7 @@ from shoal.wire.messages.round import (
 
 logger = logging.getLogger(__name__)
 
-CoordinatorEvent = ReplicaIn | ReplicaOut | Restored | Stuck
+CoordinatorEvent = ReplicaIn | ReplicaOut | Restored | Stuck | ChainLeft | Overtaken
 """What the client may want to act on, or to say."""
 
 Answer = RoundState | StaleBallot | Join | Staged | MemberLost | Held | Swapped
@@ -81,11 +83,13 @@ class Leading:
         held_round: The record that stands; training goes on in the round after it.
         outcome: How that round ended, None for D_0.
         holders: The replicas that hold it, with their stages.
+        record_hash: Its hash, for D_0 as well.
     """
 
     held_round: int
     outcome: RoundOutcome | None
     holders: Mapping[PeerId, int]
+    record_hash: str
 
 
 class RoundCoordinator:
@@ -128,6 +132,7 @@ class RoundCoordinator:
         self._decided: Decided | None = None
         self._ready: Ready | None = None
         self._deposed: Ballot | None = None
+        self._is_overtaken = False
         self._stuck: tuple[int, ...] = ()
         self._stages: dict[PeerId, int] = {}
         self._changed = anyio.Event()
@@ -165,7 +170,15 @@ class RoundCoordinator:
         if ready.tip.signed is not None:
             record = self._unseal(ready.tip.signed)
             outcome = RoundOutcome(record, ready.tip.signed, ready.sent_bytes, ready.holders)
-        return Leading(ready.tip.round, outcome, ready.holders)
+        self._is_overtaken = False
+        return Leading(ready.tip.round, outcome, ready.holders, ready.tip.hash)
+
+    async def overtaken(self) -> None:
+        """Wait, however long, until another record stands than the one on which this client trains, and which it has
+        not decided: another side of the swarm was met, and chosen. Then `leading` tells from which one to go on; rounds
+        are neither closed nor finished before that."""
+        while not self._is_overtaken:
+            await self._changed.wait()
 
     def close_round(
         self,
@@ -185,6 +198,8 @@ class RoundCoordinator:
         Raises:
             LocalProtocolError: The run is not in this round.
         """
+        if self._is_overtaken:
+            return
         if round != self._machine.tip.round + 1:
             raise LocalProtocolError(
                 f"round {round} cannot be closed, the run is in round {self._machine.tip.round + 1}"
@@ -237,6 +252,11 @@ class RoundCoordinator:
     def round(self) -> int:
         """The round after the record that stands."""
         return self._machine.tip.round + 1
+
+    @property
+    def record_hash(self) -> str:
+        """Of the record that stands."""
+        return self._machine.tip.hash
 
     async def changed(self) -> None:
         """Wait until a replica has said something, or something was decided."""
@@ -327,6 +347,16 @@ class RoundCoordinator:
                         lost = {"lost_rounds": [basis.round + 1, round], "parameters": basis.hashes.parameters}
                         logger.warning("stage.restored", extra=fields | lost)
                     self._tell(effect)
+                case ChainLeft(left, kept, common_round, num_samples, num_freed):
+                    self._endpoint.metrics.counter("round.chains_left").add()
+                    fields = {"left": left.hash, "held_round": left.round, "kept": kept.hash, "kept_round": kept.round}
+                    lost = {"common_round": common_round, "samples": num_samples, "samples_freed": num_freed}
+                    logger.warning("chain.left", extra=fields | lost)
+                    self._tell(effect)
+                case Overtaken(tip):
+                    logger.warning("round.overtaken", extra={"held_round": tip.round, "record": tip.hash})
+                    self._ready, self._is_overtaken = None, True
+                    self._tell(effect)
                 case Deposed(highest):
                     logger.warning("round.deposed", extra={"ballot": str(highest)})
                     self._deposed = highest
@@ -358,6 +388,7 @@ class RoundCoordinator:
     async def _wait_ready(self, round: int) -> Ready:
         while True:
             self._require_lead()
-            if self._ready is not None and self._ready.tip.round >= round:
+            is_void = self._is_overtaken and round > 0
+            if self._ready is not None and self._ready.tip.round >= round and not is_void:
                 return self._ready
             await self._changed.wait()

@@ -3,6 +3,7 @@
     rounds/round_0000.json     D_0: seed, configuration, thread count, versions, machine
     rounds/round_0001.json     D_1, readable, with its encoded bytes, signature and hash
     steps/round_0001.jsonl     one line for each step that each final member has committed in round 1, in apply order
+    left/1/                    records and step logs of a chain from which the run has not gone on (`set_aside`)
     steps/round_0001.*.held    the same while the round's record, whose hash it names, is not decided
 
 A file is there as a whole or not at all: it is written under another name, forced to the disk, and renamed.
@@ -25,7 +26,7 @@ from shoal.swarm.records import Logs, record_hash
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
-_ROUNDS, _STEPS = "rounds", "steps"
+_ROUNDS, _STEPS, _LEFT = "rounds", "steps", "left"
 
 
 class Genesis(msgspec.Struct, frozen=True):
@@ -122,6 +123,39 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
         "hash": record_hash(signed),
     }
     write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
+
+
+def set_aside(directory: Path, record: Record, digest: str) -> None:
+    """Put the records and step logs away that are there, unless the run goes on from them with this record.
+
+    They are in `left/` from then on, beside those that were put there before; D_0 stays, since all chains have it.
+
+    Args:
+        directory: The run's directory.
+        record: From which the run goes on.
+        digest: Its hash.
+
+    Raises:
+        RecordRejected: A file that is there is no record.
+        StorageError: A file cannot be moved.
+    """
+    here = [record_hash(signed) for _, signed in read_records(directory)]
+    if not here or here[-1] in (record.previous, digest):
+        return
+    files = [path for path in sorted((directory / _ROUNDS).glob("round_*.json")) if path != _round_file(directory, 0)]
+    files += sorted((directory / _STEPS).glob("round_*"))
+    number = len(list((directory / _LEFT).glob("*"))) + 1
+    aside = directory / _LEFT / str(number)
+    try:
+        for path in files:
+            place = aside / path.relative_to(directory)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+    except OSError as error:
+        raise StorageError(
+            f"cannot move records to {aside} ({error.strerror or error}): they are of a chain that was left, and must "
+            "not be mixed with others; free space there, or start again with --log-dir on another disk"
+        ) from error
 
 
 def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:

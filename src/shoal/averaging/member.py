@@ -70,8 +70,9 @@ class ClosedSteps(Protocol):
 class StepService(Protocol):
     """The steps of the replica, as the round needs them; `pipeline.StageWorker` is one."""
 
-    def start_round(self, round: int) -> None:
-        """The replica holds D_{round-1}: steps of `round` may begin. What is open is dropped; with 0 none may begin."""
+    def start_round(self, round: int, held: str = "") -> None:
+        """The replica holds D_{round-1}, whose hash is `held`: steps on top of it may begin. What is open is dropped;
+        with round 0 none may begin."""
         ...
 
     async def close(self, round: int) -> ClosedSteps:
@@ -196,7 +197,7 @@ class RoundMember:
         self._fetch_scope.cancel()
         self._jobs.clear()
         await self._device.run(self._state.restore)
-        self._steps.start_round(self._machine.round)
+        self._steps.start_round(self._machine.round, self._machine.tip.hash)
 
     # -- events
 
@@ -342,8 +343,8 @@ class RoundMember:
             return
         before, self._sent_before = self._sent_before, self._sent_bytes()
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
-        self._steps.start_round(record.round + 1)
         self._do(self._machine.swapped(hashes, sent))
+        self._steps.start_round(record.round + 1, self._machine.tip.hash)
         if self._machine.is_restored:
             logger.warning("stage.restored", extra={"round": record.round, "from": self._machine.basis.round})
         else:

@@ -19,9 +19,11 @@ import anyio.to_thread
 from shoal.averaging.audit import audit
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
 from shoal.averaging.journal import Genesis, hold_steps, write_genesis
+from shoal.client.adoption import adopt
+from shoal.client.chain_watch import ChainWatch
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
-from shoal.client.diary import Counts, Diary, Lost, Plan, Saved, ServersMoved, StagesRestored, Started
+from shoal.client.diary import ChainsLeft, Counts, Diary, Lost, Plan, Saved, ServersMoved, StagesRestored, Started
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
 from shoal.client.reassignment import Reassignment
@@ -42,6 +44,7 @@ from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.swarm.records import genesis_hash
+from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
@@ -49,8 +52,6 @@ from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Heartbeat, StepReport
 
 TRAINER_START_TIMEOUT_S = 20.0
-SAME_LOSS_S = 1.0
-"""An earlier start of the client may have seen a loss of which the launcher tells."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Client:
         rounds: the round loop.
         watch: what broke, and when the first step was committed.
         stages: which ones nobody serves, and which had to be restored.
+        chains: which ones were left when sides of a split have met.
         trainers: the trainer of each slot.
     """
 
@@ -197,6 +199,7 @@ class Client:
             replace=lambda: launcher.request("replace_data_server"),
             on_lost=lambda: self.watch.lost("data_server", self.trainers.present),
         )
+        self.chains = ChainWatch(notice=notice, note=lambda chains: diary.note(ChainsLeft(chains)))
         self.stages = StageWatch(clock=clock, notice=notice, note=lambda stages: diary.note(StagesRestored(stages)))
         self.rounds: RoundLoop = RoundLoop(
             config=config,
@@ -244,7 +247,7 @@ class Client:
         if self._diary.saved.is_finished:
             return
         if self._diary.is_resumed:
-            self._adopt(await self._launcher.request("adopt"))
+            adopt(await self._launcher.request("adopt"), self._diary.saved.plan, self.trainers, self.watch)
         async with anyio.create_task_group() as tasks:
             handlers = (
                 self.watch,
@@ -283,6 +286,9 @@ class Client:
     def _round_event(self, event: CoordinatorEvent) -> None:
         """Act on what happens to replicas between records."""
         self.stages.take(event)
+        self.chains.take(event)
+        if isinstance(event, Overtaken):
+            self.rounds.overtaken()
         self.rounds.update_trainers()
 
     async def summary(self, exit_reason: str) -> dict[str, Any]:
@@ -308,6 +314,7 @@ class Client:
             counters=self.counters.totals(),
             servers_moved=self._reassignment.moved,
             stages_restored=self.stages.as_json(),
+            chains_left=self.chains.as_json(),
             exit_reason=exit_reason,
         )
 
@@ -336,6 +343,9 @@ class Client:
             counted=self.counters.counted,
             stages_restored=self.stages.restored,
             servers_moved=self._reassignment.moved,
+            held=rounds.held,
+            chain=self._data.chain,
+            chains_left=self.chains.left,
         )
         self._diary.save(saved)
 
@@ -348,6 +358,7 @@ class Client:
         counted, me = saved.counted, self._endpoint.peer_id
         self._reassignment.moved = saved.servers_moved
         self.stages.resume(saved.stages_restored)
+        self.chains.resume(saved.chains_left)
         for event in events:
             match event:
                 case StepReport():
@@ -360,35 +371,17 @@ class Client:
                     counted.started_again(me)
                 case StagesRestored(stages):
                     self.stages.resume(stages)
+                case ChainsLeft(chains):
+                    self.chains.resume(chains)
                 case ServersMoved(number):
                     self._reassignment.moved = number
                 case _:
                     pass
         self.counters.resume(counted)
-        self._data.know(max(0, round - 1), saved.recorded)
+        self._data.know(max(0, round - 1), saved.recorded, saved.chain)
         # The registry takes a moment to be read; it corrects this as soon as it is.
         self._membership.update(saved.servers)
         logger.info("client.resumed", extra={"start": self._diary.start, "round": round, "events": len(events)})
-
-    def _adopt(self, reply: Mapping[str, Any]) -> None:
-        """Take over what the launcher still runs, and note what broke while there was no client.
-
-        Args:
-            reply: to "adopt": `trainers`, each with `slot`, `incarnation` and `running`; `lost`, each with `kind`,
-                `peer` (a server) or `slot` (a trainer), and `at_s`, seconds since the launch; the client is among them.
-        """
-        trainers, plan = reply["trainers"], self._diary.saved.plan
-        known = {} if plan is None else plan.incarnations
-        incarnations = {each["slot"]: each["incarnation"] for each in trainers}
-        self.trainers.adopt({**known, **incarnations}, [each["slot"] for each in trainers if each["running"]])
-        slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
-        for each in reply["lost"]:
-            kind, at_s = each["kind"], each["at_s"]
-            # Of the client's own end nobody else tells.
-            if self.watch.failovers.is_known(kind, at_s, 0.0 if kind == "client" else SAME_LOSS_S):
-                continue
-            hit = {"server": self.rounds.slots_of(PeerId(each.get("peer", ""))), "trainer": (each.get("slot"),)}
-            self.watch.lost(kind, hit.get(kind, slots), at_s)
 
     def _swarm_numbers(self) -> Mapping[str, float]:
         view = self._membership.view

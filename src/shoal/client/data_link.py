@@ -76,11 +76,12 @@ class DataLink:
         self._plan: _Plan | None = None
         self._recorded: Ranges = ()
         self._held_round = 0
+        self._chain = ""
         self._has_dead = False
         self._released: dict[int, int] = {}
         self._is_up = True
         self._is_told = False
-        self._sent: tuple[_Plan | None, int] = (None, 0)
+        self._sent: tuple[_Plan | None, int, str] = (None, 0, "")
         self._lost = anyio.Event()
         self._changed = anyio.Event()
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
@@ -139,9 +140,23 @@ class DataLink:
         """The samples of all records."""
         return self._recorded
 
-    def know(self, held_round: int, recorded: Ranges) -> None:
-        """Take over what an earlier start of this client knew of the records; a data server may have to hear it."""
-        self._held_round, self._recorded = held_round, recorded
+    @property
+    def chain(self) -> str:
+        """What the data server tells the present chain of records from earlier ones by."""
+        return self._chain
+
+    def know(self, held_round: int, recorded: Ranges, chain: str) -> None:
+        """Take over what others, or an earlier start of this client, knew of the records; a data server may have to
+        hear it.
+
+        Args:
+            held_round: of the newest record.
+            recorded: samples of all records.
+            chain: with another one than before nothing else is used: the data server begins anew.
+        """
+        if chain != self._chain:
+            self._plan = None
+        self._held_round, self._recorded, self._chain = held_round, recorded, chain
         self._post_record()
 
     def resume(
@@ -168,7 +183,7 @@ class DataLink:
             self._post(
                 ResumeRound(plan.round, plan.num_slots, plan.inner_steps, trainers, complete, plan.speeds),
             )
-        self._sent, self._is_told = (plan, self._held_round), True
+        self._sent, self._is_told = (plan, self._held_round, self._chain), True
         self._post(DataHello(_CLIENT))
 
     def plan(self, round: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...]) -> None:
@@ -182,7 +197,7 @@ class DataLink:
         self._recorded = merge((*self._recorded, *samples))
         self._held_round = round
         if self._is_up:
-            self._post(RecordSamples(round, samples))
+            self._post(RecordSamples(round, samples, self._chain))
 
     async def release(self, trainer: int, incarnation: int, kept: tuple[StepKey, ...]) -> None:
         """Free what this incarnation has leased, but for the attempts in `kept`; returns when that is done."""
@@ -200,16 +215,16 @@ class DataLink:
         self._backoff.reset()
         self._is_up = True
         logger.info("data_server.back", extra={"round": self._held_round + 1})
-        plan, held_round = self._sent
-        if held_round != self._held_round:
+        plan, held_round, chain = self._sent
+        if (held_round, chain) != (self._held_round, self._chain):
             self._post_record()
         if plan != self._plan:
             self._post_plan()
         self._notify()
 
     def _post_record(self) -> None:
-        if self._recorded:
-            self._post(RecordSamples(self._held_round, self._recorded))
+        if self._recorded or self._chain:
+            self._post(RecordSamples(self._held_round, self._recorded, self._chain))
 
     def _post_plan(self) -> None:
         plan = self._plan

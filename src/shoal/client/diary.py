@@ -70,6 +70,24 @@ class RestoredStage(Struct, frozen=True):
     parameters: str
 
 
+class LeftChain(Struct, frozen=True):
+    """A chain of records that was not chosen when it met another one.
+
+    Attributes:
+        held_round: of its newest record.
+        record: the hash of that.
+        common_round: the last one that the chain which stands has as well.
+        samples: that it has recorded, those of the common rounds included.
+        samples_freed: those of them that the other chain has not.
+    """
+
+    held_round: int
+    record: str
+    common_round: int
+    samples: int
+    samples_freed: int
+
+
 @dataclass
 class Saved:
     """Everything that a client knows beyond the records, when a round begins.
@@ -92,6 +110,9 @@ class Saved:
         counted: by all roles.
         stages_restored: see `client.stage_watch`.
         servers_moved: see `client.reassignment`.
+        held: hash of the record on top of which the round is trained.
+        chain: hash of the record from which the run went on when this client was overtaken last; empty: it was not.
+        chains_left: see `client.chain_watch`.
     """
 
     run_id: str
@@ -115,6 +136,9 @@ class Saved:
     counted: Counted = field(default_factory=Counted)
     stages_restored: tuple[RestoredStage, ...] = ()
     servers_moved: int = 0
+    held: str = ""
+    chain: str = ""
+    chains_left: tuple[LeftChain, ...] = ()
 
 
 class Started(Struct, frozen=True, tag="started"):
@@ -155,7 +179,13 @@ class ServersMoved(Struct, frozen=True, tag="moved"):
     number: int
 
 
-Event = Started | StepReport | EvalReport | Done | Lost | Counts | StagesRestored | ServersMoved
+class ChainsLeft(Struct, frozen=True, tag="chains_left"):
+    """All chains of records that were left so far."""
+
+    chains: tuple[LeftChain, ...]
+
+
+Event = Started | StepReport | EvalReport | Done | Lost | Counts | StagesRestored | ServersMoved | ChainsLeft
 
 _decode_saved = msgspec.msgpack.Decoder(Saved).decode
 _decode_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode

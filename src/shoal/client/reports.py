@@ -158,6 +158,12 @@ class Reports:
         self.progress.begin_evaluation(round - 1)
         self._done = set()
 
+    def begin_anew(self) -> None:
+        """The run goes on from a chain of records of others: steps have numbers again that were reported already, and
+        what was evaluated was something else."""
+        self._last_number.clear()
+        self.progress.eval_losses.clear()
+
     def round_over(self, number: int) -> None:
         """Say how a round was shared between the pipelines."""
         shared = self.shares.of_round()

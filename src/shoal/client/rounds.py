@@ -10,7 +10,7 @@ What a round decides is the coordinator's; this module says when it begins and e
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -22,6 +22,7 @@ from shoal.client.data_link import DataLink
 from shoal.client.diary import Plan, Saved
 from shoal.client.divergence import Divergence
 from shoal.client.gathering import lead, look_for_servers, settled, wait_for_servers
+from shoal.client.homes import Homes
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.shares import evaluation_shares
@@ -36,11 +37,8 @@ from shoal.errors import ControlError
 from shoal.ids import PeerId
 from shoal.swarm.records import parameters_of
 from shoal.swarm.round_deadline import boundary_s
-from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
-from shoal.swarm.view import NOTHING_HELD, SwarmView
 from shoal.transport.base import Endpoint
-from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import Evaluation, StartRound, UpdateReplicas
+from shoal.wire.messages.control import Evaluation, StartRound
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +58,7 @@ class RoundLoop:
         num_replicas: replicas that took part at most, all stages together.
         idle_rounds: how many of the last rounds have trained nothing.
         durations_s: of the rounds.
+        held: hash of the record on top of which the round is trained.
     """
 
     def __init__(
@@ -109,27 +108,33 @@ class RoundLoop:
         self._takeover = takeover
         self._divergence = divergence
         self._stages = stages
-        self._changed = anyio.Event()
         self._data = data
         self._reassignment = reassignment
         self._clock = clock
         self._expected_servers = expected_servers
         self._succeeds = succeeds
         self._patient = patient
-        self._pipelines: tuple[Pipeline, ...] = ()
         self._speeds: tuple[float, ...] = () if saved.plan is None else saved.plan.speeds
-        self._holders: Mapping[PeerId, int] = {}
         self._left = saved.plan
+        self.held = saved.held
         self._save = save
+        self._homes = Homes(
+            num_stages=config.num_stages,
+            endpoint=endpoint,
+            coordinator=coordinator,
+            membership=membership,
+            trainers=trainers,
+            reassignment=reassignment,
+        )
 
     @property
     def num_pipelines(self) -> int:
         """Pipelines of the current round."""
-        return len(self._pipelines)
+        return len(self._homes.pipelines)
 
     def slots_of(self, peer: PeerId) -> frozenset[int]:
         """Return the slots whose home pipeline runs over a replica."""
-        pipelines = self._pipelines or (() if self._left is None else self._left.pipelines)
+        pipelines = self._homes.pipelines or (() if self._left is None else self._left.pipelines)
         return frozenset(pipeline.slot for pipeline in pipelines if peer in pipeline.peers)
 
     async def run(self) -> None:
@@ -144,7 +149,7 @@ class RoundLoop:
             StorageError: records or step logs cannot be written.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._follow_view)
+            tasks.start_soon(self._homes.follow_view)
             tasks.start_soon(self._reassignment.run, self.update_trainers)
             tasks.start_soon(look_for_servers, self._membership, self._stages)
             expected = 0 if self._left is not None else self._expected_servers
@@ -154,47 +159,79 @@ class RoundLoop:
             if not expected and self._left is None:
                 await settled(self._membership)
             leading = await lead(self._coordinator, self._membership, self._config, patient=self._patient)
-            self._holders = leading.holders
             if self._left is None and not self._succeeds:
                 await self._reassignment.place()
-            left = await self._take_up(leading)
+            goes_on = self._is_where_it_was(leading)
+            while not await self._train_all(leading, goes_on):
+                leading, goes_on = await self._coordinator.leading(), False
+            self._save(None)
+            tasks.cancel_scope.cancel()
+
+    async def _train_all(self, leading: Leading, goes_on: bool) -> bool:
+        """Train all rounds from the record that stands on; returns False if another one of others stands meanwhile.
+
+        With `goes_on` this client was there already, or begins the run.
+        """
+        is_done = False
+        async with anyio.create_task_group() as tasks:
+
+            async def watch() -> None:
+                await self._coordinator.overtaken()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watch)
+            self._homes.holders = leading.holders
+            left = await (self._take_up(leading) if goes_on else self._succeed(leading))
             round = self._coordinator.round
             while round <= self._config.diloco.outer_steps:
                 await self._round(round, left)
                 left = None
                 round += 1
             await self._evaluate_last(round, left)
-            self._save(None)
+            is_done = True
             tasks.cancel_scope.cancel()
+        return is_done
 
-    async def _take_up(self, leading: Leading) -> Plan | None:
-        """Find out where an earlier start of this client has left the run; return the round that it was in, if any.
+    def _is_where_it_was(self, leading: Leading) -> bool:
+        """Whether the run has not gone on without this client since its last start; a successor was never there.
 
         Raises:
-            ControlError: the replicas are elsewhere.
-            OSError: the record of that round cannot be written.
+            ControlError: the replicas are further back.
         """
         plan, outcome = self._left, leading.outcome
         if plan is None:
-            if self._succeeds:
-                await self._succeed(leading)
-            return None
-        self._pipelines = plan.pipelines
-        logger.info("round.taken_up", extra={"round": plan.round, "held_round": leading.held_round})
-        if leading.held_round == plan.round - 1:
-            return plan
-        if outcome is None or leading.held_round != plan.round:
+            return not self._succeeds
+        if leading.held_round == plan.round - 1 and self.held in ("", leading.record_hash):
+            return True
+        if outcome is None:
             raise ControlError(
                 f"the servers hold record {leading.held_round}, but this client was in round {plan.round} before it "
                 "was started again: start a new run, or servers that hold the record before"
             )
+        return leading.held_round == plan.round and self.held in ("", outcome.record.previous)
+
+    async def _take_up(self, leading: Leading) -> Plan | None:
+        """Go on where an earlier start of this client has left the run; return the round that it was in, if any.
+
+        Raises:
+            OSError: the record of that round cannot be written.
+        """
+        plan, outcome = self._left, leading.outcome
+        if plan is None:
+            return None
+        self._homes.pipelines = plan.pipelines
+        logger.info("round.taken_up", extra={"round": plan.round, "held_round": leading.held_round})
+        if outcome is None or leading.held_round == plan.round - 1:
+            return plan
         await self._recorded(outcome)
         self.durations_s.append(self._clock.now_s() - plan.begun_s)
         return None
 
-    async def _succeed(self, leading: Leading) -> None:
+    async def _succeed(self, leading: Leading) -> Plan | None:
         """Know what the record says that stands, and end the round after it as it is; raises as `_recorded` does."""
-        self.rounds = leading.held_round
+        self._homes.pipelines = ()
+        self._reports.begin_anew()
+        self.rounds, self.idle_rounds = leading.held_round, 0
         self.hashes = await inherit(leading, self._log_dir, self._trainers, self._data)
         if leading.held_round < self._config.diloco.outer_steps:
             await self._close(leading.held_round + 1)
@@ -216,7 +253,7 @@ class RoundLoop:
 
     async def _close(self, round: int) -> None:
         """End the round and act on its record; raises as `_recorded` does."""
-        slots = {peer: pipeline.slot for pipeline in self._pipelines for peer in pipeline.peers}
+        slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
         lowest = {
             slot: incarnation + (slot not in self._trainers.present)
             for slot, incarnation in self._trainers.incarnations.items()
@@ -237,7 +274,7 @@ class RoundLoop:
             has_share = progress.has_share(round - 1, slot)
             self._start(round, slot, first_step, num_steps, None if has_share else shares[slot])
 
-        slots = frozenset(pipeline.slot for pipeline in self._pipelines)
+        slots = frozenset(pipeline.slot for pipeline in self._homes.pipelines)
         idle = frozenset[int]() if left is None else await self._adopt(left, slots)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._takeover.run, slots, first_step, inner_steps, go_on, idle)
@@ -271,24 +308,22 @@ class RoundLoop:
 
     async def _begin(self, round: int, inner_steps: int) -> None:
         """Form the pipelines of a round and start its trainers."""
-        self._pipelines = self._form()
-        if not self._pipelines:
-            await self._wait_for_pipelines()
-        await self._trainers.ensure(len(self._pipelines))
+        await self._homes.form()
+        await self._trainers.ensure(len(self._homes.pipelines))
         progress = self._reports.progress
-        progress.pipelines_max = max(progress.pipelines_max, len(self._pipelines))
+        progress.pipelines_max = max(progress.pipelines_max, len(self._homes.pipelines))
         progress.trainers_max = max(progress.trainers_max, len(self._trainers.present))
-        self.num_replicas = max(self.num_replicas, len(self._holders))
+        self.num_replicas = max(self.num_replicas, len(self._homes.holders))
         if not self._config.run.deterministic:
-            self._speeds = self._reports.shares.speeds(self._pipelines)
-        self._reports.begin_round(round, self._pipelines, trains=inner_steps > 0)
-        incarnations = dict(self._trainers.incarnations)
-        self._save(Plan(round, inner_steps, self._pipelines, incarnations, self._clock.now_s(), self._speeds))
+            self._speeds = self._reports.shares.speeds(self._homes.pipelines)
+        self._reports.begin_round(round, self._homes.pipelines, trains=inner_steps > 0)
+        incarnations, self.held = dict(self._trainers.incarnations), self._coordinator.record_hash
+        self._save(Plan(round, inner_steps, self._homes.pipelines, incarnations, self._clock.now_s(), self._speeds))
         if inner_steps:
-            self._data.plan(round, len(self._pipelines), inner_steps, self._speeds)
+            self._data.plan(round, len(self._homes.pipelines), inner_steps, self._speeds)
         first_step = (round - 1) * self._config.diloco.inner_steps
         shares = self._evaluation_shares(round - 1)
-        for slot in range(len(self._pipelines)):
+        for slot in range(len(self._homes.pipelines)):
             self._start(round, slot, first_step, inner_steps, shares[slot])
 
     def _start(self, round: int, slot: int, first_step: int, num_steps: int, evaluation: Evaluation | None) -> None:
@@ -300,18 +335,19 @@ class RoundLoop:
             StartRound(
                 round=round,
                 slot=slot,
-                num_slots=len(self._pipelines),
+                num_slots=len(self._homes.pipelines),
                 first_step=first_step,
                 inner_steps=num_steps,
-                path=self._pipelines[slot].path,
-                replicas=self._replicas_for(slot),
+                path=self._homes.pipelines[slot].path,
+                replicas=self._homes.replicas_for(slot),
                 evaluation=evaluation,
                 caps=self._membership.view.caps,
+                held=self.held,
             ),
         )
 
     def _evaluation_shares(self, held: int) -> list[Evaluation | None]:
-        return evaluation_shares(held, self._reports.num_holdout, len(self._pipelines), self._speeds)
+        return evaluation_shares(held, self._reports.num_holdout, len(self._homes.pipelines), self._speeds)
 
     async def _finished(self, round: int) -> RoundOutcome:
         """Wait for the record, as long as it takes: for a stage that nobody serves any more, for servers of it."""
@@ -334,7 +370,7 @@ class RoundLoop:
         # It is forced to the disk, which may take long; the event loop has connections to keep.
         await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)
         self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
-        self._holders = outcome.holders
+        self._homes.holders = outcome.holders
         if record.round < self._config.diloco.outer_steps:
             self._reassignment.recorded(outcome.holders, record.round)
         self.rounds += 1
@@ -350,50 +386,13 @@ class RoundLoop:
         if self.idle_rounds > _MAX_IDLE_ROUNDS:
             raise ControlError(f"{self.idle_rounds} rounds have passed without a step: see the trainers' logs")
 
-    # -- the view
-
-    async def _follow_view(self) -> None:
-        """Tell the coordinator and the trainers who is there, whenever that changes."""
-        while True:
-            view = self._membership.view
-            self._coordinator.replicas({replica.peer: replica.hop for replica in view.replicas})
-            self.update_trainers()
-            await self._membership.changed()
-
     def update_trainers(self) -> None:
-        """Send every trainer of the round the replicas that it may use now; to be called when these have changed."""
-        self._changed.set()
-        self._changed = anyio.Event()
-        caps = self._membership.view.caps
-        for pipeline in self._pipelines:
-            hop = self._trainers.present.get(pipeline.slot)
-            if hop is not None:
-                self._endpoint.post(hop.peer, UpdateReplicas(self._replicas_for(pipeline.slot), caps))
+        """Tell every trainer of the round which replicas it may use now; to be called when these have changed."""
+        self._homes.tell_trainers()
 
-    async def _wait_for_pipelines(self) -> None:
-        with self._membership.eager():
-            while not self._pipelines:
-                await self._changed.wait()
-                self._pipelines = self._form()
-
-    def _form(self) -> tuple[Pipeline, ...]:
-        """Form the pipelines of a round; slots count without holes, since batches are dealt out by slot.
-
-        A pipeline whose slot changes gets another trainer, which loses nothing: optimizers live with the replicas.
-        """
-        formed = form_pipelines(self._usable(), self._config.num_stages, self._pipelines, NOTHING_HELD)
-        return tuple(Pipeline(slot, pipeline.path) for slot, pipeline in enumerate(formed))
-
-    def _replicas_for(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
-        return replicas_for(slot, self._usable(), self._pipelines, self._config.num_stages, NOTHING_HELD)
-
-    def _usable(self) -> SwarmView:
-        """The view less the replicas that do not hold the record, or leave their stage; their own word comes later.
-
-        One that has caught up in the middle of a round is in it at once, one that was started again is not.
-        """
-        now = self._coordinator.holders
-        return self._reassignment.usable(self._membership.view, self._holders if now is None else now)
+    def overtaken(self) -> None:
+        """Another chain of records stands: its replicas are nothing for trainers that are in the round of this one."""
+        self._homes.pipelines = ()
 
     def _boundary_deadline_s(self) -> float | None:
         run = self._config.run

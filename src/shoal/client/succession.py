@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.averaging.coordinator import Leading
-from shoal.averaging.journal import write_round
+from shoal.averaging.journal import set_aside, write_round
 from shoal.client.data_link import DataLink
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
@@ -157,9 +157,10 @@ async def inherit(leading: Leading, log_dir: Path, trainers: TrainerPool, data: 
 
     Args:
         leading: what the replicas hold.
-        log_dir: the record is written there; its step logs stay on the hosts that have gathered them.
-        trainers: of this client: nobody believes theirs any more.
-        data: the data server of this host hands out nothing that the record names as used.
+        log_dir: the record is written there; its step logs stay on the hosts that have gathered them. What this client
+            has written there before, of another chain, is set aside.
+        trainers: of this client: nobody believes earlier ones any more.
+        data: the data server of this host hands out nothing that the record names as used, and all else.
 
     Returns:
         The hash of each stage's outer parameters.
@@ -172,7 +173,8 @@ async def inherit(leading: Leading, log_dir: Path, trainers: TrainerPool, data: 
     if outcome is None:
         return {}
     record = outcome.record
+    await anyio.to_thread.run_sync(set_aside, log_dir, record, leading.record_hash)
     await anyio.to_thread.run_sync(write_round, log_dir, record, outcome.signed)
-    trainers.begin_above(record.incarnations)
-    data.know(record.round, used_samples(record))
+    trainers.begin_above(record.incarnations, INCARNATIONS_APART)
+    data.know(record.round, used_samples(record), leading.record_hash)
     return parameters_of(record)

@@ -24,6 +24,7 @@ def build_summary(
     counters: dict[str, int],
     servers_moved: int,
     stages_restored: list[dict[str, Any]],
+    chains_left: list[dict[str, Any]],
     exit_reason: str,
 ) -> dict[str, Any]:
     """Return the client's part of the summary.
@@ -41,6 +42,7 @@ def build_summary(
         counters: of all roles together, as far as they have reported them.
         servers_moved: that have come to another stage.
         stages_restored: see `client.stage_watch`.
+        chains_left: see `client.chain_watch`.
     """
     evaluated = sorted(progress.eval_losses)
     return {
@@ -74,6 +76,7 @@ def build_summary(
         "counters": counters,
         "servers_moved": servers_moved,
         "stages_restored": stages_restored,
+        "chains_left": chains_left,
         "suspects": [{"round": round, **suspect._asdict()} for round, suspect in audit.suspects],
         "exit": exit_reason,
     }

@@ -80,13 +80,20 @@ class TrainerPool:
         self._incarnations = dict(incarnations)
         self._booting = set(running)
 
-    def begin_above(self, lowest: Mapping[int, int]) -> None:
-        """Nobody believes the trainers that clients of other hosts have started any more.
+    def begin_above(self, lowest: Mapping[int, int], above: int) -> None:
+        """Nobody believes any trainer any more that was started until now, be it here or by clients of other hosts.
 
         Args:
             lowest: incarnation of each slot that may still act, by the newest record.
+            above: so far above them trainers of other hosts may have been replaced since.
         """
-        self._incarnations = {slot: incarnation + self._above for slot, incarnation in lowest.items()}
+        slots = lowest.keys() | self._incarnations.keys()
+        highest = {slot: max(self._incarnations.get(slot, 0), lowest.get(slot, 0)) for slot in slots}
+        self._incarnations = {slot: incarnation + above for slot, incarnation in highest.items()}
+        self._above = max(self._above, above)
+        self._hops.clear()
+        self._booting.clear()
+        self._notify()
 
     async def returned(self, timeout_s: float) -> None:
         """Wait until the trainers that were adopted have said hello, or are not waited for any longer."""

@@ -57,7 +57,7 @@ class Watch:
         self._clock = clock
         self._membership = membership
         self._trainers = trainers
-        self._slots_of_replica = slots_of_replica
+        self.slots_of_replica = slots_of_replica
         self._age_s = age_s
         self._is_moving = is_moving
         self._dial = dial
@@ -88,7 +88,7 @@ class Watch:
             self.lost("trainer", {slot})
         is_server = self._membership.view.replica(peer) is not None
         if is_server and not self._is_moving(peer):
-            self.lost("server", self._slots_of_replica(peer))
+            self.lost("server", self.slots_of_replica(peer))
         self._membership.lost(peer)
         if is_server:
             self._dial(peer)

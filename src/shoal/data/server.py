@@ -253,8 +253,8 @@ class DataService:
                     self._awaited = dict(trainers)
                     self._resume()
                     self._planned(num_slots)
-            case RecordSamples(number, samples):
-                ended = self.table.record(number, samples)
+            case RecordSamples(number, samples, chain):
+                ended = self.table.record(number, samples, chain)
                 self._free_leases(ended)
                 logger.info("samples.recorded", extra={"round": number, "leases_ended": len(ended)})
             case ReleaseTrainer(trainer, incarnation, committed):

@@ -154,6 +154,7 @@ class StepDriver:
         replicas: tuple[tuple[Hop, ...], ...],
         caps: Caps,
         note: Callable[[StepKey, tuple[PeerId, ...]], None],
+        held: str = "",
     ) -> StepResult:
         """Trains one step, over other replicas where those of `path` fail, until it is applied or skipped.
 
@@ -171,6 +172,7 @@ class StepDriver:
             replicas: All replicas of each stage, best first.
             caps: The most samples in a microbatch, of replicas that do not take any number.
             note: Called with each attempt and its path before anything is sent for it.
+            held: Hash of the record on top of which the round is trained.
 
         Raises:
             NoPipeline: Some stages, which the message names, have no replica that can be used.
@@ -184,7 +186,7 @@ class StepDriver:
             self._endpoint.introduce(hop)
         self._microbatches, self._note = microbatches, note
         try:
-            plan = StepPlan(round, number, sizes, samples, lr, path, replicas, caps)
+            plan = StepPlan(round, number, sizes, samples, lr, path, replicas, caps, held)
             self._do(self._machine.start(plan, self._clock.now_s()))
             end = await self._ended()
         finally:

@@ -207,13 +207,14 @@ class StageWorker:
         self._evaluator.peer_lost(peer)
         self._do(self._machine.peer_lost(peer))
 
-    def start_round(self, round: int) -> None:
-        """The module holds D_{round-1}: steps of `round` may be opened; log and version start again."""
+    def start_round(self, round: int, held: str = "") -> None:
+        """The module holds D_{round-1}, whose hash is `held`: steps on top of it may be opened; log and version start
+        again."""
         self._committed_before += self._machine.version
         self._round_starts = True
         if self._replica_log is not None and round > 0:
             self._replica_log.loaded(round - 1)
-        self._do(self._machine.start_round(round))
+        self._do(self._machine.start_round(round, held))
 
     async def close(self, round: int) -> Closed:
         """Refuses new steps, finishes those that have begun, and returns when nothing but doubt is open.

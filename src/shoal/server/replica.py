@@ -164,10 +164,11 @@ async def build_replica(
         replica_log=log,
         deaths=deaths,
     )
+    genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config))
     member = RoundMember(
         endpoint=endpoint,
         run_id=run_id,
-        genesis=genesis_hash(run_id, config.run.seed, shared_configuration(config)),
+        genesis=genesis,
         stage=stage,
         steps=worker,
         state=state,
@@ -187,7 +188,7 @@ async def build_replica(
         ring=RingSettings(wire=CASTS[config.diloco.averaging_compression]),
         is_behind=run_has_begun(view()),
     )
-    worker.start_round(1)
+    worker.start_round(1, genesis)
     return Replica(stage, compute, worker, member, receiver, sender, log)
 
 

@@ -81,12 +81,20 @@ class LeaseTable:
         """
         self.stream = stream
         self._deterministic = deterministic
-        self._recorded = RecordedSamples()
-        self._deal: Deal = FixedDeal(stream, self._recorded) if deterministic else SharedDeal(stream, max_samples)
+        self._max_samples = max_samples
+        self._chain = ""
+        self._num_grants = 0
+        self._begin()
+        self._lowest_incarnation: dict[int, int] = {}
+
+    def _begin(self) -> None:
+        """Every sample is free, and no round is planned."""
+        stream, self._recorded = self.stream, RecordedSamples()
+        self._deal: Deal = (
+            FixedDeal(stream, self._recorded) if self._deterministic else SharedDeal(stream, self._max_samples)
+        )
         self._plan = _Plan()
         self._leases: dict[int, _Lease] = {}
-        self._num_grants = 0
-        self._lowest_incarnation: dict[int, int] = {}
 
     @property
     def planned_round(self) -> int:
@@ -241,8 +249,11 @@ class LeaseTable:
                 self._free_lease(number)
         return tuple(theirs)
 
-    def record(self, round_number: int, samples: Ranges) -> tuple[int, ...]:
+    def record(self, round_number: int, samples: Ranges, chain: str = "") -> tuple[int, ...]:
         """D_`round_number` is decided with `samples` (of skipped steps too); whatever else was leased up to it is free.
+
+        With another `chain` than before, these are all samples that are used: what was recorded, leased or planned on
+        the one before counts no more.
 
         Returns:
             The leases that ended.
@@ -253,6 +264,13 @@ class LeaseTable:
         strange = [item for item in samples if not self.stream.contains(item)]
         if strange:
             raise RemoteProtocolError(f"record {round_number} names {strange[0]}; a pass has {self.stream.num_samples}")
+        if chain != self._chain:
+            self._chain = chain
+            ended = tuple(self._leases)
+            self._begin()
+            self._recorded.add(samples)
+            self._deal.recorded(samples)
+            return ended
         self._recorded.add(samples)
         ended = [number for number, held in self._leases.items() if held.round <= round_number]
         for number in ended:

@@ -15,6 +15,7 @@ import msgspec
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.sample_ranges import Ranges, merge, subtract
+from shoal.wire.messages.base import Era
 from shoal.wire.messages.round import Basis, Join, Record, SignedRecord, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
 
@@ -136,6 +137,7 @@ def build_record(
     recorded: Ranges,
     incarnations: Mapping[int, int],
     restored: Mapping[int, Basis],
+    eras: tuple[Era, ...] = (),
 ) -> Record:
     """The record that follows `previous`, from the joins of the final members alone.
 
@@ -150,6 +152,7 @@ def build_record(
         recorded: Samples of all earlier records: they are never recorded again.
         incarnations: Lowest incarnation of each trainer that may still act.
         restored: What the stages were trained from of which nobody held the bytes of `previous`.
+        eras: Of `previous`; empty after D_0.
     """
     logs = {peer: joins[peer].log for view in views for peer in view.members}
     steps = steps_held(logs.values())
@@ -161,6 +164,8 @@ def build_record(
         basis = restored.get(view.stage)
         ring = view.stage, view.epoch, view.members, view.weights
         stages.append(StageOutcome(*ring, view.hashes, lost, basis, view.scales, view.differed))
+    if not eras or eras[-1].ballot != ballot:
+        eras = (*eras, Era(previous.round + 1, ballot))
     trained = merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)
     skipped = merge(item for entry in steps.values() if entry.skipped for item in entry.samples)
     return Record(
@@ -173,4 +178,5 @@ def build_record(
         skipped=subtract(skipped, recorded),
         incarnations=dict(incarnations),
         recorded=merge(recorded),
+        eras=eras,
     )

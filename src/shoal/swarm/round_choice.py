@@ -1,10 +1,15 @@
 """Which record stands when a client takes a new ballot, from what every reachable replica holds.
 
-The newest record that some replica has swapped to stands. On top of it, a record that replicas have answered Held for
-may have been decided, so the one of the highest ballot is finished. It is dropped only when it cannot be finished: no
-replica has swapped it, no holder of some stage's bytes answers for long enough, and the record before it has holders of
-every stage. Where that one has not either, dropping it would gain nothing, and the stage has to be restored. D_0 has
-holders wherever a replica has just started, which says nothing, so the first record is never dropped.
+The newest record that some replica has swapped to stands. There may be several that are newest, where sides of a split
+have gone on apart: then one chain is chosen, which has a live holder of every stage, then more recorded samples, then
+the smaller hash. Replicas are heard of one after the other, so a chain that would be chosen if it did not lack a holder
+of some stage is waited for, or the order of arrival would choose.
+
+On top of what stands, a record that replicas have answered Held for may have been decided, so the one of the highest
+ballot is finished. It is dropped only when it cannot be finished: no replica has swapped it, no holder of some stage's
+bytes answers for long enough, and the record before it has holders of every stage. Where that one has not either,
+dropping it would gain nothing, and the stage has to be restored. D_0 has holders wherever a replica has just started,
+which says nothing, so the first record is never dropped.
 
 Everybody can compute D_0, so newcomers hold it at any time. It stands only as long as nothing speaks for a record.
 """
@@ -15,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
+from shoal.swarm.record_chains import heads, num_samples
 from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.round import Record, RoundState, SignedRecord
@@ -28,11 +34,15 @@ class Choice:
         tip: The record that everyone is to hold.
         missing: Stages without a reachable holder of the tip's bytes; until there is one, nobody can go on.
         may_be_dropped: The tip is a held record that is still waited for; after that the one before it stands.
+        is_contested: The tip is of a chain that is still waited for; after that another one stands.
+        left: The newest records of the chains that were not chosen.
     """
 
     tip: Tip
     missing: tuple[int, ...]
     may_be_dropped: bool = False
+    is_contested: bool = False
+    left: tuple[Tip, ...] = ()
 
 
 def tip_of(state: RoundState, genesis: str) -> Tip:
@@ -53,15 +63,12 @@ def choose(
 ) -> Choice:
     """Choose what stands among what the replicas hold; `states` is not empty.
 
-    Of two records of one round, which only a partition can make, the one with a holder of every stage stands, then the
-    one with the smaller hash.
-
     Args:
         states: What each reachable replica holds.
         num_stages: S.
         genesis: The hash of D_0.
         unseal: Decodes a record.
-        drop_pending: A record that cannot be finished has been waited for long enough.
+        drop_pending: What is not there has been waited for long enough.
         has_records: The coordinator knows of records: D_0 is not what stands.
         known: A decided record that the coordinator knows, though nobody may hold it any more.
     """
@@ -85,7 +92,16 @@ def choose(
             ),
         )
 
-    best = min(tips, key=lambda tip: (-tip.round, tip.hash not in held, bool(missing(tip)), tip.hash))
+    def samples(tip: Tip) -> int:
+        return num_samples(tip, unseal)
+
+    chains = heads(tips, unseal)
+    candidates = [tip for tip in chains if tip.hash in held] or chains
+    first = min(candidates, key=lambda tip: (-samples(tip), tip.hash))
+    best = min(candidates, key=lambda tip: (bool(missing(tip)), -samples(tip), tip.hash))
+    left = tuple(sorted((tip for tip in chains if tip != best), key=lambda tip: tip.hash))
+    if first != best and not drop_pending:
+        return Choice(first, missing(first), is_contested=True)
     records = {digest: unseal(signed) for digest, signed in pending.items()}
     above = [digest for digest, record in records.items() if record.previous == best.hash]
     can_drop = best.signed is not None and not missing(best)
@@ -93,14 +109,14 @@ def choose(
         digest = max(above, key=lambda digest: _rank(records[digest]))
         tip = Tip(records[digest].round, digest, pending[digest])
         if not (missing(tip) and drop_pending and can_drop):
-            return Choice(tip, missing(tip), can_drop)
+            return Choice(tip, missing(tip), can_drop, left=left)
     if best.signed is None:
         # Those that are behind do not count at first; if nobody is there who is not, they are what there is.
         sure = (state.stage for state in states.values() if state.held_round != NOTHING_HELD)
         absent = _stages_without(num_stages, () if has_records else sure)
         if has_records or not drop_pending:
             return Choice(best, absent)
-    return Choice(best, missing(best))
+    return Choice(best, missing(best), left=left)
 
 
 def _rank(record: Record) -> tuple[object, ...]:

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId
-from shoal.swarm.records import Tip, build_record, used_samples
-from shoal.swarm.round_choice import choose, tip_of
-from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Ready, ReplicaIn, Send
+from shoal.swarm.records import Tip, used_samples
+from shoal.swarm.round_choice import choose
+from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Overtaken, Ready, ReplicaIn, Send
 from shoal.swarm.round_hold import HeldRecord
 from shoal.swarm.round_joins import RoundJoins
+from shoal.swarm.round_judgement import Judgement
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_restoration import Restoration
 from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
@@ -75,16 +76,17 @@ class RoundCoordinatorMachine:
         self._has_led = ballot_number > 0
         self.highest, self._recorded = NO_BALLOT, recorded
         self.tip = Tip(0, settings.genesis, None)
-        self._seal, self._unseal = seal, unseal
+        self._unseal = unseal
         self._restoration = Restoration(settings.lost_state_after_s)
         self._replicas = RoundReplicas(settings.genesis, self._restoration)
         self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, unseal)
-        self._judged: set[str] = set()  # hashes of the tips among which was chosen
+        self._judgement = Judgement(me, settings.genesis, unseal)
+        self._trains = False  # the tip was announced as ready: a round is being trained on it
         self._ready = False
         self._unsaid: Tip | None = None  # the tip before, while it is not known that anybody has swapped to this one
         self._request: CloseRequest | None = None
         self._joins, self._views = RoundJoins(), RoundViews()
-        self._held = HeldRecord()
+        self._held = HeldRecord(settings.run_id, seal, unseal)
         self._since_s = self._tick_at_s = 0.0
 
     @property
@@ -216,21 +218,27 @@ class RoundCoordinatorMachine:
             return self._stages.miss(absent, now_s)
         waited, begun = now_s - self._since_s > settings.drop_after_s, bool(self._recorded or self.tip.round)
         choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited, begun, self.tip)
+        if choice.is_contested:
+            return []
         effects = self._stages.miss(choice.missing, now_s)
         lost = {} if choice.may_be_dropped else self._stages.lost(choice.tip, now_s)
         if lost.keys() != set(choice.missing):
             return effects + self._replicas.hint(choice, self.ballot)
-        self._judged = {tip_of(state, settings.genesis).hash for state in states.values()}
+        effects += self._judgement.chose(states.values(), choice)
         self.phase = Phase.IDLE
         others: Iterable[PeerId] = ()
         if choice.tip.hash != self.tip.hash:
+            if self._trains and not self._judgement.is_own(choice.tip, self.tip):
+                self._trains = False
+                effects.append(Overtaken(choice.tip))
             self._set_tip(choice.tip)
-            if choice.tip.hash in self._judged:
+            if self._judgement.is_held(choice.tip):
                 effects += self._say()
             others = states  # those that hold it already say again what they have sent in its round
         return effects + self._stages.go_on(lost, self.ballot, self.tip, others)
 
     def _state(self, peer: PeerId, state: RoundState, now_s: float) -> Effects:
+        self._judgement.check(state)
         if self._replicas.is_older(peer, state):
             return []
         tip = self._replicas.answer(peer, state)
@@ -238,8 +246,8 @@ class RoundCoordinatorMachine:
             return []
         if state.refused:
             return self._replicas.mark_out(peer, state.refused) + self._leave(peer, now_s)
-        if tip.round >= self.tip.round and tip.hash != self.tip.hash and tip.hash not in self._judged:
-            return self.lead(now_s)  # another chain, or a newer record: choose once more, having heard everyone
+        if self._judgement.is_new(tip, state.stage, self.tip):
+            return self.lead(now_s)  # choose once more, having heard everyone
         effects = self._say() if tip.hash == self.tip.hash else []
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
         is_in = self._ready and peer in self._replicas.holders(self.tip)
@@ -248,8 +256,10 @@ class RoundCoordinatorMachine:
     def _swapped(self, peer: PeerId, message: Swapped) -> Effects:
         if self.phase is Phase.ASKING:
             return [Send(peer, AskRound(self.ballot))]  # it has another record now, or other bytes, than it has said
-        if self.tip.signed is None or message.round > self.tip.round or peer not in self._replicas.states:
+        if self.tip.signed is None or peer not in self._replicas.states:
             return []
+        if message.round >= self.tip.round and message.record_hash != self.tip.hash:
+            return [Send(peer, AskRound(self.ballot))]  # of another chain, it may be
         was_out = self._replicas.swapped(peer, message)
         if message.record_hash != self.tip.hash:
             # It had been told of the tip while it swapped to the record before.
@@ -274,7 +284,7 @@ class RoundCoordinatorMachine:
         if self.phase in (Phase.IDLE, Phase.JOINING):
             effects += self._stages.watch(self.ballot, self.tip, now_s)
         if self.phase is Phase.IDLE and not (self._ready or self._replicas.told or self._unsaid):
-            self._ready = True
+            self._ready = self._trains = True
             effects.append(Ready(self.tip, self._replicas.holders(self.tip), self._replicas.sent_bytes))
         if self.phase is Phase.IDLE and self._ready and self._request is not None:
             self.phase = Phase.JOINING
@@ -304,13 +314,11 @@ class RoundCoordinatorMachine:
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:
         """Settle the steps in doubt, once all have joined; then propose the views."""
-        holders, joins = self._replicas.holders(self.tip), self._joins.joins
-        for peer in joins.keys() - holders.keys():
-            del joins[peer]
+        holders = self._replicas.holders(self.tip)
+        joins = self._joins.keep(holders)
         late = request.join_by_s is not None and now_s >= request.join_by_s
-        if holders.keys() - joins.keys() and not late:
-            return []
-        if self._stages.without({join.stage for join in joins.values()}):
+        is_waiting = bool(holders.keys() - joins.keys()) and not late
+        if is_waiting or self._stages.without({join.stage for join in joins.values()}):
             return []
         orders = self._joins.settle()
         if orders:
@@ -367,18 +375,10 @@ class RoundCoordinatorMachine:
         return averaging and message.ballot == self.ballot and message.round == self.tip.round + 1
 
     def _hold(self) -> Effects:
-        record = build_record(
-            run_id=self.settings.run_id,
-            previous=self.tip,
-            ballot=self.ballot,
-            views=[view.final() for view in self._views.values()],
-            joins=self._joins.joins,
-            recorded=self._recorded,
-            incarnations=self._request.incarnations if self._request is not None else {},
-            restored=self._restoration.bases,
-        )
         self.phase = Phase.HOLDING
-        return [self._held.propose(record, self._seal(record), self._views.members, self._joins.joins)]
+        lowest: Mapping[int, int] = {} if self._request is None else self._request.incarnations
+        joins, restored = self._joins.joins, self._restoration.bases
+        return [self._held.propose(self.tip, self.ballot, self._views, joins, self._recorded, lowest, restored)]
 
     def _set_tip(self, tip: Tip) -> None:
         self.tip, self._unsaid = tip, self.tip if tip.signed is not None else None

@@ -116,13 +116,53 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainLeft:
+    """Two chains of records have met, and the run goes on with one: what the other one has trained is lost.
+
+    Attributes:
+        left: Its newest record.
+        kept: The record that stands.
+        common_round: The last one that both have; 0 for D_0.
+        num_samples: That the chain has recorded, those of the common rounds included.
+        num_freed: Those of them that the other chain has not: they are trained again.
+    """
+
+    left: Tip
+    kept: Tip
+    common_round: int
+    num_samples: int
+    num_freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """Another record stands than the one on which this client trains, and it has not decided it: what the client knows
+    of the run is void. `Ready` follows."""
+
+    tip: Tip
+
+
+@dataclass(frozen=True, slots=True)
 class Deposed:
     """Another client coordinates, under a higher ballot."""
 
     highest: Ballot
 
 
-CoordinatorEffect = Send | Introduce | ReplicaOut | ReplicaIn | Journal | Decided | Ready | Stuck | Restored | Deposed
+CoordinatorEffect = (
+    Send
+    | Introduce
+    | ReplicaOut
+    | ReplicaIn
+    | Journal
+    | Decided
+    | Ready
+    | Stuck
+    | Restored
+    | ChainLeft
+    | Overtaken
+    | Deposed
+)
 
 
 # -- of a member

@@ -5,22 +5,32 @@ proposed --(step logs are journaled)--> Hold to all members --(Held from each)--
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from shoal.ids import Ballot, PeerId
-from shoal.swarm.records import Tip, record_hash
+from shoal.swarm.records import Tip, build_record, record_hash
 from shoal.swarm.round_effects import Journal, Send
-from shoal.wire.messages.round import Held, Hold, Join, Record, SignedRecord
+from shoal.swarm.round_views import RoundViews
+from shoal.swarm.sample_ranges import Ranges
+from shoal.wire.messages.round import Basis, Held, Hold, Join, Record, SignedRecord
 
 
 class HeldRecord:
     """At most one record at a time; a new epoch of any stage makes another one necessary.
 
+    Args:
+        run_id: Of the run.
+        seal: Encodes and signs a record.
+        unseal: Decodes one.
+
     Attributes:
         tip: What stands once it is decided; None while nothing is proposed.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, run_id: str, seal: Callable[[Record], SignedRecord], unseal: Callable[[SignedRecord], Record]
+    ) -> None:
+        self._run_id, self._seal, self._unseal = run_id, seal, unseal
         self.tip: Tip | None = None
         self._holders: set[PeerId] = set()
 
@@ -29,12 +39,32 @@ class HeldRecord:
         self.tip = None
 
     def propose(
-        self, record: Record, signed: SignedRecord, members: Collection[PeerId], joins: Mapping[PeerId, Join]
+        self,
+        previous: Tip,
+        ballot: Ballot,
+        views: RoundViews,
+        joins: Mapping[PeerId, Join],
+        recorded: Ranges,
+        incarnations: Mapping[int, int],
+        restored: Mapping[int, Basis],
     ) -> Journal:
-        """Take a record; what its members have joined with is journaled before anybody holds it."""
+        """Build the record (see `build_record`); what its members have joined with is journaled before anybody holds
+        it."""
+        record = build_record(
+            run_id=self._run_id,
+            previous=previous,
+            ballot=ballot,
+            views=[view.final() for view in views.values()],
+            joins=joins,
+            recorded=recorded,
+            incarnations=incarnations,
+            restored=restored,
+            eras=() if previous.signed is None else self._unseal(previous.signed).eras,
+        )
+        signed = self._seal(record)
         self.tip = Tip(record.round, record_hash(signed), signed)
         self._holders.clear()
-        logs = {peer: (joins[peer].stage, joins[peer].log) for peer in sorted(members)}
+        logs = {peer: (joins[peer].stage, joins[peer].log) for peer in sorted(views.members)}
         return Journal(record, self.tip.hash, logs)
 
     def journaled(self, digest: str, ballot: Ballot, members: Iterable[PeerId]) -> list[Send]:

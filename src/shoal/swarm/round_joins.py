@@ -7,6 +7,7 @@ for the round.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from shoal.ids import PeerId, StepKey
@@ -38,6 +39,12 @@ class RoundJoins:
     def restart(self) -> None:
         """Forget the joins, not the fates: replicas have acted on them."""
         self.joins.clear()
+
+    def keep(self, holders: Collection[PeerId]) -> Mapping[PeerId, Join]:
+        """Only these replicas still take part; returns their joins."""
+        for peer in self.joins.keys() - set(holders):
+            del self.joins[peer]
+        return self.joins
 
     def note(self, peer: PeerId, join: Join) -> dict[PeerId, StepKey]:
         """Take a join, with what an earlier coordinator had aborted there.

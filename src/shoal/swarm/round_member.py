@@ -10,6 +10,7 @@ Rules, each of which a simulation breaks if it is left out:
 - What was staged is known by its hashes; only bytes whose hashes are the record's are swapped, else the replica is out.
 - Held is answered only by who has the record's bytes staged; they are then kept until a record replaces the old state.
 - A replica that cannot swap to a decided record fetches its bytes, always those of the newest; then it swaps as usual.
+- It leaves its own chain only for the record that names its tip, and keeps its state until the other one is there.
 - A server is sent to another stage once: until it is there, further orders only hear where it goes. What it has
   promised goes with it: a promise is the peer's, not the stage's.
 - Where nobody has them, the coordinator says which older bytes stand for them. A replica follows that only if it has
@@ -36,7 +37,7 @@ from shoal.swarm.round_effects import (
     Send,
     Swap,
 )
-from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_view
+from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_view, is_late, move_refusal, why_fetched
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
@@ -253,10 +254,8 @@ class RoundMemberMachine:
             return [self._state(f"round {message.round} is closed, this replica is in round {self.round}")]
         self.is_behind = False
         self.fetching = None  # what it holds is what stands
-        if self.joined is not None:
-            return [self._join()]
-        if self.closing:
-            return []
+        if self.joined is not None or self.closing:
+            return [self._join()] if self.joined is not None else []
         self.closing = True
         return [CloseSteps(message.round)]
 
@@ -300,16 +299,14 @@ class RoundMemberMachine:
             if self.fetching is not None and record_hash(self.fetching) != digest:
                 self.fetching = None
             return [self._swapped_report(self.basis.hashes)]
-        if record.round < self.round or self.swapping is not None:
+        if is_late(message, record, self.tip) or self.swapping is not None:
             return []
         hashes = self._staged_for(record) if record.round == self.round and record.previous == self.tip.hash else None
         if hashes is None and names(record, self.stage, self.basis.hashes):
             hashes = self.basis.hashes  # nothing was trained since: what is held are the record's bytes
         if hashes is not None:
             return self._swap(message.record, record, hashes)
-        reason = f"it holds record {self.tip.round} and has not staged the bytes of record {record.round}"
-        if record.round == self.round and record.previous != self.tip.hash:
-            reason = f"record {record.round} does not follow the record {self.tip.round} that it holds"
+        reason = why_fetched(message, record, self.tip)
         if self.fetching is not None and record_hash(self.fetching) == digest:
             return [self._state(reason)]
         return self._fetch(message.record, record, reason)
@@ -317,12 +314,11 @@ class RoundMemberMachine:
     def _restore(self, message: Restore) -> Effects:
         record, digest = self._unseal(message.record), record_hash(message.record)
         is_held = digest == self.tip.hash
-        if message.stage != self.stage or self.swapping is not None or (record.round < self.round and not is_held):
+        if message.stage != self.stage or self.swapping is not None or is_late(message, record, self.tip):
             return []
-        if is_held and not self.is_restored:
-            return [self._swapped_report(self.basis.hashes)]  # it has better ones
-        if message.basis.hashes == self.basis.hashes:
-            self.fetching = None
+        has_better = is_held and not self.is_restored
+        if has_better or message.basis.hashes == self.basis.hashes:
+            self.fetching = self.fetching if has_better else None
             if is_held:
                 return [self._swapped_report(self.basis.hashes)]
             return self._swap(message.record, record, self.basis.hashes)
@@ -332,8 +328,6 @@ class RoundMemberMachine:
             return [self._state(reason)]
         return self._fetch(message.record, record, reason)
 
-    # -- parts
-
     def _swap(self, signed: SignedRecord, record: Record, hashes: StageHashes) -> Effects:
         self.swapping, self.fetching = signed, None
         return [Swap(record, hashes)]
@@ -341,13 +335,10 @@ class RoundMemberMachine:
     def _move(self, message: Move) -> Effects:
         if self.destination is not None:
             return self._moving()
-        if message.stage == self.stage:
-            return [Send(self._coordinator, Moving(self.promised, self.stage, ""))]
-        if message.round < self.round:
+        if message.round < self.round and message.stage != self.stage:
             return []  # late: it was ordered for what has passed
-        if message.round > self.round:
-            reason = f"it is in round {self.round}, not in round {message.round}"
-            return [Send(self._coordinator, Moving(self.promised, message.stage, reason))]
+        if (refusal := move_refusal(message, self.stage, self.round)) is not None:
+            return [Send(self._coordinator, Moving(self.promised, message.stage, refusal))]
         self.destination = message.stage
         return [*self._moving(), Relocate(message.stage, message.urgent)]
 

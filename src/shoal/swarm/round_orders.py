@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.round import (
     AskRound,
@@ -17,6 +18,7 @@ from shoal.wire.messages.round import (
     LinkReport,
     Move,
     Propose,
+    Record,
     Resolve,
     Restore,
     StageHashes,
@@ -28,6 +30,27 @@ Order = AskRound | Close | Resolve | Propose | Hold | Decide | Restore | Move
 
 NO_BYTES = Basis(NOTHING_HELD, StageHashes("", "", ""))
 """What a replica has whose memory does not hold what it should."""
+
+
+def is_late(message: Decide | Restore, record: Record, tip: Tip) -> bool:
+    """Whether a decided record is not newer than the other one that the replica holds, nor to be taken in its place."""
+    return record.round <= tip.round and tip.hash not in (record_hash(message.record), message.instead_of)
+
+
+def why_fetched(message: Decide, record: Record, tip: Tip) -> str:
+    """Why a replica cannot swap to a decided record at once."""
+    if message.instead_of == tip.hash:
+        return f"record {record.round}, of another chain, was chosen over the record {tip.round} that it holds"
+    if record.round == tip.round + 1 and record.previous != tip.hash:
+        return f"record {record.round} does not follow the record {tip.round} that it holds"
+    return f"it holds record {tip.round} and has not staged the bytes of record {record.round}"
+
+
+def move_refusal(message: Move, stage: int, round: int) -> str | None:
+    """Why a server in this round cannot go where it is sent; empty if it is there already, None if it can go."""
+    if message.stage == stage:
+        return ""
+    return f"it is in round {round}, not in round {message.round}" if message.round > round else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,13 +198,16 @@ class RoundReplicas:
             return []
         here = self.here[peer]
         standing = self._restoration.standing(here.stage)
+        # Of another chain, if it is as new as the tip: it was not chosen.
+        is_other = self._tips[peer] != tip.hash and self.states[peer].held_round >= tip.round
+        instead_of = self._tips[peer] if is_other else ""
         is_concerned = self._tips[peer] == tip.hash or here.stage in self._restoration.bases
         has_bytes = standing is not None and standing.hashes == here.basis.hashes
         if self._holds(peer, tip):
             return [Send(peer, Decide(ballot, tip.signed))]
         if standing is not None and is_concerned and (has_bytes or self._tips[peer] == tip.hash):
-            return [Send(peer, Restore(ballot, tip.signed, here.stage, standing))]
-        return [Send(peer, Decide(ballot, tip.signed))]
+            return [Send(peer, Restore(ballot, tip.signed, here.stage, standing, instead_of))]
+        return [Send(peer, Decide(ballot, tip.signed, instead_of))]
 
     def _holds(self, peer: PeerId, tip: Tip) -> bool:
         return self._tips[peer] == tip.hash and self._restoration.fits(self.here[peer])

@@ -81,7 +81,7 @@ class StepReplica:
         self._max_open_steps = max_open_steps
         self.cap = max_microbatch_samples
         self._schedule = schedule
-        self.round = 0
+        self.round, self.held = 0, ""
         self.log: list[StepEntry] = []
         self.open: dict[StepKey, OpenStep] = {}
         self._closing = False
@@ -157,7 +157,7 @@ class StepReplica:
     def _refusal(self, request: Open) -> str | None:
         if self._ledger.is_fenced(request.key) or not self._ledger.is_new(request.key):
             return STALE
-        if request.round > self.round:
+        if request.round > self.round or (request.round == self.round and request.held != self.held):
             return BEHIND
         if request.round < self.round or self._closing:
             return CLOSED
@@ -368,14 +368,14 @@ class StepReplica:
         step.decision = decision
         return []
 
-    def start_round(self, round: int) -> list[Send]:
-        """The replica holds D_{round-1}: what is still open is decided by that record and dropped here."""
+    def start_round(self, round: int, held: str = "") -> list[Send]:
+        """The replica holds D_{round-1}, whose hash is `held`: what is open is decided by that record, and dropped."""
         sends: list[Send] = []
         for key, step in list(self.open.items()):
             self._remove(step)
             answer = Aborted(key) if step.commit_asked else Refused(key, CLOSED)
             sends.append(Send(step.trainer, answer))
-        self.round = round
+        self.round, self.held = round, held
         self.log = []
         self._ledger.start_round()
         self._closing = self._joined = False

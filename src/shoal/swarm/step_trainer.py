@@ -49,7 +49,7 @@ _MAX_REFUSALS = 8
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """What to train. `home` is preferred; `replicas[s]` are all replicas of stage s, best first. `microbatch_samples`
-    are cut further for an attempt over a path with caps."""
+    are cut further for an attempt over a path with caps. `held`: see `Open`."""
 
     round: int
     number: int
@@ -59,6 +59,7 @@ class StepPlan:
     home: tuple[Hop, ...]
     replicas: tuple[tuple[Hop, ...], ...]
     caps: Caps = field(default_factory=dict[PeerId, int])
+    held: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +278,7 @@ class StepTrainer:
         self.wake_at_s = now_s + self._timeout_s
         hops = tuple(self._hops[peer] for peer in path)
         sizes = tuple(part.num_samples for part in self._parts)
-        request = Open(self._key, plan.round, hops, sizes, plan.samples)
+        request = Open(self._key, plan.round, hops, sizes, plan.samples, plan.held)
         return [Note(self._key, hops), *(Send(peer, request) for peer in path)]
 
     def _wait(self, found: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:

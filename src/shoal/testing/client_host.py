@@ -149,7 +149,7 @@ class ClientHost:
             log_dir=self.log_dir,
             identity=self.identity,
             endpoint=process.endpoint,
-            membership=self._registry.watch(),
+            membership=self._registry.watch(process.peer),
             launcher=self.launcher,
             data_server=self.data_server,
             monitor=self._monitor,

@@ -93,6 +93,7 @@ class Cluster:
 
     Attributes:
         network: cut and heal connections there.
+        registry: what everybody announces; hide it there.
         servers: in the order of `replicas`, then those that were started later.
         host: of the client.
         monitor: what the client has reported.
@@ -149,7 +150,7 @@ class Cluster:
         self._paces = dict(paces or {})
         self._num_started = 0
         self._faults = Faults()
-        self._registry = LocalRegistry(self._clock)
+        self.registry = LocalRegistry(self._clock)
         self._begun_s = self._clock.now_s()
         self._stack = AsyncExitStack()
         self.network.before_delivery = self._faults.deliver
@@ -195,11 +196,11 @@ class Cluster:
     @property
     def view(self) -> SwarmView:
         """What the servers announce about themselves, killed ones included."""
-        return self._registry.watch().view
+        return self.registry.watch().view
 
     def announce(self, peer: PeerId, record: Record) -> None:
         """Announce something in a peer's name."""
-        self._registry.announce(peer, record)
+        self.registry.announce(peer, record)
 
     def trainer_endpoint(self, slot: int) -> MemoryEndpoint:
         """Return where a slot's trainer posts from, to have it say something else."""
@@ -281,7 +282,7 @@ class Cluster:
             log_dir=log_dir,
             dataset=self._opened,
             network=self.network,
-            registry=self._registry,
+            registry=self.registry,
             monitor=self._monitor_process.endpoint.hop,
             clock=self._clock,
             tasks=self._tasks,
@@ -309,7 +310,7 @@ class Cluster:
 
     async def _build_server(self, number: int, stage: int) -> Server:
         process = Process(self.network, PeerId(f"server{number}"))
-        membership = self._registry.watch()
+        membership = self.registry.watch(process.peer)
         cap = self._caps.get(number)
 
         async def build(stage: int) -> Replica:
@@ -333,7 +334,7 @@ class Cluster:
         record = StageRecord(process.endpoint.addresses, joined, pinned=self._pinned, max_microbatch_samples=cap or 0)
         monitor = ReassignmentMonitor(
             endpoint=process.endpoint,
-            announcer=Announcer(self._registry.of(process.peer), record),
+            announcer=Announcer(self.registry.of(process.peer), record),
             replica=await build(stage),
             rebuild=build,
             view=lambda: membership.view,

@@ -38,5 +38,7 @@ class ClusterLauncher:
         slot, incarnation = fields.get("slot"), fields.get("incarnation")
         if name != "start_trainer" or not isinstance(slot, int) or not isinstance(incarnation, int):
             return {"error": f"a cluster knows no request {name!r} with {fields}"}
+        if slot in self.trainers:
+            self.trainers[slot].kill()
         self.trainers[slot], self._incarnations[slot] = self._start(slot, incarnation), incarnation
         return {}

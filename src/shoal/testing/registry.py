@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from shoal.clock import Clock
 from shoal.control.membership import Membership, sequence_at
-from shoal.control.records import Opened, Record, topic_of
+from shoal.control.records import Opened, OtherVersion, Record, topic_of
 from shoal.errors import InvariantViolation
 from shoal.ids import PeerId
 
 
 class LocalRegistry:
-    """The records of all peers of a cluster. They do not expire: lost connections take peers out of a view."""
+    """The records of all peers of a cluster. They do not expire: lost connections take peers out of a view.
+
+    Attributes:
+        is_hidden: whether a watcher does not hear what a peer announces; nobody, unless it is replaced.
+    """
 
     def __init__(self, clock: Clock) -> None:
         """Start without records."""
         self._clock = clock
         self._sequence = 0
         self._records: dict[tuple[PeerId, str], Opened] = {}
-        self._watchers: list[Membership] = []
+        self._watchers: list[tuple[PeerId | None, Membership]] = []
+        self.is_hidden: Callable[[PeerId, PeerId], bool] = lambda _watcher, _peer: False
 
-    def watch(self) -> Membership:
+    def watch(self, watcher: PeerId | None = None) -> Membership:
         """Return a view of its own, kept up to date from now on."""
         membership = Membership(self._clock)
-        membership.update(self._records.values())
-        self._watchers.append(membership)
+        membership.update(o for o in self._records.values() if watcher is None or not self.is_hidden(watcher, o.peer))
+        self._watchers.append((watcher, membership))
         return membership
+
+    def announce_all(self) -> None:
+        """Everybody announces once more what was announced last, as production does every ten seconds."""
+        for opened in list(self._records.values()):
+            if not isinstance(opened.record, OtherVersion):
+                self.announce(opened.peer, opened.record)
 
     def of(self, peer: PeerId) -> PeerRecords:
         """Return where a peer announces itself."""
@@ -44,8 +56,9 @@ class LocalRegistry:
         self._sequence = max(self._sequence + 1, sequence_at(self._clock.unix_s()))
         opened = Opened(topic, peer, self._sequence, math.inf, record)
         self._records[peer, topic] = opened
-        for membership in self._watchers:
-            membership.update([opened])
+        for watcher, membership in self._watchers:
+            if watcher is None or not self.is_hidden(watcher, peer):
+                membership.update([opened])
 
 
 class PeerRecords:

@@ -188,6 +188,7 @@ class TrainerLoop:
                     replicas=self._replicas,
                     caps=self._caps,
                     note=note,
+                    held=start.held,
                 )
                 break
             except NoPipeline as error:

@@ -141,7 +141,7 @@ async def test_a_mover_whose_stage_nobody_holds_waits_for_a_holder_that_comes_ba
             while cluster.servers[1].stage != 1:
                 await anyio.lowlevel.checkpoint()
             assert cluster.servers[1].replica.member.offered_round == -1
-            assert cluster.client.rounds._usable().replica(cluster.servers[1].peer) is None
+            assert cluster.client.rounds._homes.usable().replica(cluster.servers[1].peer) is None
             for peer in others:
                 cluster.network.heal(frozen.peer, peer)
             frozen.monitor._announcer.announce(frozen.replica)  # as it does every few seconds

@@ -32,7 +32,7 @@ class Checks:
     """The checks of one world.
 
     Attributes:
-        records: What was decided, by round.
+        records: What was decided, by hash.
         base_of: Bytes that were staged, and those that they were trained from.
         made_by: Bytes that were staged, and whose contributions are in them.
         step_hosts: The replicas of each step's path.
@@ -41,7 +41,7 @@ class Checks:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.records: dict[int, Record] = {}
+        self.records: dict[str, Record] = {}
         self.base_of: dict[str, str] = {}
         self.made_by: dict[str, frozenset[str]] = {}
         self.step_hosts: dict[StepKey, list[ReplicaHost]] = {}
@@ -50,12 +50,11 @@ class Checks:
     def decided(self, record: Record, signed: SignedRecord) -> None:
         """A record is decided, for the first time or again."""
         name = record_hash(signed)
-        if self.world.chain.decides(record.round, name, members_of(record)):
-            self.world.samples.record((*record.samples, *record.skipped))
+        self.belongs(record, name)
         logs = self.world.disks[record.ballot.peer].read(name)
         if logs is None:
             raise Broken(f"the steps of record {record.round} are known to nobody any more")
-        self.records[record.round] = record
+        self.records[name] = record
         self._bases(record)
         entries = {entry.key.step: entry for _, log in logs.values() for entry in log}
         trained = [item.start for entry in entries.values() for item in entry.samples]
@@ -70,9 +69,18 @@ class Checks:
                 if is_final and key not in keys[host.peer]:
                     raise Broken(f"step {key} is in record {record.round}, but {host.peer} has aborted it")
 
+    def belongs(self, record: Record, name: str) -> None:
+        """A record goes on from what was decided before, and names no sample again."""
+        if self.world.chain.decides(record.round, name, members_of(record)):
+            self.world.samples.record((*record.samples, *record.skipped))
+
+    def follows(self, host: ReplicaHost, record: Record, signed: SignedRecord) -> None:
+        """A replica swaps to a record."""
+        self.world.chain.swaps(record.round, record_hash(signed), members_of(record))
+
     def _bases(self, record: Record) -> None:
         """A record says of each stage what it was trained from."""
-        before = self.records.get(record.round - 1)
+        before = self.records.get(record.previous)
         for outcome in record.stages:
             base = self.base_of[outcome.hashes.parameters]
             previous = None if before is None else outcome_of(before, outcome.stage)
@@ -123,10 +131,10 @@ class Checks:
             raise Broken(f"{host.peer} swaps bytes that are not those of record {record.round}")
         if host.machine.swapping is None:
             raise Broken(f"{host.peer} swaps to record {record.round}, and its machine does not know")
-        self.world.chain.swaps(record.round, record_hash(host.machine.swapping), members_of(record))
+        self.follows(host, record, host.machine.swapping)
         own = {k for entry in host.log for item in entry.samples for k in [item.start]}
         # One that was started again since, or restored, drops what it has trained, as one that was left out does.
-        is_restored = host.machine.tip.round == record.round or outcome.hashes != hashes
+        is_restored = host.machine.tip.round >= record.round or outcome.hashes != hashes
         has_joined = host.machine.joined is not None and not is_restored
         if host.peer in outcome.members and has_joined and not own <= samples_of(record):
             raise Broken(f"steps that {host.peer} has committed are not in record {record.round}")

@@ -192,7 +192,12 @@ class ClientHost:
         # As in production: no start of a client has the incarnation of another one, whatever is left of its disk.
         self.start = random.Random(f"{peer} {world.network.boots.get(peer, 0)}").getrandbits(31)
         self.machine: RoundCoordinatorMachine = world.coordinator_class(
-            peer, self.incarnation(), world.settings, world.seal_as(peer), world.unseal, world.data.recorded_ranges()
+            peer,
+            self.incarnation(),
+            world.settings,
+            world.seal_as(peer),
+            world.unseal,
+            world.pool_of(peer).recorded_ranges(),
         )
         self.tip: Tip | None = None
         self.stuck: tuple[int, ...] = ()
@@ -246,7 +251,7 @@ class ClientHost:
                     self.world.network.on_host(self.peer, delay_s, self._journal, effect)
                 case Decided(record, signed):
                     self.tip = None
-                    self.world.decided(record, signed)
+                    self.world.decided(self.peer, record, signed)
                 case Ready(tip):
                     self.tip = tip
                 case Stuck(stages):

@@ -91,14 +91,14 @@ class World:
         self.sabotage = [rng.randint(1, 40), rng.choice((0.0, 3.0, 6.0, 9.0))] if is_sabotaged else None
         self.meddling = rng.choice((1, 2, 4, rng.randint(1, 30))) if faults and rng.random() < 0.4 else 0
         self.data = DataServer()
-        self.chain, self.samples, self.checks = ChainSafety(), SampleSafety(), Checks(self)
+        self.chain, self.samples, self.checks = ChainSafety(), SampleSafety(), self.make_checks()
         self.prepare()
         self.num_steps = 0
         self._unsealed: dict[bytes, Record] = {}
         self.replicas = [
             PeerId(f"R{stage}.{slot}") for stage in range(self.num_stages) for slot in range(self.num_slots)
         ]
-        self.clients = [PeerId(f"C{number}") for number in range(rng.choice((1, 1, 2, 2, 3, 4)))]
+        self.clients = [PeerId(f"C{number}") for number in range(self.num_clients())]
         self.disks = {peer: Disk() for peer in self.clients}
         for peer in self.replicas:
             self._start_replica(peer, int(peer[1]))
@@ -110,9 +110,7 @@ class World:
         if not faults:
             return
         self.faults = Faults(self.network, self._fallible, self._crash, FAULTS_END_S, self._froze)
-        self.faults.plan(8, 1.0)
-        if rng.random() < 0.4:
-            self.network.at(rng.uniform(1.0, FAULTS_END_S - 2.0), self._lose_stages)
+        self.plan_faults()
 
     def prepare(self) -> None:
         """What a world that has more processes needs before the first of these starts."""
@@ -121,6 +119,21 @@ class World:
         """How many stages there are, and how many replicas of each."""
         rng = self.network.rng
         return rng.choice((2, 2, 3, 4)), rng.choice((1, 2, 2, 3, 4))
+
+    def num_clients(self) -> int:
+        """How many hosts have one."""
+        return self.network.rng.choice((1, 1, 2, 2, 3, 4))
+
+    def plan_faults(self) -> None:
+        """What goes wrong, and when."""
+        rng = self.network.rng
+        self.faults.plan(8, 1.0)
+        if rng.random() < 0.4:
+            self.network.at(rng.uniform(1.0, FAULTS_END_S - 2.0), self._lose_stages)
+
+    def pool_of(self, client: PeerId) -> DataServer:
+        """Where a client's trainers get their samples."""
+        return self.data
 
     # -- what runs
 
@@ -159,10 +172,13 @@ class World:
                 if receiver in self.network.hosts and self.network.rng.random() < 0.5:
                     self._crash_client(PeerId(receiver), loses_power=True)
 
-    def decided(self, record: Record, signed: SignedRecord) -> None:
+    def make_checks(self) -> Checks:
+        return Checks(self)
+
+    def decided(self, client: PeerId, record: Record, signed: SignedRecord) -> None:
         """A client says that this is decided."""
         self.checks.decided(record, signed)
-        self.data.record(record)
+        self.pool_of(client).record(record)
 
     def _start_replica(self, peer: PeerId, stage: int, is_behind: bool = False) -> None:
         self.network.start(peer, self.host_class(self, peer, stage, is_behind))
@@ -191,10 +207,14 @@ class World:
         self.network.after(0.7, self._elect)
         hosts = self.client_hosts()
         for host in hosts:
-            others = any(o is not host and o.leads and self.network.awake(o.peer) for o in hosts)
+            others = any(o is not host and o.leads and self.hears(host, o) for o in hosts)
             wrongly = self.network.now_s < FAULTS_END_S and self.network.rng.random() < 0.01
             if self.network.awake(host.peer) and not host.leads and (not others or wrongly):
                 host.lead()
+
+    def hears(self, host: ClientHost, other: ClientHost) -> bool:
+        """Whether a client knows that another one is there."""
+        return self.network.awake(other.peer)
 
     def _train(self) -> None:
         """Every slot trains one step on a path of replicas that hold the record its client holds."""
@@ -213,11 +233,11 @@ class World:
                 if here:
                     path.append(home[0] if home else rng.choice(here))
             if len(path) == self.num_stages:
-                self._step(slot, path)
+                self._step(slot, path, self.data)
 
-    def _step(self, slot: int, path: list[ReplicaHost]) -> None:
+    def _step(self, slot: int, path: list[ReplicaHost], pool: DataServer) -> None:
         rng = self.network.rng
-        sample = self.data.lease()
+        sample = pool.lease()
         self.num_steps += 1
         entry = StepEntry(
             key=StepKey(slot, 1, self.num_steps, 0),

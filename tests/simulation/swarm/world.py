@@ -119,8 +119,8 @@ class World(RoundWorld):
     def _train(self) -> None:
         """The trainers do."""
 
-    def decided(self, record: Record, signed: SignedRecord) -> None:
-        super().decided(record, signed)
+    def decided(self, client: PeerId, record: Record, signed: SignedRecord) -> None:
+        super().decided(client, record, signed)
         self.leases.table.record(record.round, (*record.samples, *record.skipped))
 
     # -- faults

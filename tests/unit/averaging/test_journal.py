@@ -18,6 +18,7 @@ from shoal.averaging.journal import (
     read_records,
     read_steps,
     rounds_with_steps,
+    set_aside,
     write_genesis,
     write_round,
 )
@@ -253,3 +254,21 @@ def test_an_audit_counts_what_clients_of_other_hosts_have_used(tmp_path: Path) -
 def test_an_audit_of_nothing_is_empty(tmp_path: Path) -> None:
     found = audit(tmp_path, 10)
     assert (found.rounds, found.samples, found.missing, found.steps_lost) == (0, 0, 0, {})
+
+
+def test_records_of_a_chain_that_was_left_are_put_away_and_those_of_the_run_stay(tmp_path: Path) -> None:
+    write_genesis(tmp_path, Genesis(1, {}, (1,), {}))
+    first, signed = make_record(1)
+    hold_steps(tmp_path, 1, record_hash(signed), {PeerId("R0"): (0, ())})
+    write_round(tmp_path, first, signed)
+    following = msgspec.structs.replace(first, round=2, previous=record_hash(signed))
+    set_aside(tmp_path, following, "its hash")
+    set_aside(tmp_path, first, record_hash(signed))
+    assert [record.round for record, _ in read_records(tmp_path)] == [1]
+    for number in (1, 2):
+        set_aside(tmp_path, msgspec.structs.replace(first, previous="of another chain"), "another hash")
+        assert (list(read_records(tmp_path)), rounds_with_steps(tmp_path)) == ([], [])
+        assert read_genesis(tmp_path).seed == 1
+        assert (tmp_path / "left" / str(number) / "rounds" / "round_0001.json").exists()
+        assert (tmp_path / "left" / "1" / "steps" / "round_0001.jsonl").exists()
+        write_round(tmp_path, first, signed)

@@ -11,7 +11,8 @@ from shoal.clock import SystemClock
 from shoal.ids import PeerId
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
-from shoal.wire.messages.feed import DataHello, HoldoutInfo
+from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.feed import DataHello, HoldoutInfo, RecordSamples
 
 pytestmark = pytest.mark.anyio
 
@@ -73,3 +74,18 @@ async def test_one_that_answers_or_cannot_be_dialled_is_not(monkeypatch: pytest.
                     desk.link.peer_lost(SERVER)
         assert desk.replaced == 0
         tasks.cancel_scope.cancel()
+
+
+async def test_a_data_server_is_told_of_which_chain_the_samples_are() -> None:
+    desk = Desk()
+    desk.link.know(3, (SampleRange(0, 0, 8),), "a chain")
+    desk.link.record(4, (SampleRange(0, 8, 9),))
+    told: list[object] = []
+    async for event in desk.server.events():
+        told += [event.message] if isinstance(event, Received) else []
+        if len(told) == 2:
+            break
+    assert told == [
+        RecordSamples(3, (SampleRange(0, 0, 8),), "a chain"),
+        RecordSamples(4, (SampleRange(0, 8, 9),), "a chain"),
+    ]

@@ -31,7 +31,7 @@ class Unled:
 
     async def leading(self) -> Leading:
         await self.answered.wait()
-        return Leading(3, None, {})
+        return Leading(3, None, {}, "")
 
 
 async def _lead(coordinator: Unled, **options: Any) -> Leading:

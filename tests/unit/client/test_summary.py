@@ -26,6 +26,7 @@ def summary(progress: Progress, **fields: object) -> dict[str, object]:
         "counters": {"transport.refused{offence=tls}": 3},
         "servers_moved": 1,
         "stages_restored": [],
+        "chains_left": [],
         "exit_reason": "done",
     }
     return build_summary(**{**values, **fields})

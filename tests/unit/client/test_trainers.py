@@ -168,6 +168,19 @@ async def test_trainers_of_a_client_that_succeeds_others_come_after_all_of_their
     launcher = Launcher()
     pool = make_pool(launcher, above=1000)
     launcher.on_start = say_hello(pool)
-    pool.begin_above({1: 1007})
+    pool.begin_above({1: 1007}, 1000)
     await pool.ensure(2)
     assert launcher.started == [(0, 1001), (1, 2008)]
+
+
+async def test_after_another_chain_was_chosen_all_trainers_are_started_anew() -> None:
+    launcher = Launcher()
+    pool = make_pool(launcher)
+    launcher.on_start = say_hello(pool)
+    await pool.ensure(2)
+    pool.begin_above({1: 1007}, 1000)
+    assert not pool.present
+    assert pool.receive(hello(0, 1)), "an earlier one is not believed"
+    assert not pool.present
+    await pool.ensure(2)
+    assert launcher.started == [(0, 1), (1, 1), (0, 1002), (1, 2008)]

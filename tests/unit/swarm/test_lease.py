@@ -295,3 +295,20 @@ def test_resumed_leases_are_settled_like_others() -> None:
     leases.release_trainer(0, 1, (key(0, 0),))
     assert sorted(leases.leased.values()) == [batch(0, 2)]
     assert granted(leases.lease(0, 2, 1, 1)).batch == batch(2, 4)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_on_another_chain_only_what_its_records_name_is_used(deterministic: bool) -> None:
+    leases = table(deterministic=deterministic)
+    leases.plan_round(1, 1, 1)
+    leases.record(1, (SampleRange(0, 0, 6),))
+    leases.plan_round(2, 1, 1)
+    out = granted(leases.lease(0, 1, 2, 0)).lease
+    assert leases.record(1, (SampleRange(0, 0, 2),), "another chain") == (out,)
+    assert leases.recorded == (SampleRange(0, 0, 2),)
+    assert (leases.planned_round, leases.leased) == (0, {})
+    # Said again, as to a data server that has come back, it changes nothing.
+    leases.plan_round(2, 1, 1)
+    assert granted(leases.lease(0, 1, 2, 0)).batch == batch(2, 4)
+    assert leases.record(1, (SampleRange(0, 0, 2),), "another chain") == ()
+    assert len(leases.leased) == 1

@@ -6,7 +6,7 @@ from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_choice import Choice, choose
 from shoal.swarm.view import NOTHING_HELD
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Era, Hop, SampleRange
 from shoal.wire.messages.round import Basis, Record, RoundState, SignedRecord, StageHashes, StageOutcome
 
 GENESIS = "D0"
@@ -97,7 +97,7 @@ def test_a_held_record_on_an_older_chain_is_no_candidate() -> None:
 
 def test_of_two_records_of_a_round_the_one_with_all_stages_stands() -> None:
     other = signed(1, GENESIS, ballot=8)
-    found = choice(state(0, D1, 1), state(0, other, 1), state(1, other, 1))
+    found = choice(state(0, D1, 1), state(0, other, 1), state(1, other, 1), drop_pending=True)
     assert found.tip.hash == record_hash(other)
 
 
@@ -111,3 +111,38 @@ def test_newcomers_alone_are_no_reason_to_start_again_but_in_the_end_they_are_al
 def test_who_knows_of_records_never_starts_again() -> None:
     states = (state(0, None, 0), state(1, None, 0))
     assert choice(*states, drop_pending=True, has_records=True).missing == (0, 1)
+
+
+def on_a_chain(ballot: int, samples: int) -> SignedRecord:
+    """The first record of a chain with so many samples."""
+    mine = Ballot(ballot, PeerId("C"), 1)
+    outcome = StageOutcome(0, 0, (PeerId("a"),), (1,), StageHashes("p", "m", "b"), 0)
+    ranges = (SampleRange(0, 0, samples),)
+    record = Record("run", 1, mine, GENESIS, (outcome,), ranges, (), {}, (), (Era(1, mine),))
+    return seal(record, PeerId("C"), lambda _body: b"")
+
+
+SMALL, LARGE = on_a_chain(1, 10), on_a_chain(2, 20)
+
+
+def test_of_two_chains_that_are_whole_the_one_with_more_samples_stands_whatever_its_ballot() -> None:
+    found = choice(*(state(stage, record, 1) for stage in (0, 1) for record in (SMALL, LARGE)))
+    assert (found.tip.hash, found.missing, found.is_contested) == (record_hash(LARGE), (), False)
+    assert [tip.hash for tip in found.left] == [record_hash(SMALL)]
+
+
+def test_of_two_chains_with_as_many_samples_the_one_with_the_smaller_hash_stands() -> None:
+    twins = on_a_chain(1, 10), on_a_chain(3, 10)
+    found = choice(*(state(stage, record, 1) for stage in (0, 1) for record in twins))
+    assert found.tip.hash == min(map(record_hash, twins))
+
+
+def test_a_larger_chain_that_lacks_a_stage_is_waited_for_and_then_left() -> None:
+    states = (state(0, SMALL, 1), state(1, SMALL, 1), state(0, LARGE, 1))
+    waiting = choice(*states)
+    assert (waiting.tip.hash, waiting.missing, waiting.is_contested) == (record_hash(LARGE), (1,), True)
+    found = choice(*states, drop_pending=True)
+    assert (found.tip.hash, found.missing, found.is_contested) == (record_hash(SMALL), (), False)
+    assert [tip.hash for tip in found.left] == [record_hash(LARGE)]
+    # A smaller one is not waited for.
+    assert choice(state(0, LARGE, 1), state(1, LARGE, 1), state(0, SMALL, 1)).is_contested is False

@@ -166,6 +166,15 @@ def test_a_commit_is_answered_as_often_as_it_is_sent_also_in_the_next_round() ->
     assert machine.handle(T, commit) == [Send(T, Aborted(KEY))]
 
 
+def test_a_step_of_another_record_is_refused_though_its_round_has_the_number_of_this_one() -> None:
+    machine = replica()
+    machine.start_round(1, "a record")
+    [refused] = machine.handle(T, request(OTHER))
+    assert refused == Send(T, Refused(OTHER, "behind"))
+    machine.start_round(1)
+    assert machine.handle(T, request(OTHER)) == [Send(T, Opened(OTHER))]
+
+
 def test_a_decision_is_final() -> None:
     machine = replica(max_open_steps=2)
     begun(machine, OTHER, U)

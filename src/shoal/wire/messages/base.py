@@ -1,4 +1,4 @@
-"""What the messages of all protocols share: the struct base, a hop of a path, a range of samples, kinds of traffic."""
+"""What the messages of all protocols share: struct base, hop, era of a chain, range of samples, kinds of traffic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.ids import PeerId
+from shoal.ids import Ballot, PeerId
 
 Cap = Annotated[int, msgspec.Meta(ge=1)]
 """The most samples that a replica takes in a microbatch."""
@@ -32,6 +32,13 @@ class Hop(Struct, frozen=True):
 
     peer: PeerId
     addresses: tuple[str, ...]
+
+
+class Era(Struct, frozen=True):
+    """From `round` on a chain's records are of `ballot`, until the next era."""
+
+    round: int
+    ballot: Ballot
 
 
 class SampleRange(Struct, frozen=True, order=True):

@@ -41,7 +41,8 @@ class Evaluation(Struct, frozen=True):
 class StartRound(Struct, frozen=True, tag="start_round"):
     """Work of one trainer in one round: evaluate first (if asked to), then `inner_steps` steps from number `first_step`
     on over `path`. `replicas[s]` are all usable replicas of stage s, best first, to replace one that is lost. `caps`
-    are the most samples in a microbatch, of replicas that do not take any number."""
+    are the most samples in a microbatch, of replicas that do not take any number. `held` is the hash of the record on
+    top of which the round is trained."""
 
     round: int
     slot: int
@@ -52,6 +53,7 @@ class StartRound(Struct, frozen=True, tag="start_round"):
     replicas: tuple[tuple[Hop, ...], ...]
     evaluation: Evaluation | None
     caps: dict[PeerId, Cap] = msgspec.field(default_factory=dict[PeerId, Cap])
+    held: str = ""
 
 
 class UpdateReplicas(Struct, frozen=True, tag="update_replicas"):

@@ -44,10 +44,12 @@ class ResumeRound(Struct, frozen=True, tag="resume_round"):
 
 class RecordSamples(Struct, frozen=True, tag="record_samples"):
     """D_round is decided and contains these samples, those of skipped steps included; whatever else was leased in the
-    round is free again."""
+    round is free again. With another `chain` than before the run goes on from other records than this host knew: these
+    are all samples that are used, and what else was recorded or leased is free again, whatever its round."""
 
     round: int
     samples: tuple[SampleRange, ...]
+    chain: str = ""
 
 
 class ReleaseTrainer(Struct, frozen=True, tag="release_trainer"):

@@ -41,7 +41,7 @@ from typing import Annotated
 import msgspec
 
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.wire.messages.base import Hop, SampleRange, Struct
+from shoal.wire.messages.base import Era, Hop, SampleRange, Struct
 from shoal.wire.messages.step import StepEntry
 
 
@@ -83,7 +83,8 @@ class Record(Struct, frozen=True):
     """D_r: one record for the whole run. `previous` is the SHA-256 (hex) of the encoded D_{r-1}; `samples` are the
     ranges trained in this round, `skipped` those of steps that were not finite; `incarnations` fence restarted
     trainers. `recorded` are the samples of all earlier records, merged: whoever holds the newest record alone knows
-    which samples are used."""
+    which samples are used. `eras` tell which records came before it: that of round q is one of them if it is of the
+    ballot that they name for q."""
 
     run_id: str
     round: int
@@ -94,6 +95,7 @@ class Record(Struct, frozen=True):
     skipped: tuple[SampleRange, ...]
     incarnations: dict[int, int]
     recorded: tuple[SampleRange, ...] = ()
+    eras: tuple[Era, ...] = ()
 
 
 class SignedRecord(Struct, frozen=True):
@@ -277,21 +279,25 @@ class Held(Struct, frozen=True, tag="held"):
 
 
 class Decide(Struct, frozen=True, tag="decide"):
-    """The record is decided: swap what is staged, if its hashes are the record's."""
+    """The record is decided: swap what is staged, if its hashes are the record's. `instead_of` is the hash of the
+    receiver's own record if that is of another chain, which was not chosen: then it is left for this one, however new
+    it is."""
 
     ballot: Ballot
     record: SignedRecord
+    instead_of: str = ""
 
 
 class Restore(Struct, frozen=True, tag="restore"):
     """Your stage goes on from `record`, which is decided, with the bytes of `basis`: whoever has these takes them for
     the record's. They are the record's own where a stage need not be restored any more: whoever lacks them fetches
-    them."""
+    them. `instead_of` as in Decide."""
 
     ballot: Ballot
     record: SignedRecord
     stage: int
     basis: Basis
+    instead_of: str = ""
 
 
 class Swapped(Struct, frozen=True, tag="swapped"):

@@ -37,13 +37,15 @@ class StepEntry(Struct, frozen=True):
 
 
 class Open(Struct, frozen=True, tag="open"):
-    """Begin attempt `key` in round `round`; `microbatch_samples[m]` is the size of microbatch m."""
+    """Begin attempt `key` in round `round`; `microbatch_samples[m]` is the size of microbatch m. `held` is the hash of
+    the record on top of which the round is trained: after a split two rounds may have one number."""
 
     key: StepKey
     round: int
     path: tuple[Hop, ...]
     microbatch_samples: tuple[int, ...]
     samples: tuple[SampleRange, ...]
+    held: str = ""
 
 
 class Opened(Struct, frozen=True, tag="opened"):

@@ -1,0 +1,109 @@
+"""The pipelines of the round, and the replicas that each slot may use now.
+
+membership, coordinator, moves --> usable replicas --> pipelines when a round begins (`swarm.routing`)
+                                                  '--> what each trainer is told whenever that changes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import anyio
+
+from shoal.averaging.coordinator import RoundCoordinator
+from shoal.client.reassignment import Reassignment
+from shoal.client.trainers import TrainerPool
+from shoal.control.membership import Membership
+from shoal.ids import PeerId
+from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
+from shoal.swarm.view import NOTHING_HELD, SwarmView
+from shoal.transport.base import Endpoint
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import UpdateReplicas
+
+
+class Homes:
+    """Which pipeline is the home of which slot.
+
+    Attributes:
+        pipelines: of the round; none between two chains of records.
+        holders: the replicas that held the record when the round began, with their stages.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_stages: int,
+        endpoint: Endpoint,
+        coordinator: RoundCoordinator,
+        membership: Membership,
+        trainers: TrainerPool,
+        reassignment: Reassignment,
+    ) -> None:
+        """Begin with no pipeline.
+
+        Args:
+            num_stages: of the model.
+            endpoint: of the client.
+            coordinator: says who holds the record.
+            membership: says who is there.
+            trainers: are told.
+            reassignment: says who leaves its stage.
+        """
+        self.pipelines: tuple[Pipeline, ...] = ()
+        self.holders: Mapping[PeerId, int] = {}
+        self._num_stages = num_stages
+        self._endpoint = endpoint
+        self._coordinator = coordinator
+        self._membership = membership
+        self._trainers = trainers
+        self._reassignment = reassignment
+        self._changed = anyio.Event()
+
+    async def form(self) -> None:
+        """Form the pipelines of a round; wait, however long, until there is one at least."""
+        self.pipelines = self._formed()
+        if self.pipelines:
+            return
+        with self._membership.eager():
+            while not self.pipelines:
+                await self._changed.wait()
+                self.pipelines = self._formed()
+
+    async def follow_view(self) -> None:
+        """Tell the coordinator and the trainers who is there, whenever that changes, until cancelled."""
+        while True:
+            view = self._membership.view
+            self._coordinator.replicas({replica.peer: replica.hop for replica in view.replicas})
+            self.tell_trainers()
+            await self._membership.changed()
+
+    def tell_trainers(self) -> None:
+        """Send every trainer of the round the replicas that it may use now; to be called when these have changed."""
+        self._changed.set()
+        self._changed = anyio.Event()
+        caps = self._membership.view.caps
+        for pipeline in self.pipelines:
+            hop = self._trainers.present.get(pipeline.slot)
+            if hop is not None:
+                self._endpoint.post(hop.peer, UpdateReplicas(self.replicas_for(pipeline.slot), caps))
+
+    def replicas_for(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
+        """Return all replicas of each stage that a slot may use now, best first."""
+        return replicas_for(slot, self.usable(), self.pipelines, self._num_stages, NOTHING_HELD)
+
+    def _formed(self) -> tuple[Pipeline, ...]:
+        """Slots count without holes, since batches are dealt out by slot.
+
+        A pipeline whose slot changes gets another trainer, which loses nothing: optimizers live with the replicas.
+        """
+        formed = form_pipelines(self.usable(), self._num_stages, self.pipelines, NOTHING_HELD)
+        return tuple(Pipeline(slot, pipeline.path) for slot, pipeline in enumerate(formed))
+
+    def usable(self) -> SwarmView:
+        """The view less the replicas that do not hold the record, or leave their stage; their own word comes later.
+
+        One that has caught up in the middle of a round is in it at once, one that was started again is not.
+        """
+        now = self._coordinator.holders
+        return self._reassignment.usable(self._membership.view, self.holders if now is None else now)

@@ -1,0 +1,79 @@
+"""What a coordinator has chosen among: when it has to choose again, and what it has to say about it.
+
+    a replica holds a record --it was judged, or comes before the tip--> nothing new
+                             '-- it is new -----------------------------> hear everyone, choose once more
+
+A chain that was not chosen is judged for good, as far as its holders were heard: one of a stage that nobody had spoken
+for may yet complete it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.ids import PeerId
+from shoal.swarm.record_chains import Unseal, is_before, parted_after
+from shoal.swarm.records import Tip, used_samples
+from shoal.swarm.round_choice import Choice, tip_of
+from shoal.swarm.round_effects import ChainLeft
+from shoal.swarm.sample_ranges import count, subtract
+from shoal.wire.messages.round import RoundState
+
+
+class Judgement:
+    """The judgement of one coordinator.
+
+    Args:
+        me: This client.
+        genesis: Hash that stands for D_0.
+        unseal: Decodes a record.
+    """
+
+    def __init__(self, me: PeerId, genesis: str, unseal: Unseal) -> None:
+        self._me = me
+        self._genesis = genesis
+        self._unseal = unseal
+        self._judged: set[tuple[str, int]] = set()  # hashes of records, and stages of those that hold them
+        self._left: set[str] = set()
+
+    def check(self, state: RoundState) -> None:
+        """Refuse what cannot be, before it is believed.
+
+        Raises:
+            RemoteProtocolError: The replica speaks of what is no record of this run.
+            SignatureError: A signature does not verify.
+        """
+        for signed in (state.record, state.pending):
+            if signed is not None:
+                self._unseal(signed)
+
+    def is_new(self, tip: Tip, stage: int, standing: Tip) -> bool:
+        """Whether a replica of a stage holds a newer record than the one that stands, or one of another chain."""
+        is_known = tip.hash == standing.hash or (tip.hash, stage) in self._judged
+        return not is_known and not is_before(tip, standing, self._unseal)
+
+    def chose(self, states: Iterable[RoundState], choice: Choice) -> list[ChainLeft]:
+        """Take note of what was chosen among; returns the chains that are left and were not before."""
+        self._judged |= {(tip_of(state, self._genesis).hash, state.stage) for state in states}
+        new = [tip for tip in choice.left if tip.hash not in self._left]
+        self._left |= {tip.hash for tip in new}
+        return [self._chain_left(tip, choice.tip) for tip in new]
+
+    def is_held(self, tip: Tip) -> bool:
+        """Whether some replica that was heard holds this record."""
+        return tip.hash in {digest for digest, _ in self._judged}
+
+    def is_own(self, tip: Tip, before: Tip) -> bool:
+        """Whether this client has decided the record, on top of the one before."""
+        if tip.signed is None:
+            return False
+        record = self._unseal(tip.signed)
+        return record.previous == before.hash and record.ballot.peer == self._me
+
+    def _chain_left(self, left: Tip, kept: Tip) -> ChainLeft:
+        if left.signed is None or kept.signed is None:
+            return ChainLeft(left, kept, 0, 0, 0)
+        one, other = self._unseal(left.signed), self._unseal(kept.signed)
+        used = used_samples(one)
+        freed = count(subtract(used, used_samples(other)))
+        return ChainLeft(left, kept, parted_after(one, other), count(used), freed)

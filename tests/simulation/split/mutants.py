@@ -1,0 +1,109 @@
+"""The rules of chains that meet, each left out on purpose, with the first seed that notices (`test_mutants.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from tests.simulation.round.hosts import digest
+from tests.simulation.split.hosts import Client, Replica
+from tests.simulation.split.world import SplitWorld
+
+from shoal.ids import Ballot, PeerId
+from shoal.swarm.records import Tip, used_samples
+from shoal.swarm.round_choice import choose
+from shoal.swarm.round_coordinator import Effects as CoordinatorEffects
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import CoordinatorEffect, Fetch, MemberEffect, Overtaken, Ready, Send
+from shoal.swarm.round_judgement import Judgement
+from shoal.swarm.round_replicas import RoundReplicas
+from shoal.wire.messages.round import Decide
+
+
+class _KnowsTheChoice(Judgement):
+    def is_new(self, tip: Tip, stage: int, standing: Tip) -> bool:
+        return tip.round > standing.round and super().is_new(tip, stage, standing)
+
+
+class ChoosesByArrival(RoundCoordinatorMachine):
+    """The chain that it has heard of first stands, unless another one has come further."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._judgement.__class__ = _KnowsTheChoice
+
+
+class WaitsForNoChain(RoundCoordinatorMachine):
+    """Chooses among the chains that are whole now, though replicas are heard of one after the other."""
+
+    def _choose(self, now_s: float) -> CoordinatorEffects:
+        settings, states = self.settings, self._replicas.states
+        if states and choose(states, settings.num_stages, settings.genesis, self._unseal, False, True).is_contested:
+            self._since_s = now_s - 1e6
+        return super()._choose(now_s)
+
+
+class _NamesNoChain(RoundReplicas):
+    def offer(self, peer: PeerId, ballot: Ballot, tip: Tip) -> list[CoordinatorEffect]:
+        return [
+            Send(effect.peer, msgspec.structs.replace(effect.message, instead_of=""))
+            if isinstance(effect, Send) and isinstance(effect.message, Decide)
+            else effect
+            for effect in super().offer(peer, ballot, tip)
+        ]
+
+
+class NamesNoChain(RoundCoordinatorMachine):
+    """Does not tell a replica that its own chain was not chosen."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._replicas.__class__ = _NamesNoChain
+
+
+class DropsItsStateFirst(Replica):
+    """Gives its old state up when it begins to load that of another chain."""
+
+    def _fetch(self, order: Fetch) -> list[MemberEffect]:
+        self.theta = digest("nothing")
+        return super()._fetch(order)
+
+
+class TakesAnySteps(Replica):
+    """Looks at the number of a step's round alone, which other chains have as well."""
+
+    def takes(self, round: int, held: str) -> bool:
+        return self.trains and self.machine.round == round
+
+
+class KeepsItsPool(Client):
+    """Gives the samples that the chain which was left has recorded to nobody."""
+
+    def begin_anew(self, ready: Ready) -> None:
+        if ready.tip.signed is not None:
+            record = self.world.unseal(ready.tip.signed)
+            used = {number for item in used_samples(record) for number in range(item.start, item.stop)}
+            self.world.pool_of(self.peer).recorded.update(used)
+
+
+class TrainsOn(Client):
+    """Goes on in its own round, over whoever is there, when another chain was chosen."""
+
+    def _act(self, effects: list[CoordinatorEffect]) -> None:
+        super()._act([effect for effect in effects if not isinstance(effect, Overtaken)])
+
+
+def _make(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld], int]:
+    return lambda seed: SplitWorld(seed, **classes), first_seed  # type: ignore[arg-type]
+
+
+MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
+    "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
+    "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
+    "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
+    "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
+    "TakesAnySteps": _make(11, host_class=TakesAnySteps),
+    "KeepsItsPool": _make(34, client_class=KeepsItsPool),
+    "TrainsOn": _make(4, client_class=TrainsOn),
+}

@@ -1,0 +1,82 @@
+"""A coordinator meets replicas of another chain of records: it chooses once, and says what it has left."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.swarm.test_round_coordinator import BYTES, unsealed
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import Ballot, PeerId
+from shoal.swarm.records import record_hash, seal
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import ChainLeft, CoordinatorEffect, Overtaken, Ready, Send
+from shoal.swarm.round_settings import RoundSettings
+from shoal.wire.messages.base import Era, Hop, SampleRange
+from shoal.wire.messages.round import AskRound, Basis, Decide, Record, RoundState, SignedRecord, StageOutcome, Swapped
+
+ME, A, B = PeerId("C"), PeerId("a"), PeerId("b")
+
+
+def chain_of(ballot: int, samples: int) -> SignedRecord:
+    """The first record of a chain that was decided by another client, with so many samples."""
+    other = Ballot(ballot, PeerId("D"), 1)
+    outcome = StageOutcome(0, 0, (A,), (1,), BYTES, 0)
+    ranges = (SampleRange(0, 0, samples),)
+    record = Record("run", 1, other, "D0", (outcome,), ranges, (), {}, (), (Era(1, other),))
+    return seal(record, other.peer, lambda _: b"")
+
+
+SMALL, LARGE = chain_of(1, 10), chain_of(2, 20)
+
+
+def ask(machine: RoundCoordinatorMachine, holders: dict[PeerId, SignedRecord]) -> list[CoordinatorEffect]:
+    """These replicas answer the machine's ballot."""
+    effects: list[CoordinatorEffect] = []
+    for peer, record in holders.items():
+        state = RoundState(machine.ballot, 0, 1, record, None, Hop(peer, ()), "", Basis(1, BYTES))
+        effects += machine.receive(peer, state, 1.0)
+    return effects
+
+
+def met(here: SignedRecord, there: SignedRecord) -> tuple[RoundCoordinatorMachine, list[CoordinatorEffect]]:
+    """A machine that trains on `here` with A, and has heard of B, which holds `there`."""
+    settings = RoundSettings("run", 1, "D0", retry_s=1.0)
+    machine = RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+    machine.replicas({A: Hop(A, ())}, 0.0)
+    machine.lead(0.0)
+    ask(machine, {A: here})
+    assert isinstance(machine.receive(A, Swapped(1, 0, record_hash(here), BYTES, {}), 1.0)[-1], Ready)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 1.0)
+    asked = ask(machine, {B: there})
+    assert [(e.peer, type(e.message)) for e in asked if isinstance(e, Send)] == [(A, AskRound), (B, AskRound)]
+    return machine, ask(machine, {A: here, B: there})
+
+
+@pytest.mark.parametrize(("here", "there"), [(SMALL, LARGE), (LARGE, SMALL)])
+def test_the_larger_chain_stands_and_who_trains_on_the_other_one_is_overtaken(
+    here: SignedRecord, there: SignedRecord
+) -> None:
+    machine, effects = met(here, there)
+    assert machine.tip.hash == record_hash(LARGE)
+    [left] = [effect for effect in effects if isinstance(effect, ChainLeft)]
+    assert (left.left.hash, left.kept.hash) == (record_hash(SMALL), record_hash(LARGE))
+    assert (left.common_round, left.num_samples, left.num_freed) == (0, 10, 0)
+    overtaken = [effect.tip.hash for effect in effects if isinstance(effect, Overtaken)]
+    assert overtaken == ([record_hash(LARGE)] if here is SMALL else [])
+    loser = A if here is SMALL else B
+    decide = Decide(machine.ballot, LARGE, record_hash(SMALL))
+    assert Send(loser, decide) in effects
+
+
+def test_a_chain_that_was_left_is_not_chosen_among_again() -> None:
+    machine, _ = met(LARGE, SMALL)
+    ballot = machine.ballot
+    effects = ask(machine, {B: SMALL})
+    assert machine.ballot == ballot
+    assert not any(isinstance(effect, ChainLeft) for effect in effects)
+
+
+def test_a_record_that_is_none_is_refused_before_anything_is_chosen() -> None:
+    machine, _ = met(LARGE, SMALL)
+    with pytest.raises(RemoteProtocolError):
+        ask(machine, {B: SignedRecord(b"no record", PeerId("D"), b"")})

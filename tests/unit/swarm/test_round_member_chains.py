@@ -1,0 +1,69 @@
+"""A replica that is told to leave its own chain of records for another one, which was chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.ids import Ballot, PeerId
+from shoal.swarm.records import Tip, record_hash, seal, unseal
+from shoal.swarm.round_effects import Fetch, ReplicaOut, Send, Swap
+from shoal.swarm.round_member import RoundMemberMachine
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import (
+    Basis,
+    Decide,
+    Record,
+    Restore,
+    RoundState,
+    SignedRecord,
+    StageHashes,
+    StageOutcome,
+)
+
+ME = Hop(PeerId("me"), ())
+HERE, THERE = Ballot(1, PeerId("C"), 1), Ballot(2, PeerId("D"), 1)
+MINE, THEIRS = StageHashes("p", "m", "b"), StageHashes("q", "m", "b")
+
+
+def opened(signed: SignedRecord) -> Record:
+    return unseal(signed, "run", lambda *_: None)
+
+
+def record(round: int, ballot: Ballot, hashes: StageHashes) -> SignedRecord:
+    outcome = StageOutcome(0, 0, (ME.peer,), (1,), hashes, 0)
+    return seal(Record("run", round, ballot, "before", (outcome,), (), (), {}), ballot.peer, lambda _: b"")
+
+
+OWN, OTHER = record(7, HERE, MINE), record(3, THERE, THEIRS)
+
+
+@pytest.fixture
+def member() -> RoundMemberMachine:
+    return RoundMemberMachine(ME, 0, Tip(7, record_hash(OWN), OWN), MINE, opened)
+
+
+def test_an_older_record_is_taken_only_in_place_of_the_own_one(member: RoundMemberMachine) -> None:
+    assert member.receive(THERE.peer, Decide(THERE, OTHER)) == []
+    assert member.receive(THERE.peer, Decide(THERE, OTHER, instead_of="another record")) == []
+    out, fetch, state = member.receive(THERE.peer, Decide(THERE, OTHER, instead_of=record_hash(OWN)))
+    assert isinstance(out, ReplicaOut)
+    assert "record 3, of another chain, was chosen over the record 7" in out.reason
+    assert isinstance(fetch, Fetch)
+    assert (fetch.record_hash, fetch.follows_held) == (record_hash(OTHER), False)
+    # It keeps its own state until the other one is there, and says so.
+    assert isinstance(state, Send)
+    assert isinstance(state.message, RoundState)
+    assert (state.message.record, state.message.basis) == (OWN, Basis(7, MINE))
+    [swap] = member.fetched(record_hash(OTHER), THEIRS)
+    assert isinstance(swap, Swap)
+    member.swapped(THEIRS, {})
+    assert (member.tip.hash, member.round) == (record_hash(OTHER), 4)
+
+
+def test_a_stage_of_the_other_chain_may_go_on_from_the_bytes_that_are_here(member: RoundMemberMachine) -> None:
+    basis = Basis(7, MINE)
+    assert member.receive(THERE.peer, Restore(THERE, OTHER, 0, basis)) == []
+    restore = Restore(THERE, OTHER, 0, basis, instead_of=record_hash(OWN))
+    assert member.receive(THERE.peer, restore) == [Swap(opened(OTHER), MINE)]
+    member.swapped(MINE, {})
+    assert (member.tip.round, member.is_restored) == (3, True)
