@@ -19,8 +19,8 @@ from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.device_operations import operate
 from shoal.pipeline.replica_log import Applied, Loaded
 from shoal.pipeline.stage_compute import StageCompute
-from shoal.replay.lives import Life
-from shoal.replay.order import Action, Apply, Average, Begin, Compute, End, Load
+from shoal.replay.lives import Boundary, Life
+from shoal.replay.order import Action, Apply, Average, Begin, Compute, End, Keep, Load, Resume
 from shoal.replay.samples import Samples
 from shoal.replay.verdict import Difference
 from shoal.server.replica import build_state
@@ -76,6 +76,7 @@ class Engine:
         self._replicas: dict[int, _Replica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
         self._loads = _loads_of(lives)
+        self._kept: dict[Boundary, torch.Tensor] = {}
 
     def act(self, action: Action) -> Iterator[Difference]:
         """Carry an action out; yields what is not as the logs say.
@@ -88,6 +89,10 @@ class Engine:
                 self._begin(life)
             case Load(life, loaded):
                 yield from self._load(life, loaded)
+            case Keep(life, boundary):
+                self._kept[boundary] = self._replicas[life.number].compute.snapshot()
+            case Resume(life, origin):
+                self._replicas[life.number].compute.start_round(self._kept.pop(origin), origin.commits)
             case Compute():
                 self._compute(action)
             case Apply(round, life, applied):

@@ -20,6 +20,12 @@ _TCP = "tcp:"
 """How an address `tcp:host:port` begins."""
 
 
+def hosts_of(hop: Hop) -> frozenset[str]:
+    """Names of the machine that a peer runs on, for others; empty if only its own machine can reach it."""
+    found = (address.removeprefix(_TCP) for address in hop.addresses if address.startswith(_TCP))
+    return frozenset(host_and_port.rpartition(":")[0] for host_and_port in found)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A server that waits for a stage.
@@ -52,9 +58,8 @@ class Candidate:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Names of the machine that it runs on, for others; empty if only its own machine can reach it."""
-        found = (address.removeprefix(_TCP) for address in self.hop.addresses if address.startswith(_TCP))
-        return frozenset(host_and_port.rpartition(":")[0] for host_and_port in found)
+        """See `hosts_of`."""
+        return hosts_of(self.hop)
 
 
 @dataclass(frozen=True, kw_only=True)
