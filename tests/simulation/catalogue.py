@@ -15,6 +15,7 @@ from tests.simulation.round.world import World as RoundWorld
 from tests.simulation.state.slow_world import SlowWorld
 from tests.simulation.state.world import World as StateWorld
 from tests.simulation.step.world import World as StepWorld
+from tests.simulation.swarm.snapshots import SnapshotWorld
 from tests.simulation.swarm.world import World as SwarmWorld
 
 from shoal.errors import ShoalError
@@ -49,6 +50,7 @@ WORLDS: dict[str, Entry] = {
     "step": Entry(StepWorld, 400),
     "round": Entry(RoundWorld, 400),
     "swarm": Entry(SwarmWorld, 60),
+    "snapshots": Entry(SnapshotWorld, 60),
     "moves": Entry(MovingWorld, 150),
     "lease": Entry(LeaseWorld, 800),
     "membership": Entry(MembershipWorld, 300),

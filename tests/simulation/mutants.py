@@ -18,6 +18,7 @@ from tests.simulation.round import mutants as round
 from tests.simulation.state import mutants as state
 from tests.simulation.step import mutants as step
 from tests.simulation.swarm import mutants as swarm
+from tests.simulation.swarm import snapshot_mutants as snapshots
 
 GATE_SEEDS = 40
 
@@ -42,6 +43,7 @@ class Mutant:
 FAMILIES = (
     step.MUTANTS,
     swarm.MUTANTS,
+    snapshots.MUTANTS,
     round.MUTANTS,
     moves.MUTANTS,
     lease.MUTANTS,

@@ -23,7 +23,7 @@ from shoal.averaging.snapshot_transfer import Incoming, send_content
 from shoal.clock import Clock
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.swarm.snapshots import Ask, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies, continues
+from shoal.swarm.snapshots import Ask, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.snapshot import (
@@ -97,28 +97,22 @@ class SnapshotExchange:
 
     # -- a new life
 
-    @property
-    def is_searching(self) -> bool:
-        """Whether a snapshot of the life before may still come."""
-        return self._search is not None and not self._search.is_over
-
     async def settled(self, base: Base) -> None:
         """Return when the snapshot that continues this state is here, or will not come."""
-        with anyio.move_on_after(_FIRST_ROUND_S if base.round == 0 else math.inf):
-            while (search := self._search) is not None and not search.is_over:
-                if search.taking is not None and not continues(search.taking[1], base):
-                    return
-                await self._changed.wait()
+        if self._search is not None:
+            with anyio.move_on_after(_FIRST_ROUND_S if base.round == 0 else math.inf):
+                while not self._search.is_settled(base):
+                    await self._changed.wait()
 
     def take(self, base: Base) -> Resumable | None:
         """The replica begins to train from this state: return the snapshot that continues it, if there is one, once."""
-        search, own = self._search, self._own
-        if search is None or (search.best is not None and search.best.round > base.round):
+        if self._search is None:
             return None
-        self._search = self._own = None
-        self._notify()
-        is_fit = search.found is not None and continues(search.found, base)
-        return Resumable(search.found, own.content) if search.found and own and is_fit else None
+        snapshot, own = self._search.take(base), self._own
+        if self._search.is_over and self._search.found is None:
+            self._own = None
+            self._notify()
+        return Resumable(snapshot, own.content) if snapshot is not None and own is not None else None
 
     def recorded(self, round: int) -> None:
         """The replica holds the record of this round: older snapshots of others are of no use any more."""
@@ -182,7 +176,7 @@ class SnapshotExchange:
             self._act(search.offered(peer, snapshot, now_s) if is_own else search.refused(peer, now_s))
             return
         self._incoming.pop(peer, None)
-        reason = self._store.offered(peer, snapshot)
+        reason = self._store.offered(peer, snapshot, len(offer.body))
         if not reason:
             self._incoming[peer] = Incoming(snapshot, offer)
         self._endpoint.post(peer, NoSnapshot(snapshot.digest, reason) if reason else TakeSnapshot(snapshot.digest))
@@ -237,15 +231,14 @@ class SnapshotExchange:
             self._endpoint.introduce(buddy.hop)
         self._act(search.begin([buddy.peer for buddy in found], self._clock.now_s()))
         self._notify()
-        while self._search is search and search.wake_at_s is not None:
+        while search.wake_at_s is not None:
             with anyio.move_on_after(search.wake_at_s - self._clock.now_s()):
                 await self._changed.wait()
             if effects := search.tick(self._clock.now_s()):
                 self._act(effects)
             if search.is_over:
                 self._notify()
-        steps = len(search.found.log) if search.found is not None else 0
-        logger.info("snapshot.searched", extra={"stage": self._stage, "asked": len(found), "steps": steps})
+        logger.info("snapshot.searched", extra={"stage": self._stage, "asked": len(found)})
 
     async def _serve(self, peer: PeerId, digest: str) -> None:
         """Send a kept snapshot back to its owner."""

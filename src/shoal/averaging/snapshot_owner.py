@@ -113,7 +113,8 @@ class SnapshotOwner:
         if not is_due(len(log), self._settings.every_steps):
             return
         content = await self._device.run(self._capture)
-        if self._held() == base:  # else a record was swapped in meanwhile
+        # Else a record was swapped in meanwhile, or there is nothing that a step changes.
+        if self._held() == base and content.numel():
             self._made = _Made(base, log, content)
             self._notify()
 

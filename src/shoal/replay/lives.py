@@ -139,8 +139,8 @@ def _resumed(event: Resumed, round: int, earlier: Mapping[int, Life]) -> Segment
     segments = [segment for segment in life.segments if segment.round == round] if life is not None else []
     if not segments or len(segments[-1].log) < event.commits:
         raise RecordRejected(
-            f"a replica goes on from a snapshot after {event.commits} steps of round {round}, of replica {event.life} of "
-            "the same server, and the log of that one does not have them; copy it from its host"
+            f"a replica goes on from a snapshot of life {event.life} of its server, after {event.commits} steps of "
+            f"round {round}, and the log of that life does not have them; copy it from its host"
         )
     return segments[-1]
 

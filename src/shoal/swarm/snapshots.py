@@ -64,12 +64,12 @@ def continues(snapshot: Snapshot, base: Base) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    whole: Snapshot | None = None
-    incoming: Snapshot | None = None
+    """Of one owner, with the sizes of the offers that say what they are."""
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(snapshot.num_bytes for snapshot in (self.whole, self.incoming) if snapshot is not None)
+    whole: Snapshot | None = None
+    whole_bytes: int = 0
+    incoming: Snapshot | None = None
+    incoming_bytes: int = 0
 
 
 class SnapshotStore:
@@ -89,23 +89,30 @@ class SnapshotStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of all that is kept and coming."""
-        return sum(kept.num_bytes for kept in self._kept.values())
+        return sum(kept.whole_bytes + kept.incoming_bytes for kept in self._kept.values())
 
-    def offered(self, owner: PeerId, snapshot: Snapshot) -> str:
-        """An owner offers a snapshot; returns why it is not taken, or nothing. What was coming from it is dropped."""
+    def offered(self, owner: PeerId, snapshot: Snapshot, offer_bytes: int = 0) -> str:
+        """An owner offers a snapshot; returns why it is not taken, or nothing. What was coming from it is dropped.
+
+        Args:
+            owner: Who offers.
+            snapshot: What.
+            offer_bytes: What keeping the offer takes beside the content.
+        """
         self.lost(owner)
         kept = self._kept.get(owner, _Kept())
         if snapshot.peer != owner:
             return "it is not the sender's own"
         if snapshot.stage == self._stage:
             return "its stage is served here"
-        if snapshot.round < self._round:
+        # Older ones are of no use, and later ones would not be dropped with the next record.
+        if not self._round <= snapshot.round <= self._round + 1:
             return f"it is of the round after record {snapshot.round}, this server holds record {self._round}"
         # Both are there until the new one is whole.
-        free = self._room_bytes - self.used_bytes
-        if snapshot.num_bytes > free:
-            return f"it has {snapshot.num_bytes} bytes, and there is room for {free}"
-        self._kept[owner] = replace(kept, incoming=snapshot)
+        size, free = snapshot.num_bytes + offer_bytes, self._room_bytes - self.used_bytes
+        if size > free:
+            return f"it has {size} bytes, and there is room for {free}"
+        self._kept[owner] = replace(kept, incoming=snapshot, incoming_bytes=size)
         return ""
 
     def completed(self, owner: PeerId, digest: str) -> bool:
@@ -116,14 +123,14 @@ class SnapshotStore:
         if kept.incoming.digest != digest:
             self.lost(owner)
             return False
-        self._kept[owner] = _Kept(whole=kept.incoming)
+        self._kept[owner] = _Kept(kept.incoming, kept.incoming_bytes)
         return True
 
     def lost(self, owner: PeerId) -> None:
         """What is coming from an owner does not come to its end."""
         kept = self._kept.pop(owner, _Kept())
         if kept.whole is not None:
-            self._kept[owner] = replace(kept, incoming=None)
+            self._kept[owner] = _Kept(kept.whole, kept.whole_bytes)
 
     def coming(self, owner: PeerId) -> Snapshot | None:
         """What is coming from an owner."""
@@ -140,9 +147,9 @@ class SnapshotStore:
             if kept.incoming is not None and kept.incoming.round < self._round:
                 self.lost(owner)
             if kept.whole is not None and kept.whole.round < self._round:
-                self._kept[owner] = replace(self._kept[owner], whole=None)
-            if not self._kept.get(owner, _Kept()).num_bytes:
-                self._kept.pop(owner, None)
+                left = self._kept.pop(owner, _Kept())
+                if left.incoming is not None:
+                    self._kept[owner] = replace(left, whole=None, whole_bytes=0)
 
 
 # -- effects
@@ -199,10 +206,21 @@ class SnapshotSearch:
         """What is being sent, and by whom."""
         return None if self._taking is None else (self._taking, self._offers[self._taking])
 
-    @property
-    def best(self) -> Snapshot | None:
-        """What is there, or may still come."""
-        return self.found or (None if self.is_over else max(self._offers.values(), key=_age, default=None))
+    def is_settled(self, base: Base) -> bool:
+        """Whether nothing that continues this state is on its way any more."""
+        return self.is_over or (self.taking is not None and not continues(self.taking[1], base))
+
+    def take(self, base: Base) -> Snapshot | None:
+        """The replica begins to train from this state: what was found, if it continues that. Only once.
+
+        A state from before the one that it continues is only on the way to that.
+        """
+        best = self.found or (None if self.taking is None else self.taking[1])
+        if best is not None and best.round > base.round:
+            return None
+        found = self.found
+        self._end(None)
+        return found if found is not None and continues(found, base) else None
 
     def begin(self, peers: Collection[PeerId], now_s: float) -> SearchEffects:
         """Ask these buddies."""
