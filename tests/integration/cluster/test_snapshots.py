@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from shoal.config import Config
+from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Applied, Line, Loaded, Resumed, read_replica_log
 from shoal.testing import Cluster, ClusterResult
-from shoal.wire.messages.round import Decide
 from shoal.wire.messages.snapshot import AskSnapshot, OfferSnapshot, SnapshotKept
 from shoal.wire.messages.step import Forward
 
@@ -20,9 +20,11 @@ from .conftest import MakeCluster, make_config, make_text, reproduces
 
 pytestmark = pytest.mark.anyio
 
-STEPS = 6
+STEPS = 8
 VICTIM = 1
 NUM_TRAIN = 1000
+PACES = {number: DevicePace(forward_s=0.01, input_gradient_s=0.01) for number in range(3)}
+"""A step lasts long enough for a snapshot to be kept before the next ones are over."""
 
 
 def snapshots(every: int, rounds: int = 2) -> Config:
@@ -73,7 +75,7 @@ def committed_in_round_of_death(log_dir: Path) -> int:
 @pytest.mark.parametrize("after", [0, 1])
 async def test_a_server_goes_on_from_its_snapshot_as_if_it_had_not_died(make_cluster: MakeCluster, after: int) -> None:
     config = snapshots(every=2)
-    async with make_cluster(config, replicas=[0, 1]) as cluster:
+    async with make_cluster(config, replicas=[0, 1], paces=PACES) as cluster:
         cluster.when(SnapshotKept, action=killer(cluster), receiver=cluster.servers[VICTIM].peer, after=after)
         result = await run(cluster)
         check(cluster, result, config)
@@ -86,14 +88,14 @@ async def test_a_server_goes_on_from_its_snapshot_as_if_it_had_not_died(make_clu
     assert result.audit.steps_lost == {0: 0, 1: lost}
     assert result.records[0].stages[1].weights == (4 * (STEPS - lost),)
     assert result.audit.samples == 2 * STEPS * 4
-    async with make_cluster(config, replicas=[0, 1]) as other:
+    async with make_cluster(config, replicas=[0, 1], paces=PACES) as other:
         undisturbed = await run(other)
     assert (result.hashes == undisturbed.hashes) == (lost == 0)
 
 
 async def test_without_snapshots_all_steps_of_the_round_are_lost(make_cluster: MakeCluster) -> None:
     config = snapshots(every=0)
-    async with make_cluster(config, replicas=[0, 1]) as cluster:
+    async with make_cluster(config, replicas=[0, 1], paces=PACES) as cluster:
         cluster.when(Forward, action=killer(cluster), receiver=cluster.servers[VICTIM].peer, number=3)
         result = await run(cluster)
         check(cluster, result, config)
@@ -102,23 +104,23 @@ async def test_without_snapshots_all_steps_of_the_round_are_lost(make_cluster: M
 
 async def test_a_server_that_dies_later_fetches_the_record_first(make_cluster: MakeCluster) -> None:
     config = snapshots(every=2, rounds=3)
-    async with make_cluster(config, replicas=[0, 1, 1]) as cluster:
+    async with make_cluster(config, replicas=[0, 1, 1], paces=PACES) as cluster:
         victim, holder, trainer = cluster.servers[VICTIM].peer, cluster.servers[2].peer, cluster.trainer_peer(0)
         # The other replica of the stage gives its state, and trains nothing: all wait for the victim.
         cluster.network.cut(trainer, holder)
-        dead = killer(cluster)
-        cluster.when(Decide, action=lambda: cluster.when(SnapshotKept, action=dead, receiver=victim), receiver=victim)
+
+        def kill_at_the_next() -> None:
+            cluster.when(SnapshotKept, action=killer(cluster), receiver=victim)
+
+        cluster.when(Forward, action=kill_at_the_next, receiver=victim, number=STEPS + 2)
         result = await run(cluster)
         check(cluster, result, config)
         log_dir = cluster._log_dir
     commits = resumed_after(log_dir)
     assert commits is not None
     assert commits >= 2
-    [(loaded, _)] = [
-        (line, after)
-        for line, after in zip(life(log_dir, 2), life(log_dir, 2)[1:], strict=False)
-        if isinstance(after, Resumed)
-    ]
+    lines = life(log_dir, 2)
+    loaded = lines[lines.index(Resumed(1, commits)) - 1]
     assert isinstance(loaded, Loaded)
     assert loaded.round == 1
     assert result.audit.steps_lost == {0: 0, 1: committed_in_round_of_death(log_dir) - commits}
@@ -126,7 +128,7 @@ async def test_a_server_that_dies_later_fetches_the_record_first(make_cluster: M
 
 async def test_a_snapshot_whose_bytes_are_not_what_was_sealed_is_not_used(make_cluster: MakeCluster) -> None:
     config = snapshots(every=2)
-    async with make_cluster(config, replicas=[0, 1]) as cluster:
+    async with make_cluster(config, replicas=[0, 1], paces=PACES) as cluster:
         buddy, victim = cluster.servers[0], cluster.servers[VICTIM].peer
 
         def flip() -> None:
@@ -144,7 +146,7 @@ async def test_a_snapshot_whose_bytes_are_not_what_was_sealed_is_not_used(make_c
 @pytest.mark.parametrize("kind", [AskSnapshot, OfferSnapshot])
 async def test_a_buddy_that_dies_when_it_is_asked_is_not_waited_for(make_cluster: MakeCluster, kind: type) -> None:
     config = snapshots(every=2)
-    async with make_cluster(config, replicas=[0, 1, 0]) as cluster:
+    async with make_cluster(config, replicas=[0, 1, 0], paces=PACES) as cluster:
         victim = cluster.servers[VICTIM].peer
         is_answer = kind is OfferSnapshot
 

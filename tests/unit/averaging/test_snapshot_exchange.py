@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 import torch
@@ -133,7 +134,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 async def until(condition: Callable[[], object]) -> None:
     with anyio.fail_after(20):
         while not condition():
-            await anyio.sleep(0.005)
+            await anyio.lowlevel.checkpoint()
 
 
 async def keep(server: Server, steps: int = 2) -> None:
@@ -203,14 +204,13 @@ async def test_one_that_dies_is_passed_over() -> None:
 
 async def test_the_next_record_makes_a_kept_one_go() -> None:
     swarm = Swarm((OWNER, 0), (BUDDY, 1))
-    async with swarm.server(BUDDY, 1) as buddy:
-        async with swarm.server(OWNER, 0) as first:
-            await keep(first)
-            buddy.exchange.recorded(1)
-            assert not buddy.exchange._whole
-            first.base = ROUND_2
-            await keep(first)
-            assert len(buddy.exchange._whole) == 1
+    async with swarm.server(BUDDY, 1) as buddy, swarm.server(OWNER, 0) as first:
+        await keep(first)
+        buddy.exchange.recorded(1)
+        assert not buddy.exchange._whole
+        first.base = ROUND_2
+        await keep(first)
+        assert len(buddy.exchange._whole) == 1
 
 
 async def test_nothing_is_copied_when_it_is_not_due_or_one_is_on_its_way_or_a_record_has_come() -> None:
