@@ -52,17 +52,20 @@ lint: setup
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
 
-# Tests without processes of their own share the cores; the others start whole swarms, which use all cores by themselves.
-SWARMS := tests/integration tests/e2e
-TOGETHER := $(addprefix --ignore=,$(SWARMS))
+# Tests without processes of their own have a core each. Those of tests/integration wait more than they compute, and
+# those of tests/e2e start whole swarms, which use all cores by themselves but not all the time.
+UNITS := $(addprefix --ignore=,tests/integration tests/e2e)
+PYTEST := $(PY) -m pytest --dist worksteal
 
 test: lint
-	$(PY) -m pytest -m "not slow" -n auto --dist worksteal $(TOGETHER)
-	$(PY) -m pytest -m "not slow" $(SWARMS)
+	$(PYTEST) -m "not slow" -n auto $(UNITS)
+	$(PYTEST) -m "not slow" -n 3 tests/integration
+	$(PYTEST) -m "not slow" -n 2 tests/e2e
 
-test-all: lint
-	$(PY) -m pytest -n auto --dist worksteal $(TOGETHER)
-	$(PY) -m pytest $(SWARMS)
+test-all: test
+	$(PYTEST) -m slow -n auto $(UNITS)
+	$(PYTEST) -m slow -n 3 tests/integration
+	$(PYTEST) -m slow -n 2 tests/e2e
 
 # Seeds A to B-1 of every simulated world; see tests/simulation/README.md.
 SEEDS ?= 0:1000

@@ -3,15 +3,17 @@
 
     python benchmarks/fault_points.py                                  each point five times: about a quarter of an hour
     python benchmarks/fault_points.py --points server@commit,trainer@commit --repeat 20 --seed 7 --json points.json
+    python benchmarks/fault_points.py --times trainer=3,data_server=6 --repeat 4     each role at least twenty times
 
 A swarm of two stages with two replicas each and a spare trains on this machine. Its processes have been told where to
 die (`emulation.deaths`): they kill themselves at the point itself, so no timing decides what is hit. Which process, and
-in which step or round, the seed says. A run has each point once, one after the other; `--repeat` is the number of runs.
+in which step or round, the seed says. A run has each point once, one after the other, those of a role in `--times` so
+many times; `--repeat` is the number of runs.
 
 Measured, for each trainer that was hit: the time from the death to its next committed step that could not have been
 committed without getting over it; and for a server, until it has been started again and has its state, and each
-trainer has a path of its own. After each run:
-replicas agree bit for bit, no sample is missing or doubled, the chain of records is whole, and nothing is left.
+trainer has a path of its own; for a death in a transfer of state, how long the others paused. After each run: replicas
+agree bit for bit, no sample is missing or doubled, the chain of records is whole, and nothing is left.
 
 Exit code: 0 if all limits and checks hold, else 1; 130 if it was interrupted.
 """
@@ -28,7 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -36,9 +38,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from shoal.bench.transport_statistics import percentile
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
-from shoal.testing.chaos.session import ROUNDS_AFTER, swarm_of_one_host
+from shoal.testing.chaos.session import ROUNDS_AFTER, TRAINING_FLAGS, swarm_of_one_host
 from shoal.testing.launched import END_S, until
 from shoal.testing.observed import Step, Swarm, time_of
 from shoal.testing.verdict import Evidence, judge, samples_of
@@ -46,22 +49,16 @@ from shoal.testing.verdict import Evidence, judge, samples_of
 INNER_STEPS = 40
 FIRST_STEP, STEPS_APART = 50, 53
 """Between two deaths: longer than a server needs to be back, and not a multiple of the steps of a round."""
-FLAGS = (
-    "--no-wandb",
-    "--log-level=debug",
-    "--num-servers=5",
-    "--run.deterministic=false",
-    "--data.holdout-fraction=0.01",
-    f"--diloco.inner-steps={INNER_STEPS}",
-    "--diloco.outer-steps=100000",
-)
+FLAGS = (*TRAINING_FLAGS, f"--diloco.inner-steps={INNER_STEPS}")
 NUM_SERVERS, NUM_SLOTS = 5, 2
 OF_ROUND = ("ring", "staged", "held", "lease")
 """Points whose number is that of a round."""
+OF_TRANSFER = ("fetch", "donate")
+"""Points in a transfer of state, which a server that was killed before asks for."""
+GAP_STEPS, GAP_S = 2, 3.0  # Within this time after such a death others' steps may be so many usual ones apart.
 LIMITS = {"server": (0.3, 2.0, 2), "trainer": (3.0, 3.0, 0), "data_server": (3.0, 3.0, 0)}
 """By role: the median and the 95th percentile in seconds, and so many usual steps on top."""
-WHOLE_S = 8.0
-"""With a spare: until as many replicas serve as before."""
+WHOLE_S = 8.0  # With a spare: until as many replicas serve as before.
 POINTS = (
     "server@forward",
     "server@backward",
@@ -70,6 +67,8 @@ POINTS = (
     "server@ring",
     "server@staged",
     "server@held",
+    "server@fetch",
+    "server@donate",
     "trainer@forward",
     "trainer@prepared",
     "trainer@commit",
@@ -87,12 +86,14 @@ class Measured:
         number: the step or round in which it happened.
         seconds: for each trainer that was hit, from the death to the step that counts.
         whole_s: until the dead server has its state again, and each trainer a path of its own.
+        gap_s: within a round, the longest time between two steps of a trainer that was not hit; of a transfer.
     """
 
     death: str
     number: int
     seconds: dict[int, float]
     whole_s: float | None = None
+    gap_s: float | None = None
 
 
 @dataclass
@@ -116,7 +117,7 @@ class Run:
 
 @dataclass
 class Result:
-    """All runs of one point."""
+    """All deaths at one point, or of one role at any of its points."""
 
     point: str
     deaths: list[Measured] = field(default_factory=list)
@@ -131,9 +132,31 @@ class Result:
         """Of each server, until it was back."""
         return [death.whole_s for death in self.deaths if death.whole_s is not None]
 
+    @property
+    def gap_s(self) -> list[float]:
+        """Of each death, the longest gap of the others."""
+        return [death.gap_s for death in self.deaths if death.gap_s is not None]
+
+
+def chosen(points: Sequence[str], times: str) -> list[str]:
+    """Return the points of a run, each as many times as its role is to die there.
+
+    Raises:
+        ValueError: a point or a role is none, or a number is missing.
+    """
+    if unknown := sorted(set(points) - set(POINTS)):
+        raise ValueError(f"no such point: {', '.join(unknown)}; there are {', '.join(POINTS)}")
+    number_of: dict[str, int] = {}
+    for text in filter(None, times.split(",")):
+        role, _, number = text.partition("=")
+        if role not in LIMITS or not number.isdecimal():
+            raise ValueError(f"--times {text}: expected ROLE=NUMBER, ROLE one of {', '.join(LIMITS)}")
+        number_of[role] = int(number)
+    return [point for point in points for _ in range(number_of.get(point.partition("@")[0], 1))]
+
 
 def ordered(points: Sequence[str], dice: random.Random) -> list[str]:
-    """Return one death at each of these points, in a random order, in steps that are far enough apart."""
+    """Return one death for each of these points, in a random order, in steps that are far enough apart."""
     deaths: list[str] = []
     for place, point in enumerate(dice.sample(list(points), len(points))):
         role, _, where = point.partition("@")
@@ -141,7 +164,14 @@ def ordered(points: Sequence[str], dice: random.Random) -> list[str]:
         servers = "/".join(map(str, sorted(dice.sample(range(NUM_SERVERS), 2))))
         process = {"server": servers, "trainer": str(dice.randrange(NUM_SLOTS))}.get(role, "0")
         step = FIRST_STEP + place * STEPS_APART + dice.randrange(8)
-        number = step // INNER_STEPS + 1 if where in OF_ROUND else step
+        round = step // INNER_STEPS + 1
+        if where in OF_TRANSFER:
+            # Of a server that was killed before, and comes back; who gives it its state is any other one.
+            deaths.append(f"server:{servers}@commit#{step}")
+            process = servers if where == "fetch" else "/".join(map(str, range(NUM_SERVERS)))
+            number = round - 1
+        else:
+            number = round if where in OF_ROUND else step
         deaths.append(f"{role}:{process}@{where}#{number}")
     return deaths
 
@@ -167,8 +197,13 @@ def died(swarm: Swarm, text: str) -> Dead | None:
     return None
 
 
-def measure(swarm: Swarm, text: str) -> Measured:
+def measure(swarm: Swarm, text: str, *, is_alone: bool) -> Measured:
     """Wait for one death and for what comes after it.
+
+    Args:
+        swarm: that trains.
+        text: the death, as it was ordered.
+        is_alone: whether the swarm gets whole again before the next one.
 
     Raises:
         RunFailed: it has not happened, or has not been got over.
@@ -198,10 +233,23 @@ def measure(swarm: Swarm, text: str) -> Measured:
 
     until(lambda: len(next_steps()) == len(hit), RECOVERY_S, f"a step after {text}")
     result = Measured(text, dead.number, next_steps())
-    if server is not None:
+    if server is not None and is_alone:
         until(lambda: swarm.is_whole(server, dead.at_s), RECOVERY_S, f"a whole swarm after {text}")
         result.whole_s = (swarm.whole_at_s(server, dead.at_s) or 0.0) - dead.at_s
+    if parse_death(text).point in OF_TRANSFER:
+        result.gap_s = longest_gap_s(swarm, frozenset(range(NUM_SLOTS)) - hit, dead.at_s)
     return result
+
+
+def longest_gap_s(swarm: Swarm, slots: Collection[int], at_s: float) -> float | None:
+    """Return the longest time between two steps of one round that these trainers took after a moment."""
+    gaps = [
+        two.at_s - one.at_s
+        for slot in slots
+        for one, two in pairwise(swarm.steps(slot))
+        if two.number % INNER_STEPS and two.at_s > at_s and one.at_s < at_s + GAP_S
+    ]
+    return max(gaps, default=None)
 
 
 def last_step_before(swarm: Swarm, slot: int, at_s: float) -> Step:
@@ -228,12 +276,13 @@ def one_run(
     with swarm_of_one_host(directory, NUM_SLOTS, (*FLAGS, f"--emulation.deaths={' '.join(deaths)}")) as swarm:
         found: list[Measured] = []
         times: list[float] = []
-        for text in deaths:
-            found.append(measure(swarm, text))
+        for text, following in zip(deaths, [*deaths[1:], ""], strict=True):
+            found.append(measure(swarm, text, is_alone=not following.partition("@")[2].startswith(OF_TRANSFER)))
             times.append(time.time())
             shown = ", ".join(f"trainer {slot}: {value:.2f} s" for slot, value in found[-1].seconds.items())
             whole = "" if found[-1].whole_s is None else f"; whole after {found[-1].whole_s:.1f} s"
-            console.print(f"  {text}: {shown or 'hit no trainer'}{whole}")
+            gap = "" if found[-1].gap_s is None else f"; steps of the others at most {found[-1].gap_s:.2f} s apart"
+            console.print(f"  {text}: {shown or 'hit no trainer'}{whole}{gap}")
         records = swarm.num_records()
         until(lambda: swarm.num_records() >= records + ROUNDS_AFTER, RECOVERY_S, "rounds after the last death")
         step_s = usual_step_s(swarm, [each - 5 for each in times])
@@ -246,11 +295,10 @@ def one_run(
 
 
 def late(result: Result, step_s: float) -> list[str]:
-    """Return which limits a point has not kept; those at the end of a round have the time of that on top."""
-    role, _, where = result.point.partition("@")
-    median_s, p95_s, steps = LIMITS[role]
+    """Return which limits the deaths of a role have not kept."""
+    median_s, p95_s, steps = LIMITS[result.point.partition(",")[0]]
     values, found = result.worst_s, list[str]()
-    if values and where not in OF_ROUND:
+    if values:
         for name, value, limit_s in (
             ("median", statistics.median(values), median_s + steps * step_s),
             ("p95", percentile(values, 0.95), p95_s + steps * step_s),
@@ -262,19 +310,23 @@ def late(result: Result, step_s: float) -> list[str]:
     return found
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below or at which this share of the values is."""
-    ordered_values = sorted(values)
-    return ordered_values[min(len(ordered_values) - 1, int(share * len(ordered_values)))]
+def by_role(results: Sequence[Result]) -> list[Result]:
+    """Return the deaths of each role; without those of a donor, after which its stage may have nobody."""
+    found: dict[str, Result] = {}
+    for result in results:
+        role, _, where = result.point.partition("@")
+        if where not in OF_TRANSFER:
+            found.setdefault(role, Result(f"{role}, any")).deaths.extend(result.deaths)
+    return list(found.values())
 
 
 def table(results: Sequence[Result]) -> Table:
     """Return what a reader wants to see; times in seconds."""
     shown = Table(title="From the death to the next committed step of the trainer that waited longest, in seconds")
-    for column in ("point", "n", "p50", "p95", "max", "whole again p50", "p95"):
+    for column in ("point", "n", "p50", "p95", "max", "whole p50", "p95", "gap p50", "max"):
         shown.add_column(column, justify="left" if column == "point" else "right")
     for result in results:
-        values, whole = result.worst_s, result.whole_s
+        values, whole, gaps = result.worst_s, result.whole_s, result.gap_s
         shown.add_row(
             result.point,
             f"{len(values)}/{len(result.deaths)}",
@@ -282,8 +334,9 @@ def table(results: Sequence[Result]) -> Table:
             if values
             else ("", "", ""),
             *(f"{value:.1f}" for value in (statistics.median(whole), percentile(whole, 0.95))) if whole else ("", ""),
+            *(f"{value:.2f}" for value in (statistics.median(gaps), max(gaps))) if gaps else ("", ""),
         )
-    shown.caption = "n: deaths that hit a trainer, of all"
+    shown.caption = "n: deaths that hit a trainer, of all; whole: until it is again; gap: between steps of the others"
     return shown
 
 
@@ -291,14 +344,16 @@ def main() -> int:
     """Measure what was asked for, print it, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", default=",".join(POINTS), help=f"some of {', '.join(POINTS)}, with commas")
+    parser.add_argument("--times", default="", help="times of a role's points in a run: trainer=3,data_server=6")
     parser.add_argument("--repeat", type=int, default=5, help="runs, each with one death at each point (5)")
     parser.add_argument("--seed", type=int, default=0, help="of the processes, the steps and their order (0)")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     parser.add_argument("--keep-logs", type=Path, help="leave the logs of all runs in this folder")
     arguments = parser.parse_args()
-    points = arguments.points.split(",")
-    if unknown := sorted(set(points) - set(POINTS)):
-        parser.error(f"no such point: {', '.join(unknown)}; there are {', '.join(POINTS)}")
+    try:
+        points = chosen(arguments.points.split(","), arguments.times)
+    except ValueError as error:
+        parser.error(str(error))
     console = Console()
     directory = arguments.keep_logs or Path(tempfile.mkdtemp(prefix="points-"))
     results = {point: Result(point) for point in points}
@@ -315,8 +370,9 @@ def main() -> int:
                 continue
             runs.append(run)
             for each in found:
-                role, _, rest = each.death.partition(":")
-                results[f"{role}@{rest.partition('@')[2].partition('#')[0]}"].deaths.append(each)
+                death = parse_death(each.death)
+                point = f"{death.role}@{death.point}"
+                results.setdefault(point, Result(point)).deaths.append(each)
     except KeyboardInterrupt:
         return 130
     finally:
@@ -324,16 +380,19 @@ def main() -> int:
             shutil.rmtree(directory, ignore_errors=True)
     step_s = statistics.median([run.step_s for run in runs] or [0.0])
     failures += [problem for run in runs for problem in run.problems]
-    failures += [line for result in results.values() for line in late(result, step_s)]
+    roles = by_role(list(results.values()))
+    failures += [line for result in roles for line in late(result, step_s)]
+    for point, result in results.items():
+        if result.gap_s and max(result.gap_s) > GAP_STEPS * step_s:
+            failures.append(f"{point}: steps of the others {max(result.gap_s):.2f} s apart, usually {step_s:.2f} s")
     if arguments.json:
         machine = {"machine": platform.machine(), "system": platform.platform(), "cores": os.cpu_count()}
         content = {"seed": arguments.seed, **machine, "step_s": step_s, "failures": failures}
         content |= {"points": list(map(asdict, results.values())), "runs": list(map(asdict, runs))}
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
-    console.print(table(list(results.values())))
+    console.print(table([*results.values(), *roles]))
     console.print(f"a step usually takes {step_s:.2f} s; steps lost by stage: {[run.steps_lost for run in runs]}")
-    for line in failures:
-        console.print(f"[red]{line}")
+    console.print("\n".join(f"[red]{line}" for line in failures))
     return 1 if failures else 0
 
 

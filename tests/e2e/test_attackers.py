@@ -9,21 +9,28 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.audited.sitecustomize import FILE_VARIABLE
 from tests.e2e.launched import END_S, SMALL, START_S, Launched
 from tests.e2e.test_hosts import Hosts, finished, hosts_of, invited
 
+from shoal.clock import SystemClock
+from shoal.control.dht import DhtNode
+from shoal.control.records import Opened
+from shoal.identity import Identity, namespace
 from shoal.log import JsonFormatter
+from shoal.transport.tls import _authority_key
 
 pytestmark = pytest.mark.timeout(600)
 
 LISTENING = "0A"
 REFUSED = ("tls", "swarm_key", "run", "version")
 AUDITED = Path(__file__).parents[1] / "audited"
+TOPICS = ("monitor", "run", "client", "stage.0", "stage.1")
 ROLES = ("monitor_0", "client_0", "data_server_0")
 
 
@@ -59,6 +66,27 @@ def _training(
 
 def _swarm_key(hosts: Hosts) -> bytes:
     return (hosts.home("client") / ".config/shoal/swarm.key").read_bytes()
+
+
+async def _stored(swarm_key: bytes, initial_peers: Sequence[str], state_dir: Path) -> dict[str, bytes]:
+    """Return the records of the DHT as they are stored there, by a name for each."""
+    found: dict[str, bytes] = {}
+    async with await DhtNode.create(
+        Identity.generate(),
+        namespace=namespace(swarm_key, "sandbox"),
+        state_dir=state_dir,
+        clock=SystemClock(),
+        initial_peers=initial_peers,
+    ) as node:
+        accept = node.checker.accept
+
+        def seen(topic: str, subkey: str, value: bytes) -> Opened | None:
+            found[f"record {topic} of {subkey}"] = value
+            return accept(topic, subkey, value)
+
+        node.checker.accept = seen
+        await node.get(TOPICS)
+    return found
 
 
 def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(tmp_path: Path) -> None:
@@ -132,15 +160,18 @@ def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(t
         assert client.events(process, "role.counters"), process
 
 
-def test_no_secret_is_in_an_argument_the_environment_a_log_or_the_output(tmp_path: Path) -> None:
+def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_output(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
-        client, servers, _ = _training(hosts, "--num-servers=2", "--diloco.outer-steps=6", "--wandb")
+        client, servers, variable = _training(hosts, "--num-servers=2", "--diloco.outer-steps=6", "--wandb")
         keys = [path for host in ("client", "servers") for path in hosts.home(host).rglob("*.key")]
         assert {"swarm.key", "client_0.key", "server_0.key", "monitor_0.key"} <= {path.name for path in keys}
         secrets = [form for path in keys for form in _forms(path.read_bytes())]
+        key = _swarm_key(hosts)
+        secrets += _forms(_authority_key(key).private_bytes_raw())
         pids = client.processes() | servers.processes()
         assert len(pids) >= 12
-        seen: dict[str, bytes] = {}
+        seen = anyio.run(_stored, key, variable["INITIAL_PEERS"].split(","), tmp_path)
+        assert {name.split()[1] for name in seen} == set(TOPICS)
         for pid in pids:
             for name in ("cmdline", "environ"):
                 try:

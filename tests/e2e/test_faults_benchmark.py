@@ -38,6 +38,19 @@ class Benchmark:
         assert self.process.poll() is None
         return len(self.others()) > 4
 
+    def namespaces(self) -> list[Path]:
+        """Return the named network namespaces that its processes are in; other tests may have some at the same time."""
+        used: set[int] = set()
+        for pid in self.others():
+            with suppress(OSError):  # it has ended since
+                used.add(Path(f"/proc/{pid}/ns/net").stat().st_ino)
+        found: list[Path] = []
+        for path in _NAMESPACES.iterdir():
+            with suppress(FileNotFoundError):  # another test's that is gone since
+                if path.stat().st_ino in used:
+                    found.append(path)
+        return found
+
 
 @contextmanager
 def measuring(kind: str, directory: Path) -> Iterator[Benchmark]:
@@ -61,10 +74,6 @@ def measuring(kind: str, directory: Path) -> Iterator[Benchmark]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _namespaces() -> set[str]:
-    return {path.name for path in _NAMESPACES.iterdir()} if _NAMESPACES.is_dir() else set()
-
-
 def _ends_everything(benchmark: Benchmark, number: signal.Signals, moment: Callable[[], bool]) -> None:
     until(moment, START_S, "a swarm that is being measured")
     benchmark.process.send_signal(number)
@@ -81,7 +90,9 @@ def test_a_benchmark_that_is_terminated_ends_its_swarm(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
 def test_a_benchmark_that_is_interrupted_ends_its_hosts(tmp_path: Path) -> None:
-    before = _namespaces()
     with measuring("link-down", tmp_path) as benchmark:
+        until(benchmark.runs_a_swarm, START_S, "a swarm that is being measured")
+        namespaces = benchmark.namespaces()
         _ends_everything(benchmark, signal.SIGINT, benchmark.runs_a_swarm)
-    assert _namespaces() <= before
+    assert namespaces
+    assert not [path.name for path in namespaces if path.exists()]

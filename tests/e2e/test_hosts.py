@@ -271,6 +271,8 @@ def test_a_swarm_whose_first_peer_is_gone_for_good_trains_on_and_is_joined_throu
         until(lambda: "the swarm goes on without it" in client.output, START_S, "the end of the monitor")
         reached = client.events("client_0", "round.recorded")[-1]["round"]
         client.saw("client_0", "round.recorded", round=reached + 2)
+        # The monitor was one of those who keep this file; by it the client will find back.
+        until(lambda: _of_others(client.require_log_dir() / "initial_peers.txt", first, 3), START_S, "the others")
         # The first of the others is the client; the last one is a server.
         late = hosts.run("late", *command, f"--network-initial-peers={listed[-1]}")
         assert _swaps_like_the_client(client, late)

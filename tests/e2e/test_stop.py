@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import ALL_GONE_S, ENDLESS, SMALL, START_S, Launched, launched, until
+from tests.e2e.launched import ALL_GONE_S, END_S, ENDLESS, SMALL, START_S, Launched, launched, until
 
 from shoal.runtime.process_info import descendants
 
@@ -127,10 +127,12 @@ def test_a_second_ctrl_c_does_not_wait_for_a_role_that_hangs(tmp_path: Path) -> 
         frozen = run.pid_of("trainer:0")
         os.kill(frozen, signal.SIGSTOP)
         run.interrupt()
-        until(lambda: "stopping" in run.output, 2.0, "the first Ctrl-C is confirmed")
+        until(lambda: "stopping" in run.output, START_S, "the first Ctrl-C is confirmed")
         run.interrupt()
-        assert run.ends(1.5) == 130, run.output
-        run.leaves_nothing(1.0)
+        assert run.ends(END_S) == 130, run.output
+        [killing, *_] = run.events("launcher", "supervisor.killing")
+        assert (killing["grace_s"], "trainer:0" in killing["roles"]) == (0.0, True)
+        run.leaves_nothing()
 
 
 @pytest.mark.slow

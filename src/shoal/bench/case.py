@@ -11,13 +11,13 @@ class BenchmarkOptions:
     """What the user asked for.
 
     Attributes:
-        repeat: measured repetitions of each side of each case, at least 1.
+        repeat: measured repetitions of each side of each case, at least 1; None: as many as the benchmark needs.
         link: the emulated link between the peers, e.g. "20mbit,150ms"; None: as the machine is.
         only: part of the names of the cases to measure; None: all.
         ignore_busy: measure even if other processes take the machine's cores.
     """
 
-    repeat: int = 5
+    repeat: int | None = None
     link: str | None = None
     only: str | None = None
     ignore_busy: bool = False

@@ -1,7 +1,8 @@
 """The benchmark `pipeline`: what a swarm of one pipeline trains, beside a plain loop over the whole model.
 
 A turn measures all sides of one model one after the other: a burst of each swarm, then the plain loop with one thread
-and with two. The n-th repetition of every case reads the n-th turn.
+and with two. The n-th repetition of every case reads the n-th turn. There is no turn that is not measured: swarms and
+loops have trained before the first one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from shoal.bench.case import BenchmarkOptions, Case
@@ -22,7 +23,7 @@ from shoal.swarm.step_operations import Schedule
 
 _STAGES = (2, 4)
 _THREADS = (1, 2)
-_BURST_STEPS = 3
+_BURST_STEPS = 2
 _PLAIN_STEPS = 1
 _GAIN = 1.3
 """How much faster a plain loop with two threads is at least, if two cores are free."""
@@ -62,10 +63,9 @@ class _Model:
         Raises:
             MachineBusy: two threads were not much faster than one.
         """
-        measured = self._turns[1:]
-        if self._ignore_busy or not measured:
+        if self._ignore_busy or not self._turns:
             return
-        one, two = (statistics.median(turn[f"plain {threads}"] for turn in measured) for threads in _THREADS)
+        one, two = (statistics.median(turn[f"plain {threads}"] for turn in self._turns) for threads in _THREADS)
         if two < _GAIN * one:
             raise MachineBusy(
                 f"the machine is too busy to measure, or has no second core: the plain loop of {self._name} trained "
@@ -106,8 +106,8 @@ class _Model:
         return [speed, cpu, *busy]
 
     def _reader(self, key: str) -> Callable[[], float]:
-        """Return the side of a case that reads one figure of each turn."""
-        numbers = count()
+        """Return the side of a case that reads one figure of each turn; the first one also for its warm-up."""
+        numbers = chain([0], count())
 
         def read() -> float:
             number = next(numbers)

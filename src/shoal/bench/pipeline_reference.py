@@ -28,6 +28,8 @@ _BATCHES = 4
 """Different batches in memory, taken in turn."""
 _TRIED = 3
 """How often the optimizer is tried; once for each way costs its own first use."""
+_TRIED_SHARE = 4
+"""Of a batch that is cut, one part of so many is tried: they are all alike."""
 
 
 @contextmanager
@@ -64,11 +66,9 @@ class PlainTraining:
 
     def choose(self) -> int:
         """Try ways to handle a batch and to apply a step, and stay with the fastest; returns the number of parts."""
-        self.step()
-        seconds: dict[int, float] = {}
-        for parts in sorted({1, self._max_parts // 2, self._max_parts} - {0}):
-            self.parts = parts
-            seconds[parts] = self._seconds_per_step(1)
+        self._warm_up()
+        ways = sorted({1, self._max_parts // 2, self._max_parts} - {0})
+        seconds = {parts: self._seconds_per_sample(parts) for parts in ways}
         self.parts = min(seconds, key=seconds.__getitem__)
         self._optimizer = min(
             (self._build_optimizer(fused=fused) for fused in (False, True)), key=self._seconds_per_update
@@ -76,8 +76,8 @@ class PlainTraining:
         return self.parts
 
     def train(self, num_steps: int) -> list[float]:
-        """Train one step unmeasured, then some; return samples per second, and CPU seconds a sample of all threads."""
-        self.step()
+        """Train some steps, warmed up; return samples per second, and CPU seconds a sample of all threads."""
+        self._warm_up()
         begun_cpu_s = cpu_s(os.getpid())
         step_s = self._seconds_per_step(num_steps)
         spent_s = cpu_s(os.getpid()) - begun_cpu_s
@@ -91,13 +91,32 @@ class PlainTraining:
         self._optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for part, wanted in zip(inputs.chunk(self.parts), labels.chunk(self.parts), strict=True):
-            loss = self._model.loss(self._model(part), wanted) * (len(wanted) / len(labels))
-            torch.autograd.backward(loss)
-            total += loss.item()
+            total += self._differentiate(part, wanted, len(labels))
         if self._max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
         self._optimizer.step()  # pyright: ignore[reportUnknownMemberType]
         return total
+
+    def _differentiate(self, part: Tensor, wanted: Tensor, batch: int) -> float:
+        """Add the gradients of a part of a batch; return its share of the loss."""
+        loss = self._model.loss(self._model(part), wanted) * (len(wanted) / batch)
+        torch.autograd.backward(loss)
+        return loss.item()
+
+    def _warm_up(self) -> None:
+        """Have code and parameters in the caches again; the next step forgets the gradients."""
+        inputs, labels = self._batches[0]
+        self._differentiate(inputs.chunk(self._max_parts)[0], labels.chunk(self._max_parts)[0], len(labels))
+
+    def _seconds_per_sample(self, parts: int) -> float:
+        """Forward and backward of a batch that is cut into so many parts."""
+        inputs, labels = self._batches[0]
+        cut = list(zip(inputs.chunk(parts), labels.chunk(parts), strict=True))
+        tried = cut[: max(1, len(cut) // _TRIED_SHARE)]
+        begun_s = self._clock.now_s()
+        for part, wanted in tried:
+            self._differentiate(part, wanted, len(labels))
+        return (self._clock.now_s() - begun_s) / sum(len(wanted) for _, wanted in tried)
 
     def _seconds_per_step(self, num_steps: int) -> float:
         begun_s = self._clock.now_s()

@@ -34,7 +34,8 @@ _LOOK_S = 0.02
 _STILL_S = 0.25
 """So long no server has computed anything when all steps are over: longer than anything between two operations."""
 _GRACE_S = 10.0
-_WARMUP_STEPS = 2
+_WARMUP_STEPS = 1
+"""At least: the one after it has begun by then."""
 
 # A held data server must not be taken for a dead one.
 _HELD = ("--health.deadline-s=1000000",)
@@ -103,12 +104,12 @@ class Swarm:
         """Train some steps.
 
         Returns:
-            "step_s", the mean seconds of a step without the first one; "num_steps" that were done, and "steps" since
-            the start; "cpu_s", the CPU seconds of all processes, and "device_s", those of the device thread of each
-            stage, in all of the burst.
+            "step_s", the mean seconds of a step; "num_steps" that were done, and "steps" since the start; "cpu_s", the
+            CPU seconds of all processes, and "device_s", those of the device thread of each stage, in the burst.
         """
         with anyio.fail_after(_TIMEOUT_S):
             before, begun = self._usage(), len(self._steps())
+            begun_unix_s = self._clock.unix_s()
             self._hold(False)
             # The last step has its batch when the one before it is over.
             await self._until(lambda: len(self._steps()) >= begun + num_steps - 1)
@@ -116,10 +117,11 @@ class Swarm:
             after = await self._usage_after(begun + num_steps)
             await self._still()
         steps = self._steps()
-        ends_s = steps[begun:]
+        ends_unix_s = steps[begun:]
         return {
-            "step_s": (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1),
-            "num_steps": len(ends_s),
+            # The trainer has waited for its batch, so the first step begins at once; each next one when that has ended.
+            "step_s": (ends_unix_s[-1] - begun_unix_s) / len(ends_unix_s),
+            "num_steps": len(ends_unix_s),
             "steps": len(steps),
             "cpu_s": after.all_s - before.all_s,
             "device_s": [after.device_s[stage] - before.device_s[stage] for stage in sorted(self._servers)],

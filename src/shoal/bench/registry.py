@@ -26,11 +26,13 @@ class Benchmark:
         module: has `open_cases`; imported only when the benchmark runs.
         summary: one line for the list of names.
         uses_link: whether its peers can be put at the two ends of an emulated link.
+        repeat: measured repetitions, unless the user says another number.
     """
 
     module: str
     summary: str
     uses_link: bool = False
+    repeat: int = 5
 
 
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
@@ -38,7 +40,10 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
         "ring": Benchmark("shoal.bench.ring", "an all-reduce of two to four peers, beside gloo's and hivemind's"),
         "codec": Benchmark("shoal.bench.codec", "a tensor into its form on the wire and back, beside hivemind's"),
         "data": Benchmark("shoal.bench.data", "batches from a data server, beside torch's DataLoader"),
-        "pipeline": Benchmark("shoal.bench.pipeline", "training over two and four stages, beside a plain loop"),
+        # A repetition is a turn over all sides, many seconds long: three of them are two minutes for both models.
+        "pipeline": Benchmark(
+            "shoal.bench.pipeline", "training over two and four stages, beside a plain loop", repeat=3
+        ),
         "startup": Benchmark("shoal.bench.startup", "seconds and memory of the sandbox's processes, by cause and role"),
         "transport": Benchmark(
             "shoal.bench.transport", "tensors and small messages between two processes of this host", uses_link=True
@@ -58,7 +63,7 @@ def find_benchmark(name: str, options: BenchmarkOptions) -> Benchmark:
         near = difflib.get_close_matches(name.lower(), BENCHMARKS, n=1)
         advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(BENCHMARKS)}."
         raise ConfigError(f"unknown benchmark {name}; {advice}")
-    if options.repeat < 1:
+    if options.repeat is not None and options.repeat < 1:
         raise ConfigError(f"--repeat {options.repeat}: at least 1 repetition is needed")
     if options.link is not None and not benchmark.uses_link:
         able = [other for other, entry in BENCHMARKS.items() if entry.uses_link]

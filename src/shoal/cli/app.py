@@ -164,7 +164,9 @@ def benchmark(
     name: Annotated[str, Parameter(help="What to measure; without it the names are listed.")] = "",
     *,
     as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
-    repeat: Annotated[int, Parameter(help="Measured repetitions of each side.")] = 5,
+    repeat: Annotated[
+        int | None, Parameter(help="Measured repetitions of each side; else 5, or 3 where one takes long.")
+    ] = None,
     link: Annotated[str | None, Parameter(help="Emulate a link between the peers, e.g. 20mbit,150ms.")] = None,
     only: Annotated[str | None, Parameter(help="Measure only cases with this in their names.")] = None,
     ignore_busy: Annotated[
@@ -191,6 +193,9 @@ def benchmark(
 def replay(
     directory: Annotated[Path, Parameter(help="Of the run: logs/<run_id>.")],
     *,
+    processes: Annotated[
+        int | None, Parameter(help="At most so many compute, each some of the replicas; else one for each core.")
+    ] = None,
     as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Compute a run again from the files that it has left, and compare the hashes of every round, bit for bit.
@@ -199,7 +204,7 @@ def replay(
     """
     from shoal.cli.replay import replay_run
 
-    return replay_run(directory, as_json=as_json)
+    return replay_run(directory, processes=processes, as_json=as_json)
 
 
 @app.command
@@ -225,12 +230,13 @@ def chaos(
     The last line is the verdict; exit code 0 only if every invariant holds. Without --config-path it trains
     configs/sandbox.yaml on two stages with two replicas and a spare.
     """
-    from shoal.cli.chaos import FLAGS, ChaosOptions, run_chaos
+    from shoal.cli.chaos import ChaosOptions, run_chaos
     from shoal.cli.durations import parse_duration_s
+    from shoal.testing.chaos.session import TRAINING_FLAGS
     from shoal.testing.faults.deaths import KINDS
 
     config_path = config_path or _sandbox_path()
-    run_flags = (*FLAGS, *flags)
+    run_flags = (*TRAINING_FLAGS, *flags)
     config = _load_whole(config_path, run_flags)
     options = ChaosOptions(
         seed=seed,

@@ -34,6 +34,7 @@ def run_benchmark(name: str, options: BenchmarkOptions, *, as_json: bool) -> int
         MachineBusy: the machine was not free before or after the measurement.
     """
     benchmark = find_benchmark(name, options)
+    repeat = options.repeat or benchmark.repeat
     measurements: list[Measurement] = []
     # First of all: an import takes seconds, and may lose a Ctrl-C.
     with Interrupts() as interrupts, _progress() as show:
@@ -48,7 +49,7 @@ def run_benchmark(name: str, options: BenchmarkOptions, *, as_json: bool) -> int
         say(f"{name}: starting")
         with open_cases(options) as cases:
             for case in _chosen(cases, options):
-                measurements.append(measure(case, options.repeat, lambda what: say(f"{name}: {what}")))
+                measurements.append(measure(case, repeat, lambda what: say(f"{name}: {what}")))
         after = _calibrated("after the measurement", say, options.ignore_busy)
     machine["cores_free"] = [round(before.cores_got, 2), round(after.cores_got, 2)]
     if as_json:

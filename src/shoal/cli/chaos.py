@@ -22,17 +22,6 @@ from shoal.testing.chaos.plan import PlannedFault, plan_faults
 from shoal.testing.chaos.session import Chaos, Injected, Outcome, not_got_over, swarm_of_one_host
 from shoal.testing.verdict import Finding, judge
 
-FLAGS = (
-    "--no-wandb",
-    "--log-level=debug",
-    "--num-servers=5",
-    "--run.deterministic=false",
-    "--data.holdout-fraction=0.01",
-    "--diloco.inner-steps=20",
-    "--diloco.outer-steps=1000000",
-)
-"""What makes a swarm of the configuration: two stages with two replicas and a spare, which trains until it is ended."""
-
 
 @dataclass(frozen=True)
 class ChaosOptions:

@@ -11,29 +11,42 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from shoal.bench.machine import num_usable_cores
 from shoal.cli.exits import DONE, FAILED
+from shoal.errors import ConfigError
 from shoal.replay.replay import Progress as OnProgress
 from shoal.replay.replay import replay
 from shoal.replay.verdict import Verdict
 
 _WIDTH = 120
 _MOST_DIFFERENCES = 20
+_STEPS_WORTH_A_PROCESS = 100
+"""A process imports torch for two seconds before it computes anything."""
 
 
-def replay_run(directory: Path, *, as_json: bool) -> int:
+def replay_run(directory: Path, *, processes: int | None, as_json: bool) -> int:
     """Replay a run and print the verdict; return the exit code.
 
     Args:
         directory: `logs/<run_id>`.
+        processes: at most so many compute; None: one for each core, where there is enough to do.
         as_json: print one JSON object.
 
     Raises:
         ConfigError: it is no run's folder.
         ShoalError: the run cannot be replayed.
     """
+    if processes is not None and processes < 1:
+        raise ConfigError(f"--processes {processes}: give a number of processes, at least 1")
     errors = Console(stderr=True)
     with _progress(errors) as progress:
-        verdict = replay(directory, note=lambda text: errors.print(f"note: {text}", highlight=False), progress=progress)
+        verdict = replay(
+            directory,
+            num_processes=processes or num_usable_cores(),
+            steps_per_process=_STEPS_WORTH_A_PROCESS if processes is None else 1,
+            note=lambda text: errors.print(f"note: {text}", highlight=False),
+            progress=progress,
+        )
     if as_json:
         print(json.dumps(verdict.as_json(), allow_nan=False))
     else:
@@ -43,9 +56,17 @@ def replay_run(directory: Path, *, as_json: bool) -> int:
 
 @contextmanager
 def _progress(console: Console) -> Generator[OnProgress]:
-    """Give what shows on a terminal how far a replay is."""
+    """Give what shows how far a replay is: a bar on a terminal, else a line for each round."""
     if not console.is_terminal:
-        yield lambda done, total, round: None
+        shown = 0
+
+        def tell(done: int, total: int, round: int) -> None:
+            nonlocal shown
+            if round > shown:
+                shown = round
+                console.print(f"round {round}, {done - 1} of {total} steps are computed", highlight=False)
+
+        yield tell
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

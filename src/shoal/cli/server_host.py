@@ -135,7 +135,7 @@ class ServerHost:
         config = adopt_shared(self.config, self.origins, found["configuration"])
         run_id = str(found["run_id"])
         log_dir = self._log_dir = make_server_log_dir(config, run_id)
-        self._peers_file = PeersFile(log_dir, self._say)
+        self._peers_file = PeersFile(log_dir, "launcher", self._say)
         log.configure("launcher", log_dir, config.log_level)
         self._say(f"run {run_id}, logs in {log_dir}")
         host = self._host(config, run_id, log_dir, supervisor)

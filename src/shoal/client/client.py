@@ -163,7 +163,6 @@ class Client:
             ballot_number=saved.ballot_number,
             on_event=self._round_event,
         )
-        divergence = Divergence(config.diloco)
         self.reports = Reports(
             endpoint=endpoint,
             monitor=monitor,
@@ -171,7 +170,8 @@ class Client:
             swarm_numbers=self._swarm_numbers,
             on_stuck=lambda _: self.rounds.update_trainers(),
             note=diary.note,
-            divergence=divergence,
+            divergence=Divergence(config.diloco),
+            clock=clock,
             notice=notice,
         )
         self.counters = CounterTotals(endpoint, monitor, clock, note=lambda peer, all: diary.note(Counts(peer, all)))
@@ -207,7 +207,7 @@ class Client:
             trainers=self.trainers,
             reports=self.reports,
             takeover=Takeover(trainers=self.trainers, reports=self.reports, fencing=self._fencing, data=self._data),
-            divergence=divergence,
+            divergence=self.reports.divergence,
             data=self._data,
             reassignment=self._reassignment,
             clock=clock,

@@ -12,6 +12,7 @@ from shoal.client.divergence import Divergence
 from shoal.client.progress import Progress
 from shoal.client.shares import Shares
 from shoal.client.trainers import TrainerPool
+from shoal.clock import Clock, Deadline
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Endpoint, Received
@@ -19,6 +20,9 @@ from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import EvalReport, Metrics, StepReport, TrainerDone, TrainerStuck
 
 logger = logging.getLogger(__name__)
+
+_MONITOR_RESTS_S = 1.0
+"""How long a monitor that was lost gets no numbers: it may be gone for good, and each number would dial it."""
 
 
 class Reports:
@@ -28,6 +32,7 @@ class Reports:
         progress: the running totals.
         shares: what each pipeline has trained in the round.
         num_holdout: size of the held-out set, known once the data server has said it.
+        divergence: counts the steps that are skipped.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class Reports:
         swarm_numbers: Callable[[], Mapping[str, float]],
         on_stuck: Callable[[TrainerStuck], None],
         divergence: Divergence,
+        clock: Clock,
         note: Callable[[StepReport | EvalReport | Done], None] = lambda _: None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -52,6 +58,7 @@ class Reports:
             on_stuck: told when a trainer cannot put a path together.
             note: writes down what is counted.
             divergence: counts the steps that are skipped.
+            clock: for how long a lost monitor is left alone.
             notice: tells the user something that stays on the screen.
         """
         self.progress = Progress()
@@ -63,8 +70,10 @@ class Reports:
         self._swarm_numbers = swarm_numbers
         self._on_stuck = on_stuck
         self._note = note
-        self._divergence = divergence
+        self.divergence = divergence
         self._notice = notice
+        self._clock = clock
+        self._monitor_rests = Deadline.after(clock, 0.0)
         self._round = 0
         self._done: set[int] = set()
         self._last_number: dict[int, int] = {}
@@ -92,7 +101,9 @@ class Reports:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """What a lost trainer has reported stands."""
+        """What a lost trainer has reported stands; a lost monitor is not dialled again for each number."""
+        if peer == self._monitor:
+            self._monitor_rests = Deadline.after(self._clock, _MONITOR_RESTS_S)
 
     def resume(
         self,
@@ -182,8 +193,10 @@ class Reports:
         return self._last_number.get(slot, -1)
 
     def post(self, values: Mapping[str, float]) -> None:
-        """Send numbers about the run to the monitor."""
-        self._endpoint.post(self._monitor, Metrics("client", self._endpoint.peer_id, self.progress.round, dict(values)))
+        """Send numbers about the run to the monitor, if it is there."""
+        if self._monitor_rests.expired():
+            numbers = Metrics("client", self._endpoint.peer_id, self.progress.round, dict(values))
+            self._endpoint.post(self._monitor, numbers)
 
     def _step(self, report: StepReport) -> None:
         if report.key.number <= self.last_number(report.slot):
@@ -191,7 +204,7 @@ class Reports:
         progress = self.progress
         self._note(report)
         self._count_step(report)
-        if (warning := self._divergence.step(report.skipped)) is not None:
+        if (warning := self.divergence.step(report.skipped)) is not None:
             logger.warning("training.diverging", extra={"reason": warning})
             self._notice(warning)
         self.post(

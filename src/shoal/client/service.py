@@ -21,6 +21,7 @@ from shoal.config.shared import shared_configuration
 from shoal.control.counter_report import counters_logged
 from shoal.control.join import join_swarm
 from shoal.control.membership import Membership
+from shoal.control.peers_file import PeersFile, keep_peers_file
 from shoal.control.records import MAX_FAILURE_CHARS, ClientRecord, RunRecord
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_config import pack_configuration
@@ -54,15 +55,23 @@ async def main(payload: bytes, control: RoleControl) -> None:
             raise ControlError(f"the data server could not be started: {reply['error']}")
         membership = Membership(clock)
         joined, turn, trained = anyio.Event(), anyio.Event(), anyio.Event()
-        client = _build(spec, identity, endpoint, membership, diary, control, clock, lambda: begin())
-        end = RunEnd(goes_on_elsewhere=client.must_wait)
+
+        def notice(text: str) -> None:
+            control.event("notice", text=text)
 
         def begin() -> None:
             end.goes_on_elsewhere = False
             turn.set()
 
+        client = _build(spec, identity, endpoint, membership, diary, control, clock, notice, begin)
+        end = RunEnd(goes_on_elsewhere=client.must_wait)
+
         async def take_part() -> None:
-            async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
+            async with (
+                join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry,
+                anyio.create_task_group() as beside,
+            ):
+                beside.start_soon(keep_peers_file, PeersFile(Path(spec.log_dir), spec.role, notice), membership)
                 run, me = _announced_run(spec, clock), ClientRecord(endpoint.addresses, clock.unix_s())
                 if client.must_wait:
                     registry.advertise(msgspec.structs.replace(me, waits=True))
@@ -83,6 +92,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
                         others += [other.peer for other in view.clients if other.peer != endpoint.peer_id]
                         say_run_is_over(endpoint, others, interrupted=last.interrupted, failure=last.failure)
                         await registry.conclude(last)
+                beside.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take_part)
@@ -112,6 +122,7 @@ def _build(
     diary: Diary,
     control: RoleControl,
     clock: Clock,
+    notice: Callable[[str], None],
     on_turn: Callable[[], None],
 ) -> Client:
     config = spec.config()
@@ -131,7 +142,7 @@ def _build(
         expected_servers=spec.expected_servers,
         succeeds=spec.succeeds,
         patient=spec.patient,
-        notice=lambda text: control.event("notice", text=text),
+        notice=notice,
         on_turn=on_turn,
     )
 

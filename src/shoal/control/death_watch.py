@@ -26,11 +26,21 @@ class DeathWatch:
     def __init__(self, points: DeathPoints) -> None:
         """Watch for these."""
         self._points = points
+        self._round = 0
 
     def receive(self, event: Received) -> bool:
         """Look at a message; takes nothing."""
-        if (reached := point_of(event.message)) is not None:
-            self._points.reached(*reached)
+        match event.message:
+            # These carry no round: it is that of the last record which is known here.
+            case StateChunk():
+                self._points.reached("fetch", self._round)
+            case ReadState():
+                self._points.reached("donate", self._round)
+            case message:
+                if (reached := point_of(message)) is not None:
+                    self._points.reached(*reached)
+                if isinstance(message, Decide):
+                    self._round = _round_of(message.record)
         return False
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -52,10 +62,6 @@ def point_of(message: Message) -> tuple[str, int] | None:
             return "staged", _round_of(record)
         case Decide(record=record):
             return "held", _round_of(record)
-        case StateChunk():
-            return "fetch", 0
-        case ReadState():
-            return "donate", 0
         case Lease(round=round):
             return "lease", round
         case _:

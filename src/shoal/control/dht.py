@@ -1,4 +1,4 @@
-"""The adapter to hivemind, and its only importer: a DHT node in our own event loop that carries sealed records.
+"""The adapter to hivemind: a DHT node in our own event loop that carries sealed records.
 
 hivemind starts one `p2pd` process (libp2p, written in Go) per node and speaks to it over a Unix socket. When this
 process dies, however it dies, that connection closes and p2pd ends by itself within 0.1 s; in the moment before it
@@ -10,7 +10,6 @@ stands, p2pd's own idle timeout ends it after `_IDLE_TIMEOUT_S`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -33,6 +32,7 @@ from hivemind.utils import timed_storage
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
+from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, child_of, end_daemon, start_daemon
 from shoal.control.dht_ports import check_port_free, pinned
 from shoal.control.maddrs import is_loopback, outward
 from shoal.control.record_checker import RecordChecker
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 _WAIT_TIMEOUT_S = 1.0
 # After the first initial peer has answered, the others get this long.
 _BOOTSTRAP_GRACE_S = 0.2
-_IDLE_TIMEOUT_S, _CLOSE_TIMEOUT_S = 4.0, 2.0
+_IDLE_TIMEOUT_S = 4.0
 # Enough to find back into the swarm by.
 _LOOK_AROUND_S = 1.0
 _MAX_NEIGHBOURS = 16
@@ -211,7 +211,7 @@ class DhtNode:
     @property
     def alive(self) -> bool:
         """Whether the p2pd of this node runs; without it the node sees only what it has stored itself."""
-        return self._daemon is not None and self._node is not None and _child_of(self._daemon) is not None
+        return self._daemon is not None and self._node is not None and child_of(self._daemon) is not None
 
     @property
     def clock_difference_s(self) -> float | None:
@@ -254,10 +254,10 @@ class DhtNode:
         self._node = self._daemon = None
         # A dead p2pd never answers that it has taken the handlers away.
         if node is not None and alive:
-            with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+            with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await node.shutdown()
         if daemon is not None:
-            await _end(daemon)
+            await end_daemon(daemon)
 
 
 class _SignedRecords(RecordValidatorBase):
@@ -315,30 +315,22 @@ class _Launcher:
 
     async def launch(self, initial_peers: Sequence[str]) -> tuple[P2P, DHTNode]:
         """Start both; whatever goes wrong, no process is left."""
-        made: list[P2P] = []
-
-        class Daemon(P2P):
-            _UNIX_SOCKET_PREFIX = f"/unix{self.state_dir}/"
-
-            def __init__(self) -> None:
-                super().__init__()
-                made.append(self)
-
         # On loopback alone there is no NAT to get through.
         wide = not all(is_loopback(maddr) for maddr in self.host_maddrs)
+        daemon = await start_daemon(
+            self.state_dir,
+            initial_peers,
+            host_maddrs=self._free_maddrs(),
+            announce_maddrs=self.announce_maddrs or None,
+            identity_path=str(self.key_file),
+            check_if_identity_free=False,
+            idle_timeout=_IDLE_TIMEOUT_S,
+            startup_timeout=self.startup_timeout_s,
+            nat_port_map=wide,
+            auto_nat=wide,
+            use_relay=wide,
+        )
         try:
-            daemon = await Daemon.create(
-                initial_peers,
-                host_maddrs=self._free_maddrs(),
-                announce_maddrs=self.announce_maddrs or None,
-                identity_path=str(self.key_file),
-                check_if_identity_free=False,
-                idle_timeout=_IDLE_TIMEOUT_S,
-                startup_timeout=self.startup_timeout_s,
-                nat_port_map=wide,
-                auto_nat=wide,
-                use_relay=wide,
-            )
             node = await DHTNode.create(
                 daemon,
                 initial_peers=initial_peers,
@@ -352,28 +344,9 @@ class _Launcher:
                 strict=False,
             )
         except BaseException:  # cancelled or failed, a daemon that was started must not outlive this call
-            for daemon in made:
-                await _end(daemon)
+            await end_daemon(daemon)
             raise
         return daemon, node
-
-
-def _child_of(daemon: P2P) -> asyncio.subprocess.Process | None:
-    """Return the running p2pd of a daemon; hivemind offers no public way to see it."""
-    child = cast("asyncio.subprocess.Process | None", cast(Any, daemon)._child)
-    return child if child is not None and child.returncode is None else None
-
-
-async def _end(daemon: P2P) -> None:
-    """End p2pd: ask, then kill; returns when it is reaped."""
-    with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
-        await daemon.shutdown()
-    child = _child_of(daemon)
-    if child is not None:
-        logger.warning("dht.daemon_killed", extra={"pid": child.pid})
-        child.kill()
-        with anyio.CancelScope(shield=True):
-            await child.wait()
 
 
 def _keep_time() -> None:

@@ -1,7 +1,8 @@
 """`initial_peers.txt`: the addresses at which a swarm can be joined, kept true while peers come and go.
 
-Any peer of the DHT will do to join it, so nothing depends on the first one. The monitor writes the file on the client's
-host, the launcher, told by its scout, on a host of servers. Newcomers are given it (`--initial-peers @file`), and so is
+Any peer of the DHT will do to join it, so nothing depends on the first one. Monitor and client write the file on the
+client's host, the same addresses in the same order, so that it stays true when one of them is gone for good; on a host
+of servers the launcher does, told by its scout. Newcomers are given it (`--initial-peers @file`), and so is
 whatever is started again on that host.
 """
 
@@ -12,6 +13,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+import anyio.to_thread
 
 from shoal.control.membership import Membership
 
@@ -25,14 +28,16 @@ MAX_LISTED: Final = 16
 class PeersFile:
     """The file of one run on one host."""
 
-    def __init__(self, log_dir: Path, notice: Callable[[str], None]) -> None:
+    def __init__(self, log_dir: Path, writer: str, notice: Callable[[str], None]) -> None:
         """Write nothing yet.
 
         Args:
             log_dir: of the run on this host.
+            writer: the role that writes; each one prepares its lines in a file of its own.
             notice: told once, in a sentence for the user, if the file cannot be written.
         """
         self._path = log_dir / PEERS_FILE
+        self._aside = log_dir / f".{PEERS_FILE}.{writer}"
         self._notice = notice
         self._is_failing = False
 
@@ -43,10 +48,9 @@ class PeersFile:
 
     def write(self, maddrs: Sequence[str]) -> None:
         """Put these addresses into the file as a whole; the swarm does without it where it cannot be written."""
-        aside = self._path.with_name(f".{self._path.name}.new")
         try:
-            aside.write_text("".join(f"{maddr}\n" for maddr in maddrs))
-            aside.replace(self._path)
+            self._aside.write_text("".join(f"{maddr}\n" for maddr in maddrs))
+            self._aside.replace(self._path)
         except OSError as error:
             text = f"cannot write {self._path} ({error.strerror or error}): free space there; it may be out of date"
             if not self._is_failing:
@@ -55,6 +59,12 @@ class PeersFile:
             self._is_failing = True
         else:
             self._is_failing = False
+
+
+async def keep_peers_file(file: PeersFile, membership: Membership, own: Sequence[str] = ()) -> None:
+    """Keep a file true, for ever; see `joinable`."""
+    async for maddrs in joinable(membership, own):
+        await anyio.to_thread.run_sync(file.write, maddrs)
 
 
 def read_peers_file(log_dir: Path) -> tuple[str, ...]:

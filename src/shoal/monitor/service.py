@@ -22,7 +22,7 @@ from shoal.config import Config, public_values
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import open_registry
 from shoal.control.maddrs import outward
-from shoal.control.peers_file import PeersFile, joinable
+from shoal.control.peers_file import PeersFile, keep_peers_file
 from shoal.control.records import MonitorRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
@@ -67,7 +67,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
 async def _serve(start: MonitorSpec, control: RoleControl) -> None:
     config, clock, identity = start.config(), SystemClock(), Identity(start.identity_key)
     joined_unix_s = clock.unix_s()
-    peers_file = PeersFile(Path(start.log_dir), lambda text: control.event("notice", text=text))
+    peers_file = PeersFile(Path(start.log_dir), start.role, lambda text: control.event("notice", text=text))
     gatherer = Gatherer(Status(config.num_stages), _wandb_run(start, config, control))
     try:
         async with (
@@ -89,7 +89,7 @@ async def _serve(start: MonitorSpec, control: RoleControl) -> None:
             async with reported, anyio.create_task_group() as tasks:
                 tasks.start_soon(registry.run)
                 tasks.start_soon(gatherer.follow, registry)
-                tasks.start_soon(_keep_peers, peers_file, registry, maddrs)
+                tasks.start_soon(keep_peers_file, peers_file, registry.membership, maddrs)
                 tasks.start_soon(gatherer.report, control, clock)
                 await dispatch(endpoint, (gatherer,))
     finally:
@@ -162,12 +162,6 @@ def listen_maddrs(config: Config) -> tuple[str, ...]:
         f"{maddr.removesuffix('/tcp/0')}/tcp/{port}" if maddr.endswith("/tcp/0") else maddr
         for maddr in config.network.host_maddrs
     )
-
-
-async def _keep_peers(peers_file: PeersFile, registry: Registry, own: tuple[str, ...]) -> None:
-    """Keep the file true: this peer first, then who else can be asked."""
-    async for maddrs in joinable(registry.membership, own):
-        await anyio.to_thread.run_sync(peers_file.write, maddrs)
 
 
 def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> WandbRun | None:

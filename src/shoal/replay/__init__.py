@@ -1,1 +1,1 @@
-"""A run once more, in one process, from the files that it has left: every round has to come to the same hashes."""
+"""A run once more, from the files that it has left: every round has to come to the same hashes."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import astuple
 
-from shoal.averaging.replica_state import OuterState, ReplicaState
+from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
 from shoal.averaging.round_average import ring_vectors
 from shoal.codec.cast import CASTS
+from shoal.codec.raw import from_wire, to_wire
 from shoal.collective.sequential import reduce_in_turn
 from shoal.config.schema import Config
 from shoal.ids import StepKey
@@ -19,9 +21,11 @@ from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.device_operations import operate
 from shoal.pipeline.replica_log import Applied, Loaded
 from shoal.pipeline.stage_compute import StageCompute
+from shoal.replay.links import Crew, Name
 from shoal.replay.lives import Boundary, Life
 from shoal.replay.order import Action, Apply, Average, Begin, Compute, End, Keep, Load, Resume
 from shoal.replay.samples import Samples
+from shoal.replay.sharing import Stretch, stretches, turns
 from shoal.replay.verdict import Difference
 from shoal.server.replica import build_state
 from shoal.swarm.step_operations import (
@@ -33,8 +37,11 @@ from shoal.swarm.step_operations import (
     decision_of,
     gradient_norm,
 )
-from shoal.wire.messages.round import Record, StageHashes
+from shoal.wire.messages.round import Record, StageHashes, StageOutcome
 from shoal.wire.tensors import WireTensor
+
+_OUTPUT, _GRADIENT, _TOTALS, _SHARE, _STATE, _SNAPSHOT = range(6)
+"""What a parcel from another process holds, in its name."""
 
 
 @dataclass(slots=True)
@@ -56,49 +63,83 @@ class _Replica:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that is being computed, as this process sees it.
+
+    Attributes:
+        key: Which.
+        sizes: Samples of each microbatch.
+        batches: Inputs and labels of each; none where this process needs neither.
+        path: Who computes which stages of it.
+        replicas: By stage, those of this process.
+    """
+
+    key: StepKey
+    sizes: tuple[int, ...]
+    batches: Sequence[tuple[WireTensor, WireTensor]]
+    path: list[Stretch]
+    replicas: dict[int, _Replica]
+
+    def name(self, microbatch: int, stage: int, content: int) -> Name:
+        """Of a parcel that crosses from one stretch to another one."""
+        return (content, *self.key, microbatch, stage)
+
+
 class Engine:
     """The replicas of the round at hand, and the states that may still be loaded.
 
-    Steps run one microbatch at a time through all stages and back, whatever the schedule of the run was, and keep their
-    activations: neither changes a bit, and this takes the least memory and time.
+    In one process, steps run one microbatch at a time through all stages and back, whatever the schedule of the run
+    was, and keep their activations: neither changes a bit, and this takes the least memory and time. Of several
+    processes each has some of the lives, and sends what a path or an average needs of them (`replay.sharing`).
 
     Args:
         config: Of the run.
         samples: Its data set.
         lives: All of the run.
+        crew: Who computes which of them, and the way there; None: this process all of them.
     """
 
-    def __init__(self, config: Config, samples: Samples, lives: tuple[Life, ...]) -> None:
+    def __init__(self, config: Config, samples: Samples, lives: tuple[Life, ...], crew: Crew | None = None) -> None:
         pipeline = {"schedule": Schedule.ONE_F_ONE_B.value, "activation_checkpointing": False}
         self._config = config.model_copy(update={"model_pipeline": config.model_pipeline.model_copy(update=pipeline)})
         self._samples = samples
         self._schedule = LrSchedule.from_config(config.diloco)
         self._replicas: dict[int, _Replica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
-        self._loads = _loads_of(lives)
-        self._kept: dict[Boundary, torch.Tensor] = {}
+        self._kept: dict[tuple[int, Boundary], torch.Tensor] = {}
+        self._crew = crew or Crew([0] * len(lives))
+        self._loads = _loads_of([life for life in lives if self._crew.is_mine(life.number)])
+        self._hosts: defaultdict[int, set[int]] = defaultdict(set)
+        for life in lives:
+            self._hosts[life.stage].add(self._crew.home(life.number))
 
     def act(self, action: Action) -> Iterator[Difference]:
-        """Carry an action out; yields what is not as the logs say.
+        """Carry out what of an action is this process's; yields what is not as the logs say.
 
         Raises:
+            ConnectionLost: Another process has ended.
             ShoalError: It cannot be carried out here at all.
         """
         match action:
+            case Compute():
+                self._compute(action)
+            case Average(record):
+                yield from self._average(action, record)
+            case Begin(life) | Load(life) | Keep(life) | Resume(life) | Apply(_, life) | End(life) if (
+                not self._crew.is_mine(life.number)
+            ):
+                pass
             case Begin(life):
                 self._begin(life)
             case Load(life, loaded):
                 yield from self._load(life, loaded)
-            case Keep(life, boundary):
-                self._kept[boundary] = self._replicas[life.number].compute.snapshot()
+            case Keep(life, boundary, heir):
+                self._take_snapshot(life, boundary, heir)
             case Resume(life, origin):
-                self._replicas[life.number].compute.start_round(self._kept.pop(origin), origin.commits)
-            case Compute():
-                self._compute(action)
+                self._resume(life, origin)
             case Apply(round, life, applied):
                 yield from self._apply(round, life, applied)
-            case Average(record):
-                yield from self._average(action, record)
             case End(life):
                 del self._replicas[life.number]
 
@@ -128,32 +169,104 @@ class Engine:
         loads = self._loads[life.stage]
         loads[loaded.hashes] -= 1
 
+    def _take_snapshot(self, life: Life, boundary: Boundary, heir: int) -> None:
+        content = self._replicas[life.number].compute.snapshot()
+        if self._crew.is_mine(heir):
+            self._kept[heir, boundary] = content
+        else:
+            self._crew.links[self._crew.home(heir)].send(_snapshot_name(heir, boundary), None, [content])
+
+    def _resume(self, life: Life, origin: Boundary) -> None:
+        if self._crew.is_mine(origin.life):
+            content = self._kept.pop((life.number, origin))
+        else:
+            [content] = (
+                self._crew.links[self._crew.home(origin.life)].receive(_snapshot_name(life.number, origin)).tensors
+            )
+        self._replicas[life.number].compute.start_round(content, origin.commits)
+
     # ---- steps
 
     def _compute(self, action: Compute) -> None:
         began, key = action.began, action.began.key
-        replicas = [self._replicas[life.number] for life in action.lives]
-        sizes = began.microbatch_samples
-        for microbatch, (inputs, labels) in enumerate(self._samples.microbatches(began.samples, sizes)):
-            received = inputs
-            for replica in replicas[:-1]:
-                forward = Operation(OperationKind.FORWARD, key, microbatch)
-                received = self._operate(replica, forward, [received], sizes)
-            loss = Operation(OperationKind.LOSS, key, microbatch)
-            gradient = self._operate(replicas[-1], loss, [received, labels], sizes)
-            for replica in reversed(replicas[:-1]):
-                backward = Operation(OperationKind.BACKWARD, key, microbatch)
-                gradient = self._operate(replica, backward, [gradient], sizes)
-        totals = [replica.compute.totals(key) for replica in replicas]
-        norm = gradient_norm(one.squared_norm for one in totals)
-        is_finite = all(one.finite for one in totals)
-        lr, most = self._schedule.lr(key.number), self._config.diloco.max_grad_norm
-        decision = decision_of(norm, is_finite, lr, most)
-        for replica, one, keeps in zip(replicas, totals, action.keeps, strict=True):
-            if keeps:
-                replica.computed[key] = one, decision
+        path = stretches([self._crew.home(life.number) for life in action.lives])
+        mine = {stage: life for stage, life in enumerate(action.lives) if self._crew.is_mine(life.number)}
+        if not mine:
+            return
+        sizes, has_end = began.microbatch_samples, not {0, len(action.lives) - 1}.isdisjoint(mine)
+        step = _Step(
+            key,
+            sizes,
+            self._samples.microbatches(began.samples, sizes) if has_end else (),
+            path,
+            {stage: self._replicas[life.number] for stage, life in mine.items()},
+        )
+        for turn in turns(len(path), range(len(sizes))):
+            if path[turn.stretch].process != self._crew.process:
+                continue
+            if turn.is_backward:
+                self._go_back(step, turn.stretch, turn.microbatch, None)
+            else:
+                self._go_forward(step, turn.stretch, turn.microbatch)
+        totals, decision = self._totals(step)
+        for stage, replica in step.replicas.items():
+            if action.keeps[stage]:
+                replica.computed[key] = totals[stage], decision
             else:
                 replica.compute.drop(key)
+
+    def _go_forward(self, step: _Step, number: int, microbatch: int) -> None:
+        """Through a stretch; where that is the end of the path also back."""
+        _, start, stop = step.path[number]
+        is_last = number == len(step.path) - 1
+        received: WireTensor | None
+        if start == 0:
+            received, _ = step.batches[microbatch]
+        else:
+            received = self._receive(step.path[number - 1].process, step.name(microbatch, start, _OUTPUT))
+        forward = Operation(OperationKind.FORWARD, step.key, microbatch)
+        for stage in range(start, stop - is_last):
+            received = self._operate(step.replicas[stage], forward, [received], step.sizes)
+        if not is_last:
+            self._send(step.path[number + 1].process, step.name(microbatch, stop, _OUTPUT), received)
+            return
+        _, labels = step.batches[microbatch]
+        loss = Operation(OperationKind.LOSS, step.key, microbatch)
+        gradient = self._operate(step.replicas[stop - 1], loss, [received, labels], step.sizes)
+        self._go_back(step, number, microbatch, gradient)
+
+    def _go_back(self, step: _Step, number: int, microbatch: int, gradient: WireTensor | None) -> None:
+        """Through a stretch, from its end; in the last one that is behind the loss, whose gradient is given."""
+        _, start, stop = step.path[number]
+        is_last = number == len(step.path) - 1
+        if not is_last:
+            gradient = self._receive(step.path[number + 1].process, step.name(microbatch, stop, _GRADIENT))
+        backward = Operation(OperationKind.BACKWARD, step.key, microbatch)
+        for stage in reversed(range(start, stop - is_last)):
+            gradient = self._operate(step.replicas[stage], backward, [gradient], step.sizes)
+        if number:
+            self._send(step.path[number - 1].process, step.name(microbatch, start, _GRADIENT), gradient)
+
+    def _totals(self, step: _Step) -> tuple[dict[int, StepTotals], Decision]:
+        """What the gradients come to in the stages of this process, and what the trainer makes of all stages'."""
+        totals = {stage: replica.compute.totals(step.key) for stage, replica in step.replicas.items()}
+        parts = {stage: (one.squared_norm, one.finite) for stage, one in totals.items()}
+        others = {stretch.process for stretch in step.path} - {self._crew.process}
+        for process in others:
+            self._crew.links[process].send(step.name(0, 0, _TOTALS), parts)
+        for process in others:
+            parts |= self._crew.links[process].receive(step.name(0, 0, _TOTALS)).note
+        norm = gradient_norm(parts[stage][0] for stage in sorted(parts))
+        is_finite = all(finite for _, finite in parts.values())
+        lr, most = self._schedule.lr(step.key.number), self._config.diloco.max_grad_norm
+        return totals, decision_of(norm, is_finite, lr, most)
+
+    def _send(self, process: int, name: Name, tensor: WireTensor | None) -> None:
+        self._crew.links[process].send(name, None, [] if tensor is None else [from_wire(tensor)])
+
+    def _receive(self, process: int, name: Name) -> WireTensor:
+        [tensor] = self._crew.links[process].receive(name).tensors
+        return to_wire(tensor)
 
     def _operate(
         self, replica: _Replica, operation: Operation, inputs: list[WireTensor | None], sizes: tuple[int, ...]
@@ -179,34 +292,68 @@ class Engine:
     # ---- rounds
 
     def _average(self, action: Average, record: Record) -> Iterator[Difference]:
+        """The process of a stage's first member computes its state, and gives it to all that may load it."""
+        members = action.members
+        mine = {outcome.stage: self._contribute(outcome, members[outcome.stage], record) for outcome in record.stages}
         for outcome in record.stages:
-            members = [self._replicas[life.number] for life in action.members[outcome.stage]]
-            base = members[0].state.held
-            for replica in members[1:]:
-                if replica.state.hashes != members[0].state.hashes:
-                    what = f"it has trained from other parameters than {members[0].life.peer}"
-                    yield Difference(record.round, outcome.stage, replica.life.peer, what)
-            state, total = base, sum(outcome.weights)
-            for replica in members:
-                replica.state.gradient_norm()  # as at its join: one that is not finite costs it its moments
-            if total:
+            lives = members[outcome.stage]
+            if not self._crew.is_mine(lives[0].number):
+                continue
+            replica = self._replicas[lives[0].number]
+            shares: list[Contribution] = []
+            for place, life in enumerate(lives):
+                hashes, share = mine[outcome.stage].get(place) or self._contributed(outcome.stage, place, life, record)
+                shares += [] if share is None else [share]
+                if hashes != replica.state.hashes:
+                    what = f"it has trained from other parameters than {lives[0].peer}"
+                    yield Difference(record.round, outcome.stage, life.peer, what)
+            state = replica.state.held
+            if shares:
                 wire = CASTS[self._config.diloco.averaging_compression]
-                scales = outcome.scales or [1.0] * len(members)
-                shares = [
-                    replica.state.contribution(weight, total, scale=scale)
-                    for replica, weight, scale in zip(members, outcome.weights, scales, strict=True)
-                ]
                 vectors = zip(*(ring_vectors(share, wire) for share in shares), strict=True)
                 for of_members in vectors:
                     reduce_in_turn(of_members)
-                state = members[0].state.successor(base, shares[0])
+                state = replica.state.successor(state, shares[0])
             found = state.hashes()
             for name in ("parameters", "momentum", "buffers"):
-                mine, theirs = getattr(found, name), getattr(outcome.hashes, name)
-                if mine != theirs:
-                    what = f"{name} hash to {mine[:16]}, the record says {theirs[:16]}"
+                due, theirs = getattr(found, name), getattr(outcome.hashes, name)
+                if due != theirs:
+                    what = f"{name} hash to {due[:16]}, the record says {theirs[:16]}"
                     yield Difference(record.round, outcome.stage, None, what)
             self._keep(outcome.stage, found, state)
+            for process in self._hosts[outcome.stage] - {self._crew.process}:
+                self._crew.links[process].send((_STATE, record.round, outcome.stage), astuple(found), state)
+        for outcome in record.stages:
+            owner = self._crew.home(members[outcome.stage][0].number)
+            if owner != self._crew.process and self._crew.process in self._hosts[outcome.stage]:
+                parcel = self._crew.links[owner].receive((_STATE, record.round, outcome.stage))
+                self._keep(outcome.stage, StageHashes(*parcel.note), OuterState(*parcel.tensors))
+
+    def _contribute(
+        self, outcome: StageOutcome, lives: Sequence[Life], record: Record
+    ) -> dict[int, tuple[StageHashes, Contribution | None]]:
+        """What members of this process bring to an average, by place; it is sent where it is computed."""
+        found: dict[int, tuple[StageHashes, Contribution | None]] = {}
+        total, scales = sum(outcome.weights), outcome.scales or [1.0] * len(lives)
+        for place, (life, weight, scale) in enumerate(zip(lives, outcome.weights, scales, strict=True)):
+            if not self._crew.is_mine(life.number):
+                continue
+            state = self._replicas[life.number].state
+            state.gradient_norm()  # as at its join: one that is not finite costs it its moments
+            share = state.contribution(weight, total, scale=scale) if total else None
+            if self._crew.is_mine(lives[0].number):
+                found[place] = state.hashes, share
+            else:
+                link = self._crew.links[self._crew.home(lives[0].number)]
+                link.send((_SHARE, record.round, outcome.stage, place), astuple(state.hashes), share or ())
+        return found
+
+    def _contributed(
+        self, stage: int, place: int, life: Life, record: Record
+    ) -> tuple[StageHashes, Contribution | None]:
+        """The same of a member of another process."""
+        parcel = self._crew.links[self._crew.home(life.number)].receive((_SHARE, record.round, stage, place))
+        return StageHashes(*parcel.note), Contribution(*parcel.tensors) if parcel.tensors else None
 
     def _keep(self, stage: int, hashes: StageHashes, state: OuterState) -> None:
         """Keep a new state, and of the older ones those that somebody will load."""
@@ -214,7 +361,7 @@ class Engine:
         self._states[stage] = {known: held for known, held in states.items() if loads[known] > 0} | {hashes: state}
 
 
-def _loads_of(lives: tuple[Life, ...]) -> Mapping[int, defaultdict[StageHashes, int]]:
+def _loads_of(lives: Sequence[Life]) -> Mapping[int, defaultdict[StageHashes, int]]:
     """How often each state of a stage will be loaded."""
     found: defaultdict[int, defaultdict[StageHashes, int]] = defaultdict(lambda: defaultdict(int))
     for life in lives:
@@ -222,6 +369,11 @@ def _loads_of(lives: tuple[Life, ...]) -> Mapping[int, defaultdict[StageHashes, 
             if isinstance(event, Loaded):
                 found[life.stage][event.hashes] += 1
     return found
+
+
+def _snapshot_name(heir: int, boundary: Boundary) -> Name:
+    """Of a parcel with a snapshot, for the life that goes on from it."""
+    return (_SNAPSHOT, heir, boundary.life, boundary.round, boundary.commits)
 
 
 def _as_logged(totals: StepTotals) -> tuple[float | None, float | None]:

@@ -43,10 +43,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A life is where another one goes on from: its state is needed as it is now."""
+    """A life is where another one, the `heir`, goes on from: its state is needed as it is now."""
 
     life: Life
     boundary: Boundary
+    heir: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +186,10 @@ class ReplayOrder:
     def _wanted(self, life: Life) -> Iterator[Keep]:
         """The boundary at which a life is now, if another one goes on from it."""
         boundary = Boundary(life.number, self._round[life.number], self._commits[life.number])
-        if boundary in self._origins.values() and boundary not in self._kept:
-            self._kept.add(boundary)
-            yield Keep(life, boundary)
+        for (heir, _), origin in self._origins.items():
+            if origin == boundary and boundary not in self._kept:
+                yield Keep(life, boundary, heir)
+        self._kept.add(boundary)
 
     def _computable(self, began: Began) -> Iterator[Compute]:
         """A step that has begun on its whole path."""

@@ -1,12 +1,14 @@
 """A run again, from its first record to its last: what its files say is compared, then computed, round by round.
 
 files -> claims (records, step logs, replicas' logs) -> order -> engine -> hashes of each round -> verdict
+                                                          '---> processes, an engine in each
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -18,10 +20,11 @@ from shoal.data.source import DataSet
 from shoal.errors import Contradiction
 from shoal.ids import PeerId
 from shoal.pipeline.replica_log import place_of
-from shoal.replay.claims import logs_agree, record_follows, recorded_by, whole_chain
+from shoal.replay.claims import logs_agree, record_follows, recorded_by
 from shoal.replay.engine import Engine
-from shoal.replay.lives import members_of
-from shoal.replay.order import Average, Compute, ReplayOrder
+from shoal.replay.order import Action, Average, Compute
+from shoal.replay.plan import Plan, plan_of
+from shoal.replay.processes import Processes
 from shoal.replay.run_files import RunFiles, read_run
 from shoal.replay.samples import Samples
 from shoal.replay.verdict import Difference, Verdict
@@ -36,6 +39,8 @@ def replay(
     *,
     config: Config | None = None,
     dataset: DataSet | None = None,
+    num_processes: int = 1,
+    steps_per_process: int = 1,
     note: Callable[[str], None] = lambda text: None,
     progress: Progress = lambda done, total, round: None,
     clock: Clock | None = None,
@@ -48,6 +53,8 @@ def replay(
         directory: `logs/<run_id>`.
         config: Instead of the one in `config.yaml`.
         dataset: Instead of the one that the configuration names.
+        num_processes: So many may compute; with `config` or `dataset` only this one.
+        steps_per_process: For fewer steps another process is not started.
         note: Told before anything is compared what may keep the bits from being the same here.
         progress: Told how far it is.
         clock: For the time that it takes.
@@ -63,10 +70,16 @@ def replay(
     for text in notes:
         note(text)
     samples = Samples(files.config, dataset)
+    plan = plan_of(files)
+    homes = plan.homes(num_processes if config is None and dataset is None else 1, steps_per_process)
+    run = _Replay(files, plan, progress)
     num_threads = torch.get_num_threads()
     try:
-        run = _Replay(files, samples, progress)
-        differences = list(run.differences())
+        if any(homes):
+            with Processes(files.directory, homes, run.has_computed) as engines:
+                differences = list(run.differences(engines))
+        else:
+            differences = list(run.differences(_Alone(Engine(files.config, samples, files.lives), run.has_computed)))
     finally:
         torch.set_num_threads(num_threads)
     lines = {
@@ -94,32 +107,65 @@ def replay(
     )
 
 
+class _Engines(Protocol):
+    """Who computes."""
+
+    def act(self, action: Action) -> Iterator[Difference]:
+        """Carry an action out; the differences of a round are all there with those of its end."""
+        ...
+
+    def finish(self) -> Iterator[Difference]:
+        """The differences of what there was after the last round that has ended."""
+        ...
+
+
+class _Alone:
+    """One engine, in this process."""
+
+    def __init__(self, engine: Engine, on_step: Callable[[int], None]) -> None:
+        self._engine = engine
+        self._on_step = on_step
+
+    def act(self, action: Action) -> Iterator[Difference]:
+        yield from self._engine.act(action)
+        if isinstance(action, Compute):
+            self._on_step(action.round)
+
+    def finish(self) -> Iterator[Difference]:
+        return iter(())
+
+
 class _Replay:
     """The comparison; it ends with the first round in which something differs.
 
     Attributes:
         rounds_agreed: Rounds before that one.
-        steps: Steps that were computed.
+        steps: Steps of the rounds that were computed.
         logs: The step log of each round; those of the members themselves where the client's is on another host.
     """
 
-    def __init__(self, files: RunFiles, samples: Samples, progress: Progress) -> None:
+    def __init__(self, files: RunFiles, plan: Plan, progress: Progress) -> None:
         self.rounds_agreed = 0
         self.steps = 0
         self.logs = dict(files.logs)
         self._files = files
-        self._samples = samples
+        self._plan = plan
+        self._order = plan.order()
         self._progress = progress
+        self._computed = 0
 
-    def differences(self) -> Iterator[Difference]:
+    def has_computed(self, round: int) -> None:
+        """A step is computed."""
+        self._computed += 1
+        self._progress(self._computed, self._order.num_steps, round)
+
+    def differences(self, engines: _Engines) -> Iterator[Difference]:
         """Compare everything, and yield what differs."""
-        files = self._files
-        chain, broken = whole_chain(files)
-        records = [record for record, _ in chain]
-        members = [members_of(record, files.lives, files.logs.get(record.round, {})) for record in records]
+        files, plan = self._files, self._plan
+        records = [record for record, _ in plan.chain]
         claims: dict[int, list[Difference]] = {}
         previous = Tip(0, genesis_hash(files.run_id, files.genesis.seed, files.genesis.configuration), None)
-        for (record, signed), of_round in zip(chain, members, strict=True):
+        for (record, signed), of_round in zip(plan.chain, plan.members, strict=True):
             own = {peer: (stage, segment.log) for (stage, peer), segment in of_round.items()}
             logs = self.logs[record.round] = files.logs.get(record.round) or own
             recorded = recorded_by(records[: record.round - 1])
@@ -128,22 +174,19 @@ class _Replay:
                 *logs_agree(record, logs, of_round),
             ]
             previous = Tip(record.round, record_hash(signed), signed)
-        order = ReplayOrder(records, files.lives, members)
-        found = yield from self._computed(order, claims)
+        found = yield from self._compare(engines, claims)
         if not found:
-            yield from broken
+            yield from plan.broken
 
-    def _computed(self, order: ReplayOrder, claims: dict[int, list[Difference]]) -> Generator[Difference, None, bool]:
+    def _compare(self, engines: _Engines, claims: dict[int, list[Difference]]) -> Generator[Difference, None, bool]:
         """Compute round by round; return whether something differed."""
-        engine = Engine(self._files.config, self._samples, self._files.lives)
         found: dict[object, Difference] = {}
         try:
-            for action in order:
-                for difference in engine.act(action):
+            for action in self._order:
+                for difference in engines.act(action):
                     found.setdefault(_subject(difference), difference)
                 if isinstance(action, Compute):
                     self.steps += 1
-                    self._progress(self.steps, order.num_steps, action.round)
                 if isinstance(action, Average):
                     yield from claims[action.record.round]
                     if claims[action.record.round] or found:
@@ -151,6 +194,8 @@ class _Replay:
                         return True
                     self.rounds_agreed = action.record.round
         except Contradiction as error:
+            for difference in engines.finish():
+                found.setdefault(_subject(difference), difference)
             yield from claims.get(error.round, ())
             yield from found.values()
             yield Difference(error.round, error.stage, PeerId(error.peer), str(error))

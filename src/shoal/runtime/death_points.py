@@ -8,7 +8,8 @@ has happened. It is a kill -9 to itself, with the event `emulation.death` as the
                   ring: the first part of another member's sum is here; number is the round from here on
                   staged: it has staged the outer step and is asked to hold the record
                   held: it has promised the record, and learns that it is decided
-                  fetch: a newcomer has the first chunk of its state; donate: it is asked for one
+                  fetch: a newcomer has the first chunk of its state; donate: it is asked for one; number is the
+                  round of the last record that it knows
     trainer       forward: the first replica has opened the step; prepared: the first one has prepared it, none has
                   been told to commit; commit: the first one has committed it
     data_server   lease: a trainer wants a batch of the round

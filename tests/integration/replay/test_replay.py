@@ -3,72 +3,24 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
-import torch
 from tests.integration.cluster.conftest import make_config, make_text, reproduces
+from tests.integration.replay.conftest import VICTIM, alter_norm, change
 
 from shoal.averaging.journal import read_records, write_round
 from shoal.cli import main
-from shoal.config.dump import dump_config
 from shoal.identity import Identity
 from shoal.replay.replay import replay
 from shoal.replay.verdict import Verdict
 from shoal.swarm.records import seal
 from shoal.testing import Cluster
 from shoal.wire.messages.round import Record
-from shoal.wire.messages.step import Commit, Forward, Open, Prepared
-
-CONFIG = make_config(
-    run={"deterministic": False},
-    diloco={"inner_steps": 3, "outer_steps": 3, "load_state_timeout_s": 20.0},
-    data={"dataset_name": "pydoc-topics", "task_type": "llm", "seq_len": 16},
-)
-VICTIM = 3
-"""A server of stage 1."""
-
-
-async def _train(log_dir: Path) -> Identity:
-    """Train a run in which a server is killed between prepare and commit and started again, and then a trainer."""
-    async with Cluster(CONFIG, log_dir=log_dir) as cluster:
-
-        def kill() -> None:
-            cluster.kill_server(VICTIM)
-            cluster._tasks.start_soon(cluster.restart_server, VICTIM)
-
-        cluster.when(Commit, action=kill, receiver=cluster.servers[VICTIM].peer, number=2)
-        cluster.when(Forward, action=lambda: cluster.kill_trainer(0), sender=cluster.trainer_peer(0), number=8)
-        with anyio.fail_after(60):
-            await cluster.run()
-        (log_dir / "config.yaml").write_text(dump_config(CONFIG))
-        return cluster.host.identity
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Identity]:
-    """The folder of a run that nobody changes, and who has signed its records."""
-    torch.set_num_threads(1)
-    log_dir = tmp_path_factory.mktemp("trained") / "run"
-    log_dir.mkdir()
-    return log_dir, anyio.run(_train, log_dir, backend="asyncio")
-
-
-@pytest.fixture
-def folder(trained: tuple[Path, Identity], tmp_path: Path) -> Path:
-    """A copy of it to change."""
-    return shutil.copytree(trained[0], tmp_path / "run")
-
-
-def change(path: Path, edit: Callable[[list[Any]], list[Any]]) -> None:
-    """Edit a file of JSON lines."""
-    lines = edit([json.loads(line) for line in path.read_text().splitlines()])
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+from shoal.wire.messages.step import Open, Prepared
 
 
 def differing(folder: Path) -> Verdict:
@@ -228,12 +180,7 @@ def _replica_log(folder: Path, peer: str) -> Path:
 def test_a_gradient_that_was_another_one_names_replica_and_step(folder: Path) -> None:
     peer, _ = _log_of_two(folder)
 
-    def alter(lines: list[Any]) -> list[Any]:
-        applied = [line for line in lines if line["event"] == "applied"]
-        applied[1]["squared_norm"] *= 1 + 2**-50
-        return lines
-
-    change(_replica_log(folder, peer), alter)
+    alter_norm(folder, peer, step=1)
     difference = differing(folder).differences[0]
     assert (difference.round, difference.replica) == (1, peer)
     assert "squared gradient norm" in difference.what

@@ -81,9 +81,22 @@ def test_rate_cpu_and_busy_share_follow_from_a_burst_and_the_better_plain_loop(
     assert {turns[1][1] for name, turns in _figures("transformer 4").items() if "busy" in name} == {None}
 
 
+def test_the_first_turn_stands_for_the_warm_up_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter([64.0, 32.0])
+
+    def call(peers: _Peers, name: str, *args: object) -> list[Any]:
+        found = told(peers, name, *args)
+        return [found[0] | {"step_s": next(steps)}] if name == "burst" else found
+
+    told = _Peers.call
+    monkeypatch.setattr(_Peers, "call", call)
+    rates = [ours for ours, _ in _figures("plain loop transformer 2", repeat=2)["plain loop transformer 2 stages"]]
+    assert rates == [1.0, 1.0, 2.0]
+
+
 def test_a_turn_measures_all_that_is_asked_for_and_serves_all_cases_of_its_model(peers: type[_Peers]) -> None:
     _figures("transformer", repeat=2)
-    assert peers.bursts == ["2", "4"] * 3
+    assert peers.bursts == ["2", "4"] * 2
     assert not peers.running
 
 

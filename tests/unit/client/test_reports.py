@@ -12,6 +12,7 @@ from shoal.client.divergence import Divergence
 from shoal.client.progress import Progress
 from shoal.client.reports import Reports
 from shoal.client.trainers import TrainerPool
+from shoal.clock import SystemClock
 from shoal.config.training import DilocoConfig
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.routing import Pipeline
@@ -42,9 +43,17 @@ class Launcher:
         return {}
 
 
+class _Clock(SystemClock):
+    time_s = 100.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+
 @dataclass
 class Desk:
     reports: Reports
+    clock: _Clock
     pool: TrainerPool
     monitor: MemoryEndpoint
     stuck: list[TrainerStuck] = field(default_factory=list)
@@ -76,7 +85,7 @@ PIPELINES = tuple(Pipeline(slot, (Hop(PeerId(f"server{slot}"), ()),)) for slot i
 async def desk() -> Desk:
     network = MemoryNetwork()
     endpoint, monitor = network.endpoint(PeerId("client")), network.endpoint(PeerId("monitor"))
-    launcher = Launcher()
+    launcher, clock = Launcher(), _Clock()
     pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=5)
     stuck: list[TrainerStuck] = []
     noted: list[StepReport | EvalReport | Done] = []
@@ -88,11 +97,12 @@ async def desk() -> Desk:
         on_stuck=stuck.append,
         note=noted.append,
         divergence=Divergence(DilocoConfig()),
+        clock=clock,
     )
     reports.num_holdout = 10
     await pool.ensure(2)
     reports.begin_round(1, PIPELINES, trains=True)
-    return Desk(reports, pool, monitor, stuck, noted)
+    return Desk(reports, clock, pool, monitor, stuck, noted)
 
 
 def step(slot: int, number: int = 0) -> StepReport:
@@ -180,6 +190,14 @@ async def test_the_last_evaluation_is_no_round(desk: Desk) -> None:
     assert desk.reports.progress.round == 1
     desk.hear(0, done(0, round=2))
     assert not await waits(desk, frozenset({0}))
+
+
+async def test_a_monitor_that_was_lost_is_left_alone_for_a_while(desk: Desk) -> None:
+    desk.reports.peer_lost(PeerId("monitor"))
+    desk.reports.post({"early": 1.0})
+    desk.clock.time_s += 1.0
+    desk.reports.post({"late": 1.0})
+    assert await desk.metrics() == [{"late": 1.0}]
 
 
 async def test_the_monitor_hears_of_steps_and_of_complete_evaluations(desk: Desk) -> None:

@@ -33,7 +33,6 @@ RECORD = seal(Record("run", 5, BALLOT, "0", (), (), (), {}), PeerId("C"), lambda
         (RingPart(BALLOT, 5, 1, 0, False, 0, 0, 0), ("ring", 5)),
         (Hold(BALLOT, RECORD), ("staged", 5)),
         (Decide(BALLOT, RECORD), ("held", 5)),
-        (StateChunk("hash", 0), ("fetch", 0)),
         (Lease(1, 0, 1, 3, 7), ("lease", 3)),
         (Heartbeat(), None),
     ],
@@ -42,8 +41,16 @@ def test_a_message_says_where_a_process_is(message: Message, point: tuple[str, i
     assert point_of(message) == point
 
 
-def test_a_donor_is_at_its_point_when_it_is_asked_for_a_chunk() -> None:
-    assert point_of(ReadState("hash", 0)) == ("donate", 0)
+@pytest.mark.parametrize(("point", "message"), [("fetch", StateChunk("hash", 0)), ("donate", ReadState("hash", 0))])
+def test_a_transfer_of_state_is_of_the_last_record_that_is_known(point: str, message: Message, tmp_path: Path) -> None:
+    dead: list[str] = []
+    points = DeathPoints([parse_death(f"server:0@{point}#5")], tmp_path, lambda: dead.append(point))
+    (watch,) = watched(points, ())
+    watch.receive(Received(PeerId("D"), message, ()))
+    assert not dead
+    watch.receive(Received(PeerId("C"), Decide(BALLOT, RECORD), ()))
+    watch.receive(Received(PeerId("D"), message, ()))
+    assert dead == [point]
 
 
 def test_the_watch_takes_nothing_and_is_there_only_if_somebody_is_to_die(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ async def test_the_list_follows_the_view_with_the_own_address_first_and_survives
 
 def test_the_file_is_replaced_as_a_whole_and_read_back(tmp_path: Path) -> None:
     notices: list[str] = []
-    file = PeersFile(tmp_path, notices.append)
+    file = PeersFile(tmp_path, "client", notices.append)
     assert not file.exists
     assert read_peers_file(tmp_path) == ()
     file.write(("/a", "/b"))
@@ -89,7 +89,7 @@ def test_the_file_is_replaced_as_a_whole_and_read_back(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_said_once_until_it_can(tmp_path: Path) -> None:
     notices: list[str] = []
     gone = tmp_path / "gone"
-    file = PeersFile(gone, notices.append)
+    file = PeersFile(gone, "client", notices.append)
     for _ in range(3):
         file.write(("/a",))
     assert len(notices) == 1

@@ -71,7 +71,7 @@ def told(order: ReplayOrder) -> list[str]:
                 words.append(f"apply {who.peer} {'abc'[applied.key.trainer]}{applied.key.number}")
             case Average(of_round):
                 words.append(f"average {of_round.round}")
-            case Keep(who, boundary):
+            case Keep(who, boundary, _):
                 words.append(f"keep {who.peer} {boundary.commits}")
             case Resume(who, origin):
                 words.append(f"resume {who.peer} {origin.commits}")

@@ -26,6 +26,16 @@ RECOVERY_S = 60.0
 ROUNDS_AFTER = 3
 """The round of the last fault ends, and two whole ones follow, before samples are counted."""
 _LOOK_S = 0.05
+TRAINING_FLAGS = (
+    "--no-wandb",
+    "--log-level=debug",
+    "--num-servers=5",
+    "--run.deterministic=false",
+    "--data.holdout-fraction=0.01",
+    "--diloco.inner-steps=20",
+    "--diloco.outer-steps=1000000",
+)
+"""What makes a swarm of the configuration: two stages with two replicas and a spare, which trains until it is ended."""
 
 
 @dataclass

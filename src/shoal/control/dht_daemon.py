@@ -1,0 +1,83 @@
+"""p2pd, hivemind's process: started whole or not at all, seen, and ended.
+
+hivemind knows its process only once the call that starts it has returned. Cancelled inside of this call it would leave
+a process that nobody can end any more, so that call is always let through; it takes milliseconds.
+"""
+
+# hivemind ships no type information.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+from hivemind.p2p import P2P
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 2.0
+
+
+async def start_daemon(socket_dir: Path, initial_peers: Sequence[str], **settings: Any) -> P2P:
+    """Start p2pd; cancelled or failed, no process is left.
+
+    Args:
+        socket_dir: existing private directory with a short path.
+        initial_peers: to join through.
+        settings: others of `P2P.create`.
+
+    Raises:
+        P2PDaemonError: it did not start.
+    """
+    has_process = asyncio.Event()
+    made: list[P2P] = []
+
+    class Daemon(P2P):
+        _UNIX_SOCKET_PREFIX = f"/unix{socket_dir}/"
+
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_child" and value is not None:
+                has_process.set()
+
+    # A task of its own, which no cancel scope of the caller reaches.
+    creating = asyncio.create_task(Daemon.create(initial_peers, **settings))
+    try:
+        return await asyncio.shield(creating)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            started = asyncio.create_task(has_process.wait())
+            await asyncio.wait({creating, started}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (started, creating):
+                task.cancel()
+            await asyncio.gather(started, creating, return_exceptions=True)
+        for daemon in made:
+            await end_daemon(daemon)
+        raise
+
+
+def child_of(daemon: P2P) -> asyncio.subprocess.Process | None:
+    """Return the running p2pd of a daemon; hivemind offers no public way to see it."""
+    child = cast("asyncio.subprocess.Process | None", cast(Any, daemon)._child)
+    return child if child is not None and child.returncode is None else None
+
+
+async def end_daemon(daemon: P2P) -> None:
+    """End p2pd: ask, then kill; returns when it is reaped, and in any case after twice `CLOSE_TIMEOUT_S`."""
+    with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+        await daemon.shutdown()
+    child = child_of(daemon)
+    if child is not None:
+        logger.warning("dht.daemon_killed", extra={"pid": child.pid})
+        child.kill()
+        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+            await child.wait()

@@ -1,0 +1,64 @@
+"""What of a run is computed again, as its files say: the same in every process of a replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+
+from shoal.errors import Contradiction
+from shoal.replay.claims import whole_chain
+from shoal.replay.lives import Life, Members, members_of
+from shoal.replay.order import Compute, ReplayOrder
+from shoal.replay.run_files import RunFiles
+from shoal.replay.sharing import share_lives
+from shoal.replay.verdict import Difference
+from shoal.wire.messages.round import Record, SignedRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The rounds that can be computed.
+
+    Attributes:
+        chain: Records from the first one on, as far as each names the one before.
+        broken: Why there are no more.
+        members: Of each record.
+        lives: All of the run.
+    """
+
+    chain: list[tuple[Record, SignedRecord]]
+    broken: list[Difference]
+    members: list[Members]
+    lives: tuple[Life, ...]
+
+    def order(self) -> ReplayOrder:
+        """Return the actions anew, to iterate over once."""
+        return ReplayOrder([record for record, _ in self.chain], self.lives, self.members)
+
+    def homes(self, num_processes: int, steps_per_process: int) -> list[int]:
+        """Return the process of each life, with at most so many processes; 0 for all where one is enough.
+
+        Args:
+            num_processes: At most so many are used, and fewer where lives compute with several threads.
+            steps_per_process: For fewer steps another process is not started.
+        """
+        steps: Counter[tuple[int, ...]] = Counter()
+        # Up to where the logs contradict each other.
+        with suppress(Contradiction):
+            for action in self.order():
+                if isinstance(action, Compute):
+                    steps[tuple(life.number for life in action.lives)] += 1
+        most = min(num_processes // max((life.place.num_threads for life in self.lives), default=1), len(self.lives))
+        most = min(most, steps.total() // steps_per_process)
+        # Kernels of one GPU gain nothing from it, and take the memory of several processes.
+        if most < 2 or any(life.place.device != "cpu" for life in self.lives):
+            return [0] * len(self.lives)
+        return share_lives(steps, len(self.lives), most)
+
+
+def plan_of(files: RunFiles) -> Plan:
+    """Return what can be computed of a run."""
+    chain, broken = whole_chain(files)
+    members = [members_of(record, files.lives, files.logs.get(record.round, {})) for record, _ in chain]
+    return Plan(chain, broken, members, files.lives)

@@ -1,0 +1,69 @@
+"""One of several processes of a replay: `python -m shoal.replay.process CONTROL_FD LIFELINE_FD`.
+
+It reads the run's files itself, goes through all actions and carries out what is its own. It says what it finds, and
+judges nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from shoal.errors import ConnectionLost, Contradiction, ShoalError
+from shoal.replay.engine import Engine
+from shoal.replay.links import Crew, Link
+from shoal.replay.order import Average, Compute
+from shoal.replay.plan import plan_of
+from shoal.replay.process_messages import Failed, Found, Reached, Report, Start, StepDone, decode_start, encode
+from shoal.replay.run_files import read_run
+from shoal.replay.samples import Samples
+from shoal.runtime.lifeline import watch_in_thread
+from shoal.runtime.process_control import set_process_title
+
+
+def main() -> None:
+    """Compute until nothing is left. The arguments: descriptors of the socket to the replay, and of the lifeline."""
+    control_fd, lifeline_fd = (int(argument) for argument in sys.argv[1:])
+    watch_in_thread(lifeline_fd, "")
+    with socket.socket(fileno=control_fd) as control, control.makefile("rb") as lines:
+        start = decode_start(next(iter(lines)))
+        set_process_title("replay", start.process)
+
+        def say(report: Report) -> None:
+            control.sendall(encode(report))
+
+        # Nobody listens where the replay has found enough; and who has lost a link is not the one that failed.
+        with suppress(BrokenPipeError, ConnectionResetError, ConnectionLost):
+            try:
+                _compute(start, say)
+            except ConnectionLost:
+                raise
+            except ShoalError as error:
+                say(Failed(str(error)))
+
+
+def _compute(start: Start, say: Callable[[Report], None]) -> None:
+    files = read_run(Path(start.directory))
+    links = {process: Link(socket.socket(fileno=fd), process) for process, fd in start.link_fds.items()}
+    crew = Crew(start.homes, start.process, links)
+    engine = Engine(files.config, Samples(files.config), files.lives, crew)
+    # That the logs contradict each other is found by the replay itself, at the same place.
+    with suppress(Contradiction):
+        for number, action in enumerate(plan_of(files).order()):
+            for difference in engine.act(action):
+                say(Found(number, difference))
+            match action:
+                case Compute() if crew.is_mine(action.lives[0].number):
+                    say(StepDone(action.round))
+                case Average(record):
+                    say(Reached(record.round))
+                case _:
+                    pass
+    say(Reached(None))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a replay and its processes say to each other, over a socket each: lines of JSON.
+
+replay                    process
+  Start ------------------->
+  <---------- Found, StepDone    in the order of the actions
+  <------------------ Reached    for each record, and once more when there is no further action
+  end of the stream ------->     ends at once, as by the lifeline
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.replay.verdict import Difference
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The first and only message to a process.
+
+    Attributes:
+        directory: Of the run.
+        process: Which one it is.
+        homes: The process of each life.
+        link_fds: Its end of the sockets to all others.
+    """
+
+    directory: str
+    process: int
+    homes: list[int]
+    link_fds: dict[int, int]
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """A step is computed, as far as its first stage goes."""
+
+    round: int
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """Something is not as the logs say, by the action with this number."""
+
+    action: int
+    difference: Difference
+
+
+class Reached(msgspec.Struct, frozen=True, tag=True):
+    """A record's round is over; None: there is no further action."""
+
+    round: int | None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """It cannot go on."""
+
+    reason: str
+
+
+Report = StepDone | Found | Reached | Failed
+
+
+def encode(message: Start | Report) -> bytes:
+    """Return the line of a message."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_start(line: bytes) -> Start:
+    """Return the message to a process in a line."""
+    return msgspec.json.decode(line, type=Start)
+
+
+def decode_report(line: bytes) -> Report:
+    """Return the message of a process in a line."""
+    return msgspec.json.decode(line, type=Report)
