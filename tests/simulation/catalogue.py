@@ -16,6 +16,7 @@ from tests.simulation.split.world import SplitWorld
 from tests.simulation.state.slow_world import SlowWorld
 from tests.simulation.state.world import World as StateWorld
 from tests.simulation.step.world import World as StepWorld
+from tests.simulation.swarm.snapshots import SnapshotWorld
 from tests.simulation.swarm.world import World as SwarmWorld
 
 from shoal.errors import ShoalError
@@ -51,6 +52,7 @@ WORLDS: dict[str, Entry] = {
     "round": Entry(RoundWorld, 400),
     "swarm": Entry(SwarmWorld, 60),
     "split": Entry(SplitWorld, 200),
+    "snapshots": Entry(SnapshotWorld, 60),
     "moves": Entry(MovingWorld, 150),
     "lease": Entry(LeaseWorld, 800),
     "membership": Entry(MembershipWorld, 300),

@@ -19,6 +19,7 @@ from tests.simulation.split import mutants as split
 from tests.simulation.state import mutants as state
 from tests.simulation.step import mutants as step
 from tests.simulation.swarm import mutants as swarm
+from tests.simulation.swarm import snapshot_mutants as snapshots
 
 GATE_SEEDS = 40
 
@@ -43,6 +44,7 @@ class Mutant:
 FAMILIES = (
     step.MUTANTS,
     swarm.MUTANTS,
+    snapshots.MUTANTS,
     round.MUTANTS,
     split.MUTANTS,
     moves.MUTANTS,

@@ -11,6 +11,7 @@ from tests.simulation.safety import Broken, ChainSafety, Split
 from tests.simulation.split.world import SplitWorld
 from tests.simulation.state.slow_world import SlowWorld
 from tests.simulation.step.world import World as StepWorld
+from tests.simulation.swarm.snapshots import SnapshotWorld
 
 
 def test_every_round_is_decided_without_faults() -> None:
@@ -43,6 +44,14 @@ def test_trainers_are_replaced_and_steps_are_aborted() -> None:
         world.run()
     assert sum(max(world.incarnations.values()) > 1 for world in worlds) > 10
     assert any(key.attempt > 0 for world in worlds for key in world.safety.lives_at)
+
+
+def test_servers_that_die_go_on_from_what_their_buddies_keep() -> None:
+    worlds = [SnapshotWorld(seed) for seed in range(40)]
+    for world in worlds:
+        world.run()
+    assert sum(world.num_kept > 20 for world in worlds) > 20
+    assert sum(world.num_resumed for world in worlds) > 5
 
 
 def test_servers_move_to_where_they_are_needed() -> None:

@@ -19,10 +19,12 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
+from torch import Tensor
 
 from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
 from shoal.averaging.round_average import DEFAULT_RING, Device, RingSettings, RoundAverage
 from shoal.averaging.signing import unsealer
+from shoal.averaging.snapshot_exchange import SnapshotExchange
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_sync import StateSync
 from shoal.errors import RoundAborted, StateMismatch
@@ -43,6 +45,7 @@ from shoal.swarm.round_effects import (
 )
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_orders import Order, StepsClosed
+from shoal.swarm.snapshots import Base
 from shoal.swarm.view import NOTHING_HELD
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import MAX_LINK_REPORTS, LinkReport, Propose, Record, StageHashes
@@ -87,6 +90,10 @@ class StepService(Protocol):
         """Settle a step in doubt."""
         ...
 
+    def resume(self, log: tuple[StepEntry, ...], content: Tensor, life: int) -> bool:
+        """Right after `start_round`: go on from a snapshot; False if that would contradict what was said since."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RoundSwapped:
@@ -119,6 +126,7 @@ class RoundMember:
         is_behind: The replica has reason to believe that the run is further than D_0.
         ring: How vectors are reduced; the same on all replicas.
         links: What is known of the links to others of the stage; the coordinator orders the ring by it.
+        snapshots: May have one that the replica goes on from; then it begins the first round itself.
     """
 
     def __init__(
@@ -137,6 +145,7 @@ class RoundMember:
         is_behind: bool = False,
         ring: RingSettings = DEFAULT_RING,
         links: Callable[[], Sequence[LinkReport]] = tuple,
+        snapshots: SnapshotExchange | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._stage = stage
@@ -145,6 +154,7 @@ class RoundMember:
         self._device = device
         self._events = events
         self._links = links
+        self._snapshots = snapshots
         self._ring = RoundAverage(endpoint, stage, state, device, ring)
         self._machine = RoundMemberMachine(
             endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unsealer(run_id), is_behind
@@ -176,6 +186,11 @@ class RoundMember:
     def hashes(self) -> StageHashes:
         """Of the state that the replica holds."""
         return self._state.hashes
+
+    @property
+    def base(self) -> Base:
+        """The state that the replica's round is trained from."""
+        return Base(self._machine.tip.round, self._machine.tip.hash, self._state.hashes)
 
     @property
     def is_closing(self) -> bool:
@@ -227,6 +242,10 @@ class RoundMember:
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._donor.run)
+            if self._snapshots is not None and not self._machine.is_behind:
+                await self._snapshots.settled(self.base)
+                self._steps.start_round(self._machine.round, self._machine.tip.hash)
+                self._resume(self._snapshots)
             while True:
                 while self._jobs:
                     match self._jobs.popleft():
@@ -322,6 +341,8 @@ class RoundMember:
                     await self._device.run(self._state.check)
                     base = (self._state.held, self._state.hashes)
             newest = await sync.fetch(order, self._state.held, base, self._successor, self._stage_fetched)
+            if self._snapshots is not None:
+                await self._snapshots.settled(Base(newest.record.round, newest.record_hash, newest.hashes))
             self._do(self._machine.fetched(newest.record_hash, newest.hashes))
 
     async def _successor(self, state: OuterState, average: Contribution) -> OuterState:
@@ -345,6 +366,9 @@ class RoundMember:
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._do(self._machine.swapped(hashes, sent))
         self._steps.start_round(record.round + 1, self._machine.tip.hash)
+        if self._snapshots is not None:
+            self._snapshots.recorded(record.round)
+            self._resume(self._snapshots)
         if self._machine.is_restored:
             logger.warning("stage.restored", extra={"round": record.round, "from": self._machine.basis.round})
         else:
@@ -352,3 +376,13 @@ class RoundMember:
         fields = {"round": record.round, "stage": self._stage, **msgspec.structs.asdict(hashes)}
         logger.info("round.swapped", extra=fields)
         self._tell(RoundSwapped(record, hashes))
+
+    def _resume(self, snapshots: SnapshotExchange) -> None:
+        """A round has begun: go on from a snapshot of it, if there is one."""
+        found = snapshots.take(self.base)
+        if found is None:
+            return
+        snapshot, content = found
+        is_taken = self._steps.resume(snapshot.log, content, snapshot.life)
+        fields = {"round": self._machine.round, "stage": self._stage, "steps": len(snapshot.log), "taken": is_taken}
+        logger.info("replica.resumed" if is_taken else "replica.not_resumed", extra=fields)

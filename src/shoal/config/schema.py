@@ -139,6 +139,7 @@ class Config(Section):
             self._stage_problem(),
             self._task_problem(),
             self._health_problem(),
+            self._snapshot_problem(),
         ):
             if problem is not None:
                 raise ValueError(problem)
@@ -150,6 +151,14 @@ class Config(Section):
             return (
                 f"model_pipeline.stages = {stages}: {self.model.family} of this size can be cut into at most {most} "
                 "stages; use fewer stages or a deeper model"
+            )
+        return None
+
+    def _snapshot_problem(self) -> str | None:
+        if self.diloco.snapshot_every_steps and self.num_stages == 1:
+            return (
+                f"diloco.snapshot_every_steps = {self.diloco.snapshot_every_steps}: servers of other stages keep the "
+                "snapshots, and there is one stage; use 0, or more stages"
             )
         return None
 

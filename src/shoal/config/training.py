@@ -161,6 +161,13 @@ class DilocoConfig(Section):
         "again, also those whose bytes were wrong.",
     )
 
+    snapshot_every_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Every so many steps of a round a replica sends a snapshot of itself to a server of another stage. "
+        "One that is killed and started again goes on from there, and only what came after it is lost. 0: never.",
+    )
+
     @property
     def samples_per_step(self) -> int:
         """Samples in one full training step of one trainer."""

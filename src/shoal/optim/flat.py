@@ -162,3 +162,27 @@ def tensor_sha256(tensor: Tensor) -> str:
     if flat.numel() == 0:
         return hashlib.sha256(b"").hexdigest()
     return hashlib.sha256(cast("Buffer", flat.view(torch.uint8).numpy())).hexdigest()
+
+
+def packed(tensors: Iterable[Tensor]) -> Tensor:
+    """A copy of the tensors' elements as bytes, one after the other, in one vector on the CPU."""
+    parts = [tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+
+
+@torch.no_grad()
+def unpack(content: Tensor, into: Sequence[Tensor]) -> None:
+    """Copies what `packed` gave back into tensors of the same shapes and types.
+
+    Raises:
+        StateMismatch: It has another size; nothing has changed.
+    """
+    sizes = [tensor.nbytes for tensor in into]
+    if content.numel() != sum(sizes):
+        raise StateMismatch(f"{sum(sizes)} bytes were expected, got {content.numel()}")
+    start = 0
+    for size, tensor in zip(sizes, into, strict=True):
+        if size:
+            # In memory of its own, since a part may begin where its type may not.
+            tensor.copy_(content[start : start + size].clone().view(tensor.dtype).view(tensor.shape))
+        start += size

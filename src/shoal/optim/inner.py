@@ -52,6 +52,22 @@ class InnerOptimizer(ABC):
         """The state (tensors, not copies) by the parameter's number, then by name."""
         return {str(index): dict(state) for index, state in sorted(self._state.items())}
 
+    @property
+    def has_state(self) -> tuple[bool, ...]:
+        """Of each parameter whether it has had a gradient."""
+        return tuple(index in self._state for index in range(len(self._params)))
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """The state (not copies) in the order of the parameters, and of the names of each one's."""
+        return [state[name] for _, state in sorted(self._state.items()) for name in sorted(state)]
+
+    def begin_state(self, has_state: Sequence[bool]) -> list[Tensor]:
+        """Begins anew with a state for these parameters, and returns it as `state_tensors`, to be written."""
+        chosen = [index for index, has in enumerate(has_state) if has]
+        self._state = {index: self._initial_state(self._params[index]) for index in chosen}
+        return self.state_tensors
+
     def reset(self) -> None:
         """Forgets the state, as if no parameter had ever had a gradient."""
         self._state.clear()

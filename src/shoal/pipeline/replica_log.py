@@ -2,7 +2,7 @@
 
     replicas/<peer>.<n>.jsonl      the n-th replica that this peer has been, from 1; one line for each event
 
-    started  ->  (loaded -> (began | applied)*)*
+    started  ->  (loaded -> resumed? -> (began | applied)*)*
 
 The step logs of `averaging.journal` say what was decided. They do not say what a replica did that died, was left out of
 a record or trained on beside one; others have computed with its weights, and its optimizer goes on from there. This
@@ -91,7 +91,15 @@ class Applied(msgspec.Struct, frozen=True, tag="applied", tag_field="event"):
     loss: float | None
 
 
-Line = Started | Loaded | Began | Applied
+class Resumed(msgspec.Struct, frozen=True, tag="resumed", tag_field="event"):
+    """The replica goes on from a snapshot: it is as the `life`-th replica of this peer was after its first `commits`
+    steps of the round that has just begun."""
+
+    life: int
+    commits: int
+
+
+Line = Started | Loaded | Resumed | Began | Applied
 """One line of the file."""
 
 _decoder = msgspec.json.Decoder(Line)
@@ -104,14 +112,21 @@ class ReplicaLog:
         directory: The run's directory on this host.
         started: The first line.
         hashes: Of the state that the replica holds.
+
+    Attributes:
+        life: Counts the replicas that this peer has been here; None if there is no file.
+        follows: Whether the one before served the same stage of the same run.
     """
 
     def __init__(self, directory: Path, started: Started, hashes: Callable[[], StageHashes]) -> None:
         self._hashes = hashes
         self._totals: dict[StepKey, StepTotals] = {}
         self._descriptor: int | None = None
+        self.life: int | None = None
+        self.follows = False
         try:
-            self._descriptor = _create(directory / _FOLDER, started.peer)
+            self._descriptor, self.life = _create(directory / _FOLDER, started.peer)
+            self.follows = self.life > 1 and _is_same(_path(directory / _FOLDER, started.peer, self.life - 1), started)
         except OSError as error:
             self._give_up(error)
         self._write(started)
@@ -120,6 +135,10 @@ class ReplicaLog:
         """The replica holds the state of record `round`."""
         self._totals.clear()
         self._write(Loaded(round, self._hashes()))
+
+    def resumed(self, life: int, commits: int) -> None:
+        """The replica goes on from a snapshot of an earlier life."""
+        self._write(Resumed(life, commits))
 
     def begins(self, request: Open) -> None:
         """The first operation of a step is about to be given to the device."""
@@ -197,12 +216,31 @@ def replica_logs(directory: Path) -> list[Path]:
     return [path for _, _, path in sorted(numbered)]
 
 
-def _create(folder: Path, peer: PeerId) -> int:
-    """Open a file of this peer that was not there."""
+def life_number(path: Path) -> int:
+    """Return which of its peer's replicas a file of `replica_logs` is of."""
+    return int(path.name.removesuffix(_SUFFIX).rpartition(".")[2])
+
+
+def _path(folder: Path, peer: PeerId, number: int) -> Path:
+    return folder / f"{peer}.{number}{_SUFFIX}"
+
+
+def _create(folder: Path, peer: PeerId) -> tuple[int, int]:
+    """Open a file of this peer that was not there; returns its number as well."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         with suppress(FileExistsError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            return os.open(folder / f"{peer}.{number}{_SUFFIX}", flags, 0o666)
+            return os.open(_path(folder, peer, number), flags, 0o666), number
         number += 1
+
+
+def _is_same(path: Path, started: Started) -> bool:
+    """Whether a file is of a replica of the same stage of the same run."""
+    try:
+        with path.open("rb") as file:
+            line = _decoder.decode(file.readline())
+    except (OSError, msgspec.MsgspecError):
+        return False
+    return isinstance(line, Started) and (line.run_id, line.stage) == (started.run_id, started.stage)

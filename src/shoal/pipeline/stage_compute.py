@@ -29,7 +29,7 @@ from shoal.errors import LocalProtocolError
 from shoal.ids import StepKey
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
-from shoal.optim.flat import FlatLayout
+from shoal.optim.flat import FlatLayout, packed, unpack
 from shoal.optim.inner import InnerOptimizer
 from shoal.optim.norm import squared_norm
 from shoal.pipeline.split_backward import SplitBackward, split
@@ -325,12 +325,29 @@ class StageCompute:
 
     # ---- between rounds
 
-    def start_round(self) -> None:
-        """The module holds the state of a round's record: count from here, and keep its buffers for evaluation."""
-        self.version = 0
-        self._buffers.changed()
+    def start_round(self, resumed: Tensor | None = None, version: int = 0) -> None:
+        """The module holds the state of a round's record: count from here, and keep its buffers for evaluation.
+
+        Args:
+            resumed: A `snapshot` of this round, to go on from.
+            version: Commits after which it was taken.
+
+        Raises:
+            StateMismatch: The snapshot is not one of this stage.
+        """
+        self.version = version
         self._held_buffers = self._buffers.copy()
         self._steps.clear()
+        if resumed is not None:
+            count = len(self._parameters)
+            states = self.optimizer.begin_state([bool(has) for has in resumed[:count]])
+            unpack(resumed[count:], [*self._parameters, *self._buffers.live, *states])
+        self._buffers.changed()
+
+    def snapshot(self) -> Tensor:
+        """A copy, as bytes on the CPU, of all that the steps after this boundary depend on; see `start_round`."""
+        has_state = torch.tensor(self.optimizer.has_state, dtype=torch.bool)
+        return packed([has_state, *self._parameters, *self._buffers.live, *self.optimizer.state_tensors])
 
     def forget_moments(self) -> None:
         """Has the optimizer begin anew."""

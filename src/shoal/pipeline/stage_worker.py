@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
+from torch import Tensor
 
 from shoal.clock import Clock, SystemClock
 from shoal.errors import RoundAborted
@@ -101,6 +102,7 @@ class StageWorker:
         pace: DevicePace | None = None,
         replica_log: ReplicaLog | None = None,
         deaths: DeathPoints | None = None,
+        boundary: Callable[[int, tuple[StepEntry, ...]], Awaitable[None]] | None = None,
     ) -> None:
         """Opens no step before `start_round`.
 
@@ -117,8 +119,11 @@ class StageWorker:
             pace: Of an emulated device.
             replica_log: Told what changes the state of the device; None keeps no log.
             deaths: Where the process is to die, for measurements.
+            boundary: Told the round and the log after each commit; nothing else is computed until it returns.
         """
         self._replica_log = replica_log
+        self._boundary = boundary
+        self._resumed: Tensor | None = None
         self._endpoint = endpoint
         self._compute = compute
         self._device = device
@@ -216,6 +221,15 @@ class StageWorker:
             self._replica_log.loaded(round - 1)
         self._do(self._machine.start_round(round, held))
 
+    def resume(self, log: tuple[StepEntry, ...], content: Tensor, life: int) -> bool:
+        """Right after `start_round`: go on from a snapshot made after these steps; False if one of them was denied."""
+        if not self._machine.resume(log):
+            return False
+        self._resumed = content
+        if self._replica_log is not None:
+            self._replica_log.resumed(life, len(log))
+        return True
+
     async def close(self, round: int) -> Closed:
         """Refuses new steps, finishes those that have begun, and returns when nothing but doubt is open.
 
@@ -227,7 +241,7 @@ class StageWorker:
         """
         self._check_round(round)
         self._do(self._machine.close())
-        while not self._machine.closed:
+        while self._resumed is not None or not self._machine.closed:
             await self._changed.wait()
             self._check_round(round)
         self._machine.join()
@@ -268,7 +282,9 @@ class StageWorker:
         if self._round_starts:
             self._round_starts = False
             self._post_results()
-            await self._device.run(self._compute.start_round)
+            content, self._resumed = self._resumed, None
+            self._notify()
+            await self._device.run(self._compute.start_round, content, self._machine.version)
         operation = choose(self._machine.ready(), self._max_held)
         # Evaluations take turns with training: neither starves.
         if self._evaluator.is_ready and (operation is None or not self._was_evaluation):
@@ -316,6 +332,9 @@ class StageWorker:
         if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
             self._payloads.pop(key, None)
             self._sent_gradients.pop(key, None)
+        if operation.kind == OperationKind.COMMIT and self._boundary is not None:
+            self._post_results()
+            await self._boundary(self._machine.round, self.log)
 
     def _post_results(self) -> None:
         """Posts what the last operation has led to."""

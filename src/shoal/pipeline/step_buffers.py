@@ -31,6 +31,11 @@ class LiveBuffers:
         self._changes = 0
 
     @property
+    def live(self) -> list[Tensor]:
+        """The live buffers themselves; whoever writes to them calls `changed`."""
+        return self._live
+
+    @property
     def changes(self) -> int:
         """Counts the changes of the live buffers."""
         return self._changes

@@ -22,8 +22,8 @@ from shoal.pipeline.device_operations import operate
 from shoal.pipeline.replica_log import Applied, Loaded
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.replay.links import Crew, Name
-from shoal.replay.lives import Life
-from shoal.replay.order import Action, Apply, Average, Begin, Compute, End, Load
+from shoal.replay.lives import Boundary, Life
+from shoal.replay.order import Action, Apply, Average, Begin, Compute, End, Keep, Load, Resume
 from shoal.replay.samples import Samples
 from shoal.replay.sharing import Stretch, stretches, turns
 from shoal.replay.verdict import Difference
@@ -40,7 +40,7 @@ from shoal.swarm.step_operations import (
 from shoal.wire.messages.round import Record, StageHashes, StageOutcome
 from shoal.wire.tensors import WireTensor
 
-_OUTPUT, _GRADIENT, _TOTALS, _SHARE, _STATE = range(5)
+_OUTPUT, _GRADIENT, _TOTALS, _SHARE, _STATE, _SNAPSHOT = range(6)
 """What a parcel from another process holds, in its name."""
 
 
@@ -107,6 +107,7 @@ class Engine:
         self._schedule = LrSchedule.from_config(config.diloco)
         self._replicas: dict[int, _Replica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
+        self._kept: dict[tuple[int, Boundary], torch.Tensor] = {}
         self._crew = crew or Crew([0] * len(lives))
         self._loads = _loads_of([life for life in lives if self._crew.is_mine(life.number)])
         self._hosts: defaultdict[int, set[int]] = defaultdict(set)
@@ -125,12 +126,18 @@ class Engine:
                 self._compute(action)
             case Average(record):
                 yield from self._average(action, record)
-            case Begin(life) | Load(life) | Apply(_, life) | End(life) if not self._crew.is_mine(life.number):
+            case Begin(life) | Load(life) | Keep(life) | Resume(life) | Apply(_, life) | End(life) if (
+                not self._crew.is_mine(life.number)
+            ):
                 pass
             case Begin(life):
                 self._begin(life)
             case Load(life, loaded):
                 yield from self._load(life, loaded)
+            case Keep(life, boundary, heir):
+                self._take_snapshot(life, boundary, heir)
+            case Resume(life, origin):
+                self._resume(life, origin)
             case Apply(round, life, applied):
                 yield from self._apply(round, life, applied)
             case End(life):
@@ -161,6 +168,22 @@ class Engine:
         replica.computed.clear()
         loads = self._loads[life.stage]
         loads[loaded.hashes] -= 1
+
+    def _take_snapshot(self, life: Life, boundary: Boundary, heir: int) -> None:
+        content = self._replicas[life.number].compute.snapshot()
+        if self._crew.is_mine(heir):
+            self._kept[heir, boundary] = content
+        else:
+            self._crew.links[self._crew.home(heir)].send(_snapshot_name(heir, boundary), None, [content])
+
+    def _resume(self, life: Life, origin: Boundary) -> None:
+        if self._crew.is_mine(origin.life):
+            content = self._kept.pop((life.number, origin))
+        else:
+            [content] = (
+                self._crew.links[self._crew.home(origin.life)].receive(_snapshot_name(life.number, origin)).tensors
+            )
+        self._replicas[life.number].compute.start_round(content, origin.commits)
 
     # ---- steps
 
@@ -346,6 +369,11 @@ def _loads_of(lives: Sequence[Life]) -> Mapping[int, defaultdict[StageHashes, in
             if isinstance(event, Loaded):
                 found[life.stage][event.hashes] += 1
     return found
+
+
+def _snapshot_name(heir: int, boundary: Boundary) -> Name:
+    """Of a parcel with a snapshot, for the life that goes on from it."""
+    return (_SNAPSHOT, heir, boundary.life, boundary.round, boundary.commits)
 
 
 def _as_logged(totals: StepTotals) -> tuple[float | None, float | None]:

@@ -9,13 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
-from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place
+from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
 from shoal.swarm.records import Logs
 from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import StepEntry
 
-Event = Loaded | Began | Applied
+Event = Loaded | Resumed | Began | Applied
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A life as it was after its first `commits` steps of a round."""
+
+    life: int
+    round: int
+    commits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,8 @@ class Segment:
         round: In which it trained: the one after the record that was loaded.
         start: Index of the load among the life's events.
         stop: Index of the next load, or the number of events.
-        log: What it committed, as a step log has it.
+        log: What it committed, as a step log has it; that of the life from whose snapshot it went on comes first.
+        origin: Where that snapshot was taken; None where there is none.
     """
 
     life: int
@@ -35,6 +46,7 @@ class Segment:
     start: int
     stop: int
     log: tuple[StepEntry, ...]
+    origin: Boundary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +70,47 @@ class Life:
     segments: tuple[Segment, ...]
 
 
-def life_of(number: int, peer: PeerId, stage: int, place: Place, lines: Sequence[Line]) -> Life:
-    """Return a life from the lines of its log behind the first one."""
+def life_of(
+    number: int,
+    peer: PeerId,
+    stage: int,
+    place: Place,
+    lines: Sequence[Line],
+    earlier: Mapping[int, Life] | None = None,
+) -> Life:
+    """Return a life from the lines of its log behind the first one.
+
+    Args:
+        number: Its place among the lives of the run.
+        peer: Who it was.
+        stage: Which it served.
+        place: Where it computed.
+        lines: Of its log.
+        earlier: Those of the same peer, by the numbers of their files: it may go on from one.
+
+    Raises:
+        RecordRejected: It goes on from one that is not there.
+    """
     events = tuple(line for line in lines if isinstance(line, Event))
     loads = [index for index, event in enumerate(events) if isinstance(event, Loaded)]
     stops = [*loads[1:], len(events)]
-    segments = tuple(_segment(number, events, start, stop) for start, stop in zip(loads, stops, strict=True))
+    known = earlier or {}
+    segments = tuple(_segment(number, events, start, stop, known) for start, stop in zip(loads, stops, strict=True))
     return Life(number, peer, stage, place, events, segments)
 
 
-def _segment(life: int, events: Sequence[Event], start: int, stop: int) -> Segment:
+def _segment(life: int, events: Sequence[Event], start: int, stop: int, earlier: Mapping[int, Life]) -> Segment:
     loaded = events[start]
+    round = loaded.round + 1 if isinstance(loaded, Loaded) else 0
     begun: dict[StepKey, tuple[int, Began]] = {}
     log: list[StepEntry] = []
+    origin: Boundary | None = None
     for event in events[start + 1 : stop]:
-        if isinstance(event, Began):
+        if isinstance(event, Resumed):
+            before = _resumed(event, round, earlier)
+            origin = Boundary(before.life, round, event.commits)
+            log += before.log[: event.commits]
+        elif isinstance(event, Began):
             begun[event.key] = (len(log), event)
         elif isinstance(event, Applied) and event.key in begun:
             version, began = begun[event.key]
@@ -88,7 +126,23 @@ def _segment(life: int, events: Sequence[Event], start: int, stop: int) -> Segme
                     skipped=event.skipped,
                 )
             )
-    return Segment(life, loaded.round + 1 if isinstance(loaded, Loaded) else 0, start, stop, tuple(log))
+    return Segment(life, round, start, stop, tuple(log), origin)
+
+
+def _resumed(event: Resumed, round: int, earlier: Mapping[int, Life]) -> Segment:
+    """The segment from whose snapshot a life goes on.
+
+    Raises:
+        RecordRejected: It is not there, or not as long.
+    """
+    life = earlier.get(event.life)
+    segments = [segment for segment in life.segments if segment.round == round] if life is not None else []
+    if not segments or len(segments[-1].log) < event.commits:
+        raise RecordRejected(
+            f"a replica goes on from a snapshot of life {event.life} of its server, after {event.commits} steps of "
+            f"round {round}, and the log of that life does not have them; copy it from its host"
+        )
+    return segments[-1]
 
 
 Members = Mapping[tuple[int, PeerId], Segment]

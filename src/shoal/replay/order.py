@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from shoal.errors import Contradiction
 from shoal.ids import StepKey
-from shoal.pipeline.replica_log import Applied, Began, Loaded
-from shoal.replay.lives import Life, Members
+from shoal.pipeline.replica_log import Applied, Began, Loaded, Resumed
+from shoal.replay.lives import Boundary, Life, Members
 from shoal.wire.messages.round import Record
 
 
@@ -39,6 +39,23 @@ class Load:
 
     life: Life
     loaded: Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A life is where another one, the `heir`, goes on from: its state is needed as it is now."""
+
+    life: Life
+    boundary: Boundary
+    heir: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A life goes on from a snapshot that was kept."""
+
+    life: Life
+    origin: Boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +92,7 @@ class End:
     life: Life
 
 
-Action = Begin | Load | Compute | Apply | Average | End
+Action = Begin | Load | Keep | Resume | Compute | Apply | Average | End
 
 
 class ReplayOrder:
@@ -103,6 +120,9 @@ class ReplayOrder:
         self._begun: defaultdict[StepKey, dict[int, Life]] = defaultdict(dict)
         self._open: defaultdict[int, set[StepKey]] = defaultdict(set)
         self._computed: set[StepKey] = set()
+        self._origins = _origins(lives)
+        self._commits: dict[int, int] = {}
+        self._kept: set[Boundary] = set()
 
     @property
     def num_steps(self) -> int:
@@ -141,18 +161,35 @@ class ReplayOrder:
                     if self._open[number] or applied.key not in self._computed:
                         return
                     yield Apply(self._round[number], life, applied)
+                    self._commits[number] += 1
+                    yield from self._wanted(life)
                 case Loaded() as loaded:
                     if self._open[number] or loaded.round > self._averaged:
                         return
                     if number not in self._round:
                         yield Begin(life)
-                    self._round[number] = loaded.round + 1
+                    self._round[number], self._commits[number] = loaded.round + 1, 0
                     yield Load(life, loaded)
+                case Resumed(commits=commits):
+                    origin = self._origins[number, cursor]
+                    if origin not in self._kept:
+                        return
+                    yield Resume(life, origin)
+                    self._commits[number] = commits
+                    yield from self._wanted(life)
             self._cursor[number] += 1
         is_over = not self._open[number] and self._last.get(number, 0) <= self._averaged
         if is_over and number in self._round and number not in self._ended:
             self._ended.add(number)
             yield End(life)
+
+    def _wanted(self, life: Life) -> Iterator[Keep]:
+        """The boundary at which a life is now, if another one goes on from it."""
+        boundary = Boundary(life.number, self._round[life.number], self._commits[life.number])
+        for (heir, _), origin in self._origins.items():
+            if origin == boundary and boundary not in self._kept:
+                yield Keep(life, boundary, heir)
+        self._kept.add(boundary)
 
     def _computable(self, began: Began) -> Iterator[Compute]:
         """A step that has begun on its whole path."""
@@ -243,3 +280,15 @@ def _applied_by(lives: Sequence[Life], last_round: int) -> dict[StepKey, set[int
                     if isinstance(event, Applied):
                         found[event.key].add(life.number)
     return dict(found)
+
+
+def _origins(lives: Sequence[Life]) -> dict[tuple[int, int], Boundary]:
+    """Where the snapshots were taken from which lives went on, by life and index of the event."""
+    return {
+        (life.number, index): segment.origin
+        for life in lives
+        for segment in life.segments
+        if segment.origin is not None
+        for index in range(segment.start, segment.stop)
+        if isinstance(life.events[index], Resumed)
+    }

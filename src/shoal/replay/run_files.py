@@ -14,7 +14,7 @@ from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError, RecordRejected
 from shoal.ids import PeerId
-from shoal.pipeline.replica_log import Line, Started, read_replica_log, replica_logs
+from shoal.pipeline.replica_log import Line, Started, life_number, read_replica_log, replica_logs
 from shoal.replay.lives import Life, life_of
 from shoal.swarm.records import Logs
 from shoal.wire.messages.round import Record, SignedRecord
@@ -111,10 +111,14 @@ def _lives(directory: Path, run_ids: set[str]) -> tuple[Life, ...]:
     folders = [directory, *sorted(directory.parent.glob(f"{directory.name}.servers*"))]
     lives: list[Life] = []
     for folder in folders:
+        known: defaultdict[PeerId, dict[int, Life]] = defaultdict(dict)
         for path in replica_logs(folder):
             lines: list[Line] = read_replica_log(path)
             if lines and isinstance(started := lines[0], Started) and started.run_id in run_ids:
-                lives.append(life_of(len(lives), started.peer, started.stage, started.place, lines[1:]))
+                earlier = known[started.peer]
+                life = life_of(len(lives), started.peer, started.stage, started.place, lines[1:], earlier)
+                earlier[life_number(path)] = life
+                lives.append(life)
     return tuple(lives)
 
 

@@ -79,12 +79,15 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     received = family.input_spec() if stage == 0 else family.boundary_spec(units.start - 1)
     sample_bytes = kept * tally.activation_bytes + tally.largest_activation_bytes + in_flight * received.num_bytes
     batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
+    device_bytes = parameter_bytes + tally.buffer_bytes + optimizer.state_bytes
+    # The copy of its own state that is on its way to a buddy.
+    snapshot_bytes = device_bytes if config.diloco.snapshot_every_steps else 0
     return StageNeed(
-        device_bytes=parameter_bytes + tally.buffer_bytes + optimizer.state_bytes,
+        device_bytes=device_bytes,
         step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.cast_bytes,
         sample_bytes=sample_bytes,
         eval_sample_bytes=tally.largest_activation_bytes,
-        host_bytes=PROCESS_BYTES + _HELD_VECTORS * num_elements * _FLOAT_BYTES + tally.buffer_bytes,
+        host_bytes=PROCESS_BYTES + _HELD_VECTORS * num_elements * _FLOAT_BYTES + tally.buffer_bytes + snapshot_bytes,
         round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * tally.buffer_bytes,
         max_samples=-(-batch // parts),
         min_samples=within([-(-batch // parts)] * parts * config.diloco.gradient_accumulation_steps),
@@ -159,3 +162,12 @@ def server_memory(device: str, host_bytes: int, device_sharers: int, cap_bytes: 
     # One that is started again finds what the others have taken: their share is not its own to halve again.
     share = min(free, total // device_sharers)
     return ServerMemory(host_bytes, max(1, min(share, cap_bytes or share)))
+
+
+UNKNOWN_ROOM_BYTES = 1 << 30
+"""What is kept of snapshots where nobody knows how much memory there is."""
+
+
+def snapshot_room(memory: ServerMemory, needed_bytes: int) -> int:
+    """Return how many bytes of others' snapshots a server keeps, which needs so much of its host's memory itself."""
+    return max(0, memory.host_bytes - needed_bytes) if memory.host_bytes else UNKNOWN_ROOM_BYTES

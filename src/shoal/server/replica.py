@@ -19,6 +19,8 @@ from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
+from shoal.averaging.snapshot_exchange import SnapshotExchange
+from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_sync import StateSync
 from shoal.clock import Clock, SystemClock
@@ -40,7 +42,7 @@ from shoal.quant.apply import apply_quant
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.runtime.long_turns import take_long_turns
-from shoal.server.memory import MAX_OPEN_STEPS
+from shoal.server.memory import MAX_OPEN_STEPS, UNKNOWN_ROOM_BYTES
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.step_operations import Schedule
@@ -62,6 +64,7 @@ class Replica:
         worker: Its steps.
         member: Its rounds.
         events: What happens to it.
+        snapshots: Its own on others, and theirs here; None where the run makes none.
     """
 
     stage: int
@@ -69,13 +72,14 @@ class Replica:
     worker: StageWorker
     member: RoundMember
     events: MemoryObjectReceiveStream[ReplicaEvent]
+    snapshots: SnapshotExchange | None
     _sender: MemoryObjectSendStream[ReplicaEvent]
     _log: ReplicaLog | None
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
         """Who takes the endpoint's events."""
-        return (self.worker, self.member)
+        return (self.worker, self.member) if self.snapshots is None else (self.worker, self.member, self.snapshots)
 
     def close(self) -> None:
         """Give back what a replica that does not run any more, or never did, has opened."""
@@ -89,6 +93,8 @@ class Replica:
         async with self._sender, anyio.create_task_group() as tasks:
             tasks.start_soon(self.worker.run)
             tasks.start_soon(self.member.run)
+            if self.snapshots is not None:
+                tasks.start_soon(self.snapshots.run)
 
 
 def device_initialiser(device: str, num_threads: int) -> Callable[[], None]:
@@ -119,6 +125,8 @@ async def build_replica(
     chunk_bytes: int = CHUNK_BYTES,
     pace: DevicePace | None = None,
     deaths: DeathPoints | None = None,
+    snapshot_key: bytes = b"",
+    snapshot_room_bytes: int = UNKNOWN_ROOM_BYTES,
 ) -> Replica:
     """Build the stage with the state of D_0, on the device thread, and connect it.
 
@@ -140,6 +148,8 @@ async def build_replica(
         chunk_bytes: Of a transfer; the same on all servers.
         pace: Of an emulated device; None computes as fast as this one can.
         deaths: Where the process is to die, for measurements.
+        snapshot_key: Seals the snapshots of this peer: of all its lives, and known to nobody else.
+        snapshot_room_bytes: The most that is kept of other replicas' snapshots.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
@@ -149,6 +159,30 @@ async def build_replica(
     if log_dir is not None:
         place = await device.run(_place, device_name)
         log = ReplicaLog(log_dir, Started(run_id, endpoint.peer_id, stage, place), lambda: state.hashes)
+    owner, snapshots = None, None
+    if config.diloco.snapshot_every_steps:
+        settings = SnapshotSettings(config.diloco.snapshot_every_steps, snapshot_room_bytes, snapshot_key)
+        life = None if log is None else log.life
+        owner = SnapshotOwner(
+            endpoint,
+            stage,
+            life=life,
+            settings=settings,
+            view=view,
+            device=device,
+            capture=compute.snapshot,
+            held=lambda: member.base,
+        )
+        snapshots = SnapshotExchange(
+            endpoint,
+            stage,
+            owner=owner,
+            settings=settings,
+            life=life,
+            follows=log is not None and log.follows,
+            view=view,
+            clock=clock or SystemClock(),
+        )
     sender, receiver = anyio.create_memory_object_stream[ReplicaEvent](math.inf)
     worker = StageWorker(
         endpoint=endpoint,
@@ -163,8 +197,10 @@ async def build_replica(
         pace=pace,
         replica_log=log,
         deaths=deaths,
+        boundary=None if owner is None else owner.boundary,
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config))
+    is_behind = run_has_begun(view())
     member = RoundMember(
         endpoint=endpoint,
         run_id=run_id,
@@ -186,10 +222,12 @@ async def build_replica(
         # Measurements differ from run to run, and the order of the ring decides the last bits.
         links=tuple if config.run.deterministic else lambda: link_reports(endpoint),
         ring=RingSettings(wire=CASTS[config.diloco.averaging_compression]),
-        is_behind=run_has_begun(view()),
+        is_behind=is_behind,
+        snapshots=snapshots,
     )
-    worker.start_round(1, genesis)
-    return Replica(stage, compute, worker, member, receiver, sender, log)
+    if snapshots is None or is_behind:
+        worker.start_round(1, genesis)
+    return Replica(stage, compute, worker, member, receiver, snapshots, sender, log)
 
 
 def run_has_begun(view: SwarmView) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from shoal.pipeline.device_pace import emulated_pace
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
-from shoal.server.memory import server_memory, stage_needs
+from shoal.server.memory import server_memory, snapshot_room, stage_needs
 from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import Replica, build_replica, device_initialiser
 from shoal.server.spec import ServerSpec
@@ -110,6 +111,8 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 clock=clock,
                 pace=emulated_pace(config.emulation.call_s),
                 deaths=deaths,
+                snapshot_key=hmac.digest(spec.identity_key, b"shoal snapshot", "sha256"),
+                snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap)[0]),
             )
 
         monitor = ReassignmentMonitor(

@@ -6,6 +6,10 @@ from collections.abc import Iterable
 
 from shoal.ids import StepKey
 from shoal.swarm.step_operations import Decision
+from shoal.wire.messages.step import StepEntry
+
+_NEVER = StepKey(1 << 62, 0, 0, 0)
+"""Higher than every attempt."""
 
 
 class AttemptLedger:
@@ -22,6 +26,8 @@ class AttemptLedger:
         self._committed: dict[StepKey, Decision] = {}
         # An answer to a Commit may be lost with its connection, and be asked for again in the next round.
         self._committed_before: dict[StepKey, Decision] = {}
+        # Of each trainer the lowest attempt that somebody was told of that it is not committed here.
+        self._denied: dict[int, StepKey] = {}
 
     def is_fenced(self, key: StepKey) -> bool:
         """Whether the attempt's incarnation has been replaced."""
@@ -36,6 +42,11 @@ class AttemptLedger:
         """From now on neither this attempt nor an older one of its trainer is new."""
         if self.is_new(key):
             self._newest[key.trainer] = key
+
+    def deny(self, key: StepKey) -> None:
+        """Somebody is told that this attempt, of which nothing is known here, is not committed; and so it stays."""
+        self.heard_of(key)
+        self._denied[key.trainer] = min(key, self._denied.get(key.trainer, key))
 
     def lowest_incarnation(self, trainer: int) -> int:
         """Lowest incarnation of the trainer that is not fenced; 0 if none is."""
@@ -53,6 +64,20 @@ class AttemptLedger:
     def commit(self, key: StepKey, decision: Decision) -> None:
         """The attempt is applied."""
         self._committed[key] = decision
+
+    def resume(self, log: Iterable[StepEntry]) -> bool:
+        """Take over what an earlier life of this replica has committed in this round.
+
+        Returns:
+            False, and nothing is changed, if anybody may have been told since that some of it is not committed.
+        """
+        decisions = {entry.key: Decision(entry.scale, entry.lr, entry.skipped) for entry in log}
+        if any(self.is_fenced(key) or key >= self._denied.get(key.trainer, _NEVER) for key in decisions):
+            return False
+        for key, decision in decisions.items():
+            self.heard_of(key)
+            self.commit(key, decision)
+        return True
 
     def start_round(self) -> None:
         """Forget the commits of the round before the one that has ended."""

@@ -188,7 +188,7 @@ class StepReplica:
             return [Send(sender, Committed(key))]
         step = self.open.get(key)
         if step is None:
-            self._ledger.heard_of(key)
+            self._ledger.deny(key)
             return [Send(sender, Aborted(key))]
         decision = Decision(message.scale, message.lr, message.skipped)
         if sender != step.trainer or not step.prepared or not decision.is_sane:
@@ -223,7 +223,7 @@ class StepReplica:
         step = self.open.get(key)
         if step is not None and step.prepared:
             return [Send(sender, TellOutcome(key, Outcome.NOT_COMMITTED)), *self._settle(step)]
-        self._ledger.heard_of(key)
+        self._ledger.deny(key)
         sends = [Send(sender, TellOutcome(key, Outcome.ABORTED))]
         if step is not None:
             self._remove(step)
@@ -380,6 +380,11 @@ class StepReplica:
         self._ledger.start_round()
         self._closing = self._joined = False
         return sends
+
+    def resume(self, log: tuple[StepEntry, ...]) -> bool:
+        """Right after `start_round`: go on after these commits of an earlier life; False if one of them was denied."""
+        self.log = list(log) if self._ledger.resume(log) else []
+        return bool(self.log)
 
     def _decision_of(self, key: StepKey) -> Decision | None:
         step = self.open.get(key)

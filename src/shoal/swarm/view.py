@@ -58,7 +58,7 @@ class Candidate:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Names of the machine that it runs on, for others; empty if only its own machine can reach it."""
+        """See `hosts_of`."""
         return hosts_of(self.hop)
 
 

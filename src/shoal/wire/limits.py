@@ -10,17 +10,27 @@ from typing import Final
 from shoal.wire.messages import Message
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
 from shoal.wire.messages.round import Decide, Hold, Join, Restore, RingPart, RoundState, StateChunk, StateOffer
+from shoal.wire.messages.snapshot import OfferSnapshot, SnapshotChunk
 from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
 
 MIB: Final = 1 << 20
 
 TENSORS_OF: Final[Mapping[type, int]] = MappingProxyType(
-    {Forward: 1, Labels: 1, Backward: 1, EvalForward: 1, EvalLabels: 1, RingPart: 1, StateChunk: 1}
+    {
+        Forward: 1,
+        Labels: 1,
+        Backward: 1,
+        EvalForward: 1,
+        EvalLabels: 1,
+        RingPart: 1,
+        StateChunk: 1,
+        SnapshotChunk: 1,
+    }
 )
 """Tensors that follow a message, by its type; a type that is not listed carries none."""
 
 LONG_MESSAGES: Final[frozenset[type]] = frozenset(
-    {RoundState, Join, Hold, Decide, Restore, StateOffer, RecordSamples, ReleaseTrainer, Fenced}
+    {RoundState, Join, Hold, Decide, Restore, StateOffer, OfferSnapshot, RecordSamples, ReleaseTrainer, Fenced}
 )
 """Messages that contain a whole round's logs, records, sample ranges or a state's hashes and may be that long."""
 

@@ -77,6 +77,11 @@ def test_a_cut_by_hand_that_does_not_fit_is_refused(section: dict[str, Any], par
         assert part in str(caught.value)
 
 
+def test_snapshots_need_servers_of_another_stage() -> None:
+    with pytest.raises(ConfigError, match=r"snapshot_every_steps = 5: servers of other stages"):
+        load_config(None, {"diloco": {"snapshot_every_steps": 5}, "model_pipeline": {"stages": 1}}, {})
+
+
 def test_the_units_of_a_resnet_are_stem_blocks_and_head() -> None:
     cv = {"data": CV, "model": {"family": "resnet18"}}
     assert load_config(None, {**cv, "model_pipeline": {"cut": [6, 4]}}, {}).num_stages == 2

@@ -17,7 +17,9 @@ from shoal.pipeline.replica_log import (
     Loaded,
     Place,
     ReplicaLog,
+    Resumed,
     Started,
+    life_number,
     read_replica_log,
     replica_logs,
 )
@@ -109,3 +111,21 @@ def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytes
     log.loaded(0)
     log.close()
     assert [record.message for record in caplog.records] == ["replica_log.ended"]
+
+
+def test_a_life_knows_its_number_and_whether_it_follows_one_of_its_stage(tmp_path: Path) -> None:
+    moved = Started("run", PeerId("A"), 1, PLACE)
+    found: list[tuple[int | None, bool]] = []
+    for started in (STARTED, STARTED, moved, STARTED, Started("other", PeerId("A"), 0, PLACE)):
+        log = ReplicaLog(tmp_path, started, lambda: HASHES)
+        found.append((log.life, log.follows))
+        log.close()
+    assert found == [(1, False), (2, True), (3, False), (4, False), (5, False)]
+    assert [life_number(path) for path in replica_logs(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_life_says_from_which_snapshot_it_goes_on(log: ReplicaLog, tmp_path: Path) -> None:
+    log.loaded(3)
+    log.resumed(1, 4)
+    [path] = replica_logs(tmp_path)
+    assert read_replica_log(path)[-1] == Resumed(1, 4)

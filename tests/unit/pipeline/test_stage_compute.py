@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.training import InnerOptimConfig
-from shoal.errors import LocalProtocolError
+from shoal.errors import LocalProtocolError, StateMismatch
 from shoal.ids import StepKey
 from shoal.model.resnet import ResNetFamily, ResNetShape
 from shoal.model.stage import build_stage
@@ -188,3 +188,47 @@ def test_flat_state_goes_out_and_in() -> None:
     target.load_integer_buffers(source.integer_buffers_flat())
     count = len(list(source.module.parameters())) + len(list(source.module.buffers()))
     assert is_same(state(source)[:count], state(target))
+
+
+def trained(stage: StageCompute, numbers: range) -> StageCompute:
+    for number in numbers:
+        run(stage, StepKey(0, 1, number, 0), seed=number)
+        stage.commit(StepKey(0, 1, number, 0), 0.5, 0.01, number == 1)
+    return stage
+
+
+@pytest.mark.parametrize("commits", [0, 1, 3])
+def test_what_goes_on_from_a_snapshot_is_what_never_stopped_bit_for_bit(commits: int) -> None:
+    undisturbed = compute(0)
+    trained(undisturbed, range(commits))
+    content = undisturbed.snapshot()
+    trained(undisturbed, range(commits, 6))
+    resumed = compute(0)
+    resumed.start_round(content, commits)
+    assert resumed.version == commits
+    assert is_same(state(trained(resumed, range(commits, 6))), state(undisturbed))
+    assert not is_same(state(trained(compute(0), range(commits, 6))), state(undisturbed)) or commits == 0
+
+
+def test_a_snapshot_is_a_copy() -> None:
+    stage = trained(compute(0), range(2))
+    content = stage.snapshot()
+    before = content.clone()
+    trained(stage, range(2, 4))
+    assert torch.equal(content, before)
+
+
+def test_after_a_snapshot_evaluation_is_of_what_the_round_began_from() -> None:
+    fresh, resumed = compute(0), compute(0)
+    held = resumed.parameters_flat()
+    resumed.held_parameters = lambda: held
+    resumed.start_round(trained(compute(0), range(3)).snapshot(), 3)
+    assert torch.equal(resumed.evaluate(image(3)), fresh.evaluate(image(3)))
+
+
+def test_a_snapshot_of_something_else_is_refused_and_changes_nothing() -> None:
+    stage = compute(0)
+    before = [t.detach().clone() for t in [*stage.module.parameters(), *stage.module.buffers()]]
+    with pytest.raises(StateMismatch, match="bytes were expected"):
+        stage.start_round(trained(compute(1), range(0)).snapshot(), 0)
+    assert is_same(before, [*stage.module.parameters(), *stage.module.buffers()])

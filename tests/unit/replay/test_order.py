@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from shoal.errors import Contradiction
+from shoal.errors import Contradiction, RecordRejected
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place
+from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
 from shoal.replay.lives import Life, life_of, members_of
-from shoal.replay.order import Apply, Average, Begin, Compute, End, Load, ReplayOrder
+from shoal.replay.order import Apply, Average, Begin, Compute, End, Keep, Load, ReplayOrder, Resume
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Record, StageHashes, StageOutcome
 
@@ -23,20 +23,22 @@ def key(step: str) -> StepKey:
     return StepKey("abc".index(step[0]), 1, int(step[1:]), 0)
 
 
-def life(number: int, name: str, script: str, path: str = "PQ") -> Life:
+def life(number: int, name: str, script: str, path: str = "PQ", earlier: Sequence[Life] = ()) -> Life:
     """A life of P or R (stage 0), Q or T (stage 1): L0 loads record 0, +a0 begins a step, RT+a0 over that path, a0
-    commits it."""
+    commits it, S1 goes on from the snapshot after one commit of the last of the `earlier` lives."""
     lines: list[Line] = []
     for word in script.split():
         if word[0] == "L":
             lines.append(Loaded(int(word[1:]), HASHES))
+        elif word[0] == "S":
+            lines.append(Resumed(len(earlier), int(word[1:])))
         elif "+" in word:
             first, step = word.split("+")
             peers = tuple(PeerId(peer) for peer in first or path)
             lines.append(Began(key(step), peers, (SampleRange(0, 0, 1),), (1,)))
         else:
             lines.append(Applied(key(word), 1.0, 0.1, False, 1.0, None))
-    return life_of(number, PeerId(name), int(name in "QT"), PLACE, lines)
+    return life_of(number, PeerId(name), int(name in "QT"), PLACE, lines, dict(enumerate(earlier, 1)))
 
 
 def record(round: int, *stages: Sequence[str]) -> Record:
@@ -69,6 +71,10 @@ def told(order: ReplayOrder) -> list[str]:
                 words.append(f"apply {who.peer} {'abc'[applied.key.trainer]}{applied.key.number}")
             case Average(of_round):
                 words.append(f"average {of_round.round}")
+            case Keep(who, boundary, _):
+                words.append(f"keep {who.peer} {boundary.commits}")
+            case Resume(who, origin):
+                words.append(f"resume {who.peer} {origin.commits}")
             case End(who):
                 words.append(f"end {who.peer}")
     return words
@@ -195,3 +201,38 @@ def test_a_commit_without_a_beginning_is_named() -> None:
     error = contradiction([life(0, "P", "L0 a0 L1"), life(1, "Q", "L0 L1")], record(1, ["P"], ["Q"]))
     assert (error.stage, error.peer) == (0, "P")
     assert "without having begun" in str(error)
+
+
+def test_a_life_goes_on_from_where_an_earlier_one_was() -> None:
+    first = life(1, "Q", "L0 +a0 a0 +a1 a1")
+    second = life(2, "Q", "L0 S1 +a2 a2", earlier=[first])
+    # The second life is looked at before the first one.
+    lives = [life(0, "P", "L0 +a0 a0 +a1 a1 +a2 a2"), first, second]
+    assert [entry.key.number for entry in second.segments[0].log] == [0, 2]
+    assert [entry.version for entry in second.segments[0].log] == [0, 1]
+    logs = {PeerId("P"): (0, lives[0].segments[0].log), PeerId("Q"): (1, second.segments[0].log)}
+    of_round = record(1, ["P"], ["Q"])
+    words = told(ReplayOrder([of_round], lives, [members_of(of_round, lives, logs)]))
+    kept, went_on = place(words, "keep Q 1", "resume Q 1")
+    assert words.index("apply Q a0") < kept < words.index("apply Q a1")
+    assert kept < went_on < words.index("compute a2 PQ")
+    assert words[-1] == "average 1"
+
+
+def test_a_third_life_goes_on_from_a_second_one_that_went_on_from_a_first_one() -> None:
+    first = life(1, "Q", "L0 +a0 a0")
+    second = life(2, "Q", "L0 S1 +a1 a1", earlier=[first])
+    third = life(3, "Q", "L0 S2", earlier=[first, second])
+    lives = [life(0, "P", "L0 +a0 a0 +a1 a1"), first, second, third]
+    assert third.segments[0].log == second.segments[0].log
+    logs = {PeerId("P"): (0, lives[0].segments[0].log), PeerId("Q"): (1, third.segments[0].log)}
+    of_round = record(1, ["P"], ["Q"])
+    words = told(ReplayOrder([of_round], lives, [members_of(of_round, lives, logs)]))
+    places = place(words, "keep Q 1", "resume Q 1", "keep Q 2", "resume Q 2", "average 1")
+    assert places == sorted(places)
+
+
+def test_a_life_that_goes_on_from_one_that_is_not_there_is_refused() -> None:
+    first = life(1, "Q", "L0 +a0 a0")
+    with pytest.raises(RecordRejected, match="copy it"):
+        life(2, "Q", "L0 S2", earlier=[first])

@@ -19,7 +19,15 @@ from shoal.model.stage import Family, build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
 from shoal.pipeline.stage_compute import StageCompute
-from shoal.server.memory import MAX_OPEN_STEPS, PROCESS_BYTES, server_memory, stage_needs
+from shoal.server.memory import (
+    MAX_OPEN_STEPS,
+    PROCESS_BYTES,
+    UNKNOWN_ROOM_BYTES,
+    ServerMemory,
+    server_memory,
+    snapshot_room,
+    stage_needs,
+)
 from shoal.swarm.microbatch_cut import MAX_MICROBATCHES
 
 IMAGES = {"task_type": "cv", "img_size": 16}
@@ -215,3 +223,24 @@ def test_the_needs_follow_the_cut_of_the_run() -> None:
     assert by_hand[0].device_bytes < by_figures[0].device_bytes
     assert by_hand[1].device_bytes > by_figures[1].device_bytes
     assert sum(need.device_bytes for need in by_hand) == sum(need.device_bytes for need in by_figures)
+
+
+def test_a_snapshot_that_is_on_its_way_is_counted() -> None:
+    without, with_snapshots = (
+        stage_needs(config_of("resnet18", diloco={"snapshot_every_steps": every}))[1] for every in (0, 5)
+    )
+    config = config_of("resnet18")
+    module = build_stage(load_family(config.model, config.data), 1, 2, seed=0)
+    optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)
+    compute = StageCompute(module, optimizer, run_seed=0, stage=1)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(0.1)
+    num_parameters = len(list(module.parameters()))  # a byte each says whether it has had a gradient
+    assert with_snapshots.host_bytes - without.host_bytes == compute.snapshot().numel() - num_parameters
+
+
+def test_others_snapshots_have_the_room_that_the_stage_leaves() -> None:
+    assert snapshot_room(ServerMemory(1000), 600) == 400
+    assert snapshot_room(ServerMemory(1000), 1200) == 0
+    assert snapshot_room(ServerMemory(0), 600) == UNKNOWN_ROOM_BYTES

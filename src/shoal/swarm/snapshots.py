@@ -1,0 +1,290 @@
+"""Snapshots on a buddy: who keeps whose, what a buddy keeps, what a replica that was started again goes on from. Pure.
+
+A snapshot is a replica at one step boundary. Whoever goes on from it is, to everybody else, a replica that was cut off
+right after this boundary and is back: the protocols of step and round know such a one already. That only holds if
+nobody was told anything else in between. So these are the rules, and a simulation breaks if one is left out:
+
+- It is used on top of exactly the state that it was trained from: that record, those hashes.
+- It is that of the life right before. One before that may have steps that the life between has denied.
+- None of its steps may have been denied by the life that goes on from it (`AttemptLedger.resume`).
+- Its content has the hash that its owner has sealed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from shoal.ids import PeerId
+from shoal.swarm.view import Replica, SwarmView, hosts_of
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import StageHashes
+from shoal.wire.messages.snapshot import Snapshot
+
+MAX_ASKED = 4
+"""Buddies that may have a snapshot: the next one is offered it when one does not take it."""
+
+
+def is_due(num_commits: int, every_steps: int) -> bool:
+    """Whether a snapshot is made after so many commits of a round."""
+    return every_steps > 0 and num_commits > 0 and num_commits % every_steps == 0
+
+
+def buddies(view: SwarmView, me: Hop, stage: int) -> tuple[Replica, ...]:
+    """The servers that may keep snapshots of a replica, best first; everybody computes the same from the same view.
+
+    They serve other stages, so that no stage loses a replica and its snapshot to one death. Those on other hosts come
+    first; then each owner has an order of its own, which keeps the load even and hardly changes when somebody comes or
+    goes.
+    """
+    mine = hosts_of(me)
+
+    def rank(replica: Replica) -> tuple[bool, bytes]:
+        is_elsewhere = bool(mine) and bool(replica.hosts) and mine.isdisjoint(replica.hosts)
+        return not is_elsewhere, hashlib.sha256(f"{me.peer} {replica.peer}".encode()).digest()
+
+    others = (replica for replica in view.replicas if replica.stage != stage and replica.peer != me.peer)
+    return tuple(sorted(others, key=rank)[:MAX_ASKED])
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The state that a round is trained from: a record, and the bytes that stand for it in one stage."""
+
+    round: int
+    record_hash: str
+    hashes: StageHashes
+
+
+def continues(snapshot: Snapshot, base: Base) -> bool:
+    """Whether a snapshot was trained from this state."""
+    return Base(snapshot.round, snapshot.record_hash, snapshot.hashes) == base
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Of one owner, with the sizes of the offers that say what they are."""
+
+    whole: Snapshot | None = None
+    whole_bytes: int = 0
+    incoming: Snapshot | None = None
+    incoming_bytes: int = 0
+
+
+class SnapshotStore:
+    """What a buddy keeps: of each owner the newest whole snapshot, and the one that is coming.
+
+    Args:
+        stage: That the buddy serves.
+        room_bytes: The most that it keeps.
+    """
+
+    def __init__(self, stage: int, room_bytes: int) -> None:
+        self._stage = stage
+        self._room_bytes = room_bytes
+        self._round = 0
+        self._kept: dict[PeerId, _Kept] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all that is kept and coming."""
+        return sum(kept.whole_bytes + kept.incoming_bytes for kept in self._kept.values())
+
+    def offered(self, owner: PeerId, snapshot: Snapshot, offer_bytes: int = 0) -> str:
+        """An owner offers a snapshot; returns why it is not taken, or nothing. What was coming from it is dropped.
+
+        Args:
+            owner: Who offers.
+            snapshot: What.
+            offer_bytes: What keeping the offer takes beside the content.
+        """
+        self.lost(owner)
+        kept = self._kept.get(owner, _Kept())
+        if snapshot.peer != owner:
+            return "it is not the sender's own"
+        if snapshot.stage == self._stage:
+            return "its stage is served here"
+        # Older ones are of no use, and later ones would not be dropped with the next record.
+        if not self._round <= snapshot.round <= self._round + 1:
+            return f"it is of the round after record {snapshot.round}, this server holds record {self._round}"
+        # Both are there until the new one is whole.
+        size, free = snapshot.num_bytes + offer_bytes, self._room_bytes - self.used_bytes
+        if size > free:
+            return f"it has {size} bytes, and there is room for {free}"
+        self._kept[owner] = replace(kept, incoming=snapshot, incoming_bytes=size)
+        return ""
+
+    def completed(self, owner: PeerId, digest: str) -> bool:
+        """All of what was coming is here, and hashes to `digest`; returns whether it is kept now, as the only one."""
+        kept = self._kept.get(owner, _Kept())
+        if kept.incoming is None:
+            return False
+        if kept.incoming.digest != digest:
+            self.lost(owner)
+            return False
+        self._kept[owner] = _Kept(kept.incoming, kept.incoming_bytes)
+        return True
+
+    def lost(self, owner: PeerId) -> None:
+        """What is coming from an owner does not come to its end."""
+        kept = self._kept.pop(owner, _Kept())
+        if kept.whole is not None:
+            self._kept[owner] = _Kept(kept.whole, kept.whole_bytes)
+
+    def coming(self, owner: PeerId) -> Snapshot | None:
+        """What is coming from an owner."""
+        return self._kept.get(owner, _Kept()).incoming
+
+    def whole(self, owner: PeerId) -> Snapshot | None:
+        """What is kept of an owner."""
+        return self._kept.get(owner, _Kept()).whole
+
+    def recorded(self, round: int) -> None:
+        """The record of a round is here: what was trained before it is in it, or lost."""
+        self._round = max(self._round, round)
+        for owner, kept in list(self._kept.items()):
+            if kept.incoming is not None and kept.incoming.round < self._round:
+                self.lost(owner)
+            if kept.whole is not None and kept.whole.round < self._round:
+                left = self._kept.pop(owner, _Kept())
+                if left.incoming is not None:
+                    self._kept[owner] = replace(left, whole=None, whole_bytes=0)
+
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask a buddy for a snapshot of the life before."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Have a buddy send the content, and report `received`."""
+
+    peer: PeerId
+    snapshot: Snapshot
+
+
+SearchEffects = list[Ask | Take]
+
+
+class SnapshotSearch:
+    """How a replica that was started again finds the newest snapshot of the life before.
+
+    asking --all have answered, or are silent--> taking --its hash is right--> found
+                                                   '-- wrong, lost, silent --> the next best, or nothing
+
+    Args:
+        peer: This replica.
+        stage: Its stage.
+        life: Its number.
+        patience_s: After which a silent buddy is not waited for.
+
+    Attributes:
+        found: Whose content is here.
+        is_over: Nothing more will be found.
+        wake_at_s: When to call `tick`; None when it is over.
+    """
+
+    def __init__(self, peer: PeerId, stage: int, life: int, patience_s: float) -> None:
+        self._peer, self._stage, self._life = peer, stage, life
+        self._patience_s = patience_s
+        self._asked: set[PeerId] = set()
+        self._offers: dict[PeerId, Snapshot] = {}
+        self._taking: PeerId | None = None
+        self.found: Snapshot | None = None
+        self.is_over = False
+        self.wake_at_s: float | None = None
+
+    @property
+    def taking(self) -> tuple[PeerId, Snapshot] | None:
+        """What is being sent, and by whom."""
+        return None if self._taking is None else (self._taking, self._offers[self._taking])
+
+    def is_settled(self, base: Base) -> bool:
+        """Whether nothing that continues this state is on its way any more."""
+        return self.is_over or (self.taking is not None and not continues(self.taking[1], base))
+
+    def take(self, base: Base) -> Snapshot | None:
+        """The replica begins to train from this state: what was found, if it continues that. Only once.
+
+        A state from before the one that it continues is only on the way to that.
+        """
+        best = self.found or (None if self.taking is None else self.taking[1])
+        if best is not None and best.round > base.round:
+            return None
+        found = self.found
+        self._end(None)
+        return found if found is not None and continues(found, base) else None
+
+    def begin(self, peers: Collection[PeerId], now_s: float) -> SearchEffects:
+        """Ask these buddies."""
+        self._asked = set(peers)
+        self.wake_at_s = now_s + self._patience_s
+        return [*(Ask(peer) for peer in peers), *self._go_on(now_s)]
+
+    def offered(self, peer: PeerId, snapshot: Snapshot, now_s: float) -> SearchEffects:
+        """A buddy has a snapshot, whose seal is this peer's own."""
+        if peer not in self._asked:
+            return []
+        if (snapshot.peer, snapshot.stage, snapshot.life) != (self._peer, self._stage, self._life - 1):
+            return self.refused(peer, now_s)
+        self._offers[peer] = snapshot
+        return self._go_on(now_s)
+
+    def refused(self, peer: PeerId, now_s: float) -> SearchEffects:
+        """A buddy has none, or not any more, or is lost."""
+        if peer not in self._asked:
+            return []
+        self._asked.discard(peer)
+        self._offers.pop(peer, None)
+        if self._taking == peer:
+            self._taking = None
+        return self._go_on(now_s)
+
+    def progressed(self, now_s: float) -> None:
+        """A part of the content has come."""
+        self.wake_at_s = now_s + self._patience_s
+
+    def received(self, digest: str, now_s: float) -> SearchEffects:
+        """All of the content is here, and hashes to `digest`."""
+        if self._taking is None:
+            return []
+        if self._offers[self._taking].digest != digest:
+            return self.refused(self._taking, now_s)
+        self._end(self._offers[self._taking])
+        return []
+
+    def tick(self, now_s: float) -> SearchEffects:
+        """Time has passed: who is silent is waited for no longer."""
+        if self.wake_at_s is None or now_s < self.wake_at_s:
+            return []
+        silent = self._asked - self._offers.keys() if self._taking is None else {self._taking}
+        self.wake_at_s = now_s + self._patience_s
+        effects: SearchEffects = []
+        for peer in sorted(silent):
+            effects += self.refused(peer, now_s)
+        return effects
+
+    def _go_on(self, now_s: float) -> SearchEffects:
+        if self.is_over or self._taking is not None or self._asked - self._offers.keys():
+            return []
+        if not self._offers:
+            self._end(None)
+            return []
+        self._taking = max(sorted(self._offers), key=lambda peer: _age(self._offers[peer]))
+        self.progressed(now_s)
+        return [Take(self._taking, self._offers[self._taking])]
+
+    def _end(self, found: Snapshot | None) -> None:
+        self.found, self.is_over, self.wake_at_s, self._taking = found, True, None, None
+
+
+def _age(snapshot: Snapshot) -> tuple[int, int]:
+    """Orders the snapshots of one life: which has more."""
+    return snapshot.round, len(snapshot.log)

@@ -1,0 +1,56 @@
+"""The rules of snapshots, each left out on purpose, with the first seed that notices (`test_mutants.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import msgspec
+from tests.simulation.swarm.snapshots import SnapshotWorld
+
+from shoal.ids import PeerId
+from shoal.swarm.attempts import AttemptLedger
+from shoal.swarm.snapshots import Base, SearchEffects, SnapshotSearch
+from shoal.swarm.step_replica import StepReplica
+from shoal.wire.messages.snapshot import Snapshot
+from shoal.wire.messages.step import StepEntry
+
+
+class TakesSnapshotsOfOtherRounds(SnapshotSearch):
+    def take(self, base: Base) -> Snapshot | None:
+        found = self.found
+        return found and super().take(
+            replace(base, round=found.round, record_hash=found.record_hash, hashes=found.hashes)
+        )
+
+
+class ComparesNoHash(SnapshotSearch):
+    def received(self, digest: str, now_s: float) -> SearchEffects:
+        return super().received(self.taking[1].digest if self.taking else digest, now_s)
+
+
+class TakesSnapshotsOfOlderLives(SnapshotSearch):
+    def offered(self, peer: PeerId, snapshot: Snapshot, now_s: float) -> SearchEffects:
+        return super().offered(peer, msgspec.structs.replace(snapshot, life=self._life - 1), now_s)
+
+
+class _Forgetful(AttemptLedger):
+    def resume(self, log: Iterable[StepEntry]) -> bool:
+        self._denied.clear()
+        return super().resume(log)
+
+
+class ForgetsWhatItHasDenied(StepReplica):
+    """Goes on with a step of which it has told another replica that it is not committed here."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._ledger = _Forgetful()
+
+
+MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
+    "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 1),
+    "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 87),
+    "TakesSnapshotsOfOlderLives": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderLives), 67),
+    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 22),
+}

@@ -1,0 +1,94 @@
+"""A replica that goes on from a snapshot: what it has committed in the life before stands, unless it has denied it."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.ids import StepKey
+from shoal.swarm.step_replica import StepReplica
+from shoal.wire.messages.step import (
+    Aborted,
+    AskOutcome,
+    Commit,
+    Committed,
+    Fence,
+    Fenced,
+    Open,
+    Opened,
+    Outcome,
+    Prepared,
+    Refused,
+    StepEntry,
+    StepMessage,
+    TellOutcome,
+)
+
+from .step_by_hand import KEY, PATH, A, C, T, prepared, replica, replies, request, run
+
+LATER = StepKey(0, 1, 1, 0)
+
+
+def life_before() -> tuple[StepEntry, ...]:
+    """One commit of a replica that is killed then."""
+    machine = replica()
+    prepared(machine)
+    machine.handle(T, Commit(KEY, 0.5, 0.1, False))
+    run(machine)
+    return tuple(machine.log)
+
+
+def new_life() -> StepReplica:
+    """Not in any round yet."""
+    machine = StepReplica(PATH[1].peer, stage=1, num_stages=3, max_open_steps=2)
+    machine.start_round(0)
+    return machine
+
+
+def begin(machine: StepReplica) -> bool:
+    machine.start_round(1)
+    return machine.resume(life_before())
+
+
+def test_it_has_committed_what_the_snapshot_has() -> None:
+    machine = new_life()
+    assert begin(machine)
+    assert machine.version == 1
+    assert replies(machine.handle(A, AskOutcome(KEY)), A) == [TellOutcome(KEY, Outcome.COMMITTED, 0.5, 0.1, False)]
+    assert replies(machine.handle(T, Commit(KEY, 0.5, 0.1, False)), T) == [Committed(KEY)]
+    assert isinstance(replies(machine.handle(T, request(KEY)), T)[0], Refused)
+    [fenced] = replies(machine.handle(C, Fence({0: 2})), C)
+    assert isinstance(fenced, Fenced)
+    assert fenced.committed == (KEY,)
+
+
+def test_the_next_step_sees_the_version_after_it() -> None:
+    machine = new_life()
+    assert begin(machine)
+    sends = prepared(machine, LATER)
+    assert [reply.version for reply in replies(sends, T) if isinstance(reply, Prepared)] == [1]
+    machine.handle(T, Commit(LATER, 1.0, 0.1, False))
+    run(machine)
+    assert [entry.key for entry in machine.log] == [KEY, LATER]
+
+
+@pytest.mark.parametrize("message", [AskOutcome(KEY), Commit(KEY, 0.5, 0.1, False), Fence({0: 2})])
+def test_it_does_not_go_on_from_what_it_has_denied(message: StepMessage) -> None:
+    machine = new_life()
+    [reply] = replies(machine.handle(T, message), T)
+    assert reply in (TellOutcome(KEY, Outcome.ABORTED), Aborted(KEY), Fenced({0: 2}, (), ()))
+    assert not begin(machine)
+    assert machine.version == 0
+    assert replies(machine.handle(A, AskOutcome(KEY)), A) == [TellOutcome(KEY, Outcome.ABORTED)]
+
+
+@pytest.mark.parametrize("message", [AskOutcome(LATER), Open(LATER, 1, PATH, (2, 2), request().samples)])
+def test_what_it_has_said_of_later_steps_does_not_matter(message: StepMessage) -> None:
+    machine = new_life()
+    machine.handle(T, message)
+    assert begin(machine)
+
+
+def test_a_step_that_was_never_in_it_can_be_opened() -> None:
+    machine = new_life()
+    assert begin(machine)
+    assert replies(machine.handle(T, request(LATER)), T) == [Opened(LATER)]
