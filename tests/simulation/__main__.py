@@ -13,54 +13,17 @@ import json
 import multiprocessing
 import os
 import sys
-import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.simulation.catalogue import FAILURES, WORLDS
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.network import Network
-from tests.simulation.safety import Broken
+from tests.simulation.parts import Outcome, Part, run_part
 
 SEEDS = Path(__file__).parent / "seeds"
 _CHUNK = 25
 _MUTANT_SEEDS = 3_000
-
-
-class Part(NamedTuple):
-    """Seeds of one world that one process runs."""
-
-    world: str
-    first: int
-    stop: int
-
-
-class Outcome(NamedTuple):
-    """What has become of them, and the seconds that they took of a core."""
-
-    part: Part
-    violations: tuple[tuple[int, str], ...]
-    cpu_s: float
-
-
-def violation(world: str, seed: int) -> str | None:
-    """Run one seed; returns what was violated. An error of a machine is a violation, too."""
-    try:
-        WORLDS[world].make(seed).run()
-    except Broken as error:
-        return str(error)
-    except FAILURES as error:
-        return "".join(traceback.format_exception_only(error)).strip()
-    return None
-
-
-def run_part(part: Part) -> Outcome:
-    """Run seeds, in a process of its own."""
-    begun_s = time.process_time()
-    found = [(seed, what) for seed in range(part.first, part.stop) if (what := violation(part.world, seed))]
-    return Outcome(part, tuple(found), time.process_time() - begun_s)
 
 
 def show(world: str, seed: int, last: int) -> int:

@@ -69,7 +69,7 @@ def test_a_successor_sends_no_second_server_when_the_coordinator_dies_after_an_o
 
 
 def test_peers_are_suspected_and_servers_are_moved() -> None:
-    watched, placed = [MembershipWorld(seed) for seed in range(40)], [PlacingWorld(seed) for seed in range(60)]
+    watched, placed = [MembershipWorld(seed) for seed in range(40)], [PlacingWorld(seed) for seed in range(120)]
     for world in (*watched, *placed):
         world.run()
     assert sum(world.num_suspicions > 0 for world in watched) > 10

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,10 @@ def test_without_violations_it_exits_0_and_leaves_nothing(
 def test_one_seed_is_shown(monkeypatch: pytest.MonkeyPatch, odd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "5") == 1
     assert capsys.readouterr().out == "odd 5: Broken: 5 is odd\n"
+
+
+def test_seeds_are_shared_by_processes_that_the_command_starts() -> None:
+    command = [sys.executable, "-m", "tests.simulation", "0:50", "--world", "lease", "--processes", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("50 schedules, 0 violations, ")

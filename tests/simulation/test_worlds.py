@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.simulation.__main__ import SEEDS, violation
+from tests.simulation.__main__ import SEEDS
 from tests.simulation.catalogue import WORLDS
+from tests.simulation.parts import violation
 
 BLOCK = 50
 BLOCKS = [(name, first) for name, entry in WORLDS.items() for first in range(0, entry.slice_seeds, BLOCK)]
