@@ -33,6 +33,7 @@ from hivemind.utils import timed_storage
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
+from shoal.control.dht_neighbours import meet_again
 from shoal.control.dht_ports import check_port_free, pinned
 from shoal.control.maddrs import is_loopback, outward
 from shoal.control.record_checker import RecordChecker
@@ -46,8 +47,7 @@ logger = logging.getLogger(__name__)
 
 # A request that takes longer is given up. Frozen peers cost it a few times over, so nothing that trains waits here.
 _WAIT_TIMEOUT_S = 1.0
-# After the first initial peer has answered, the others get this long.
-_BOOTSTRAP_GRACE_S = 0.2
+_BOOTSTRAP_GRACE_S = 0.2  # after the first initial peer has answered, for the others
 _IDLE_TIMEOUT_S, _CLOSE_TIMEOUT_S = 4.0, 2.0
 # Enough to find back into the swarm by.
 _LOOK_AROUND_S = 1.0
@@ -236,9 +236,9 @@ class DhtNode:
         # p2pd may be dying; `alive` says so. hivemind closes the connection of a call only at its end, so none is
         # cancelled in the middle.
         with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S, shield=True):
-            peers = await self._daemon.list_peers()
-            found = [f"{maddr}/p2p/{peer.peer_id.to_base58()}" for peer in peers for maddr in peer.addrs]
-            self._neighbours = tuple(found[:_MAX_NEIGHBOURS])
+            peers = (await self._daemon.list_peers())[:_MAX_NEIGHBOURS]
+            self._neighbours = tuple(f"{m}/p2p/{peer.peer_id.to_base58()}" for peer in peers for m in peer.addrs)
+            await meet_again(self._node, [peer.peer_id for peer in peers])
 
     async def _compare_clocks(self, node: DHTNode) -> None:
         """Ask a neighbour for its time: to a clock that is ahead, all that others announce has expired, unseen."""

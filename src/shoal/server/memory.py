@@ -37,6 +37,9 @@ MAX_OPEN_STEPS = 4
 PROCESS_BYTES = 128 * 2**20
 """Of a server without its stage, measured: its own pages of interpreter and libraries, and its libp2p daemon."""
 
+COMPILER_BYTES = 160 * 2**20
+"""Of torch's compiler, measured: it stays in the memory of a server that has compiled its stage."""
+
 # Vectors of the size of the parameters that a replica keeps: outer parameters, outer momentum, and from its first round
 # on the one in which contributions are averaged (`averaging.round_average`).
 _HELD_VECTORS = 3
@@ -79,12 +82,13 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     received = family.input_spec() if stage == 0 else family.boundary_spec(units.start - 1)
     sample_bytes = kept * tally.activation_bytes + tally.largest_activation_bytes + in_flight * received.num_bytes
     batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
+    compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=parameter_bytes + tally.buffer_bytes + optimizer.state_bytes,
         step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.cast_bytes,
         sample_bytes=sample_bytes,
         eval_sample_bytes=tally.largest_activation_bytes,
-        host_bytes=PROCESS_BYTES + _HELD_VECTORS * num_elements * _FLOAT_BYTES + tally.buffer_bytes,
+        host_bytes=PROCESS_BYTES + compiler_bytes + _HELD_VECTORS * num_elements * _FLOAT_BYTES + tally.buffer_bytes,
         round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * tally.buffer_bytes,
         max_samples=-(-batch // parts),
         min_samples=within([-(-batch // parts)] * parts * config.diloco.gradient_accumulation_steps),

@@ -69,6 +69,24 @@ async def test_three_nodes_share_records_and_drop_forged_ones(tmp_path: Path) ->
 
 
 @pytest.mark.anyio
+async def test_nodes_that_were_too_busy_to_answer_each_other_find_each_other_again(tmp_path: Path) -> None:
+    alice, bob = Identity.generate(), Identity.generate()
+    async with (
+        await _node(tmp_path, alice) as first,
+        await _node(tmp_path, bob, await first.visible_maddrs()) as second,
+    ):
+        for node in (first, second):
+            assert node._node is not None
+            table = node._node.protocol.routing_table
+            # As hivemind does when an answer takes too long.
+            for uid in tuple(table.peer_id_to_uid.values()):
+                del table[uid]
+        expiry = CLOCK.unix_s() + 30
+        await second.store("stage.0", _sealed(bob, expiry), expiry)
+        assert await first.get(("stage.0",))
+
+
+@pytest.mark.anyio
 async def test_registries_see_each_other_and_hivemind_says_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
