@@ -38,6 +38,15 @@ _LASTING_THREADS = ("tqdm", "pytest_timeout", "ThreadPoolExecutor-hivemind", "An
 _FD_SLACK = 8
 
 
+@pytest.fixture(scope="session")
+def user_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the tests that keep something for the next start a cache of their own, and let them share it."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("caches")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "shoal"
+
+
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """Run async tests on the loop that production uses."""

@@ -92,6 +92,8 @@ def executing(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Call, ast.Attribute, ast.Name)):
             continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            continue  # what gets a value, such as the field of a section, is not called
         first, dot, rest = ast.unparse(node.func if isinstance(node, ast.Call) else node).partition(".")
         name = full_names.get(first, first) + dot + rest
         if name == "numpy.load":

@@ -34,7 +34,7 @@ async def wait_for_servers(
         NoPipeline: a stage has no replica, and none came in time.
     """
     stages = config.num_stages
-    with anyio.move_on_after(None if patient else config.network.bootstrap_timeout_s):
+    with anyio.move_on_after(None if patient else config.servers_timeout_s):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_look_for_gap, membership, stages, on_gap)
             await membership.wait_for(
@@ -100,7 +100,7 @@ async def _give_up(membership: Membership, config: Config) -> None:
         if not membership.view.missing_stages(config.num_stages):
             await membership.changed()
             continue
-        with anyio.move_on_after(config.network.bootstrap_timeout_s) as timer:
+        with anyio.move_on_after(config.servers_timeout_s) as timer:
             await membership.wait_for(lambda view: not view.missing_stages(config.num_stages))
         if timer.cancelled_caught:
             raise NoPipeline(no_replica(membership.view.missing_stages(config.num_stages)))

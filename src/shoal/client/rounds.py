@@ -88,7 +88,7 @@ class RoundLoop:
         Args:
             saved: how an earlier start of this client has left the run.
             save: puts down how things stand, in a round that nobody has heard of, or None at the end of all.
-            expected_servers: servers to wait for before the first round, for at most `bootstrap_timeout_s`.
+            expected_servers: servers to wait for before the first round, for at most `servers_timeout_s`.
             succeeds: other hosts' clients have begun the run, and are gone.
             patient: wait for them, or for one complete pipeline if there are 0, however long it takes.
             stages: knows which stages nobody serves.

@@ -102,6 +102,16 @@ class ModelPipelineConfig(Section):
         description="Keep of each forward only its input, and compute it again for the backward: less memory, a third "
         "more work.",
     )
+    compile: bool = Field(
+        default=False,
+        description="Train a stage by code that torch.compile makes of it when a server starts: on the CPU, with a C++ "
+        "compiler on each host of servers, for microbatches of the usual sizes; others are computed as without it. Not "
+        "with the schedule zero_bubble.",
+    )
+    compile_timeout_s: PositiveFloat = Field(
+        default=600.0,
+        description="With compile, how much longer than network.bootstrap_timeout_s a client waits for its servers.",
+    )
     window: PositiveInt | None = Field(
         default=None,
         description="Microbatches of a trainer that are in flight at most; null: stages + 1, with zero_bubble "
@@ -146,6 +156,15 @@ class ModelPipelineConfig(Section):
     def _refuse_window_of_gpipe(self) -> Self:
         if self.schedule == "gpipe" and self.window is not None:
             raise ValueError("window: with the schedule gpipe all microbatches are in flight; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_split_of_compiled(self) -> Self:
+        if self.compile and self.schedule == "zero_bubble":
+            raise ValueError(
+                "compile: compiled code computes all gradients at once, and the schedule zero_bubble puts some off; "
+                "use the schedule 1f1b, or train without compile"
+            )
         return self
 
     @property

@@ -74,6 +74,12 @@ class Config(Section):
         """What is said of the servers' devices: one for all, or one for each."""
         return tuple(self.device.split(","))
 
+    @property
+    def servers_timeout_s(self) -> float:
+        """How long a client waits for servers: to find their way into the swarm, and to compile what they will run."""
+        flow = self.model_pipeline
+        return self.network.bootstrap_timeout_s + (flow.compile_timeout_s if flow.compile else 0.0)
+
     def servers_problem(self) -> str | None:
         """Return why the values of this host's servers are not as many as they are, or None."""
         values = {"servers.threads": self.servers.threads, "servers.nice": self.servers.nice, "device": self.devices}

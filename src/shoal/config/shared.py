@@ -17,7 +17,7 @@ from shoal.errors import ConfigError
 
 _MISSING: Final = object()
 _BATCH: Final = "diloco.batch_size_per_step"
-_PIPELINE: Final = ("stages", "cut", "microbatches", "schedule", "activation_checkpointing", "window")
+_PIPELINE: Final = ("stages", "cut", "microbatches", "schedule", "activation_checkpointing", "compile", "window")
 _CUT: Final = "model_pipeline.cut"
 # What a list of stages in DistQat's notation says, see `pipeline_entries`.
 _PIPELINE_SETS: Final = (

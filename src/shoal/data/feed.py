@@ -73,6 +73,7 @@ class LeasedBatch:
             batch_samples=config.diloco.batch_size_per_step,
             samples_per_step=config.diloco.samples_per_step,
             num_microbatches=config.model_pipeline.microbatches,
+            keeps_size=config.model_pipeline.compile,
         )
 
     def cut(self, max_parts: int) -> list[Cut]:

@@ -35,12 +35,18 @@ def cut(inputs: Array, labels: Array, max_parts: int) -> list[Cut]:
 
 
 def microbatches(
-    inputs: Array, labels: Array, *, batch_samples: int, samples_per_step: int, num_microbatches: int
+    inputs: Array,
+    labels: Array,
+    *,
+    batch_samples: int,
+    samples_per_step: int,
+    num_microbatches: int,
+    keeps_size: bool = False,
 ) -> list[Cut]:
     """Return the microbatches of a step batch (n, ...), in order.
 
     A batch that is smaller than usual has smaller ones, so that a pipeline stays filled; one that is larger has more of
-    them, so that it needs no more memory.
+    them, so that it needs no more memory. With `keeps_size` there are fewer or more, and only the last one is smaller.
 
     Args:
         inputs: (n, ...).
@@ -48,7 +54,10 @@ def microbatches(
         batch_samples: `diloco.batch_size_per_step`.
         samples_per_step: of a usual step batch: `gradient_accumulation_steps` times `batch_samples`.
         num_microbatches: into how many `batch_samples` are cut, at most.
+        keeps_size: stages are compiled for `usual_sizes`.
     """
+    if keeps_size and len(inputs) != samples_per_step:
+        return _slices(inputs, labels, -(-batch_samples // num_microbatches))
     if len(inputs) > samples_per_step:
         return _slices(inputs, labels, _even(len(inputs), -(-batch_samples // num_microbatches)))
     parts: list[Cut] = []
@@ -56,6 +65,12 @@ def microbatches(
         stop = start + batch_samples
         parts += cut(inputs[start:stop], labels[start:stop], num_microbatches)
     return parts
+
+
+def usual_sizes(batch_samples: int, num_microbatches: int) -> frozenset[int]:
+    """Return the sizes of a usual batch's microbatches: one, or two where the last one is smaller."""
+    size = -(-batch_samples // num_microbatches)
+    return frozenset({size, batch_samples % size}) - {0}
 
 
 def wire_view(array: Array) -> WireTensor:

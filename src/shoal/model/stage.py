@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -165,6 +165,8 @@ class StageModule(nn.Module):
         self.label_spec: TensorSpec = family.label_spec()
         self._dtype = dtype
         self._autocast = autocast
+        self._compiled: Callable[[Tensor], Tensor] | None = None
+        self._compiled_sizes: frozenset[int] = frozenset()
 
     @property
     def is_first(self) -> bool:
@@ -175,7 +177,20 @@ class StageModule(nn.Module):
         return self.stage == self.num_stages - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Runs the units on `x` (B, *input_spec.shape), which stays as it is; returns (B, *output_spec.shape)."""
+        """Runs the units on `x` (B, *input_spec.shape), which stays as it is; returns (B, *output_spec.shape).
+
+        Which code does so depends on B and the mode alone, see `compute_by`: never on what came before.
+        """
+        if self._compiled is not None and self.training and x.shape[0] in self._compiled_sizes:
+            return self._compiled(x)
+        return self.computed(x)
+
+    def compute_by(self, compiled: Callable[[Tensor], Tensor], sizes: Collection[int]) -> None:
+        """Has `compiled` stand for `computed` in training mode, where B is one of `sizes`."""
+        self._compiled, self._compiled_sizes = compiled, frozenset(sizes)
+
+    def computed(self, x: Tensor) -> Tensor:
+        """As `forward`, by torch's own kernels."""
         if x.is_floating_point():
             # Under autocast too: a residual stream is added up, here and for its gradient, in the parameters' type.
             x = x.to(self._dtype)

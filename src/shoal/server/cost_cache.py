@@ -25,6 +25,7 @@ from shoal import __version__
 from shoal.config.dump import public_values
 from shoal.config.schema import Config
 from shoal.runtime.hardware import gpu_names, processor_name
+from shoal.runtime.user_cache import user_cache
 
 _FORMAT: Final = 1
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -93,10 +94,7 @@ class CostCache:
     @classmethod
     def of_user(cls, environment: Mapping[str, str] | None = None) -> CostCache:
         """The cache of whoever runs this process."""
-        given = (os.environ if environment is None else environment).get("XDG_CACHE_HOME", "")
-        # A relative one is to be ignored (XDG Base Directory Specification).
-        root = Path(given) if given.startswith("/") else Path("~/.cache").expanduser()
-        return cls(root / "shoal" / "unit_costs")
+        return cls(user_cache("unit_costs", environment))
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """The file of a measurement."""

@@ -37,6 +37,9 @@ MAX_OPEN_STEPS = 4
 PROCESS_BYTES = 128 * 2**20
 """Of a server without its stage, measured: its own pages of interpreter and libraries, and its libp2p daemon."""
 
+COMPILER_BYTES = 160 * 2**20
+"""Of torch's compiler, measured: it stays in the memory of a server that has compiled its stage."""
+
 # Vectors of the size of the parameters that a replica keeps: outer parameters, outer momentum, and from its first round
 # on the one in which contributions are averaged (`averaging.round_average`).
 _HELD_VECTORS = 3
@@ -82,12 +85,17 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     device_bytes = parameter_bytes + tally.buffer_bytes + optimizer.state_bytes
     # The copy of its own state that is on its way to a buddy.
     snapshot_bytes = device_bytes if config.diloco.snapshot_every_steps else 0
+    compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,
         step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.cast_bytes,
         sample_bytes=sample_bytes,
         eval_sample_bytes=tally.largest_activation_bytes,
-        host_bytes=PROCESS_BYTES + _HELD_VECTORS * num_elements * _FLOAT_BYTES + tally.buffer_bytes + snapshot_bytes,
+        host_bytes=PROCESS_BYTES
+        + compiler_bytes
+        + _HELD_VECTORS * num_elements * _FLOAT_BYTES
+        + tally.buffer_bytes
+        + snapshot_bytes,
         round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * tally.buffer_bytes,
         max_samples=-(-batch // parts),
         min_samples=within([-(-batch // parts)] * parts * config.diloco.gradient_accumulation_steps),

@@ -34,6 +34,7 @@ from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
+from shoal.pipeline.compilation import compile_configured
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
 from shoal.pipeline.stage_compute import StageCompute
@@ -260,6 +261,7 @@ def build_state(config: Config, stage: int, device_name: str) -> tuple[StageComp
     module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut, autocast=autocast)
     apply_quant(module, config.quant)
     module.to(torch.device(device_name))
+    compile_configured(module, config)
     optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)
     compute = StageCompute(
         module,

@@ -21,6 +21,7 @@ from shoal.model.precision import autocast_of
 from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 from shoal.optim.schedule import LrSchedule
+from shoal.pipeline.compilation import compile_configured
 from shoal.quant.apply import apply_quant
 from shoal.runtime.device_thread import DeviceThread
 from shoal.trainer.baseline import PlainLoop
@@ -104,6 +105,7 @@ def _build(config: Config) -> PlainLoop:
     stages = [build_stage(family, s, num_stages, seed=seed, cut=cut, autocast=autocast) for s in range(num_stages)]
     for stage in stages:
         apply_quant(stage, config.quant)
+        compile_configured(stage, config)
     return PlainLoop(
         stages, config.diloco.inner_optim, config.diloco.max_grad_norm, run_seed=config.run.seed, trainer=0
     )

@@ -121,14 +121,19 @@ RESNET = make_config(
 BY_HAND = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_copy(update={"cut": (1, 3)})})
 
 
+COMPILED = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_copy(update={"compile": True})})
+
+
+@pytest.mark.usefixtures("user_caches")
 @pytest.mark.parametrize(
     ("config", "options", "units"),
     [
         (GPT, {}, [["embedding", "block_0", "block_1"], ["head"]]),
         (BY_HAND, {}, [["embedding"], ["block_0", "block_1", "head"]]),
         (RESNET, {"dataset": None}, None),
+        pytest.param(COMPILED, {}, None, marks=pytest.mark.slow),
     ],
-    ids=["gpt", "gpt, cut by hand", "resnet18"],
+    ids=["gpt", "gpt, cut by hand", "resnet18", "gpt, compiled"],
 )
 async def test_one_pipeline_is_bit_equal_to_the_plain_loop_until_the_first_averaging(
     make_cluster: MakeCluster, config: Config, options: dict[str, Any], units: list[list[str]] | None

@@ -17,7 +17,7 @@ from shoal.codec.raw import to_wire
 from shoal.config.model import ModelPipelineConfig
 from shoal.config.training import InnerOptimConfig
 from shoal.ids import PeerId, StepKey
-from shoal.model.stage import Family, build_stage
+from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.driver import Microbatch, StepDriver, StepResult
 from shoal.pipeline.stage_compute import StageCompute
@@ -113,6 +113,7 @@ def make_swarm() -> MakeSwarm:
         caps: Mapping[PeerId, int] | None = None,
         schedule: Schedule = Schedule.ONE_F_ONE_B,
         activation_checkpointing: bool = False,
+        prepare: Callable[[StageModule], None] = lambda _: None,
     ) -> AsyncIterator[Swarm]:
         flow = ModelPipelineConfig(stages=num_stages, schedule=schedule.value, window=window)
         network = MemoryNetwork(seed=0)
@@ -123,6 +124,7 @@ def make_swarm() -> MakeSwarm:
                 swarm.replicas.append([])
                 for i in range(num_replicas):
                     module = build_stage(family, stage, num_stages, seed=seed, dtype=dtype, autocast=autocast)
+                    await device.run(prepare, module)
                     optimizer = build_inner_optimizer(list(module.parameters()), optim or InnerOptimConfig())
                     compute = StageCompute(
                         module,

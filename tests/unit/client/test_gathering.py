@@ -43,6 +43,13 @@ async def test_stages_without_servers_are_named_when_they_do_not_come_in_time() 
         await _lead(Unled(), patient=False)
 
 
+def test_a_client_gives_servers_that_compile_more_time() -> None:
+    flow = {"stages": 2, "compile": True, "compile_timeout_s": 50.0}
+    assert CONFIG.servers_timeout_s == CONFIG.network.bootstrap_timeout_s
+    patient = Config.model_validate({"model_pipeline": flow, "network": {"bootstrap_timeout_s": 3.0}})
+    assert patient.servers_timeout_s == 53.0
+
+
 async def test_a_patient_client_waits_for_servers_however_long_it_takes() -> None:
     coordinator = Unled()
     async with anyio.create_task_group() as tasks:

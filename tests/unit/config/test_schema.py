@@ -218,6 +218,11 @@ def test_values_that_no_server_can_have_are_refused(flag: str, part: str) -> Non
         load_config(None, [flag], {})
 
 
+def test_compiled_stages_have_no_split_backward() -> None:
+    with pytest.raises(ConfigError, match=r"compile: .*use the schedule 1f1b"):
+        load_config(None, ["--model-pipeline.compile", "--model-pipeline.schedule=zero_bubble"], {})
+
+
 def test_a_device_is_one_for_all_servers_or_one_for_each() -> None:
     assert load_config(None, ["--device", "rocm:0, cpu"], {}).devices == ("cuda:0", "cpu")
     assert load_config(None, [], {}).devices == ("auto",)

@@ -62,6 +62,14 @@ def test_the_schedule_is_the_run_s_and_a_host_may_not_have_another() -> None:
         _adopt("--model-pipeline.schedule=gpipe", run=run)
 
 
+def test_whether_stages_are_compiled_is_the_run_s() -> None:
+    run = RUN.model_copy(update={"model_pipeline": RUN.model_pipeline.model_copy(update={"compile": True})})
+    assert _adopt("--device=cpu", run=run).model_pipeline.compile
+    assert shared_configuration(run) != shared_configuration(RUN)
+    with pytest.raises(ConfigError, match=r"model_pipeline\.compile = True.*the run has False"):
+        _adopt("--model-pipeline.compile")
+
+
 def test_the_cut_of_the_run_travels_with_it(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     for said in ("{stages: 2}", "{stages: 2, cut: null}", "{cut: [4, 2]}"):

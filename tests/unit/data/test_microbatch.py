@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data.microbatch import cut, microbatches
+from shoal.data.microbatch import cut, microbatches, usual_sizes
 
 
 def arrays(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -55,6 +55,23 @@ def test_a_batch_below_the_usual_size_has_smaller_microbatches_and_not_fewer() -
     inputs, labels = arrays(7)
     parts = microbatches(inputs, labels, batch_samples=64, samples_per_step=64, num_microbatches=4)
     assert [part.num_samples for part in parts] == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "sizes"), [(4, [4]), (7, [4, 3]), (15, [4, 4, 4, 3]), (17, [4] * 4 + [1]), (31, [4] * 7 + [3])]
+)
+def test_microbatches_that_keep_their_size_are_fewer_or_more_and_only_the_last_one_is_smaller(
+    num_samples: int, sizes: list[int]
+) -> None:
+    inputs, labels = arrays(num_samples)
+    parts = microbatches(inputs, labels, batch_samples=15, samples_per_step=15, num_microbatches=4, keeps_size=True)
+    assert [part.num_samples for part in parts] == sizes
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(15, 4), (16, 4), (5, 2), (3, 1), (4, 4), (9, 4)])
+def test_the_usual_sizes_are_those_of_a_usual_batch(batch: int, parts: int) -> None:
+    usual = microbatches(*arrays(2 * batch), batch_samples=batch, samples_per_step=2 * batch, num_microbatches=parts)
+    assert {part.num_samples for part in usual} == usual_sizes(batch, parts)
 
 
 def test_parts_are_views_and_not_copies() -> None:

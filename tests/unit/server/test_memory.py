@@ -20,6 +20,7 @@ from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.server.memory import (
+    COMPILER_BYTES,
     MAX_OPEN_STEPS,
     PROCESS_BYTES,
     UNKNOWN_ROOM_BYTES,
@@ -96,6 +97,11 @@ def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str,
         # With the vector in which its contribution to rounds is averaged, which stays for the next one.
         outer = sum(vector.nbytes for vector in state.held) + elements * dtype.itemsize
         assert need.host_bytes - PROCESS_BYTES == pytest.approx(outer, abs=64)
+
+
+def test_a_server_that_compiles_keeps_the_compiler() -> None:
+    usual, compiled = (stage_needs(config_of("gpt", model_pipeline={"stages": 2, "compile": c})) for c in (False, True))
+    assert [b.host_bytes - a.host_bytes for a, b in zip(usual, compiled, strict=True)] == [COMPILER_BYTES] * 2
 
 
 def test_the_window_decides_how_many_activations_are_in_flight() -> None:

@@ -1,0 +1,219 @@
+"""A stage computed by code that `torch.compile` makes of it: the same on every replica, or not at all.
+
+    compile_stage: trace -> C++ -> build (seconds to minutes) -> module.compute_by(...)
+
+All of it happens before the first step: each size is run forward and backward once, so that nothing is left to compile
+later. Where compiled code does not fit a call, torch would compile again or compute without it: at any time, on some
+replicas only, and with other bits. A compiled stage fails instead.
+
+Of one start for the next only libraries are kept, in files that are named by their C++ and the options of the compiler;
+the servers of a host share them. Torch's own caches of what it has traced are pickles, and are off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import shutil
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Callable, Collection, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from shoal.errors import ConfigError
+from shoal.model.seeding import seeded
+from shoal.model.stage import StageModule
+
+_COMPILERS = ("_dynamo", "_functorch", "_inductor")
+_MANY = 1_000_000
+_WORK = "work-"
+_KEPT = frozenset({".so", ".gch"})
+
+
+def compile_stage(module: StageModule, sizes: Collection[int], cache: Path) -> None:
+    """Has a stage compute training microbatches of these sizes by compiled code from now on, and others as before.
+
+    Parameters, buffers and torch's generators stay as they are.
+
+    Args:
+        module: On the CPU, in training mode, quantised if it will be; in the thread that will compute, with its torch
+            threads, for which the code is made.
+        sizes: Samples of a microbatch.
+        cache: Folder of built libraries; made if there is none.
+
+    Raises:
+        ConfigError: Something is missing on this host, or the stage cannot be compiled.
+    """
+    stage = f"model_pipeline.compile: stage {module.stage} of {module.num_stages}"
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    if device.type != "cpu":
+        raise ConfigError(f"{stage}: only what runs on the CPU can be compiled, not on {device}; use --device cpu")
+    require_compiler()
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{stage}: {cache} cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
+    try:
+        with _work_folder(cache, module.stage) as work, _torch_set_up(work):
+            compiled = _compiled(module, sizes)
+    except Exception as error:  # torch raises all sorts of them, and the module may be anybody's code
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{stage} cannot be compiled: {reason[:600]}; train without compile") from error
+    module.compute_by(compiled, sizes)
+
+
+def require_compiler() -> None:
+    """Check that what torch builds libraries with is there.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    # As torch itself finds them.
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ConfigError(
+            f"model_pipeline.compile needs a C++ compiler on this host, and there is no {compiler}: install one "
+            "(Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), name yours in CXX, or train without "
+            "compile"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        raise ConfigError(
+            f"model_pipeline.compile needs Python's C headers on this host, and there is no {header}: install them "
+            "(Debian and Ubuntu: apt install python3-dev; Fedora: dnf install python3-devel), or train without compile"
+        )
+
+
+def _compiled(module: StageModule, sizes: Collection[int]) -> Callable[[Tensor], Tensor]:
+    """Return what computes the stage for these sizes, which torch compiles when it is first run with each of them."""
+    # torch's own hint leaves open what it takes.
+    function = cast("Callable[[Tensor], Tensor]", torch.compile(module.computed, fullgraph=True, dynamic=False))  # pyright: ignore[reportUnknownMemberType]
+    spec = module.input_spec
+    before = [buffer.clone() for buffer in module.buffers()]
+    with seeded(0):
+        for size in sorted(sizes):
+            received = torch.zeros(size, *spec.shape, dtype=spec.torch_dtype).requires_grad_(not module.is_first)
+            output = function(received)
+            leaves = [leaf for leaf in (received, *module.parameters()) if leaf.requires_grad]
+            if output.requires_grad:
+                torch.autograd.grad(output, leaves, torch.zeros_like(output), allow_unused=True)
+    with torch.no_grad():
+        for buffer, old in zip(module.buffers(), before, strict=True):
+            buffer.copy_(old)
+
+    def run(x: Tensor) -> Tensor:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            return function(x)
+
+    return run
+
+
+@contextmanager
+def _work_folder(cache: Path, stage: int) -> Generator[Path]:
+    """A folder of this process with all that is kept, of which what is new is kept in the end.
+
+    Only whole files come to be kept, whenever somebody is killed; what that one leaves is removed by the next. Replicas
+    of a stage take turns, so that the second one finds what the first one has built.
+    """
+    kept = cache / "kept"
+    with ExitStack() as stack:
+        with _locked(cache / "lock"):
+            for left in cache.glob(f"{_WORK}*"):
+                with suppress(BlockingIOError), _locked(left / "lock", fcntl.LOCK_NB):
+                    shutil.rmtree(left, ignore_errors=True)
+            work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_WORK, dir=cache)))
+            stack.enter_context(_locked(work / "lock"))
+        stack.enter_context(_locked(cache / f"stage-{stage}.lock"))
+        _link(kept, work)
+        yield work
+        _link(work, kept)
+
+
+@contextmanager
+def _locked(path: Path, how: int = 0) -> Generator[None]:
+    """Hold a lock, which ends with this process at the latest."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Has `target` hold the libraries and precompiled headers of `source`, if this file system can."""
+    for path in source.rglob("*"):
+        if path.suffix in _KEPT:
+            place = target / path.relative_to(source)
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(OSError):
+                os.link(path, place)
+
+
+@contextmanager
+def _torch_set_up(work: Path) -> Generator[None]:
+    """Inside, torch compiles in this process alone, and writes into this folder, and nowhere else."""
+    temporary = work / "tmp"
+    temporary.mkdir()
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of torch's own code
+        stack.enter_context(_environment(TORCHINDUCTOR_CACHE_DIR=str(work / "libraries"), TMPDIR=str(temporary)))
+        stack.enter_context(_attributes(tempfile, tempdir=str(temporary)))
+        # Imported only here: it takes seconds, and memory.
+        dynamo, functorch, inductor = (importlib.import_module(f"torch.{name}.config") for name in _COMPILERS)
+        # No processes of its own, which would outlive one that is killed. Images stay as they come: with them
+        # turned a ResNet-18 took 1.16 times as long as uncompiled, and now 1.01.
+        options = {"compile_threads": 1, "fx_graph_cache": False, "layout_optimization": False}
+        stack.enter_context(inductor.patch(options))
+        stack.enter_context(functorch.patch({"enable_autograd_cache": False}))
+        # Stages of a process share the code of `computed`; how often it is compiled is known.
+        stack.enter_context(dynamo.patch({"recompile_limit": _MANY, "accumulated_recompile_limit": _MANY}))
+        codecache = importlib.import_module("torch._inductor.codecache")
+        # Two thirds of the time are saved by precompiled headers, of 150 MB, which torch puts into /tmp whatever it is
+        # told, with a checksum made by openssl.
+        precompiles = hasattr(codecache, "_HEADER_DIR") and shutil.which("openssl") is not None
+        stack.enter_context(inductor.patch({"cpp_cache_precompile_headers": precompiles}))
+        if precompiles:
+            places = {"_HEADER_DIR": f"{work}/headers", "_HEADER_LOCK_DIR": f"{work}/headers/locks"}
+            stack.enter_context(_attributes(codecache, **places))
+        # What an earlier call has found was in another folder.
+        importlib.import_module("torch._inductor.utils").clear_caches()
+        getattr(getattr(codecache, "_precompile_header", None), "cache_clear", lambda: None)()
+        yield
+
+
+@contextmanager
+def _environment(**values: str) -> Generator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _attributes(owner: ModuleType, **values: str) -> Generator[None]:
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
