@@ -40,6 +40,7 @@ from shoal.wire.messages import SampleRange
 pytestmark = pytest.mark.anyio
 
 SEED = 7
+GENESIS = "D0"
 MAX_NORM = 0.5
 LR = 3e-3
 OUTER = OuterSgd(lr=0.7, momentum=0.9, nesterov=True)
@@ -102,6 +103,7 @@ class Swarm:
             replicas=tuple(tuple(replica.endpoint.hop for replica in stage) for stage in self.replicas),
             caps={},
             note=lambda _key, _path: None,
+            held=self.coordinator.record_hash,
         )
         assert result.committed
         assert result.attempts == 1
@@ -159,14 +161,14 @@ async def make_swarm(
                 member = RoundMember(
                     endpoint=endpoint,
                     run_id="test",
-                    genesis="D0",
+                    genesis=GENESIS,
                     stage=stage,
                     steps=worker,
                     state=ReplicaState(compute, OUTER),
                     device=device,
                     ring=ring,
                 )
-                worker.start_round(1)
+                worker.start_round(1, GENESIS)
                 tasks.start_soon(worker.run)
                 tasks.start_soon(member.run)
                 tasks.start_soon(dispatch, endpoint, [worker, member])
@@ -190,7 +192,7 @@ async def make_swarm(
             endpoint=endpoint,
             identity=client,
             incarnation=1,
-            settings=RoundSettings("test", num_stages, "D0"),
+            settings=RoundSettings("test", num_stages, GENESIS),
             clock=clock,
             journal=lambda *_: None,
         )
