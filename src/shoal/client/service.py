@@ -67,11 +67,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         end = RunEnd(goes_on_elsewhere=client.must_wait)
 
         async def take_part() -> None:
-            async with (
-                join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry,
-                anyio.create_task_group() as beside,
-            ):
-                beside.start_soon(keep_peers_file, PeersFile(Path(spec.log_dir), spec.role, notice), membership)
+            async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
                 run, me = _announced_run(spec, clock), ClientRecord(endpoint.addresses, clock.unix_s())
                 if client.must_wait:
                     registry.advertise(msgspec.structs.replace(me, waits=True))
@@ -79,11 +75,16 @@ async def main(payload: bytes, control: RoleControl) -> None:
                     turn.set()
                 joined.set()
                 try:
-                    await turn.wait()
-                    if not end.goes_on_elsewhere:
-                        registry.advertise(run)
-                        registry.advertise(me)
-                    await trained.wait()
+                    async with anyio.create_task_group() as beside:
+                        # Until the end only: when all leave, the last ones are not where the swarm can be joined.
+                        file = PeersFile(Path(spec.log_dir), spec.role, notice)
+                        beside.start_soon(keep_peers_file, file, membership)
+                        await turn.wait()
+                        if not end.goes_on_elsewhere:
+                            registry.advertise(run)
+                            registry.advertise(me)
+                        await trained.wait()
+                        beside.cancel_scope.cancel()
                 finally:
                     if not end.goes_on_elsewhere:
                         # Servers and other clients may go; without this word they would wait for this one to come back.
@@ -92,7 +93,6 @@ async def main(payload: bytes, control: RoleControl) -> None:
                         others += [other.peer for other in view.clients if other.peer != endpoint.peer_id]
                         say_run_is_over(endpoint, others, interrupted=last.interrupted, failure=last.failure)
                         await registry.conclude(last)
-                beside.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take_part)
