@@ -176,14 +176,20 @@ def _unreachable(hosts: Hosts) -> tuple[str, ...]:
     )
 
 
+def _trains_with_an_early_host(hosts: Hosts) -> tuple[Launched, Launched, dict[str, str], list[str]]:
+    """Start a client's host and an early host of servers; a late one has the key, and the variable and the command."""
+    client = hosts.run("client", "start_trainer_client.py", *ENDLESS)
+    variable, command = invited(client)
+    for host in ("early", "late"):
+        hosts.give_key("client", host)
+    early = hosts.run("early", *command, environment=variable)
+    client.saw("client_0", "round.recorded", round=1)
+    return client, early, variable, command
+
+
 def test_a_host_of_servers_comes_late_leaves_and_comes_back_as_the_same_peers(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *ENDLESS)
-        variable, command = invited(client)
-        for host in ("early", "late"):
-            hosts.give_key("client", host)
-        early = hosts.run("early", *command, environment=variable)
-        client.saw("client_0", "round.recorded", round=1)
+        client, early, variable, command = _trains_with_an_early_host(hosts)
         late = hosts.run("late", *command, environment=variable)
         assert _swaps_like_the_client(client, late)
         keys = _key_files(hosts, "late")
@@ -256,12 +262,7 @@ def _swaps_like_the_client(client: Launched, servers: Launched) -> bool:
 @pytest.mark.slow
 def test_a_swarm_whose_first_peer_is_gone_for_good_trains_on_and_is_joined_through_any_other(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *ENDLESS)
-        variable, command = invited(client)
-        for host in ("early", "late"):
-            hosts.give_key("client", host)
-        early = hosts.run("early", *command, environment=variable)
-        client.saw("client_0", "round.recorded", round=1)
+        client, early, variable, command = _trains_with_an_early_host(hosts)
         assert early.log_dir is not None
         first = variable["INITIAL_PEERS"].rpartition("/p2p/")[2]
         listed = until(lambda: _of_others(early.log_dir / "initial_peers.txt", first, 3), START_S, "other addresses")

@@ -53,7 +53,7 @@ async def start_daemon(socket_dir: Path, initial_peers: Sequence[str], **setting
     creating = asyncio.create_task(Daemon.create(initial_peers, **settings))
     try:
         return await asyncio.shield(creating)
-    except BaseException:
+    except BaseException:  # cancelled or failed, no process may be left
         with anyio.CancelScope(shield=True):
             started = asyncio.create_task(has_process.wait())
             await asyncio.wait({creating, started}, return_when=asyncio.FIRST_COMPLETED)

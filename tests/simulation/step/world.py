@@ -6,10 +6,11 @@ import random
 
 from tests.simulation import liveness
 from tests.simulation.faults import Faults
-from tests.simulation.network import DEADLINE_S, Network
+from tests.simulation.network import Network
 from tests.simulation.safety import SampleSafety, StepSafety
 from tests.simulation.step.coordinator import NUM_SAMPLES, Coordinator, Ledger
 from tests.simulation.step.hosts import ReplicaHost, TrainerHost, is_bulk
+from tests.simulation.step.replacement import Replacement
 
 from shoal.ids import PeerId
 from shoal.swarm.step_operations import Schedule
@@ -22,7 +23,7 @@ FAULTS_END_S = 14.0
 END_S = 120.0
 
 
-class World:
+class World(Replacement):
     """One seed: its swarm and its faults.
 
     Args:
@@ -86,9 +87,6 @@ class World:
         self.lives[peer] = self._num_lives
         return self._num_lives
 
-    def trainer_peers(self) -> list[str]:
-        return [f"T{slot}.{incarnation}" for slot, incarnation in self.incarnations.items()]
-
     # ---- faults
 
     def _fallible(self) -> list[str]:
@@ -120,16 +118,6 @@ class World:
             self.network.crash(peer)
             self._replace_trainer(peer)
 
-    def _froze(self, peer: str, duration_s: float) -> None:
-        if peer[0] == "T" and duration_s > DEADLINE_S and self.rng.random() < 0.7:
-            # Frozen beyond the deadline: declared dead, replaced, and it wakes up later.
-            self.network.after(DEADLINE_S + 0.1, self._replace_trainer, peer)
-
-    def _replace_trainer(self, peer: str) -> None:
-        if peer not in self.trainer_peers():
-            return
-        slot, incarnation = int(peer[1]), int(peer.split(".")[1])
-        self.incarnations[slot] = incarnation + 1
+    def trainer_died(self, peer: str, slot: int, incarnation: int) -> None:
         self.ledger.trainer_died(peer)
         self.coordinator.fence(peer)
-        self.network.after(self.rng.uniform(0.1, 1.0), TrainerHost, self, slot, incarnation + 1, 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 
-from tests.simulation.network import DEADLINE_S
 from tests.simulation.round.hosts import ReplicaHost as RoundHost
 from tests.simulation.round.hosts import is_bulk as is_contribution
 from tests.simulation.round.world import FAULTS_END_S, SETTLED_S
@@ -17,6 +16,7 @@ from tests.simulation.round.world import World as RoundWorld
 from tests.simulation.safety import Broken, StepSafety
 from tests.simulation.step.hosts import TrainerHost
 from tests.simulation.step.hosts import is_bulk as is_tensor
+from tests.simulation.step.replacement import Replacement
 from tests.simulation.swarm.hosts import Client, Leases, Server
 
 from shoal.ids import PeerId
@@ -38,7 +38,7 @@ def is_bulk(message: object) -> bool:
     return is_tensor(message) or is_contribution(message)
 
 
-class World(RoundWorld):
+class World(Replacement, RoundWorld):
     """One seed."""
 
     is_bulk = staticmethod(is_bulk)
@@ -98,9 +98,6 @@ class World(RoundWorld):
         for slot in range(self.num_trainers):
             TrainerHost(self, slot, 1, 0)  # type: ignore[arg-type]
 
-    def trainer_peers(self) -> list[str]:
-        return [f"T{slot}.{incarnation}" for slot, incarnation in self.incarnations.items()]
-
     def before_send(self, trainer: TrainerHost, to: str, message: StepMessage) -> None:
         """Before a Commit: now and then the trainer crashes, and a replica may be cut off from the others."""
         network, rng = self.network, self.network.rng
@@ -135,17 +132,8 @@ class World(RoundWorld):
             self.network.crash(peer)
             self._replace_trainer(peer)
 
-    def _froze(self, peer: str, duration_s: float) -> None:
-        if peer[0] == "T" and duration_s > DEADLINE_S and self.network.rng.random() < 0.7:
-            self.network.after(DEADLINE_S + 0.1, self._replace_trainer, peer)
-
-    def _replace_trainer(self, peer: str) -> None:
-        if peer not in self.trainer_peers():
-            return
-        slot, incarnation = int(peer[1]), int(peer.split(".")[1])
-        self.incarnations[slot] = incarnation + 1
+    def trainer_died(self, peer: str, slot: int, incarnation: int) -> None:
         self.leases.trainer_died(slot, incarnation)
-        self.network.after(self.network.rng.uniform(0.1, 1.0), TrainerHost, self, slot, incarnation + 1, 0)
 
     def run(self) -> int:
         self.network.at(SETTLED_S, self._count)
