@@ -62,9 +62,9 @@ MakeCluster = Callable[..., Cluster]
 def make_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
     """Clusters with files of their own.
 
-    When all tests are run, slow ones too, each run is replayed at the end of its test: whatever faults it had, it has
-    to come to the recorded hashes again. Not so one whose replicas are made to compute wrongly (`wrong_arithmetic`), or
-    whose folders have records of two chains (`two_chains`).
+    Each run is replayed at the end of its test: whatever faults it had, it has to come to the recorded hashes again. Not
+    so one whose replicas are made to compute wrongly (`wrong_arithmetic`), or whose folders have records of two chains
+    (`two_chains`).
     """
     number = 0
     made: list[tuple[Path, Config, DataSet | None]] = []
@@ -79,8 +79,6 @@ def make_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Mak
         return Cluster(config, log_dir=log_dir, **options)
 
     yield make
-    if "not slow" in request.config.option.markexpr:
-        return
     if any(request.node.get_closest_marker(name) for name in ("wrong_arithmetic", "two_chains")):
         return
     for log_dir, config, dataset in made:
