@@ -29,7 +29,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -47,9 +46,11 @@ from shoal.testing.observed import Step, Swarm, time_of
 from shoal.testing.verdict import Evidence, judge, samples_of
 
 INNER_STEPS = 40
+CALL_S = 0.02
+"""The least time of a call of a stage, so that steps take a fifth of a second however fast the machine is."""
 FIRST_STEP, STEPS_APART = 50, 53
 """Between two deaths: longer than a server needs to be back, and not a multiple of the steps of a round."""
-FLAGS = (*TRAINING_FLAGS, f"--diloco.inner-steps={INNER_STEPS}")
+FLAGS = (*TRAINING_FLAGS, f"--diloco.inner-steps={INNER_STEPS}", f"--emulation.call-s={CALL_S}")
 NUM_SERVERS, NUM_SLOTS = 5, 2
 OF_ROUND = ("ring", "staged", "held", "lease")
 """Points whose number is that of a round."""
@@ -257,13 +258,13 @@ def last_step_before(swarm: Swarm, slot: int, at_s: float) -> Step:
     return [step for step in swarm.steps(slot) if step.at_s <= at_s][-1]
 
 
-def usual_step_s(swarm: Swarm, deaths: Sequence[float]) -> float:
-    """Return the median time between two steps of a round, away from the deaths."""
+def usual_step_s(swarm: Swarm) -> float:
+    """Return the median time between two steps of a round; deaths are too few to count."""
     found = [
         two.at_s - one.at_s
         for slot in range(NUM_SLOTS)
         for one, two in pairwise(swarm.steps(slot))
-        if two.number % INNER_STEPS and not any(at_s - 1 < two.at_s and one.at_s < at_s + 15 for at_s in deaths)
+        if two.number % INNER_STEPS
     ]
     return statistics.median(found or [0.0])
 
@@ -275,17 +276,15 @@ def one_run(
     deaths = ordered(points, dice)
     with swarm_of_one_host(directory, NUM_SLOTS, (*FLAGS, f"--emulation.deaths={' '.join(deaths)}")) as swarm:
         found: list[Measured] = []
-        times: list[float] = []
         for text, following in zip(deaths, [*deaths[1:], ""], strict=True):
             found.append(measure(swarm, text, is_alone=not following.partition("@")[2].startswith(OF_TRANSFER)))
-            times.append(time.time())
             shown = ", ".join(f"trainer {slot}: {value:.2f} s" for slot, value in found[-1].seconds.items())
             whole = "" if found[-1].whole_s is None else f"; whole after {found[-1].whole_s:.1f} s"
             gap = "" if found[-1].gap_s is None else f"; steps of the others at most {found[-1].gap_s:.2f} s apart"
             console.print(f"  {text}: {shown or 'hit no trainer'}{whole}{gap}")
         records = swarm.num_records()
         until(lambda: swarm.num_records() >= records + ROUNDS_AFTER, RECOVERY_S, "rounds after the last death")
-        step_s = usual_step_s(swarm, [each - 5 for each in times])
+        step_s = usual_step_s(swarm)
         swarm.client.interrupt()
         evidence = Evidence(swarm, swarm.client.ends(END_S), swarm.client.leftovers())
         findings = judge(evidence)

@@ -283,6 +283,8 @@ def cost(swarm: Swarm, strike: Strike) -> Fault:
     for slot in sorted(strike.hit):
         step = strike.next_step(swarm, slot)
         assert step is not None
+        if strike.away and not (strike.before[slot].number + 1) % INNER_STEPS:
+            continue  # It had done its steps of the round; with fewer paths than trainers it has none of the next one.
         seconds[slot] = step.at_s - strike.at_s
         skipped[slot] = step.number - strike.before[slot].number - 1
     pause_s = swarm.longest_pause_s(strike.at_s, time.time())

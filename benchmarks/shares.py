@@ -5,7 +5,7 @@
     python benchmarks/shares.py --cases 4 --json shares.json
 
 Real processes, started as `shoal run-local` does: one stage, two replicas. The slower machine is emulated by operations
-that last longer in proportion to their samples (`shoal.pipeline.device_pace`), so it takes no core from the faster one.
+that last longer in proportion to their samples (`emulation.sample_s`), so it takes no core from the faster one.
 First each trains alone, then both together, with nothing set for it. Measured over whole rounds, averaging and
 evaluation included, from the third round on; after the slow one has become fast, from the third round after that on.
 
@@ -26,17 +26,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
-
-from shoal.cli import main as shoal
-from shoal.cli.host import SwarmHost
-from shoal.pipeline.device_pace import DevicePace
-from shoal.server.spec import ServerSpec
 
 BATCH = 64
 MICROBATCHES = 4
@@ -85,25 +80,15 @@ class Figure:
         return self.speed >= self.least_speed and self.waited <= MAX_WAITED
 
 
-def pace(factor: float, changes: tuple[tuple[int, float], ...] = ()) -> DevicePace:
-    return DevicePace(forward_s=FAST_S, per_samples=BATCH, factor=factor, changes=changes)
+def times(server: int, factor: float, changes: Sequence[tuple[int, float]] = ()) -> list[str]:
+    """Return how slow a server is: `factor` times the fast one, and other times from some of its operations on."""
+    sample_s = FAST_S / BATCH
+    later = [f"{server}={sample_s * factor:.9f}#{operation}" for operation, factor in changes]
+    return [f"{server}={sample_s * factor:.9f}", *later]
 
 
-def emulated(paces: Sequence[DevicePace], flags: Sequence[str]) -> int:
-    """Run a swarm on this machine whose server i has pace i; in a process of its own."""
-    original = SwarmHost._spec  # pyright: ignore[reportPrivateUsage]
-
-    def spec(self: SwarmHost, kind: type[Any], role: str, index: int, **fields: Any) -> Any:
-        if kind is ServerSpec:
-            fields["pace"] = paces[index]
-        return original(self, kind, role, index, **fields)
-
-    SwarmHost._spec = spec  # pyright: ignore[reportPrivateUsage]
-    return shoal(["run-local", *flags])
-
-
-def rounds_of(paces: Sequence[DevicePace], num_rounds: int, num_steps: int) -> list[Round]:
-    """Run a swarm from beginning to end in other processes, and read the rounds in its client's log."""
+def rounds_of(servers: Sequence[Sequence[str]], num_rounds: int, num_steps: int) -> list[Round]:
+    """Run a swarm with these servers from beginning to end, and read the rounds in its client's log."""
     with tempfile.TemporaryDirectory(prefix="shoal-shares-") as folder:
         flags = [
             f"--log-dir={folder}",
@@ -116,14 +101,18 @@ def rounds_of(paces: Sequence[DevicePace], num_rounds: int, num_steps: int) -> l
             "--model.num-heads=2",
             "--model-pipeline.stages=1",
             f"--model-pipeline.microbatches={MICROBATCHES}",
-            f"--num-servers={len(paces)}",
+            f"--num-servers={len(servers)}",
+            f"--emulation.sample-s={' '.join(chain.from_iterable(servers))}",
             f"--diloco.inner-steps={num_steps}",
             f"--diloco.outer-steps={num_rounds}",
             f"--diloco.batch-size-per-step={BATCH}",
         ]
-        emulate = ["--emulate", msgspec.json.encode(paces).decode(), *flags]
         done = subprocess.run(
-            [sys.executable, __file__, *emulate], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            [sys.executable, "-m", "shoal", "run-local", *flags],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(f"the swarm has failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -149,7 +138,7 @@ def samples_per_s(rounds: Sequence[Round]) -> float:
 def alone(factor: float) -> float:
     """Samples per second of a machine without another one, in rounds about as long as those of both together."""
     num_steps = max(2, round(STEPS * 2 / (1 + 1 / factor) / factor)) if factor > 1 else STEPS
-    rounds = rounds_of([pace(factor)], SETTLED_ROUNDS + MEASURED_ROUNDS, num_steps)
+    rounds = rounds_of([times(0, factor)], SETTLED_ROUNDS + MEASURED_ROUNDS, num_steps)
     return samples_per_s([each for each in rounds if each.number > SETTLED_ROUNDS])
 
 
@@ -159,7 +148,7 @@ def figure(case: str, alone: tuple[float, float], rounds: Sequence[Round], least
 
 
 def measured(factor: float, fast: float, least_speed: float) -> Figure:
-    rounds = rounds_of([pace(1.0), pace(factor)], SETTLED_ROUNDS + MEASURED_ROUNDS + 1, STEPS)
+    rounds = rounds_of([times(0, 1.0), times(1, factor)], SETTLED_ROUNDS + MEASURED_ROUNDS + 1, STEPS)
     show(rounds)
     return figure(
         f"{factor:g}:1", (fast, alone(factor)), [each for each in rounds if each.number > SETTLED_ROUNDS], least_speed
@@ -170,8 +159,8 @@ def becoming_fast(fast: float) -> Figure:
     """4:1, and in the middle of the fourth round 1:1."""
     changed_in = 4
     operations = (MICROBATCHES + 1) * STEPS  # of a round: each microbatch, and the commit
-    slow = pace(4.0, ((operations * (changed_in - 1) + operations // 2, 1.0),))
-    rounds = rounds_of([pace(1.0), slow], changed_in + FOLLOWED_AFTER + MEASURED_ROUNDS - 1, STEPS)
+    slow = times(1, 4.0, ((operations * (changed_in - 1) + operations // 2, 1.0),))
+    rounds = rounds_of([times(0, 1.0), slow], changed_in + FOLLOWED_AFTER + MEASURED_ROUNDS - 1, STEPS)
     show(rounds)
     after = [each for each in rounds if each.number >= changed_in + FOLLOWED_AFTER]
     return figure("4:1, then 1:1", (fast, fast), after, 0.92)
@@ -188,8 +177,6 @@ def show(rounds: Sequence[Round]) -> None:
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--emulate"]:
-        return emulated(msgspec.json.decode(sys.argv[2], type=list[DevicePace]), sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", default="4,change,16", help="of 4, change, 16")
     parser.add_argument("--json", type=Path, help="where the figures are written")

@@ -44,6 +44,28 @@ def parse_death(text: str) -> Death:
     return Death(role, tuple(map(int, found[2].split("/"))), point, int(found[4]))
 
 
+class SampleTime(NamedTuple):
+    """How long a forward of a server takes for each sample, from one of its operations on."""
+
+    server: int
+    seconds: float
+    operation: int
+
+
+def parse_sample_time(text: str) -> SampleTime:
+    """Return what a text such as 1=0.01 or 1=0.0025#350 says.
+
+    Raises:
+        ValueError: it says nothing, or a time that is none.
+    """
+    found = re.fullmatch(r"(\d+)=(\d*\.?\d+)(?:#(\d+))?", text)
+    if found is None or float(found[2]) <= 0:
+        raise ValueError(
+            f"{text!r} is no time of a sample; write SERVER=SECONDS or SERVER=SECONDS#OPERATION, as in 1=0.01"
+        )
+    return SampleTime(int(found[1]), float(found[2]), int(found[3] or 0))
+
+
 class EmulationConfig(Section):
     """What the processes of this host pretend; nothing of it is for training."""
 
@@ -52,13 +74,19 @@ class EmulationConfig(Section):
         description="The least time of each forward and each backward of a stage: what computing leaves of it is "
         "waited for, so that many slow devices fit on few cores. 0: as fast as the device is.",
     )
+    sample_s: tuple[str, ...] = Field(
+        default=(),
+        description="Servers of this host whose forwards last so long for each sample, as those of machines of "
+        "different speed do; each SERVER=SECONDS, and SERVER=SECONDS#OPERATION from that operation of it on, as in "
+        "0=0.0025 1=0.01 1=0.0025#350. call_s does not count for them. benchmarks/shares.py measures with it.",
+    )
     deaths: tuple[str, ...] = Field(
         default=(),
         description="Processes of this host that kill themselves, each ROLE:INDEX@POINT#NUMBER, as in "
         "server:1@commit#120: in which step, or at the end of which round. benchmarks/faults.py measures with it.",
     )
 
-    @field_validator("deaths", mode="before")
+    @field_validator("deaths", "sample_s", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return split_list(value)
@@ -69,6 +97,21 @@ class EmulationConfig(Section):
         for text in value:
             parse_death(text)
         return value
+
+    @field_validator("sample_s")
+    @classmethod
+    def _check_times(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        times = sorted(map(parse_sample_time, value), key=lambda time: (time.server, time.operation))
+        first: dict[int, SampleTime] = {}
+        for time in times:
+            if first.setdefault(time.server, time).operation:
+                raise ValueError(f"server {time.server} has no time before its operation {time.operation}")
+        return value
+
+    def sample_times_of(self, server: int) -> tuple[SampleTime, ...]:
+        """Return how long samples take at one server, in the order of its operations; nothing if that is as it is."""
+        times = (time for time in map(parse_sample_time, self.sample_s) if time.server == server)
+        return tuple(sorted(times, key=lambda time: time.operation))
 
     def deaths_of(self, role: str, index: int) -> tuple[Death, ...]:
         """Return the deaths of one process."""

@@ -66,9 +66,11 @@ class RunEndListener:
         message = event.message
         if not isinstance(message, RunOver):
             return False
-        if event.peer not in {client.peer for client in self._view().clients}:
+        coordinator = self._coordinator()
+        # After a network that broke in two, a server may follow a client again before it finds it in the registry.
+        if event.peer != coordinator and event.peer not in {client.peer for client in self._view().clients}:
             raise RemoteProtocolError(f"{event.peer} says that the run is over, and is no client of it")
-        if self._coordinator() not in (None, event.peer):
+        if coordinator not in (None, event.peer):
             # It has not heard yet that another client has taken the run over.
             logger.warning("run.over_ignored", extra={"run": self._run_id, "peer": event.peer})
         elif not self._is_over:

@@ -6,8 +6,11 @@ core. The computation itself stays what it is, to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from shoal.config.emulation import SampleTime
 from shoal.pipeline.schedule import Parts
 
 
@@ -49,7 +52,16 @@ class DevicePace(msgspec.Struct, kw_only=True):
         return max(took_s, least_s * share) * factor
 
 
-def emulated_pace(call_s: float) -> DevicePace | None:
-    """Return the pace of a device whose forwards and backwards last so long; None if that is no time at all."""
+def emulated_pace(call_s: float, sample_times: Sequence[SampleTime] = ()) -> DevicePace | None:
+    """Return the pace of an emulated device; None if nothing is emulated.
+
+    Args:
+        call_s: What its forwards and backwards last.
+        sample_times: What its forwards last for each sample instead, if any, by the order of its operations.
+    """
+    if sample_times:
+        first, *later = sample_times
+        changes = tuple((time.operation, time.seconds / first.seconds) for time in later)
+        return DevicePace(forward_s=first.seconds, per_samples=1, changes=changes)
     half_s = call_s / 2
     return DevicePace(forward_s=call_s, input_gradient_s=half_s, weight_gradient_s=half_s) if call_s else None

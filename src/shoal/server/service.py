@@ -109,7 +109,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 log_dir=Path(spec.log_dir),
                 max_microbatch_samples=cap or None,
                 clock=clock,
-                pace=emulated_pace(config.emulation.call_s),
+                pace=emulated_pace(config.emulation.call_s, config.emulation.sample_times_of(spec.index)),
                 deaths=deaths,
                 snapshot_key=hmac.digest(spec.identity_key, b"shoal snapshot", "sha256"),
                 snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap)[0]),

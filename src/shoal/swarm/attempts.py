@@ -23,6 +23,7 @@ class AttemptLedger:
     def __init__(self) -> None:
         self._lowest_incarnation: dict[int, int] = {}
         self._newest: dict[int, StepKey] = {}
+        self._oldest_opened: dict[int, StepKey] = {}
         self._committed: dict[StepKey, Decision] = {}
         # An answer to a Commit may be lost with its connection, and be asked for again in the next round.
         self._committed_before: dict[StepKey, Decision] = {}
@@ -42,6 +43,16 @@ class AttemptLedger:
         """From now on neither this attempt nor an older one of its trainer is new."""
         if self.is_new(key):
             self._newest[key.trainer] = key
+
+    def opened(self, key: StepKey) -> None:
+        """The attempt, which is new, is opened here."""
+        self.heard_of(key)
+        self._oldest_opened.setdefault(key.trainer, key)
+
+    def remembers(self, key: StepKey) -> bool:
+        """Whether an earlier life of this replica cannot have had the attempt: this one has had it, or an older one."""
+        oldest = self._oldest_opened.get(key.trainer)
+        return oldest is not None and key >= oldest
 
     def deny(self, key: StepKey) -> None:
         """Somebody is told that this attempt, of which nothing is known here, is not committed; and so it stays."""

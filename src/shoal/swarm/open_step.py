@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shoal.ids import PeerId
+from shoal.swarm.settlement import Settlement
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Ready, Schedule, Send
 from shoal.wire.messages.step import (
     AskOutcome,
@@ -19,7 +20,6 @@ from shoal.wire.messages.step import (
     Labels,
     MicrobatchDone,
     Open,
-    Outcome,
     StepEntry,
 )
 
@@ -45,7 +45,7 @@ class OpenStep:
         prepared: All gradients are there.
         decision: Known once the step is to be committed; final.
         commit_asked: The trainer waits for an answer to its Commit.
-        answers: The other replicas' answers while settling; None while the trainer still decides.
+        settlement: What the other replicas say of it; None while the trainer still decides.
         path: The peers of the request's path.
     """
 
@@ -64,7 +64,7 @@ class OpenStep:
     prepared: bool = False
     decision: Decision | None = None
     commit_asked: bool = False
-    answers: dict[PeerId, Outcome] | None = None
+    settlement: Settlement | None = None
     path: tuple[PeerId, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,12 +78,12 @@ class OpenStep:
     @property
     def settling(self) -> bool:
         """Nobody but the replicas of its path, or the round, can decide it any more."""
-        return self.answers is not None
+        return self.settlement is not None
 
     @property
     def in_doubt(self) -> bool:
         """Settling, and not decided yet."""
-        return self.answers is not None and self.decision is None
+        return self.settlement is not None and self.decision is None
 
     @property
     def num_microbatches(self) -> int:
@@ -137,15 +137,18 @@ class OpenStep:
             case Backward():
                 self.gradients |= bit
 
-    def unanswered(self) -> list[PeerId]:
-        """Whom to ask for the outcome: the other replicas of the path that have not told it."""
-        answers = self.answers or {}
-        me = self.path[self.stage]
-        return [peer for peer in self.path if peer != me and peer not in answers]
+    def settle(self) -> Settlement:
+        """From now on the replicas of its path decide it."""
+        if self.settlement is None:
+            self.settlement = Settlement([peer for peer in self.path if peer != self.path[self.stage]])
+        return self.settlement
 
     def questions(self) -> list[Send]:
-        """Asks those for the outcome."""
-        return [Send(peer, AskOutcome(self.request.key)) for peer in self.unanswered()]
+        """Asks for the outcome whoever has not told it; nobody if the trainer still decides."""
+        if self.settlement is None:
+            return []
+        ask = AskOutcome(self.request.key, self.settlement.forgotten)
+        return [Send(peer, ask) for peer in self.settlement.unanswered()]
 
     def results(self, operation: Operation) -> list[Send]:
         """Who gets what an operation has computed."""

@@ -6,7 +6,7 @@ The rules that keep a step atomic whoever dies:
 - An attempt is opened once: every Open of a trainer must be newer than all that this replica has heard of.
 - A commit waits for every other step that has begun and is not prepared, so a step sees one version of the weights.
 - A decision is final. Without its trainer, an unprepared step aborts alone; a prepared one asks the path, and asking or
-  answering "not committed" is a promise that only this settlement, or the round, decides it here.
+  answering "not committed" is a promise that only this settlement (`settlement.py`), or the round, decides it here.
 - From its join to the next record a replica decides nothing by itself.
 """
 
@@ -120,8 +120,8 @@ class StepReplica:
                 return self._on_commit(sender, message)
             case Abort(key):
                 return self._on_abort(sender, key)
-            case AskOutcome(key):
-                return self._on_ask(sender, key)
+            case AskOutcome():
+                return self._on_ask(sender, message)
             case TellOutcome():
                 return self._on_tell(sender, message)
             case Refused(key):
@@ -149,7 +149,7 @@ class StepReplica:
             sends += self._fence({key.trainer: key.incarnation})
         if sum(not step.settling for step in self.open.values()) >= self._max_open_steps:
             return [*sends, Send(sender, Busy(key))]
-        self._ledger.heard_of(key)
+        self._ledger.opened(key)
         self.open[key] = OpenStep(request, sender, self._stage, self._num_opened, self._schedule)
         self._num_opened += 1
         return [*sends, Send(sender, Opened(key))]
@@ -215,16 +215,19 @@ class StepReplica:
 
     # ---- settlement
 
-    def _on_ask(self, sender: PeerId, key: StepKey) -> list[Send]:
-        decision = self._decision_of(key)
-        if decision is not None:
-            told = TellOutcome(key, Outcome.COMMITTED, decision.scale, decision.lr, decision.skipped)
-            return [Send(sender, told)]
+    def _on_ask(self, sender: PeerId, message: AskOutcome) -> list[Send]:
+        key = message.key
+        if (decision := self._decision_of(key)) is not None:
+            return [Send(sender, TellOutcome(key, Outcome.COMMITTED, decision.scale, decision.lr, decision.skipped))]
         step = self.open.get(key)
         if step is not None and step.prepared:
-            return [Send(sender, TellOutcome(key, Outcome.NOT_COMMITTED)), *self._settle(step)]
+            is_known, settlement = step.settling, step.settle()
+            is_known &= not settlement.learn(message.forgotten)
+            sends = [Send(sender, TellOutcome(key, Outcome.NOT_COMMITTED, forgotten=settlement.forgotten))]
+            return sends if is_known else [*sends, *(step.questions() or self._abort_if_all_deny(step))]
+        outcome = Outcome.ABORTED if self._ledger.remembers(key) else Outcome.FORGOTTEN
         self._ledger.deny(key)
-        sends = [Send(sender, TellOutcome(key, Outcome.ABORTED))]
+        sends = [Send(sender, TellOutcome(key, outcome))]
         if step is not None:
             self._remove(step)
             sends.append(Send(step.trainer, Aborted(key)))
@@ -232,18 +235,18 @@ class StepReplica:
 
     def _on_tell(self, sender: PeerId, message: TellOutcome) -> list[Send]:
         step = self.open.get(message.key)
-        if step is None or step.answers is None or sender not in step.path:
+        if step is None or not step.in_doubt or self._joined or sender not in step.path:
             return []
-        decision = Decision(message.scale, message.lr, message.skipped)
+        decision, settlement = Decision(message.scale, message.lr, message.skipped), step.settle()
         if message.outcome == Outcome.COMMITTED and not decision.is_sane:
             raise RemoteProtocolError(f"{message.key} cannot be committed with {decision}")
-        step.answers[sender] = message.outcome
-        if self._joined or step.decision is not None:
-            return []
-        if message.outcome == Outcome.COMMITTED:
+        forgotten = (sender, *message.forgotten) if message.outcome == Outcome.FORGOTTEN else message.forgotten
+        is_news = settlement.learn(forgotten)
+        counts = settlement.hear(sender, message.outcome, forgotten)
+        if message.outcome == Outcome.COMMITTED and counts:
             step.decision = decision
             return []
-        return self._abort_if_all_deny(step)
+        return (step.questions() if is_news else []) or self._abort_if_all_deny(step)
 
     def _settle(self, step: OpenStep) -> list[Send]:
         """The trainer decides no more: abort an unprepared step, ask the path about a prepared one."""
@@ -252,13 +255,11 @@ class StepReplica:
         if not step.prepared:
             self._remove(step)
             return []
-        step.answers = {}
+        step.settle()
         return step.questions() or self._abort_if_all_deny(step)
 
     def _abort_if_all_deny(self, step: OpenStep) -> list[Send]:
-        if step.unanswered() or self._joined:
-            return []
-        return self._deny(step)
+        return [] if self._joined or step.questions() else self._deny(step)
 
     def remind(self) -> list[Send]:
         """Asks again for the fate of every step in doubt: a silent replica may be back."""

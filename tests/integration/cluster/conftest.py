@@ -62,9 +62,9 @@ MakeCluster = Callable[..., Cluster]
 def make_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
     """Clusters with files of their own.
 
-    Each run is replayed at the end of its test: whatever faults it had, it has to come to the recorded hashes again. Not
-    so one whose replicas are made to compute wrongly (`wrong_arithmetic`), or whose folders have records of two chains
-    (`two_chains`).
+    Each run is replayed at the end of its test: whatever faults it had, it has to come to the recorded hashes again.
+    Not so one whose replicas are made to compute wrongly (`wrong_arithmetic`), or whose folders have records of two
+    chains (`two_chains`).
     """
     number = 0
     made: list[tuple[Path, Config, DataSet | None]] = []

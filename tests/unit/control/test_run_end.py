@@ -68,5 +68,17 @@ def test_a_client_whose_run_another_one_has_taken_over_ends_nothing() -> None:
     assert len(heard) == 1
 
 
+def test_who_leads_the_run_ends_it_though_the_registry_has_lost_it() -> None:
+    """After a network that broke in two: the replica follows the client again, and its record is not heard of yet."""
+    heard = Heard()
+    end = RunEndListener(
+        "run-1", SwarmView, lambda reason, ended_well: heard.append((reason, ended_well)), lambda: CLIENT
+    )
+    assert end.receive(Received(CLIENT, RunOver(True, "")))
+    assert len(heard) == 1
+    with pytest.raises(RemoteProtocolError, match="stranger says that the run is over"):
+        end.receive(Received(STRANGER, RunOver(False, "")))
+
+
 def test_other_messages_are_left_to_others() -> None:
     assert not listener(Heard()).receive(Received(CLIENT, TrainerStuck(0, 1, ())))

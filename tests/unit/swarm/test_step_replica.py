@@ -121,9 +121,9 @@ def test_an_attempt_that_was_aborted_is_never_opened_again() -> None:
     assert machine.handle(T, request(KEY._replace(attempt=1))) == [Send(T, Opened(KEY._replace(attempt=1)))]
 
 
-def test_an_attempt_that_another_replica_was_told_is_aborted_is_never_opened() -> None:
+def test_an_attempt_that_another_replica_was_told_is_forgotten_is_never_opened() -> None:
     machine = replica()
-    assert machine.handle(A, AskOutcome(KEY)) == [Send(A, TellOutcome(KEY, Outcome.ABORTED))]
+    assert machine.handle(A, AskOutcome(KEY)) == [Send(A, TellOutcome(KEY, Outcome.FORGOTTEN))]
     assert machine.handle(T, request()) == [Send(T, Refused(KEY, "stale"))]
 
 

@@ -67,6 +67,52 @@ def test_a_prepared_step_that_all_others_deny_is_aborted() -> None:
     assert machine.open == {}
 
 
+def test_who_was_started_again_since_has_forgotten_what_its_earlier_life_knew() -> None:
+    machine = replica()
+    newer = KEY._replace(number=KEY.number + 1)
+    prepared(machine, newer)
+    assert machine.handle(A, AskOutcome(KEY)) == [Send(A, TellOutcome(KEY, Outcome.FORGOTTEN))]
+    never_opened = newer._replace(attempt=newer.attempt + 1)
+    assert machine.handle(A, AskOutcome(never_opened)) == [Send(A, TellOutcome(never_opened, Outcome.ABORTED))]
+
+
+def test_when_one_has_forgotten_a_step_the_others_are_asked_again_and_told_so() -> None:
+    """C may have committed it, told A so, and died: A's denial from before that counts no more."""
+    machine = replica()
+    prepared(machine)
+    machine.peer_lost(T)
+    machine.handle(A, TellOutcome(KEY, Outcome.NOT_COMMITTED))
+    assert machine.handle(C, TellOutcome(KEY, Outcome.FORGOTTEN)) == [Send(A, AskOutcome(KEY, (C,)))]
+    machine.handle(A, TellOutcome(KEY, Outcome.NOT_COMMITTED))  # said before A knew
+    assert machine.in_doubt == (KEY,)
+    assert machine.remind() == [Send(A, AskOutcome(KEY, (C,)))]
+    machine.handle(A, TellOutcome(KEY, Outcome.COMMITTED, 0.25, 0.1, False))
+    run(machine)
+    assert [(entry.scale, entry.lr) for entry in machine.log] == [(0.25, 0.1)]
+
+
+def test_a_step_that_one_has_forgotten_is_aborted_when_all_others_know_that_and_deny_it() -> None:
+    machine = replica()
+    prepared(machine)
+    machine.peer_lost(T)
+    machine.handle(C, TellOutcome(KEY, Outcome.FORGOTTEN))
+    machine.handle(A, TellOutcome(KEY, Outcome.NOT_COMMITTED, forgotten=(C,)))
+    assert machine.open == {}
+
+
+def test_whoever_is_told_that_one_has_forgotten_a_step_does_not_believe_its_earlier_life() -> None:
+    machine = replica()
+    prepared(machine)
+    assert machine.handle(A, AskOutcome(KEY, (C,))) == [
+        Send(A, TellOutcome(KEY, Outcome.NOT_COMMITTED, forgotten=(C,))),
+        Send(A, AskOutcome(KEY, (C,))),
+    ]
+    machine.handle(C, TellOutcome(KEY, Outcome.COMMITTED, 0.25, 0.1, False))  # was on its way when C died
+    assert machine.in_doubt == (KEY,)
+    machine.handle(A, TellOutcome(KEY, Outcome.NOT_COMMITTED, forgotten=(C,)))
+    assert machine.open == {}
+
+
 def test_answering_not_committed_is_a_promise() -> None:
     machine = replica()
     prepared(machine)

@@ -144,9 +144,13 @@ class Broken(Struct, frozen=True, tag="broken"):
 
 
 class AskOutcome(Struct, frozen=True, tag="ask_outcome"):
-    """A prepared replica that lost its trainer asks another replica of the path."""
+    """A prepared replica that lost its trainer asks another replica of the path.
+
+    `forgotten`: of whom the asker knows that they have forgotten the step (`Outcome.FORGOTTEN`).
+    """
 
     key: StepKey
+    forgotten: tuple[PeerId, ...] = ()
 
 
 class Outcome(enum.StrEnum):
@@ -156,16 +160,22 @@ class Outcome(enum.StrEnum):
     ABORTED = "aborted"
     NOT_COMMITTED = "not_committed"
     """Not committed, and by this answer promised not to be by the trainer: only the settlement can."""
+    FORGOTTEN = "forgotten"
+    """Not committed since the replica was started, which was after the attempt was opened; before that, who knows."""
 
 
 class TellOutcome(Struct, frozen=True, tag="tell_outcome"):
-    """Answer to AskOutcome. The numbers of the commit come with COMMITTED, so that the asker applies the same."""
+    """Answer to AskOutcome. The numbers of the commit come with COMMITTED, so that the asker applies the same.
+
+    `forgotten`: as in AskOutcome, of whom the replica that answers knows it.
+    """
 
     key: StepKey
     outcome: Outcome
     scale: float = 0.0
     lr: float = 0.0
     skipped: bool = False
+    forgotten: tuple[PeerId, ...] = ()
 
 
 class Fence(Struct, frozen=True, tag="fence"):

@@ -1,0 +1,61 @@
+"""What the replicas of a path tell each other about a step that its trainer decides no more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from shoal.ids import PeerId
+from shoal.wire.messages.step import Outcome
+
+
+class Settlement:
+    """The answers of the others, as one replica that has prepared the step knows them.
+
+    It is aborted when all others deny it. The word of those who have not committed it counts only as long as nobody can
+    still bring it to them that it was: a replica that was started again has forgotten whether its earlier life had
+    committed it, and whom that has told. So whoever hears that one has forgotten asks all that have not committed it
+    once more, and tells them who has. From then on they do not believe what comes late from the earlier life; so it is
+    from each of them either the commit, or a denial that stays true.
+
+    Args:
+        others: The peers of the path without this replica.
+    """
+
+    def __init__(self, others: Collection[PeerId]) -> None:
+        self._others = others
+        self._answers: dict[PeerId, Outcome] = {}
+
+    @property
+    def forgotten(self) -> tuple[PeerId, ...]:
+        """Who has forgotten what was known of the step there."""
+        return tuple(peer for peer in self._others if self._answers.get(peer) == Outcome.FORGOTTEN)
+
+    def unanswered(self) -> list[PeerId]:
+        """Who has not answered, or has to be asked once more."""
+        return [peer for peer in self._others if peer not in self._answers]
+
+    def learn(self, forgotten: Collection[PeerId]) -> bool:
+        """These have forgotten the step. Returns whether that is news, so that the others are to be asked once more."""
+        news = {peer for peer in self._others if peer in forgotten} - set(self.forgotten)
+        if news:
+            final = {peer: answer for peer, answer in self._answers.items() if answer != Outcome.NOT_COMMITTED}
+            self._answers = final | dict.fromkeys(news, Outcome.FORGOTTEN)
+        return bool(news)
+
+    def hear(self, sender: PeerId, outcome: Outcome, forgotten: Collection[PeerId]) -> bool:
+        """Take an answer, unless it is of an earlier life, or given before its sender knew who has forgotten.
+
+        Args:
+            sender: Whose answer it is.
+            outcome: How the step stands there.
+            forgotten: Of whom the sender knew, when it answered, that they have forgotten it.
+
+        Returns:
+            Whether it counts.
+        """
+        if sender in self.forgotten or sender not in self._others:
+            return False
+        if outcome == Outcome.NOT_COMMITTED and not set(self.forgotten) <= set(forgotten):
+            return False
+        self._answers[sender] = outcome
+        return True
