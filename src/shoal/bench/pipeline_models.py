@@ -28,7 +28,7 @@ class Workload:
     flags: tuple[str, ...]
     batch: int
     microbatches: int
-    schedule: str = "1f1b"
+    schedule: str = "zero_bubble"
 
     @property
     def all_flags(self) -> list[str]:

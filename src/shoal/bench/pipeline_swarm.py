@@ -30,7 +30,7 @@ from shoal.errors import RemoteError
 from shoal.runtime.process_info import command_line, cpu_s, descendants, thread_cpu_s
 
 _TIMEOUT_S = 90.0
-_LOOK_S = 0.02
+_LOOK_S = 0.1
 _STILL_S = 0.25
 """So long no server has computed anything when all steps are over: longer than anything between two operations."""
 _GRACE_S = 10.0
