@@ -38,7 +38,8 @@ def life(number: int, name: str, script: str, path: str = "PQ", earlier: Sequenc
             lines.append(Began(key(step), peers, (SampleRange(0, 0, 1),), (1,)))
         else:
             lines.append(Applied(key(word), 1.0, 0.1, False, 1.0, None))
-    return life_of(number, PeerId(name), int(name in "QT"), PLACE, lines, dict(enumerate(earlier, 1)))
+    known = {place: [each] for place, each in enumerate(earlier, 1)}
+    return life_of(number, PeerId(name), int(name in "QT"), PLACE, lines, known)
 
 
 def record(round: int, *stages: Sequence[str]) -> Record:

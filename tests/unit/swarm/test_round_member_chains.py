@@ -55,7 +55,7 @@ def test_an_older_record_is_taken_only_in_place_of_the_own_one(member: RoundMemb
     assert isinstance(state.message, RoundState)
     assert (state.message.record, state.message.basis) == (OWN, Basis(7, MINE))
     [swap] = member.fetched(record_hash(OTHER), THEIRS)
-    assert isinstance(swap, Swap)
+    assert swap == Swap(opened(OTHER), THEIRS, leaves_chain=True)
     member.swapped(THEIRS, {})
     assert (member.tip.hash, member.round) == (record_hash(OTHER), 4)
 
@@ -64,6 +64,6 @@ def test_a_stage_of_the_other_chain_may_go_on_from_the_bytes_that_are_here(membe
     basis = Basis(7, MINE)
     assert member.receive(THERE.peer, Restore(THERE, OTHER, 0, basis)) == []
     restore = Restore(THERE, OTHER, 0, basis, instead_of=record_hash(OWN))
-    assert member.receive(THERE.peer, restore) == [Swap(opened(OTHER), MINE)]
+    assert member.receive(THERE.peer, restore) == [Swap(opened(OTHER), MINE, leaves_chain=True)]
     member.swapped(MINE, {})
     assert (member.tip.round, member.is_restored) == (3, True)
