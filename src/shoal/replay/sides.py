@@ -114,7 +114,7 @@ class _Needs:
                     self._begun[step].append((life.number, index))
         of_records = {(s.life, s.start) for of_round in members for s in of_round.values()}
         self._stops = [
-            _own_need(mine, of_records) if _has_left(mine, life) else len(mine.events)
+            _own_need(mine, of_records) if len(mine.events) < len(life.events) else len(mine.events)
             for mine, life in zip(self._lives, lives, strict=True)
         ]
         self._seen = [0] * len(self._lives)
@@ -149,10 +149,6 @@ class _Needs:
         if self._stops[number] < stop:
             self._stops[number] = stop
             yield number
-
-
-def _has_left(mine: Life, life: Life) -> bool:
-    return len(mine.events) < len(life.events) or life.heir is not None
 
 
 def _own_need(life: Life, of_records: set[tuple[int, int]]) -> int:

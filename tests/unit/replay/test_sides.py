@@ -146,10 +146,19 @@ def test_a_snapshot_is_that_of_the_chain_on_which_it_was_made() -> None:
     # The first file has two parts in round 3, of both chains; the second one goes on from that of this chain.
     found = lives(
         **STANDING,
-        Q="L0 L1 L2' QS+b2 b2 QS+b3 b3 A2 QS+c2 c2 QS+c3 | L2 S1 QS+c4 c4 L3",
-        S="L0 L1 L2' QS+b2 b2 QS+b3 b3 A2 QS+c2 c2 QS+c3 QS+c4 c4 L3",
+        Q="L0 L1 L2 QS+c2 c2 QS+c3 A2' QS+b2 b2 QS+b3 b3 | L2 S1 QS+c4 c4 L3",
+        S="L0 L1 L2 QS+c2 c2 QS+c3 QS+c4 c4 L3",
     )
-    assert [entry.key.number for entry in found[-3].segments[0].log] == [2, 4]
+    assert [entry.key.number for entry in found[-2].segments[0].log] == [2, 4]
+    assert done_by(found)["Q"] == ["c2", "c4"]
+
+
+def test_a_snapshot_from_before_the_sides_parted_is_made_again_though_its_server_then_left() -> None:
+    found = lives(
+        **STANDING,
+        Q="L0 L1 L2 QS+c2 c2 QS+c3 L3' | L2 S1 QS+c4 c4 L3",
+        S="L0 L1 L2 QS+c2 c2 QS+c3 QS+c4 c4 L3",
+    )
     assert done_by(found)["Q"] == ["c2", "c4"]
 
 
