@@ -14,7 +14,7 @@ from typing import NamedTuple
 from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
-from shoal.swarm.records import Logs
+from shoal.swarm.records import Logs, weight
 from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import StepEntry
 
@@ -217,17 +217,18 @@ Members = Mapping[tuple[int, PeerId], Segment]
 def members_of(record: Record, lives: Sequence[Life], logs: Logs) -> Members:
     """Return the segments that a record speaks of.
 
-    A peer may have had several lives in a round. It is the last one whose steps are those that it has joined with; if
-    there is none, the last one of all, and whoever compares the logs will see it.
+    A peer may have had several lives in a round. It is the last one whose steps are those that it has joined with, or
+    without a step log as many samples as it has brought; if there is none, the last one of all, and whoever compares
+    the logs will see it.
 
     Args:
         record: Of the round.
         lives: All of the run.
-        logs: The round's step log, by replica; without one, the last life counts.
+        logs: The round's step log, by replica.
     """
     found: dict[tuple[int, PeerId], Segment] = {}
     for outcome in record.stages:
-        for peer in outcome.members:
+        for peer, due in zip(outcome.members, outcome.weights, strict=True):
             segments = [
                 life_segments[-1]
                 for life in lives
@@ -235,7 +236,7 @@ def members_of(record: Record, lives: Sequence[Life], logs: Logs) -> Members:
                 and (life_segments := [s for s in life.segments if s.round == record.round])
             ]
             wanted = logs[peer][1] if peer in logs else None
-            equal = [segment for segment in segments if segment.log == wanted]
+            equal = [s for s in segments if (weight(s.log) == due if wanted is None else s.log == wanted)]
             if segments:
                 found[outcome.stage, peer] = (equal or segments)[-1]
     return found

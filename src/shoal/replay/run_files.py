@@ -107,8 +107,8 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
     ):
         raise ConfigError(
             f"{directory} begins with round {first.round}: the client of another host has recorded the rounds before. "
-            f"Copy the files of these rounds in `rounds` and `steps`, and what is missing here in `replicas`, from the "
-            f"folder of run {first.run_id} there"
+            "Copy what is missing here of the rounds up to this one in `rounds` and `steps`, and in `replicas`, "
+            f"from the folder of run {first.run_id} there"
         )
     if shared_configuration(config) != genesis.configuration:
         raise ConfigError(

@@ -89,7 +89,7 @@ def make_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Mak
 
 
 def whole_folder(log_dir: Path) -> Path:
-    """Return the folder of the client that led at the end, with what it lacks of the rounds before from other hosts."""
+    """Return the folder of the client that led at the end, with what it lacks of the first rounds from other hosts."""
     records = {
         folder: [record for record, _ in read_records(folder)]
         for folder in (log_dir, *sorted(log_dir.parent.glob(f"{log_dir.name}-host*")))
@@ -98,7 +98,7 @@ def whole_folder(log_dir: Path) -> Path:
     first = records[leader][0].round
     for folder in records:
         earlier = [*folder.glob("rounds/round_*.json"), *folder.glob("steps/round_*.jsonl")]
-        for path in [path for path in earlier if int(path.stem.removeprefix("round_")) < first]:
+        for path in [path for path in earlier if int(path.stem.removeprefix("round_")) <= first]:
             _copy_missing(path, leader / path.relative_to(folder))
         for path in folder.glob("replicas/*"):
             _copy_missing(path, leader / path.relative_to(folder))

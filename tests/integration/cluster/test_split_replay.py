@@ -24,10 +24,13 @@ pytestmark = pytest.mark.anyio
 DATASET = make_text(1000)
 
 
-async def train_apart(make_cluster: MakeCluster, *, here_is_ahead: bool, step: int) -> Path:
+async def train_apart(
+    make_cluster: MakeCluster, *, here_is_ahead: bool, step: int, restarts: int | None = None
+) -> Path:
     """Part the swarm at a step, let both sides train and meet again; return the folder of the client that led first.
 
-    The side that is not ahead is the one that is left; the client that leads at the end is `THERE`.
+    The side that is not ahead is the one that is left; the client that leads at the end is `THERE`. The server
+    `restarts` is killed and started again when its side has a record of its own.
     """
     slow = THERE if here_is_ahead else HERE
     times_s = {server: 0.03 if server in slow else 0.01 for server in (*HERE, *THERE)}
@@ -35,8 +38,17 @@ async def train_apart(make_cluster: MakeCluster, *, here_is_ahead: bool, step: i
     async with make_cluster(CONFIG, dataset=DATASET, replicas=[0, 0, 1, 1], paces=paces) as cluster:
         parted = Parted(cluster, paces, kills_client=False)
         cluster.when(Open, action=parted.part, number=step)
+
+        async def restart(server: int) -> None:
+            while not parted.second or cluster.servers[server].replica.member.held_round == 0:
+                await cluster.device.run(int)
+            cluster.kill_server(server)
+            await cluster.restart_server(server)
+
         with anyio.fail_after(100):
             cluster._tasks.start_soon(parted.meet, here_is_ahead)
+            if restarts is not None:
+                cluster._tasks.start_soon(restart, restarts)
             with pytest.raises(ExceptionGroup):
                 await cluster.host.run_client()
             while not parted.ended:
@@ -126,9 +138,10 @@ def check_put_away(folder: Path) -> None:
 async def test_a_split_in_the_first_round_is_replayed_and_the_folder_of_the_side_that_was_left_says_what_it_is(
     make_cluster: MakeCluster,
 ) -> None:
-    left = await train_apart(make_cluster, here_is_ahead=False, step=1)
+    left = await train_apart(make_cluster, here_is_ahead=False, step=1, restarts=HERE[1])
     folder = whole_folder(left)
     assert folder != left
+    assert (folder / f"replicas/server{HERE[1]}.2.jsonl").exists()
     assert (left / "rounds/round_0001.json").read_bytes() != (folder / "rounds/round_0001.json").read_bytes()
     reproduces(folder, CONFIG, DATASET)
     verdict = checked(left)
