@@ -158,6 +158,11 @@ def set_aside(directory: Path, record: Record, digest: str) -> None:
         ) from error
 
 
+def left_folders(directory: Path) -> list[Path]:
+    """What was put away by `set_aside`: folders with records and step logs as a run's directory has them, in order."""
+    return sorted((path for path in (directory / _LEFT).glob("*") if path.name.isdigit()), key=lambda p: int(p.name))
+
+
 def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
     """The records of a run in the order of their rounds, from D_1 on; their chain is not checked.
 

@@ -73,9 +73,9 @@ class ClosedSteps(Protocol):
 class StepService(Protocol):
     """The steps of the replica, as the round needs them; `pipeline.StageWorker` is one."""
 
-    def start_round(self, round: int, held: str = "") -> None:
+    def start_round(self, round: int, held: str = "", anew: bool = False) -> None:
         """The replica holds D_{round-1}, whose hash is `held`: steps on top of it may begin. What is open is dropped;
-        with round 0 none may begin."""
+        with round 0 none may begin. `anew`: the inner optimizer has done no step."""
         ...
 
     async def close(self, round: int) -> ClosedSteps:
@@ -253,8 +253,8 @@ class RoundMember:
                             tasks.start_soon(self._close, round)
                         case RunRing(view):
                             self._start_ring(tasks, view)
-                        case Swap(record, hashes):
-                            await self._swap(record, hashes)
+                        case Swap() as swap:
+                            await self._swap(swap)
                         case Fetch() as order:
                             self._start_fetch(tasks, order)
                 self._has_jobs = anyio.Event()
@@ -351,21 +351,22 @@ class RoundMember:
     async def _stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:
         await self._device.run(self._state.stage_fetched, state, hashes)
 
-    async def _swap(self, record: Record, hashes: StageHashes) -> None:
+    async def _swap(self, swap: Swap) -> None:
+        record, hashes, leaves_chain = swap.record, swap.hashes, swap.leaves_chain
         self._ring_scope.cancel()
         self._fetch_scope.cancel()
         self._ring.end()
         if self._machine.joined is None:
             self._steps.start_round(0)  # it was left out of the round: what it still trains is lost
         try:
-            average = await self._device.run(self._state.swap, hashes)
+            average = await self._device.run(self._state.swap, hashes, leaves_chain)
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))
             return
         before, self._sent_before = self._sent_before, self._sent_bytes()
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._do(self._machine.swapped(hashes, sent))
-        self._steps.start_round(record.round + 1, self._machine.tip.hash)
+        self._steps.start_round(record.round + 1, self._machine.tip.hash, leaves_chain)
         if self._snapshots is not None:
             self._snapshots.recorded(record.round)
             self._resume(self._snapshots)
@@ -373,6 +374,8 @@ class RoundMember:
             logger.warning("stage.restored", extra={"round": record.round, "from": self._machine.basis.round})
         else:
             self._donor.hold(record.round, self._machine.tip.hash, self._state.held, average)
+        if leaves_chain:
+            logger.warning("replica.chain_left", extra={"round": record.round, "stage": self._stage})
         fields = {"round": record.round, "stage": self._stage, **msgspec.structs.asdict(hashes)}
         logger.info("round.swapped", extra=fields)
         self._tell(RoundSwapped(record, hashes))

@@ -117,7 +117,7 @@ class ReplicaState:
         )
         self._staged: dict[StageHashes, _Staged] = {}
         self._pinned: StageHashes | None = None
-        self._is_broken = False
+        self._forgets = False
         self.hashes = self._held.hashes()
         stage.held_parameters = self.held_parameters
 
@@ -150,7 +150,7 @@ class ReplicaState:
         norm = math.sqrt(squared_norm(pseudo_gradient(self._held.parameters_N, local_N, out=local_N)).item())
         if not self._stage.float_buffers_flat().isfinite().all():
             norm = math.nan
-        self._is_broken = not math.isfinite(norm)
+        self._forgets = not math.isfinite(norm)
         return norm
 
     def contribution(
@@ -211,11 +211,15 @@ class ReplicaState:
         """Keep the staged bytes with these hashes until a swap, and no longer those that were pinned before."""
         self._pinned = hashes
 
-    def swap(self, hashes: StageHashes) -> Contribution | None:
+    def swap(self, hashes: StageHashes, anew: bool = False) -> Contribution | None:
         """Make the staged bytes with these hashes the state, and the local parameters and buffers equal to it.
 
         Those that are held already will do as well: then only what was trained on top of them is dropped. See
         `restore` for the inner optimizer.
+
+        Args:
+            hashes: Of the staged bytes.
+            anew: The inner optimizer begins anew, as that of a replica that has just started.
 
         Returns:
             The averages from which it was computed, if they were to be kept.
@@ -229,17 +233,19 @@ class ReplicaState:
         state, average = staged
         self._held = state
         self.hashes = hashes
+        self._forgets = self._forgets or anew
         self.restore()
         return average
 
     def restore(self) -> None:
         """Make the local parameters and buffers equal to the held state, and forget what is staged.
 
-        Inner optimizer moments stay local, unless they belong to parameters that are not finite.
+        Inner optimizer moments stay local, unless they belong to parameters that are not finite or to another chain of
+        records.
         """
-        if self._is_broken:
+        if self._forgets:
             self._stage.forget_moments()
-            self._is_broken = False
+            self._forgets = False
         self._staged.clear()
         self._pinned = None
         self._stage.load_parameters(self._held.parameters_N)

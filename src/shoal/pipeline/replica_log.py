@@ -63,10 +63,19 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="event"):
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", tag_field="event"):
     """Parameters and buffers are now those of record `round`; what was trained before is gone but for the optimizer's
-    own state. The hashes are those of another record where the stage was restored."""
+    own state. The hashes are those of another record where the stage was restored.
+
+    Attributes:
+        round: Of the record.
+        hashes: Of parameters, momentum and buffers.
+        record: The record's hash: there may be two of a round, on two sides of a split. Older logs do not say it.
+        anew: The record is of another chain than the one before: the optimizer has done no step.
+    """
 
     round: int
     hashes: StageHashes
+    record: str = ""
+    anew: bool = False
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", tag_field="event"):
@@ -131,10 +140,10 @@ class ReplicaLog:
             self._give_up(error)
         self._write(started)
 
-    def loaded(self, round: int) -> None:
-        """The replica holds the state of record `round`."""
+    def loaded(self, round: int, record: str, anew: bool) -> None:
+        """The replica holds the state of record `round`, whose hash is `record`; see `Loaded` for `anew`."""
         self._totals.clear()
-        self._write(Loaded(round, self._hashes()))
+        self._write(Loaded(round, self._hashes(), record, anew))
 
     def resumed(self, life: int, commits: int) -> None:
         """The replica goes on from a snapshot of an earlier life."""

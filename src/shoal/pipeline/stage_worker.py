@@ -212,13 +212,13 @@ class StageWorker:
         self._evaluator.peer_lost(peer)
         self._do(self._machine.peer_lost(peer))
 
-    def start_round(self, round: int, held: str = "") -> None:
+    def start_round(self, round: int, held: str = "", anew: bool = False) -> None:
         """The module holds D_{round-1}, whose hash is `held`: steps on top of it may be opened; log and version start
-        again."""
+        again. `anew`: the optimizer has done no step."""
         self._committed_before += self._machine.version
         self._round_starts = True
         if self._replica_log is not None and round > 0:
-            self._replica_log.loaded(round - 1)
+            self._replica_log.loaded(round - 1, held, anew)
         self._do(self._machine.start_round(round, held))
 
     def resume(self, log: tuple[StepEntry, ...], content: Tensor, life: int) -> bool:

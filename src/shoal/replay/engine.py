@@ -68,13 +68,15 @@ class _Step:
     """A step that is being computed, as this process sees it.
 
     Attributes:
-        key: Which.
+        number: Which one of the replay.
+        key: Its key.
         sizes: Samples of each microbatch.
         batches: Inputs and labels of each; none where this process needs neither.
         path: Who computes which stages of it.
         replicas: By stage, those of this process.
     """
 
+    number: int
     key: StepKey
     sizes: tuple[int, ...]
     batches: Sequence[tuple[WireTensor, WireTensor]]
@@ -83,7 +85,7 @@ class _Step:
 
     def name(self, microbatch: int, stage: int, content: int) -> Name:
         """Of a parcel that crosses from one stretch to another one."""
-        return (content, *self.key, microbatch, stage)
+        return (content, self.number, microbatch, stage)
 
 
 class Engine:
@@ -195,6 +197,7 @@ class Engine:
             return
         sizes, has_end = began.microbatch_samples, not {0, len(action.lives) - 1}.isdisjoint(mine)
         step = _Step(
+            action.number,
             key,
             sizes,
             self._samples.microbatches(began.samples, sizes) if has_end else (),

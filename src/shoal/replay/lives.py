@@ -1,22 +1,31 @@
 """The lives of a run's replicas, and which of them a round's record speaks of. Pure.
 
-A *life* is one replica from its start to its end: a server that is started again, or sent to another stage, begins
-another one. A *segment* is what a life did between one load of a state and the next: its part in one round.
+A *life* is one replica from its start to its end: a server that is started again, sent to another stage, or takes the
+state of another chain of records with an optimizer that has done no step, begins another one. A *segment* is what a
+life did between one load of a state and the next: its part in one round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
-from shoal.swarm.records import Logs
+from shoal.swarm.records import Logs, weight
 from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import StepEntry
 
 Event = Loaded | Resumed | Began | Applied
+
+
+class Step(NamedTuple):
+    """One attempt at a step. Trainers of two sides of a split may give the same key, over other replicas."""
+
+    key: StepKey
+    path: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,7 @@ class Segment:
 
     Attributes:
         life: Whose.
+        loaded: What it began with.
         round: In which it trained: the one after the record that was loaded.
         start: Index of the load among the life's events.
         stop: Index of the next load, or the number of events.
@@ -42,6 +52,7 @@ class Segment:
     """
 
     life: int
+    loaded: Loaded
     round: int
     start: int
     stop: int
@@ -60,6 +71,7 @@ class Life:
         place: Where it computed.
         events: What it did, in order.
         segments: The same, cut at the loads.
+        heir: The life of the same replica on the chain of records that it has taken after this one's; None without.
     """
 
     number: int
@@ -68,20 +80,21 @@ class Life:
     place: Place
     events: tuple[Event, ...]
     segments: tuple[Segment, ...]
+    heir: int | None = None
 
 
-def life_of(
+def lives_of(
     number: int,
     peer: PeerId,
     stage: int,
     place: Place,
     lines: Sequence[Line],
-    earlier: Mapping[int, Life] | None = None,
-) -> Life:
-    """Return a life from the lines of its log behind the first one.
+    earlier: Mapping[int, Sequence[Life]] | None = None,
+) -> list[Life]:
+    """Return the lives of a replica from the lines of its log behind the first one; at least one.
 
     Args:
-        number: Its place among the lives of the run.
+        number: Place of the first one among the lives of the run.
         peer: Who it was.
         stage: Which it served.
         place: Where it computed.
@@ -91,23 +104,58 @@ def life_of(
     Raises:
         RecordRejected: It goes on from one that is not there.
     """
+    begins = [0, *(index for index, line in enumerate(lines) if isinstance(line, Loaded) and line.anew)]
+    stops = [*begins[1:], len(lines)]
+    last = number + len(begins) - 1
+    return [
+        life_of(each, peer, stage, place, lines[start:stop], earlier, None if each == last else each + 1)
+        for each, (start, stop) in enumerate(zip(begins, stops, strict=True), number)
+    ]
+
+
+def life_of(
+    number: int,
+    peer: PeerId,
+    stage: int,
+    place: Place,
+    lines: Sequence[Line],
+    earlier: Mapping[int, Sequence[Life]] | None = None,
+    heir: int | None = None,
+) -> Life:
+    """Return a life from its lines.
+
+    Args:
+        number: Its place among the lives of the run.
+        peer: Who it was.
+        stage: Which it served.
+        place: Where it computed.
+        lines: Of its log.
+        earlier: See `lives_of`.
+        heir: See `Life`.
+
+    Raises:
+        RecordRejected: It goes on from one that is not there.
+    """
     events = tuple(line for line in lines if isinstance(line, Event))
-    loads = [index for index, event in enumerate(events) if isinstance(event, Loaded)]
-    stops = [*loads[1:], len(events)]
-    known = earlier or {}
-    segments = tuple(_segment(number, events, start, stop, known) for start, stop in zip(loads, stops, strict=True))
-    return Life(number, peer, stage, place, events, segments)
+    loads = [(index, event) for index, event in enumerate(events) if isinstance(event, Loaded)]
+    stops = [*(index for index, _ in loads[1:]), len(events)]
+    segments = tuple(
+        _segment(number, loaded, events, start, stop, earlier or {})
+        for (start, loaded), stop in zip(loads, stops, strict=True)
+    )
+    return Life(number, peer, stage, place, events, segments, heir)
 
 
-def _segment(life: int, events: Sequence[Event], start: int, stop: int, earlier: Mapping[int, Life]) -> Segment:
-    loaded = events[start]
-    round = loaded.round + 1 if isinstance(loaded, Loaded) else 0
+def _segment(
+    life: int, loaded: Loaded, events: Sequence[Event], start: int, stop: int, earlier: Mapping[int, Sequence[Life]]
+) -> Segment:
+    round = loaded.round + 1
     begun: dict[StepKey, tuple[int, Began]] = {}
     log: list[StepEntry] = []
     origin: Boundary | None = None
     for event in events[start + 1 : stop]:
         if isinstance(event, Resumed):
-            before = _resumed(event, round, earlier)
+            before = _resumed(event, loaded, earlier)
             origin = Boundary(before.life, round, event.commits)
             log += before.log[: event.commits]
         elif isinstance(event, Began):
@@ -126,23 +174,40 @@ def _segment(life: int, events: Sequence[Event], start: int, stop: int, earlier:
                     skipped=event.skipped,
                 )
             )
-    return Segment(life, round, start, stop, tuple(log), origin)
+    return Segment(life, loaded, round, start, stop, tuple(log), origin)
 
 
-def _resumed(event: Resumed, round: int, earlier: Mapping[int, Life]) -> Segment:
-    """The segment from whose snapshot a life goes on.
+def _resumed(event: Resumed, loaded: Loaded, earlier: Mapping[int, Sequence[Life]]) -> Segment:
+    """The segment from whose snapshot a life goes on: it began with the same record.
 
     Raises:
         RecordRejected: It is not there, or not as long.
     """
-    life = earlier.get(event.life)
-    segments = [segment for segment in life.segments if segment.round == round] if life is not None else []
+    round = loaded.round + 1
+    segments = [
+        segment
+        for life in earlier.get(event.life, ())
+        for segment in life.segments
+        if (segment.round, segment.loaded.record) == (round, loaded.record)
+    ]
     if not segments or len(segments[-1].log) < event.commits:
         raise RecordRejected(
             f"a replica goes on from a snapshot of life {event.life} of its server, after {event.commits} steps of "
             f"round {round}, and the log of that life does not have them; copy it from its host"
         )
     return segments[-1]
+
+
+def steps_at(life: Life) -> dict[int, Step]:
+    """Return the steps that a life began or committed, by index of the event; what it did not begin has no path."""
+    found: dict[int, Step] = {}
+    begun: dict[StepKey, Step] = {}
+    for index, event in enumerate(life.events):
+        if isinstance(event, Began):
+            begun[event.key] = found[index] = Step(event.key, event.path)
+        elif isinstance(event, Applied):
+            found[index] = begun.get(event.key, Step(event.key, ()))
+    return found
 
 
 Members = Mapping[tuple[int, PeerId], Segment]
@@ -152,17 +217,18 @@ Members = Mapping[tuple[int, PeerId], Segment]
 def members_of(record: Record, lives: Sequence[Life], logs: Logs) -> Members:
     """Return the segments that a record speaks of.
 
-    A peer may have had several lives in a round. It is the last one whose steps are those that it has joined with; if
-    there is none, the last one of all, and whoever compares the logs will see it.
+    A peer may have had several lives in a round. It is the last one whose steps are those that it has joined with, or
+    without a step log as many samples as it has brought; if there is none, the last one of all, and whoever compares
+    the logs will see it.
 
     Args:
         record: Of the round.
         lives: All of the run.
-        logs: The round's step log, by replica; without one, the last life counts.
+        logs: The round's step log, by replica.
     """
     found: dict[tuple[int, PeerId], Segment] = {}
     for outcome in record.stages:
-        for peer in outcome.members:
+        for peer, due in zip(outcome.members, outcome.weights, strict=True):
             segments = [
                 life_segments[-1]
                 for life in lives
@@ -170,7 +236,7 @@ def members_of(record: Record, lives: Sequence[Life], logs: Logs) -> Members:
                 and (life_segments := [s for s in life.segments if s.round == record.round])
             ]
             wanted = logs[peer][1] if peer in logs else None
-            equal = [segment for segment in segments if segment.log == wanted]
+            equal = [s for s in segments if (weight(s.log) == due if wanted is None else s.log == wanted)]
             if segments:
                 found[outcome.stage, peer] = (equal or segments)[-1]
     return found

@@ -20,9 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.errors import Contradiction
-from shoal.ids import StepKey
 from shoal.pipeline.replica_log import Applied, Began, Loaded, Resumed
-from shoal.replay.lives import Boundary, Life, Members
+from shoal.replay.lives import Boundary, Life, Members, Step, steps_at
 from shoal.wire.messages.round import Record
 
 
@@ -60,12 +59,14 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A step is computed over the lives of its path, in stage order; `keeps` says who of them commits it later."""
+    """A step is computed over the lives of its path, in stage order; `keeps` says who of them commits it later.
+    `number` counts them, from 1."""
 
     round: int
     began: Began
     lives: tuple[Life, ...]
     keeps: tuple[bool, ...]
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,11 @@ class ReplayOrder:
         self._last = {segment.life: segment.round for of_round in members for segment in of_round.values()}
         self._ended: set[int] = set()
         self._averaged = 0
-        self._needed = _applied_by(lives, len(records))
-        self._begun: defaultdict[StepKey, dict[int, Life]] = defaultdict(dict)
-        self._open: defaultdict[int, set[StepKey]] = defaultdict(set)
-        self._computed: set[StepKey] = set()
+        self._steps = [steps_at(life) for life in lives]
+        self._needed = _applied_by(lives, self._steps, len(records))
+        self._begun: defaultdict[Step, dict[int, Life]] = defaultdict(dict)
+        self._open: defaultdict[int, set[Step]] = defaultdict(set)
+        self._computed: set[Step] = set()
         self._origins = _origins(lives)
         self._commits: dict[int, int] = {}
         self._kept: set[Boundary] = set()
@@ -153,12 +155,13 @@ class ReplayOrder:
         while (cursor := self._cursor[number]) < len(events):
             match events[cursor]:
                 case Began() as began:
-                    if began.key in self._needed and began.path[life.stage : life.stage + 1] == (life.peer,):
-                        self._open[number].add(began.key)
-                        self._begun[began.key][life.stage] = life
-                        yield from self._computable(began)
+                    step = self._steps[number][cursor]
+                    if step in self._needed and began.path[life.stage : life.stage + 1] == (life.peer,):
+                        self._open[number].add(step)
+                        self._begun[step][life.stage] = life
+                        yield from self._computable(step, began)
                 case Applied() as applied:
-                    if self._open[number] or applied.key not in self._computed:
+                    if self._open[number] or self._steps[number][cursor] not in self._computed:
                         return
                     yield Apply(self._round[number], life, applied)
                     self._commits[number] += 1
@@ -191,17 +194,17 @@ class ReplayOrder:
                 yield Keep(life, boundary, heir)
         self._kept.add(boundary)
 
-    def _computable(self, began: Began) -> Iterator[Compute]:
+    def _computable(self, step: Step, began: Began) -> Iterator[Compute]:
         """A step that has begun on its whole path."""
-        on_path = self._begun[began.key]
-        if len(on_path) < len(began.path):
+        on_path = self._begun[step]
+        if len(on_path) < len(step.path):
             return
-        lives = tuple(on_path[stage] for stage in range(len(began.path)))
+        lives = tuple(on_path[stage] for stage in range(len(step.path)))
         for life in lives:
-            self._open[life.number].discard(began.key)
-        self._computed.add(began.key)
-        keeps = tuple(life.number in self._needed[began.key] for life in lives)
-        yield Compute(self._round[lives[0].number], began, lives, keeps)
+            self._open[life.number].discard(step)
+        self._computed.add(step)
+        keeps = tuple(life.number in self._needed[step] for life in lives)
+        yield Compute(self._round[lives[0].number], began, lives, keeps, len(self._computed))
 
     def _average(self) -> Average | None:
         """The end of the next round, if all its members are there."""
@@ -232,21 +235,21 @@ class ReplayOrder:
                         peer,
                     )
         for life in self._lives:
-            if self._cursor[life.number] < len(life.events) and self._round.get(life.number) == record.round:
-                event = life.events[self._cursor[life.number]]
-                waits = sorted(self._open[life.number]) or ([event.key] if isinstance(event, Applied) else [])
-                for key in waits:
-                    return self._waiting(record.round, life, key)
+            cursor = self._cursor[life.number]
+            if cursor < len(life.events) and self._round.get(life.number) == record.round:
+                is_commit = isinstance(life.events[cursor], Applied)
+                waits = sorted(self._open[life.number]) or ([self._steps[life.number][cursor]] if is_commit else [])
+                for step in waits:
+                    return self._waiting(record.round, life, step)
         (stage, peer), _ = next(item for item in members.items() if self._cursor[item[1].life] < item[1].stop)
         return Contradiction("its log does not lead to the end of the round", record.round, stage, peer)
 
-    def _waiting(self, round: int, life: Life, key: StepKey) -> Contradiction:
+    def _waiting(self, round: int, life: Life, step: Step) -> Contradiction:
         """A step of this life that cannot be computed."""
-        path = next((e.path for e in life.events if isinstance(e, Began) and e.key == key), None)
-        if path is None:
+        key, begun = step.key, self._begun[step]
+        if not step.path:
             return Contradiction(f"its log commits step {key} without having begun it", round, life.stage, life.peer)
-        begun = self._begun[key]
-        for stage, peer in enumerate(path):
+        for stage, peer in enumerate(step.path):
             if stage not in begun:
                 return Contradiction(
                     f"step {key} went through this replica, and its log does not have it where the others have theirs: "
@@ -270,15 +273,15 @@ def _first(life: Life, members: Sequence[Members]) -> int:
     return len(life.events)
 
 
-def _applied_by(lives: Sequence[Life], last_round: int) -> dict[StepKey, set[int]]:
+def _applied_by(lives: Sequence[Life], steps: Sequence[Mapping[int, Step]], last_round: int) -> dict[Step, set[int]]:
     """The steps that some life has committed up to a round, and which lives have."""
-    found: defaultdict[StepKey, set[int]] = defaultdict(set)
+    found: defaultdict[Step, set[int]] = defaultdict(set)
     for life in lives:
         for segment in life.segments:
             if segment.round <= last_round:
-                for event in life.events[segment.start : segment.stop]:
-                    if isinstance(event, Applied):
-                        found[event.key].add(life.number)
+                for index in range(segment.start, segment.stop):
+                    if isinstance(life.events[index], Applied):
+                        found[steps[life.number][index]].add(life.number)
     return dict(found)
 
 

@@ -12,6 +12,7 @@ from shoal.replay.lives import Life, Members, members_of
 from shoal.replay.order import Compute, ReplayOrder
 from shoal.replay.run_files import RunFiles
 from shoal.replay.sharing import share_lives
+from shoal.replay.sides import later_records, needed_of, side_of
 from shoal.replay.verdict import Difference
 from shoal.wire.messages.round import Record, SignedRecord
 
@@ -24,13 +25,15 @@ class Plan:
         chain: Records from the first one on, as far as each names the one before.
         broken: Why there are no more.
         members: Of each record.
-        lives: All of the run.
+        lives: All of the run, each as far as these rounds go.
+        strays: Replicas that have come from another chain of records, and should not have so.
     """
 
     chain: list[tuple[Record, SignedRecord]]
     broken: list[Difference]
     members: list[Members]
     lives: tuple[Life, ...]
+    strays: tuple[Difference, ...]
 
     def order(self) -> ReplayOrder:
         """Return the actions anew, to iterate over once."""
@@ -60,5 +63,7 @@ class Plan:
 def plan_of(files: RunFiles) -> Plan:
     """Return what can be computed of a run."""
     chain, broken = whole_chain(files)
-    members = [members_of(record, files.lives, files.logs.get(record.round, {})) for record, _ in chain]
-    return Plan(chain, broken, members, files.lives)
+    side = side_of(chain, files.lives)
+    members = [members_of(record, side.lives, files.logs.get(record.round, {})) for record, _ in chain]
+    lives = needed_of(side, files.lives, members)
+    return Plan(chain, broken or list(later_records(side, files)), members, lives, side.strays)

@@ -47,12 +47,13 @@ def main() -> None:
 
 def _compute(start: Start, say: Callable[[Report], None]) -> None:
     files = read_run(Path(start.directory))
+    plan = plan_of(files)
     links = {process: Link(socket.socket(fileno=fd), process) for process, fd in start.link_fds.items()}
     crew = Crew(start.homes, start.process, links)
-    engine = Engine(files.config, Samples(files.config), files.lives, crew)
+    engine = Engine(files.config, Samples(files.config), plan.lives, crew)
     # That the logs contradict each other is found by the replay itself, at the same place.
     with suppress(Contradiction):
-        for number, action in enumerate(plan_of(files).order()):
+        for number, action in enumerate(plan.order()):
             for difference in engine.act(action):
                 say(Found(number, difference))
             match action:

@@ -79,7 +79,7 @@ def replay(
             with Processes(files.directory, homes, run.has_computed) as engines:
                 differences = list(run.differences(engines))
         else:
-            differences = list(run.differences(_Alone(Engine(files.config, samples, files.lives), run.has_computed)))
+            differences = list(run.differences(_Alone(Engine(files.config, samples, plan.lives), run.has_computed)))
     finally:
         torch.set_num_threads(num_threads)
     lines = {
@@ -172,6 +172,7 @@ class _Replay:
             claims[record.round] = [
                 *record_follows(record, previous, logs, recorded),
                 *logs_agree(record, logs, of_round),
+                *(stray for stray in plan.strays if stray.round == record.round),
             ]
             previous = Tip(record.round, record_hash(signed), signed)
         found = yield from self._compare(engines, claims)

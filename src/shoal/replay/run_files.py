@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from shoal.averaging.journal import Genesis, read_genesis, read_records, read_steps, rounds_with_steps
+from shoal.averaging.journal import (
+    Genesis,
+    left_folders,
+    read_genesis,
+    read_records,
+    read_steps,
+    rounds_with_steps,
+)
 from shoal.config.load import load_config
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError, RecordRejected
 from shoal.ids import PeerId
 from shoal.pipeline.replica_log import Line, Started, life_number, read_replica_log, replica_logs
-from shoal.replay.lives import Life, life_of
-from shoal.swarm.records import Logs
+from shoal.replay.lives import Life, lives_of
+from shoal.swarm.records import Logs, record_hash
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
@@ -34,6 +41,7 @@ class RunFiles:
         logs: Step logs by round.
         undecided: Rounds of which only what may be decided was written.
         lives: Of its replicas.
+        left: Hashes of the records that are there and are of another chain.
     """
 
     directory: Path
@@ -44,6 +52,16 @@ class RunFiles:
     logs: Mapping[int, Logs]
     undecided: frozenset[int]
     lives: tuple[Life, ...]
+    left: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A record, and the folder that it and its step log are in."""
+
+    record: Record
+    signed: SignedRecord
+    folder: Path
 
 
 def read_run(directory: Path, config: Config | None = None) -> RunFiles:
@@ -60,9 +78,12 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
     try:
         genesis = read_genesis(directory)
         config = config or _config_of(directory)
-        records = tuple(read_records(directory))
+        chain, left = _chain(directory)
         logs = {round: _logs(directory, round) for round in rounds_with_steps(directory)}
-        lives = _lives(directory, {record.run_id for record, _ in records})
+        for round, found in chain.items():
+            if found.folder != directory and round in rounds_with_steps(found.folder):
+                logs[round] = _logs(found.folder, round)
+        lives = _lives(directory, {found.record.run_id for found in chain.values()})
     except FileNotFoundError as error:
         raise ConfigError(
             f"{directory} is no folder of a run: {error.filename} is missing; give logs/<run_id>, as it is printed "
@@ -70,8 +91,14 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
         ) from error
     except (RecordRejected, OSError) as error:
         raise ConfigError(f"{directory} cannot be read: {error}") from error
-    if not records:
+    if left and not chain:
+        raise ConfigError(
+            f"{directory} has only records of a chain that was left, in `left`: copy `rounds`, `steps` and `replicas` "
+            "here from the folder that the client of the other host has of this run"
+        )
+    if not chain:
         raise ConfigError(f"{directory}: no round of this run was ever recorded, so there is nothing to replay")
+    records = tuple((chain[round].record, chain[round].signed) for round in sorted(chain))
     first = records[0][0]
     if (
         first.recorded
@@ -80,7 +107,8 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
     ):
         raise ConfigError(
             f"{directory} begins with round {first.round}: the client of another host has recorded the rounds before. "
-            f"Copy what is missing here in `rounds`, `steps` and `replicas` from the folder of run {first.run_id} there"
+            "Copy what is missing here of the rounds up to this one in `rounds` and `steps`, and in `replicas`, "
+            f"from the folder of run {first.run_id} there"
         )
     if shared_configuration(config) != genesis.configuration:
         raise ConfigError(
@@ -91,7 +119,31 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
     undecided = frozenset(
         int(path.name.partition(".")[0].removeprefix("round_")) for path in (directory / "steps").glob("round_*.held")
     )
-    return RunFiles(directory, records[0][0].run_id, config, genesis, records, logs, undecided, lives)
+    return RunFiles(directory, first.run_id, config, genesis, records, logs, undecided, lives, left)
+
+
+def _chain(directory: Path) -> tuple[dict[int, _Found], frozenset[str]]:
+    """The records that lead to the last one, by round, and the hashes of all others.
+
+    A client that has gone on from another chain than its own has put its own records away, those before the two parted
+    among them.
+
+    Raises:
+        RecordRejected: A file is no record.
+        OSError: A file cannot be read.
+    """
+    found: dict[str, _Found] = {}
+    for folder in (directory, *left_folders(directory)):
+        for record, signed in read_records(folder):
+            found.setdefault(record_hash(signed), _Found(record, signed, folder))
+    # Where one is missing or does not fit, what is left of the earlier ones says more than nothing.
+    chain = {each.record.round: each for each in found.values() if each.folder == directory}
+    if chain:
+        earlier = found.get(chain[max(chain)].record.previous)
+        while earlier is not None:
+            chain[earlier.record.round] = earlier
+            earlier = found.get(earlier.record.previous)
+    return chain, frozenset(found) - {record_hash(each.signed) for each in chain.values()}
 
 
 def _config_of(directory: Path) -> Config:
@@ -111,14 +163,14 @@ def _lives(directory: Path, run_ids: set[str]) -> tuple[Life, ...]:
     folders = [directory, *sorted(directory.parent.glob(f"{directory.name}.servers*"))]
     lives: list[Life] = []
     for folder in folders:
-        known: defaultdict[PeerId, dict[int, Life]] = defaultdict(dict)
+        known: defaultdict[PeerId, dict[int, list[Life]]] = defaultdict(dict)
         for path in replica_logs(folder):
             lines: list[Line] = read_replica_log(path)
             if lines and isinstance(started := lines[0], Started) and started.run_id in run_ids:
                 earlier = known[started.peer]
-                life = life_of(len(lives), started.peer, started.stage, started.place, lines[1:], earlier)
-                earlier[life_number(path)] = life
-                lives.append(life)
+                of_file = lives_of(len(lives), started.peer, started.stage, started.place, lines[1:], earlier)
+                earlier[life_number(path)] = of_file
+                lives += of_file
     return tuple(lives)
 
 

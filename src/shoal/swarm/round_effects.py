@@ -207,12 +207,15 @@ class Swap:
     """Make the staged bytes with these hashes the replica's state, then report `swapped` (or `state_broken`).
 
     They are those that it holds already where its stage is restored; then they are not to be given as the record's.
+    With `leaves_chain` the record that was held is none of those before this one: what the optimizer has learnt since
+    the two chains have parted goes with it, so it begins anew.
 
     Steps that are still open, which only a replica that was left out can have, are dropped before.
     """
 
     record: Record
     hashes: StageHashes
+    leaves_chain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

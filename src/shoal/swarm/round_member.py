@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import NO_BALLOT, Ballot, PeerId, StepKey
+from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import Tip, names, outcome_of, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
@@ -330,7 +331,9 @@ class RoundMemberMachine:
 
     def _swap(self, signed: SignedRecord, record: Record, hashes: StageHashes) -> Effects:
         self.swapping, self.fetching = signed, None
-        return [Swap(record, hashes)]
+        tip = Tip(record.round, record_hash(signed), signed)
+        leaves_chain = tip.hash != self.tip.hash and not is_before(self.tip, tip, self._unseal)
+        return [Swap(record, hashes, leaves_chain)]
 
     def _move(self, message: Move) -> Effects:
         if self.destination is not None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.averaging.journal import read_records
 from shoal.config import Config
 from shoal.data.source import DataSet
 from shoal.data.text import text_dataset
@@ -63,8 +64,7 @@ def make_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Mak
     """Clusters with files of their own.
 
     Each run is replayed at the end of its test: whatever faults it had, it has to come to the recorded hashes again.
-    Not so one whose replicas are made to compute wrongly (`wrong_arithmetic`), or whose folders have records of two
-    chains (`two_chains`).
+    Not so one whose replicas are made to compute wrongly (`wrong_arithmetic`).
     """
     number = 0
     made: list[tuple[Path, Config, DataSet | None]] = []
@@ -79,22 +79,34 @@ def make_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Mak
         return Cluster(config, log_dir=log_dir, **options)
 
     yield make
-    if any(request.node.get_closest_marker(name) for name in ("wrong_arithmetic", "two_chains")):
+    if request.node.get_closest_marker("wrong_arithmetic"):
         return
     for log_dir, config, dataset in made:
-        for other in sorted(log_dir.parent.glob(f"{log_dir.name}-host*")):
-            _add_missing(other, log_dir)
         if (log_dir / "rounds/round_0001.json").exists():
-            reproduces(log_dir, config, dataset)
+            reproduces(whole_folder(log_dir), config, dataset)
 
 
-def _add_missing(other: Path, log_dir: Path) -> None:
-    """Bring what the client of a later host has written about its rounds to the folder of the first one."""
-    for path in (*other.glob("rounds/*.json"), *other.glob("steps/*.jsonl")):
-        place = log_dir / path.relative_to(other)
-        place.parent.mkdir(exist_ok=True)
-        if not place.exists():
-            shutil.copy(path, place)
+def whole_folder(log_dir: Path) -> Path:
+    """Return the folder of the client that led at the end, with what it lacks of the first rounds from other hosts."""
+    records = {
+        folder: [record for record, _ in read_records(folder)]
+        for folder in (log_dir, *sorted(log_dir.parent.glob(f"{log_dir.name}-host*")))
+    }
+    leader = max((folder for folder in records if records[folder]), key=lambda folder: records[folder][-1].ballot)
+    first = records[leader][0].round
+    for folder in records:
+        earlier = [*folder.glob("rounds/round_*.json"), *folder.glob("steps/round_*.jsonl")]
+        for path in [path for path in earlier if int(path.stem.removeprefix("round_")) <= first]:
+            _copy_missing(path, leader / path.relative_to(folder))
+        for path in folder.glob("replicas/*"):
+            _copy_missing(path, leader / path.relative_to(folder))
+    return leader
+
+
+def _copy_missing(path: Path, place: Path) -> None:
+    place.parent.mkdir(exist_ok=True)
+    if not place.exists():
+        shutil.copy(path, place)
 
 
 def reproduces(log_dir: Path, config: Config, dataset: DataSet | None) -> Verdict:

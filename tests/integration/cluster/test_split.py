@@ -20,7 +20,7 @@ from shoal.wire.messages.step import Open
 
 from .conftest import MakeCluster, make_config
 
-pytestmark = [pytest.mark.anyio, pytest.mark.two_chains]
+pytestmark = pytest.mark.anyio
 
 INNER, OUTER, SAMPLES_PER_STEP = 4, 32, 4
 CONFIG = make_config(run={"deterministic": False}, diloco={"inner_steps": INNER, "outer_steps": OUTER})

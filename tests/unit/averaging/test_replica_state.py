@@ -178,6 +178,15 @@ def test_what_is_not_finite_has_no_length_and_the_swap_forgets_its_moments(
     assert stage.forgotten == 1
 
 
+def test_a_state_of_another_chain_is_taken_without_the_moments_of_the_own_one(
+    stage: Stage, state: ReplicaState
+) -> None:
+    state.swap(state.stage(average(1.0)), True)
+    assert stage.forgotten == 1
+    state.swap(state.stage(average(1.0)))
+    assert stage.forgotten == 1
+
+
 def test_a_scale_multiplies_the_share_of_the_pseudo_gradient_alone(stage: Stage, state: ReplicaState) -> None:
     stage.parameters -= 4.0
     share = state.contribution(1, 4, scale=0.5)

@@ -47,7 +47,7 @@ def begin(log: ReplicaLog, key: StepKey = KEY) -> None:
 
 
 def test_lines_come_back_in_their_order(log: ReplicaLog, tmp_path: Path) -> None:
-    log.loaded(0)
+    log.loaded(0, "D", False)
     begin(log)
     begin(log, OTHER)
     log.done(Operation(OperationKind.FORWARD, KEY, 0), None)
@@ -59,7 +59,7 @@ def test_lines_come_back_in_their_order(log: ReplicaLog, tmp_path: Path) -> None
     peers, samples = (PeerId("A"), PeerId("B")), (SampleRange(0, 4, 7),)
     assert read_replica_log(path) == [
         STARTED,
-        Loaded(0, HASHES),
+        Loaded(0, HASHES, "D"),
         Began(KEY, peers, samples, (2, 1)),
         Began(OTHER, peers, samples, (2, 1)),
         Applied(KEY, 0.5, 0.1, False, 1 / 3, None),
@@ -82,7 +82,7 @@ def test_each_life_of_a_peer_has_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_line_that_a_kill_has_cut_off_is_none(log: ReplicaLog, tmp_path: Path) -> None:
-    log.loaded(0)
+    log.loaded(0, "D", False)
     [path] = replica_logs(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
@@ -97,9 +97,9 @@ def test_a_full_disk_ends_the_log_and_not_the_replica(
 ) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: real(descriptor, content[:5]))
-    log.loaded(0)
+    log.loaded(0, "D", False)
     monkeypatch.undo()
-    log.loaded(1)
+    log.loaded(1, "D", False)
     [path] = replica_logs(tmp_path)
     assert read_replica_log(path) == [STARTED], "a later line without the one before would be wrong"
     assert [record.message for record in caplog.records] == ["replica_log.ended"]
@@ -108,7 +108,7 @@ def test_a_full_disk_ends_the_log_and_not_the_replica(
 def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "replicas").write_text("a file")
     log = ReplicaLog(tmp_path, STARTED, lambda: HASHES)
-    log.loaded(0)
+    log.loaded(0, "D", False)
     log.close()
     assert [record.message for record in caplog.records] == ["replica_log.ended"]
 
@@ -125,7 +125,7 @@ def test_a_life_knows_its_number_and_whether_it_follows_one_of_its_stage(tmp_pat
 
 
 def test_a_life_says_from_which_snapshot_it_goes_on(log: ReplicaLog, tmp_path: Path) -> None:
-    log.loaded(3)
+    log.loaded(3, "D", False)
     log.resumed(1, 4)
     [path] = replica_logs(tmp_path)
     assert read_replica_log(path)[-1] == Resumed(1, 4)

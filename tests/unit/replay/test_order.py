@@ -38,7 +38,8 @@ def life(number: int, name: str, script: str, path: str = "PQ", earlier: Sequenc
             lines.append(Began(key(step), peers, (SampleRange(0, 0, 1),), (1,)))
         else:
             lines.append(Applied(key(word), 1.0, 0.1, False, 1.0, None))
-    return life_of(number, PeerId(name), int(name in "QT"), PLACE, lines, dict(enumerate(earlier, 1)))
+    known = {place: [each] for place, each in enumerate(earlier, 1)}
+    return life_of(number, PeerId(name), int(name in "QT"), PLACE, lines, known)
 
 
 def record(round: int, *stages: Sequence[str]) -> Record:
@@ -169,7 +170,13 @@ def test_the_last_life_with_the_steps_of_the_log_is_the_one_that_a_record_means(
     lives = [life(0, "P", "L0 +a0 a0"), life(1, "Q", "L0 +a0 a0"), life(2, "P", "L0")]
     logs = {PeerId("P"): (0, lives[0].segments[0].log), PeerId("Q"): (1, lives[1].segments[0].log)}
     assert members_of(record(1, ["P"], ["Q"]), lives, logs)[0, PeerId("P")].life == 0
-    assert members_of(record(1, ["P"], ["Q"]), lives, {})[0, PeerId("P")].life == 2
+
+
+def test_without_a_step_log_it_is_the_last_life_with_as_many_samples_as_the_record_says() -> None:
+    of_round = record(1, ["P"], ["Q"])
+    begun = [life(0, "P", "L0 +a0 a0"), life(1, "Q", "L0 +a0 a0"), life(2, "P", "L0")]
+    assert members_of(of_round, begun, {})[0, PeerId("P")].life == 0
+    assert members_of(of_round, [life(0, "P", "L0"), begun[1], begun[2]], {})[0, PeerId("P")].life == 2
 
 
 def contradiction(lives: Sequence[Life], *records: Record) -> Contradiction:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_effects import Fetch, ReplicaOut, Send, Swap
 from shoal.swarm.round_member import RoundMemberMachine
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Era, Hop
 from shoal.wire.messages.round import (
     Basis,
     Decide,
@@ -55,15 +56,34 @@ def test_an_older_record_is_taken_only_in_place_of_the_own_one(member: RoundMemb
     assert isinstance(state.message, RoundState)
     assert (state.message.record, state.message.basis) == (OWN, Basis(7, MINE))
     [swap] = member.fetched(record_hash(OTHER), THEIRS)
-    assert isinstance(swap, Swap)
+    assert swap == Swap(opened(OTHER), THEIRS, leaves_chain=True)
     member.swapped(THEIRS, {})
     assert (member.tip.hash, member.round) == (record_hash(OTHER), 4)
+
+
+def follower(round: int, *eras: Era) -> SignedRecord:
+    """A record some rounds after the member's own one; the eras say whose chain it is."""
+    opened_record = msgspec.structs.replace(opened(record(round, THERE, THEIRS)), eras=eras)
+    return seal(opened_record, THERE.peer, lambda _: b"")
+
+
+@pytest.mark.parametrize(
+    ("eras", "leaves_chain"),
+    [((Era(1, HERE), Era(9, THERE)), False), ((Era(1, HERE), Era(6, THERE)), True)],
+)
+def test_a_record_that_follows_later_is_of_its_chain_if_it_was_decided_after_the_own_one(
+    member: RoundMemberMachine, eras: tuple[Era, ...], leaves_chain: bool
+) -> None:
+    """Of the chain that it goes on with, the optimizer has learnt; of one that it leaves, it forgets that."""
+    newest = follower(10, *eras)
+    assert member.receive(THERE.peer, Decide(THERE, newest)) != []
+    assert member.fetched(record_hash(newest), THEIRS) == [Swap(opened(newest), THEIRS, leaves_chain)]
 
 
 def test_a_stage_of_the_other_chain_may_go_on_from_the_bytes_that_are_here(member: RoundMemberMachine) -> None:
     basis = Basis(7, MINE)
     assert member.receive(THERE.peer, Restore(THERE, OTHER, 0, basis)) == []
     restore = Restore(THERE, OTHER, 0, basis, instead_of=record_hash(OWN))
-    assert member.receive(THERE.peer, restore) == [Swap(opened(OTHER), MINE)]
+    assert member.receive(THERE.peer, restore) == [Swap(opened(OTHER), MINE, leaves_chain=True)]
     member.swapped(MINE, {})
     assert (member.tip.round, member.is_restored) == (3, True)
