@@ -94,6 +94,13 @@ class ForgetsWhatItHasCommitted(StepReplica):
         self._ledger = Forgetful()
 
 
+class DeniesWhatItsEarlierLifeKnew(StepReplica):
+    def handle(self, sender: PeerId, message: StepMessage) -> list[Send]:
+        if isinstance(message, TellOutcome) and message.outcome == Outcome.FORGOTTEN:
+            message = TellOutcome(message.key, Outcome.ABORTED)
+        return super().handle(sender, message)
+
+
 class IgnoresFences(StepReplica):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -187,7 +194,11 @@ MUTANTS: dict[str, tuple[Make, int]] = {
 }
 MUTANTS |= {
     mutant.__name__: _make(first_seed, Schedule.ZERO_BUBBLE, replica_class=mutant)
-    for mutant, first_seed in ((CommitsWithoutAllWeightGradients, 0), (AddsWeightGradientsTwice, 0))
+    for mutant, first_seed in (
+        (CommitsWithoutAllWeightGradients, 0),
+        (AddsWeightGradientsTwice, 0),
+        (DeniesWhatItsEarlierLifeKnew, 19549),
+    )
 }
 MUTANTS |= {
     mutant.__name__: _make(first_seed, trainer_class=mutant)
