@@ -21,6 +21,9 @@ from shoal.transport.base import Endpoint
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import UpdateReplicas
 
+_PATIENCE_S = 1.5
+"""A spare has the state of its new stage, and a server that was killed is back, within about this time."""
+
 
 class Homes:
     """Which pipeline is the home of which slot.
@@ -60,15 +63,27 @@ class Homes:
         self._reassignment = reassignment
         self._changed = anyio.Event()
 
-    async def form(self) -> None:
-        """Form the pipelines of a round; wait, however long, until there is one at least."""
-        self.pipelines = self._formed()
-        if self.pipelines:
+    async def form(self, last_round_s: float) -> None:
+        """Form the pipelines of a round; wait, however long, until there is one at least.
+
+        A trainer that has no pipeline when a round begins has none until its end. So if there are fewer than in the
+        round before, a spare that takes the place of a lost server, or its next life, is waited for a moment.
+
+        Args:
+            last_round_s: how long the last round took: the longer, the more a moment is worth; 0 if there was none.
+        """
+        before = self.pipelines
+        self.pipelines = self._formed(before)
+        if self.pipelines and len(self.pipelines) >= len(before):
             return
         with self._membership.eager():
+            with anyio.move_on_after(min(_PATIENCE_S, last_round_s / 4)):
+                while len(self.pipelines) < len(before):
+                    await self._changed.wait()
+                    self.pipelines = self._formed(before)
             while not self.pipelines:
                 await self._changed.wait()
-                self.pipelines = self._formed()
+                self.pipelines = self._formed(before)
 
     async def follow_view(self) -> None:
         """Tell the coordinator and the trainers who is there, whenever that changes, until cancelled."""
@@ -92,12 +107,12 @@ class Homes:
         """Return all replicas of each stage that a slot may use now, best first."""
         return replicas_for(slot, self.usable(), self.pipelines, self._num_stages, NOTHING_HELD)
 
-    def _formed(self) -> tuple[Pipeline, ...]:
-        """Slots count without holes, since batches are dealt out by slot.
+    def _formed(self, before: tuple[Pipeline, ...]) -> tuple[Pipeline, ...]:
+        """As far as possible, slots keep their homes. They count without holes, since batches are dealt out by slot.
 
         A pipeline whose slot changes gets another trainer, which loses nothing: optimizers live with the replicas.
         """
-        formed = form_pipelines(self.usable(), self._num_stages, self.pipelines, NOTHING_HELD)
+        formed = form_pipelines(self.usable(), self._num_stages, before, NOTHING_HELD)
         return tuple(Pipeline(slot, pipeline.path) for slot, pipeline in enumerate(formed))
 
     def usable(self) -> SwarmView:

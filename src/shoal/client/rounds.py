@@ -308,7 +308,7 @@ class RoundLoop:
 
     async def _begin(self, round: int, inner_steps: int) -> None:
         """Form the pipelines of a round and start its trainers."""
-        await self._homes.form()
+        await self._homes.form(self.durations_s[-1] if self.durations_s else 0.0)
         await self._trainers.ensure(len(self._homes.pipelines))
         progress = self._reports.progress
         progress.pipelines_max = max(progress.pipelines_max, len(self._homes.pipelines))

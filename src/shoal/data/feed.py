@@ -86,6 +86,7 @@ class _Pending:
     message: Message | None = None
     arrived: anyio.Event = field(default_factory=anyio.Event)
     answer: BatchReady | NoBatch | HoldoutInfo | ConnectionLost | None = None
+    pool: mmap.mmap | None = None
 
     def settle(self, answer: BatchReady | NoBatch | HoldoutInfo | ConnectionLost) -> None:
         self.answer = answer
@@ -129,7 +130,7 @@ class Feed:
         """Take a message of the data server; see `transport.dispatch.Handler.receive`.
 
         Raises:
-            RemoteProtocolError: it came from another peer.
+            RemoteProtocolError: it came from another peer, or names memory that is not there.
         """
         message = event.message
         if not isinstance(message, BatchReady | NoBatch | HoldoutInfo):
@@ -139,6 +140,9 @@ class Feed:
         self._backoff.reset()
         pending = self._hello if isinstance(message, HoldoutInfo) else self._pending.get(message.request)
         if pending is not None:
+            if isinstance(message, BatchReady):
+                # At once: when whoever asked goes on, the data server may be gone, and another one have the same path.
+                pending.pool = self._map(message.pool, message.pool_bytes)
             pending.settle(message)
         elif isinstance(message, BatchReady):
             # Whoever asked was cancelled meanwhile.
@@ -201,12 +205,12 @@ class Feed:
         if round_number != self._round:
             self._round = round_number
             self._held.clear()
-        answer = await self._ask(request, Lease(request, self._trainer, self._incarnation, round_number, step))
-        if isinstance(answer, NoBatch):
-            logger.info("lease.denied", extra={"round": round_number, "step": step, "reason": answer.reason})
+        batch = await self._ask(request, Lease(request, self._trainer, self._incarnation, round_number, step))
+        if isinstance(batch, NoBatch):
+            logger.info("lease.denied", extra={"round": round_number, "step": step, "reason": batch.reason})
             return None
-        self._held[answer.ticket] = HeldBatch(answer.ticket, answer.samples, (), False)
-        return self._open(answer)
+        self._held[batch.ticket] = HeldBatch(batch.ticket, batch.samples, (), False)
+        return batch
 
     async def read_train(self, batch: int) -> LeasedBatch:
         """Get batch `batch` of the training stream without a lease: undisturbed, the one trainer of a run gets these.
@@ -216,7 +220,7 @@ class Feed:
             RemoteError: there is no such batch.
         """
         request = next(self._requests)
-        return self._open_read(await self._ask(request, ReadTrain(request, batch)))
+        return _read(await self._ask(request, ReadTrain(request, batch)))
 
     async def read_holdout(self, start: int, stop: int) -> LeasedBatch:
         """Get held-out samples [start, stop), at most `HoldoutInfo.max_read_samples`.
@@ -226,7 +230,7 @@ class Feed:
             RemoteError: there are no such samples, or they are too many for one read.
         """
         request = next(self._requests)
-        return self._open_read(await self._ask(request, ReadHoldout(request, start, stop)))
+        return _read(await self._ask(request, ReadHoldout(request, start, stop)))
 
     async def holdout(self, start: int, stop: int) -> AsyncGenerator[LeasedBatch]:
         """Yield held-out samples [start, stop) in batches that fit; each is given back when the next one is asked for.
@@ -270,7 +274,7 @@ class Feed:
             return  # a new data server hears first who we are; `run` says then what is still of interest
         self._endpoint.post(self._server, message)
 
-    async def _ask(self, request: int, message: Message) -> BatchReady | NoBatch:
+    async def _ask(self, request: int, message: Message) -> LeasedBatch | NoBatch:
         pending = self._pending[request] = _Pending(message)
         try:
             self._post(message)
@@ -281,24 +285,29 @@ class Feed:
             raise
         finally:
             del self._pending[request]
-        if not isinstance(pending.answer, BatchReady | NoBatch):
-            raise _lost(pending)
-        return pending.answer
-
-    def _open_read(self, answer: BatchReady | NoBatch) -> LeasedBatch:
-        if isinstance(answer, NoBatch):
-            raise RemoteError(f"the data server cannot read this: {answer.reason}")
-        return self._open(answer)
-
-    def _open(self, ready: BatchReady) -> LeasedBatch:
-        pool = self._map(ready.pool, ready.pool_bytes)
-        inputs, labels = (_view(pool, place, ready.num_samples) for place in (ready.inputs, ready.labels))
-        return LeasedBatch(inputs, labels, ready.samples, ready.num_samples, ready.ticket)
+        match pending.answer:
+            case NoBatch():
+                return pending.answer
+            case BatchReady() if pending.pool is not None:
+                return _open(pending.answer, pending.pool)
+            case _:
+                raise _lost(pending)
 
     def _map(self, path: str, num_bytes: int) -> mmap.mmap:
         if self._mapped is None or self._mapped[0] != path:
             self._mapped = (path, map_pool(path, num_bytes))
         return self._mapped[1]
+
+
+def _read(batch: LeasedBatch | NoBatch) -> LeasedBatch:
+    if isinstance(batch, NoBatch):
+        raise RemoteError(f"the data server cannot read this: {batch.reason}")
+    return batch
+
+
+def _open(ready: BatchReady, pool: mmap.mmap) -> LeasedBatch:
+    inputs, labels = (_view(pool, place, ready.num_samples) for place in (ready.inputs, ready.labels))
+    return LeasedBatch(inputs, labels, ready.samples, ready.num_samples, ready.ticket)
 
 
 def _lost(pending: _Pending) -> ConnectionLost:
