@@ -163,7 +163,8 @@ class Feed:
             return
         lost = ConnectionLost("the connection to the data server ended: its log says why")
         for pending in (*self._pending.values(), *([self._hello] if self._hello else [])):
-            pending.settle(lost)
+            if pending.answer is None:
+                pending.settle(lost)
 
     async def run(self) -> None:
         """Dial a lost data server again and ask again for what is missing, until cancelled."""

@@ -6,8 +6,11 @@ import anyio
 import pytest
 from tests.unit.data.host import CLIENT, SERVER, host, key, labels_of, settle
 
+from shoal.data.feed import LeasedBatch
+from shoal.data.pool import Pool
 from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
 from shoal.transport.base import Received
+from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.feed import (
     Acknowledge,
     BatchReady,
@@ -121,3 +124,27 @@ async def test_answers_from_anybody_else_are_refused() -> None:
         assert not feed.receive(Received(SERVER, Lease(0, 0, 1, 1, 0)))
         assert not at.service.receive(Received(CLIENT, NoBatch(0, "")))
         assert at.service.receive(Received(CLIENT, Acknowledge(key(0, 0), 99, committed=True)))
+
+
+async def test_a_batch_is_that_of_the_data_server_that_has_sent_it_though_another_one_has_its_place_now() -> None:
+    async with host() as at:
+        at.service.receive = lambda event: True  # type: ignore[method-assign]
+        feed = at.trainer(0)
+        got: list[LeasedBatch | None] = []
+
+        async def ask() -> None:
+            got.append(await feed.lease(1, 0))
+
+        at.group.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        places = TensorPlace("float32", (2, 3), 0), TensorPlace("int64", (2,), 64)
+        with Pool(place_bytes=4096, num_places=1) as pool:
+            pool.memory(0)[64:] = 1
+            ready = BatchReady(0, pool.path, pool.num_bytes, 7, *places, (SampleRange(0, 0, 2),), 2)
+            feed.receive(Received(SERVER, ready))
+            feed.peer_lost(SERVER)
+        with Pool(place_bytes=4096, num_places=1) as other:
+            assert other.path == pool.path
+            await settle(lambda: bool(got))
+        assert got[0] is not None
+        assert got[0].labels.tolist() == [0x0101010101010101] * 2
