@@ -46,9 +46,9 @@ from shoal.testing.observed import Step, Swarm, time_of
 from shoal.testing.verdict import Evidence, judge, samples_of
 
 INNER_STEPS = 40
-CALL_S = 0.02
-"""The least time of a call of a stage, so that steps take a fifth of a second however fast the machine is."""
-FIRST_STEP, STEPS_APART = 50, 53
+CALL_S = 0.03
+"""The least time of a call of a stage, so that steps take a third of a second however fast the machine is."""
+FIRST_STEP, STEPS_APART = 50, 37
 """Between two deaths: longer than a server needs to be back, and not a multiple of the steps of a round."""
 FLAGS = (*TRAINING_FLAGS, f"--diloco.inner-steps={INNER_STEPS}", f"--emulation.call-s={CALL_S}")
 NUM_SERVERS, NUM_SLOTS = 5, 2
