@@ -26,6 +26,9 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from tests.e2e.hosts import hosts_of, invited
 
 from shoal.errors import RunFailed
