@@ -84,7 +84,7 @@ def lose_client_host(directory: Path, dice: random.Random) -> float:
         servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
         until(Swarm(client, servers, NUM_SLOTS).is_training, 2 * START_S, "training")
         peers = f"--initial-peers={variable['INITIAL_PEERS']}"
-        second = hosts.run("other", "start_trainer_client.py", peers, "--no-wandb")
+        second = hosts.run("other", "start_trainer_client.py", peers, "--no-wandb", "--log-level=debug")
         second.saw("client_0", "client.waits")
         time.sleep(dice.uniform(3.0, 7.0))
         at_s = time.time()
