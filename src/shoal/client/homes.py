@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import anyio
+import anyio.lowlevel
 
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.client.reassignment import Reassignment
@@ -84,6 +85,8 @@ class Homes:
             while not self.pipelines:
                 await self._changed.wait()
                 self.pipelines = self._formed(before)
+        # What has brought them may end this chain as well, and cancel the round, which must not begin before.
+        await anyio.lowlevel.checkpoint()
 
     async def follow_view(self) -> None:
         """Tell the coordinator and the trainers who is there, whenever that changes, until cancelled."""

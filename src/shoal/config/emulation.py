@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from pydantic import Field, field_validator
@@ -106,6 +107,9 @@ class EmulationConfig(Section):
         for time in times:
             if first.setdefault(time.server, time).operation:
                 raise ValueError(f"server {time.server} has no time before its operation {time.operation}")
+        for one, two in pairwise(times):
+            if (one.server, one.operation) == (two.server, two.operation):
+                raise ValueError(f"server {one.server} has two times from operation {one.operation} on")
         return value
 
     def sample_times_of(self, server: int) -> tuple[SampleTime, ...]:

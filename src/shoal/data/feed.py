@@ -46,6 +46,9 @@ from shoal.wire.tensors import ITEM_BYTES, tensor_bytes
 
 logger = logging.getLogger(__name__)
 
+_MAX_UNMAPPED = 4
+"""Batches in a row that cannot be mapped, until whoever waits is told why."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeasedBatch:
@@ -120,6 +123,7 @@ class Feed:
         self._max_read_samples = 0
         self._clock = clock
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
+        self._num_unmapped = 0
         self._lost = anyio.Event()
         self._is_lost = False
         self._round = 0
@@ -137,17 +141,31 @@ class Feed:
             return False
         if event.peer != self._server:
             raise RemoteProtocolError(f"{type(message).__name__} from {event.peer}, which is not the data server")
-        self._backoff.reset()
         pending = self._hello if isinstance(message, HoldoutInfo) else self._pending.get(message.request)
-        if pending is not None:
-            if isinstance(message, BatchReady):
-                # At once: when whoever asked goes on, the data server may be gone, and another one have the same path.
-                pending.pool = self._map(message.pool, message.pool_bytes)
+        if isinstance(message, BatchReady):
+            self._receive_batch(pending, message)
+        elif pending is not None:
             pending.settle(message)
-        elif isinstance(message, BatchReady):
-            # Whoever asked was cancelled meanwhile.
-            self._post(GiveBack(message.ticket))
+        self._backoff.reset()
         return True
+
+    def _receive_batch(self, pending: _Pending | None, ready: BatchReady) -> None:
+        """Map a batch at once: when whoever asked goes on, the data server may be gone, another one have the path."""
+        if pending is None:
+            # Whoever asked was cancelled meanwhile.
+            self._post(GiveBack(ready.ticket))
+            return
+        try:
+            pending.pool = self._map(ready.pool, ready.pool_bytes)
+        except RemoteProtocolError as error:
+            # Usually its server has just died, and the next one is asked again; not for ever, if this one lives.
+            self._num_unmapped += 1
+            if self._num_unmapped < _MAX_UNMAPPED:
+                raise
+            pending.settle(ConnectionLost(str(error)))
+            return
+        self._num_unmapped = 0
+        pending.settle(ready)
 
     def peer_lost(self, peer: PeerId) -> None:
         """If the data server is gone, fail what waits for it, unless there is a clock: then it will be asked again.

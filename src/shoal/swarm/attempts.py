@@ -47,12 +47,18 @@ class AttemptLedger:
     def opened(self, key: StepKey) -> None:
         """The attempt, which is new, is opened here."""
         self.heard_of(key)
-        self._oldest_opened.setdefault(key.trainer, key)
+        oldest = self._oldest_opened.get(key.trainer)
+        if oldest is None or key.incarnation > oldest.incarnation:
+            self._oldest_opened[key.trainer] = key
 
     def remembers(self, key: StepKey) -> bool:
-        """Whether an earlier life of this replica cannot have had the attempt: this one has had it, or an older one."""
+        """Whether an earlier life of this replica cannot have had the attempt: this one has had it, or an older one.
+
+        Older ones of the same incarnation only: one that has been replaced may still open steps here, where nobody
+        knows that, after an earlier life has had steps of its successor.
+        """
         oldest = self._oldest_opened.get(key.trainer)
-        return oldest is not None and key >= oldest
+        return oldest is not None and key.incarnation == oldest.incarnation and key >= oldest
 
     def deny(self, key: StepKey) -> None:
         """Somebody is told that this attempt, of which nothing is known here, is not committed; and so it stays."""
@@ -90,9 +96,11 @@ class AttemptLedger:
             self.commit(key, decision)
         return True
 
-    def start_round(self) -> None:
-        """Forget the commits of the round before the one that has ended."""
+    def start_round(self, round: int) -> None:
+        """Forget the commits of the round before the one that has ended; in round 0 also what was opened."""
         self._committed_before, self._committed = self._committed, {}
+        if round == 0:
+            self._oldest_opened.clear()
 
     def committed_below(self, incarnations: dict[int, int]) -> tuple[StepKey, ...]:
         """This round's commits of incarnations below the given ones."""

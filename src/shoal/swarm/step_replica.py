@@ -208,8 +208,7 @@ class StepReplica:
         return []
 
     def _on_refused(self, sender: PeerId, key: StepKey) -> list[Send]:
-        step = self.open.get(key)
-        if step is None or step.prepared or sender not in step.path:
+        if (step := self.open.get(key)) is None or step.prepared or sender not in step.path:
             return []
         return [Send(step.trainer, Broken(key, sender))]
 
@@ -219,7 +218,8 @@ class StepReplica:
         key = message.key
         if (decision := self._decision_of(key)) is not None:
             return [Send(sender, TellOutcome(key, Outcome.COMMITTED, decision.scale, decision.lr, decision.skipped))]
-        step = self.open.get(key)
+        if (step := self.open.get(key)) is not None and sender not in step.path:
+            return []
         if step is not None and step.prepared:
             is_known, settlement = step.settling, step.settle()
             is_known &= not settlement.learn(message.forgotten)
@@ -234,8 +234,7 @@ class StepReplica:
         return sends
 
     def _on_tell(self, sender: PeerId, message: TellOutcome) -> list[Send]:
-        step = self.open.get(message.key)
-        if step is None or not step.in_doubt or self._joined or sender not in step.path:
+        if (step := self.open.get(message.key)) is None or not step.in_doubt or self._joined or sender not in step.path:
             return []
         decision, settlement = Decision(message.scale, message.lr, message.skipped), step.settle()
         if message.outcome == Outcome.COMMITTED and not decision.is_sane:
@@ -378,7 +377,7 @@ class StepReplica:
             sends.append(Send(step.trainer, answer))
         self.round, self.held = round, held
         self.log = []
-        self._ledger.start_round()
+        self._ledger.start_round(round)
         self._closing = self._joined = False
         return sends
 

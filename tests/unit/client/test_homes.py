@@ -82,6 +82,31 @@ async def test_who_does_not_come_back_is_waited_for_once_and_not_for_long() -> N
     assert len(swarm.homes.pipelines) == 1
 
 
+async def test_a_change_that_also_cancels_the_round_comes_before_the_round_begins() -> None:
+    swarm, cancelled = Swarm("a0", "b1"), anyio.Event()
+    await swarm.homes.form(0.0)
+    swarm.has("a0")
+    has_begun = False
+
+    async def begin() -> None:
+        nonlocal has_begun
+        await swarm.homes.form(0.0)
+        has_begun = True
+
+    async with anyio.create_task_group() as round, anyio.create_task_group() as watch:
+
+        async def watched() -> None:
+            await cancelled.wait()
+            round.cancel_scope.cancel()
+
+        round.start_soon(begin)
+        watch.start_soon(watched)
+        await anyio.wait_all_tasks_blocked()
+        swarm.has("a0", "e1")
+        cancelled.set()
+    assert not has_begun
+
+
 async def test_without_any_pipeline_it_is_waited_for_however_long() -> None:
     swarm = Swarm("a0", "b1")
     await swarm.homes.form(0.0)

@@ -31,6 +31,7 @@ def test_samples_take_what_is_said_of_their_server_and_operation() -> None:
         ("1=0", "is no time of a sample"),
         ("server:1=0.1", "is no time of a sample"),
         ("1=0.1#7", "server 1 has no time before its operation 7"),
+        ("1=0.1 1=0.2#7 1=0.3#7", "server 1 has two times from operation 7 on"),
     ],
 )
 def test_a_time_that_says_nothing_is_refused(text: str, message: str) -> None:

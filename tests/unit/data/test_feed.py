@@ -148,3 +148,27 @@ async def test_a_batch_is_that_of_the_data_server_that_has_sent_it_though_anothe
             await settle(lambda: bool(got))
         assert got[0] is not None
         assert got[0].labels.tolist() == [0x0101010101010101] * 2
+
+
+async def test_a_pool_that_cannot_be_mapped_is_asked_for_again_and_then_named() -> None:
+    async with host() as at:
+        at.service.receive = lambda event: True  # type: ignore[method-assign]
+        feed = at.trainer(0)
+        failed: list[str] = []
+
+        async def ask() -> None:
+            with pytest.raises(ConnectionLost) as caught:
+                await feed.lease(1, 0)
+            failed.append(str(caught.value))
+
+        at.group.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        places = TensorPlace("float32", (2, 3), 0), TensorPlace("int64", (2,), 64)
+        ready = BatchReady(0, "/proc/0/fd/99", 4096, 7, *places, (SampleRange(0, 0, 2),), 2)
+        for _ in range(3):
+            with pytest.raises(RemoteProtocolError, match="cannot be opened"):
+                feed.receive(Received(SERVER, ready))
+        assert not failed
+        assert feed.receive(Received(SERVER, ready))
+        await settle(lambda: bool(failed))
+        assert "/proc/0/fd/99" in failed[0]

@@ -76,6 +76,34 @@ def test_who_was_started_again_since_has_forgotten_what_its_earlier_life_knew() 
     assert machine.handle(A, AskOutcome(never_opened)) == [Send(A, TellOutcome(never_opened, Outcome.ABORTED))]
 
 
+def test_steps_of_a_replaced_incarnation_say_nothing_of_those_of_its_successor() -> None:
+    machine = replica()
+    successor = KEY._replace(incarnation=KEY.incarnation + 1)
+    prepared(machine, KEY)
+    assert machine.handle(A, AskOutcome(successor)) == [Send(A, TellOutcome(successor, Outcome.FORGOTTEN))]
+    newer = successor._replace(number=successor.number + 1)
+    prepared(machine, newer)
+    newest = newer._replace(number=newer.number + 1)
+    assert machine.handle(A, AskOutcome(newest)) == [Send(A, TellOutcome(newest, Outcome.ABORTED))]
+
+
+def test_who_has_left_a_stage_and_comes_back_has_forgotten_what_it_did_there() -> None:
+    machine = replica()
+    prepared(machine)
+    committed = KEY._replace(number=KEY.number + 1)
+    machine.start_round(0)
+    machine.start_round(1, machine.held)
+    assert machine.handle(A, AskOutcome(committed)) == [Send(A, TellOutcome(committed, Outcome.FORGOTTEN))]
+
+
+def test_nobody_outside_the_path_says_who_has_forgotten_a_step() -> None:
+    machine = replica()
+    prepared(machine)
+    assert machine.handle(U, AskOutcome(KEY, (A, C))) == []
+    assert KEY in machine.open
+    assert machine.in_doubt == ()
+
+
 def test_when_one_has_forgotten_a_step_the_others_are_asked_again_and_told_so() -> None:
     """C may have committed it, told A so, and died: A's denial from before that counts no more."""
     machine = replica()
