@@ -32,7 +32,7 @@ from hivemind.utils import timed_storage
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
-from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, child_of, end_daemon, start_daemon
+from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, end_daemon, start_daemon
 from shoal.control.dht_ports import check_port_free, pinned
 from shoal.control.lost_peers import LostPeers
 from shoal.control.maddrs import is_loopback, outward
@@ -78,6 +78,7 @@ class DhtNode:
         self._node: DHTNode | None = None
         self._neighbours: tuple[str, ...] = ()
         self._difference_s: float | None = None
+        self._deaf = False
         self._lost = LostPeers()
 
     @classmethod
@@ -190,9 +191,13 @@ class DhtNode:
 
     async def get(self, topics: Iterable[str]) -> tuple[Opened, ...]:
         """Return all believable records under these topics, the newest of each peer and topic, from all who answer."""
-        if self._node is None:
+        if self._daemon is None or self._node is None:
             return ()
-        await self._look_around()
+        if not await answers(self._daemon):
+            logger.warning("dht.deaf")
+            self._deaf = True
+            return ()
+        await self._look_around(self._daemon)
         await self._seek_lost(self._node)
         names = {f"{self._namespace}/{topic}": topic for topic in topics}
         # An infinite expiry asks all the nearest peers and merges: the first answer alone would hide newer records.
@@ -207,14 +212,15 @@ class DhtNode:
                     self.checker.malformed(subkey)
                 elif (record := self.checker.accept(names[name], subkey, value)) is not None:
                     opened.append(record)
-        if not opened:
+        if all(record.peer == self.peer_id for record in opened):
             await self._compare_clocks(self._node)
         return tuple(opened)
 
     @property
     def alive(self) -> bool:
-        """Whether the p2pd of this node runs; without it the node sees only what it has stored itself."""
-        return self._daemon is not None and self._node is not None and child_of(self._daemon) is not None
+        """Whether the p2pd of this node runs and answers; else the node sees only what it has stored itself."""
+        running = self._daemon is not None and self._node is not None and child_of(self._daemon) is not None
+        return running and not self._deaf
 
     @property
     def clock_difference_s(self) -> float | None:
@@ -232,14 +238,12 @@ class DhtNode:
     async def __aexit__(self, *_exception: object) -> None:
         await self.aclose()
 
-    async def _look_around(self) -> None:
+    async def _look_around(self, daemon: P2P) -> None:
         """Remember who is connected, for the time after p2pd's death."""
-        if self._daemon is None:
-            return
         # p2pd may be dying; `alive` says so. hivemind closes the connection of a call only at its end, so none is
         # cancelled in the middle.
         with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S, shield=True):
-            peers = await self._daemon.list_peers()
+            peers = await daemon.list_peers()
             found = [f"{maddr}/p2p/{peer.peer_id.to_base58()}" for peer in peers for maddr in peer.addrs]
             self._neighbours = tuple(found[:_MAX_NEIGHBOURS])
 
@@ -268,6 +272,7 @@ class DhtNode:
     async def _end(self) -> None:
         node, daemon, alive = self._node, self._daemon, self.alive
         self._node = self._daemon = None
+        self._deaf = False
         # A dead p2pd never answers that it has taken the handlers away.
         if node is not None and alive:
             with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):

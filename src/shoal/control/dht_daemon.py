@@ -2,6 +2,9 @@
 
 hivemind knows its process only once the call that starts it has returned. Cancelled inside of this call it would leave
 a process that nobody can end any more, so that call is always let through; it takes milliseconds.
+
+All calls to other peers go over one connection to the process, which hivemind reads in a task that nobody watches. If
+it ends, or the process hangs, the node neither hears nor says anything any more, and runs on: so it is asked.
 """
 
 # hivemind ships no type information.
@@ -12,15 +15,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 5.0
+"""How long p2pd may take to answer something that it knows by itself, on a machine with much else to do."""
+
+
+class _OpenCalls(dict[Any, "asyncio.Future[bytes]"]):
+    """The calls that wait for an answer: one that was cancelled does not, though hivemind forgets it a moment later.
+
+    An answer that is read in this moment would be given to it, and that error would end hivemind's reader.
+    """
+
+    def __contains__(self, call: object) -> bool:
+        future = self.get(call)
+        return future is not None and not future.done()
 
 
 async def start_daemon(socket_dir: Path, initial_peers: Sequence[str], **settings: Any) -> P2P:
@@ -52,7 +70,7 @@ async def start_daemon(socket_dir: Path, initial_peers: Sequence[str], **setting
     # A task of its own, which no cancel scope of the caller reaches.
     creating = asyncio.create_task(Daemon.create(initial_peers, **settings))
     try:
-        return await asyncio.shield(creating)
+        daemon = await asyncio.shield(creating)
     except BaseException:  # cancelled or failed, no process may be left
         with anyio.CancelScope(shield=True):
             started = asyncio.create_task(has_process.wait())
@@ -63,6 +81,25 @@ async def start_daemon(socket_dir: Path, initial_peers: Sequence[str], **setting
         for daemon in made:
             await end_daemon(daemon)
         raise
+    _control(daemon)._pending_calls = _OpenCalls()
+    return daemon
+
+
+async def answers(daemon: P2P) -> bool:
+    """Return whether p2pd takes calls and gives answers, as it has to for every call to a peer."""
+    control = _control(daemon)
+    if control._read_task.done():
+        return False
+    with anyio.move_on_after(ANSWER_TIMEOUT_S) as timer:
+        # It refuses to call itself, at once and without the network.
+        with suppress(P2PDaemonError):
+            await control.call_unary_handler(daemon.peer_id, "", b"")
+    return not timer.cancelled_caught
+
+
+def _control(daemon: P2P) -> Any:
+    """hivemind's side of the connection; it offers no public way to it."""
+    return cast(Any, daemon)._client.control
 
 
 def child_of(daemon: P2P) -> asyncio.subprocess.Process | None:

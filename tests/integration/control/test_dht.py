@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -10,11 +11,16 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
 
 import anyio
 import pytest
+from hivemind.p2p import PeerID
+from hivemind.proto import p2pd_pb2
 
 from shoal.clock import SystemClock
+from shoal.control import dht, dht_daemon
 from shoal.control.dht import DhtNode
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, StageRecord, seal
 from shoal.control.registry import Registry
@@ -181,6 +187,78 @@ async def test_a_node_whose_p2pd_was_killed_says_so_and_can_be_revived(tmp_path:
         await second.revive()
         assert second.alive
         assert [r.peer for r in await second.get(("stage.0",))] == [alice.peer_id]
+
+
+@pytest.mark.anyio
+async def test_a_node_that_finds_nobody_but_itself_compares_clocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Behind(SystemClock):
+        def unix_s(self) -> float:
+            return super().unix_s() - 3600.0
+
+    bob = Identity.generate()
+    async with (
+        await _node(tmp_path, Identity.generate()) as first,
+        await _node(tmp_path, bob, await first.visible_maddrs()) as second,
+    ):
+        expiry = CLOCK.unix_s() + 60
+        assert await second.store("stage.0", _sealed(bob, expiry), expiry)
+        monkeypatch.setattr(dht, "SystemClock", Behind)
+        assert [r.peer for r in await second.get(("stage.0",))] == [bob.peer_id]
+        assert second.clock_difference_s == pytest.approx(3600.0, abs=60)
+
+
+@pytest.mark.anyio
+async def test_an_answer_to_a_call_that_was_given_up_makes_no_node_deaf(tmp_path: Path) -> None:
+    async with await _node(tmp_path, Identity.generate()) as node:
+        control = _control(node)
+        messages: Any = p2pd_pb2
+        to_itself = messages.CallUnaryRequest(peer=PeerID.from_base58(node.peer_id).to_bytes(), proto="", data=b"")
+        # hivemind's own call, in the moment in which it has been cancelled and is not forgotten yet.
+        call, answer = uuid4(), asyncio.Future[bytes]()
+        control._pending_calls[call] = answer
+        answer.cancel()
+        await control._pending_messages.put(
+            messages.PersistentConnectionRequest(callId=call.bytes, callUnary=to_itself)
+        )
+        await node.get(("stage.0",))
+        await CLOCK.sleep_s(0.2)
+        await node.get(("stage.0",))
+        assert node.alive
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("cause", ["reader", "writer", "daemon"])
+async def test_a_node_that_gets_no_answer_from_its_p2pd_says_so_and_can_be_revived(
+    cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dht_daemon, "ANSWER_TIMEOUT_S", 0.5)
+    alice, bob = Identity.generate(), Identity.generate()
+    async with (
+        await _node(tmp_path, alice) as first,
+        await _node(tmp_path, bob, await first.visible_maddrs()) as second,
+    ):
+        expiry = CLOCK.unix_s() + 60
+        assert await first.store("stage.0", _sealed(alice, expiry), expiry)
+        (pid,) = _daemons(bob.peer_id)
+        if cause == "daemon":
+            os.kill(pid, signal.SIGSTOP)
+        else:
+            control = _control(second)
+            (control._read_task if cause == "reader" else control._write_task).cancel()
+        with anyio.fail_after(60):
+            while second.alive:  # p2pd may still have given one answer
+                await second.get(("stage.0",))
+        monkeypatch.undo()
+        await second.revive()
+        assert second.alive
+        assert pid not in _daemons(bob.peer_id)
+        assert [r.peer for r in await second.get(("stage.0",))] == [alice.peer_id]
+
+
+def _control(node: DhtNode) -> Any:
+    return cast(Any, node._daemon)._client.control
 
 
 @pytest.mark.anyio
