@@ -85,6 +85,20 @@ def _key(hosts: Hosts) -> Path:
     return hosts.home("client") / ".config/shoal/swarm.key"
 
 
+def test_runs_that_start_on_one_host_at_once_listen_on_ports_of_their_own(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        clients = [
+            hosts.run(name, "start_trainer_client.py", *SMALL, "--num-servers=4") for name in ("one", "two", "three")
+        ]
+        addresses = [invited(client)[0]["INITIAL_PEERS"].partition("/p2p/")[0] for client in clients]
+        assert len(set(addresses)) == 3
+        for client in clients:
+            client.interrupt()
+        for client in clients:
+            assert client.ends(END_S) == 130, client.output
+            client.leaves_nothing()
+
+
 @needs_namespaces
 def test_two_server_hosts_and_a_client_host_share_no_socket_and_end_with_equal_hashes(tmp_path: Path) -> None:
     with (

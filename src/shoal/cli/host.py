@@ -102,7 +102,7 @@ class SwarmHost:
     async def start_monitor(self) -> RoleHandle:
         """Start the first DHT peer; `initial_peers_known` passes its addresses on."""
         if self.network is not None and self.monitor_network is None:
-            self.monitor_network = self.network.monitor()
+            self.monitor_network = self.network.monitor(self.run_dir.claim_port)
         spec = self._spec(MonitorSpec, "monitor", 0, initial_peers=self.config.network.initial_peers)
         return await self._start("shoal.monitor.service:main", spec)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -53,9 +54,14 @@ class HostNetwork:
         """
         return self._with(tuple(_shifted(maddr, place) for maddr in self.settings.host_maddrs), place)
 
-    def monitor(self) -> NetworkConfig:
-        """Return the section for the first peer: its port is a definite one, so that others can be told."""
-        wanted = self.settings.monitor_port or free_port(USUAL_MONITOR_PORT)
+    def monitor(self, claim: Callable[[int], bool]) -> NetworkConfig:
+        """Return the section for the first peer: its port is a definite one, so that others can be told.
+
+        Args:
+            claim: as `RunDir.claim_port`: until this run listens, another one that starts now would find its port free.
+        """
+        usual = USUAL_MONITOR_PORT
+        wanted = self.settings.monitor_port or free_port(usual if claim(usual) else 0)
         listened = tuple(
             f"{maddr.removesuffix('/tcp/0')}/tcp/{wanted}" if maddr.endswith("/tcp/0") else maddr
             for maddr in self.settings.host_maddrs
@@ -86,7 +92,7 @@ def local_maddrs(monitor: NetworkConfig, peer_id: str) -> tuple[str, ...]:
 
 
 def free_port(wanted: int) -> int:
-    """Return `wanted`, or any free TCP port if somebody has it."""
+    """Return `wanted`, or any free TCP port if it is 0 or somebody has it."""
     with suppress(OSError), socket.socket() as probe:
         # Connections of a run that has just ended do not count as somebody who listens.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

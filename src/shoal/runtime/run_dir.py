@@ -12,6 +12,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import socket
 import stat
 from collections.abc import Generator
 from pathlib import Path
@@ -43,6 +44,7 @@ class RunDir:
         _make_private(root)
         with _locked(root / _LOCK_NAME):
             _remove_dead(root)
+            self._claims: list[socket.socket] = []
             self.path = root / secrets.token_hex(4)
             self.path.mkdir(mode=0o700)
             self._lock_fd = _open_lock(self.path / _LOCK_NAME)
@@ -56,8 +58,27 @@ class RunDir:
         """
         return socket_path(self.path, name)
 
+    def claim_port(self, port: int) -> bool:
+        """Claim a TCP port until the end of the run: another one that starts in this moment would find it free as well.
+
+        The claim is the UDP port of that number, which no run uses: the system lets one process have it, of any user.
+
+        Returns:
+            False if somebody has it.
+        """
+        claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            claim.bind(("0.0.0.0", port))
+        except OSError:
+            claim.close()
+            return False
+        self._claims.append(claim)
+        return True
+
     def close(self) -> None:
-        """Remove the directory; the second call does nothing."""
+        """Remove the directory, and give up what was claimed; the second call does nothing."""
+        while self._claims:
+            self._claims.pop().close()
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)

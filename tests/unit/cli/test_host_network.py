@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,15 @@ from shoal.cli.host_network import USUAL_MONITOR_PORT, HostNetwork, free_port, l
 from shoal.config import load_config
 from shoal.config.host import NetworkConfig
 from shoal.errors import ConfigError
+from shoal.runtime.run_dir import RunDir
 
 
 def _network(**settings: object) -> HostNetwork:
     return HostNetwork(NetworkConfig.model_validate(settings))
+
+
+def _unclaimed(_port: int) -> bool:
+    return True
 
 
 def test_without_settings_every_interface_and_any_free_port_is_used() -> None:
@@ -42,17 +48,17 @@ def test_fixed_ports_are_counted_up_for_the_roles_of_a_host() -> None:
 )
 def test_a_public_address_is_announced_with_the_monitors_port(public_ip: str, announced: str) -> None:
     network = _network(public_ip=public_ip, monitor_port=50123)
-    assert network.monitor().announce_maddrs == (announced,)
-    assert network.monitor().host_maddrs == ("/ip4/0.0.0.0/tcp/50123",)
+    assert network.monitor(_unclaimed).announce_maddrs == (announced,)
+    assert network.monitor(_unclaimed).host_maddrs == ("/ip4/0.0.0.0/tcp/50123",)
     assert network.announce == (public_ip,)
     # Of a port that the system chooses nothing can be said.
     assert network.dht(1).announce_maddrs == ()
 
 
 def test_roles_of_the_monitors_host_go_the_short_way() -> None:
-    monitor = _network(public_ip="203.0.113.7", monitor_port=50123).monitor()
+    monitor = _network(public_ip="203.0.113.7", monitor_port=50123).monitor(_unclaimed)
     assert local_maddrs(monitor, "peer") == ("/ip4/127.0.0.1/tcp/50123/p2p/peer",)
-    assert local_maddrs(_network(host_maddrs=["/ip4/10.0.0.5/tcp/7"]).monitor(), "peer") == ()
+    assert local_maddrs(_network(host_maddrs=["/ip4/10.0.0.5/tcp/7"]).monitor(_unclaimed), "peer") == ()
 
 
 def test_loopback_alone_listens_on_loopback_alone() -> None:
@@ -66,8 +72,16 @@ def test_a_taken_port_is_replaced_by_a_free_one() -> None:
         port = taken.getsockname()[1]
         assert free_port(port) not in (0, port)
     assert free_port(port) == port
-    assert _network().monitor().host_maddrs[0].rpartition("/")[2] != "0"
+    assert _network().monitor(_unclaimed).host_maddrs[0].rpartition("/")[2] != "0"
     assert USUAL_MONITOR_PORT == 50000
+
+
+def test_two_runs_that_start_at_once_choose_different_ports(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as first, RunDir(tmp_path) as second:
+        # Nobody listens yet.
+        (one,), (other,) = (_network().monitor(run.claim_port).host_maddrs for run in (first, second))
+        assert one != other
+        assert not other.endswith("/0")
 
 
 def test_ports_above_the_last_one_are_an_error_of_the_user() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -32,6 +33,20 @@ def test_directories_of_dead_runs_are_removed_and_those_of_living_ones_stay(tmp_
             assert living.path.is_dir()
             assert other.path != living.path
         assert living.path.is_dir()
+
+
+def test_a_port_that_one_run_has_claimed_no_other_gets_until_it_has_ended(tmp_path: Path) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.bind(("0.0.0.0", 0))
+        port = probe.getsockname()[1]
+    # They need not know each other.
+    for parent in ("a", "b"):
+        (tmp_path / parent).mkdir()
+    with RunDir(tmp_path / "a") as second:
+        with RunDir(tmp_path / "b") as first:
+            assert first.claim_port(port)
+            assert not second.claim_port(port)
+        assert second.claim_port(port)
 
 
 def test_a_directory_that_was_removed_meanwhile_is_closed_without_error(tmp_path: Path) -> None:
