@@ -14,7 +14,7 @@ from pathlib import Path
 from shoal.averaging.journal import StepLine, read_records, read_steps, rounds_with_steps
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, suspects
-from shoal.swarm.records import uncounted
+from shoal.swarm.records import INCARNATIONS_APART, uncounted
 from shoal.swarm.sample_ranges import count, merge
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Record
@@ -33,6 +33,8 @@ class Audit:
         duplicates: Samples that are in a step although an earlier step has them, counted each time.
         missing: Samples of a pass that no step contains: all of a pass after which another was begun, and of the last
             pass those below the highest one that was trained.
+        unreached: The same of samples that are not missing, since they were to be trained again when the run ended: its
+            last round was ended early, by the client that took it over.
         first_round: The first round with a step log; 0 if there is none.
         samples_before: Distinct samples, skipped ones included, of the rounds of which other hosts have the step logs.
         steps_lost: By stage, steps that the stage has no part in: those that none of its replicas held when their round
@@ -48,6 +50,7 @@ class Audit:
     duplicates: int
     missing: int
     steps_lost: Mapping[int, int]
+    unreached: int = 0
     suspects: tuple[tuple[int, Suspect], ...] = ()
     first_round: int = 1
     samples_before: int = 0
@@ -98,13 +101,19 @@ def audit_of(lines: Mapping[int, Sequence[StepLine]], records: Sequence[Record],
     inherited = merge(before)
     everything = [*inherited, *(item for entry in steps.values() for item in entry.samples)]
     distinct = merge(everything)
+    cut = _cut_short(records, lines)
+    due = merge(
+        [*inherited, *(item for (round, _), entry in steps.items() if round not in cut for item in entry.samples)]
+    )
+    missing = _missing(distinct, due, num_samples_per_pass)
     return Audit(
         rounds=len(lines),
         steps=len(steps),
         samples=count(merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)),
         skipped=count(merge(item for entry in steps.values() if entry.skipped for item in entry.samples)),
         duplicates=count(everything) - count(distinct),
-        missing=_missing(distinct, num_samples_per_pass),
+        missing=missing,
+        unreached=_missing(distinct, distinct, num_samples_per_pass) - missing,
         steps_lost={stage: len(lost[stage]) for stage in range(num_stages)},
         suspects=tuple((record.round, suspect) for record in records for suspect in suspects(record)),
         first_round=min(lines, default=0),
@@ -122,12 +131,27 @@ def _lost(lines: Iterable[StepLine], left_out: frozenset[PeerId]) -> list[tuple[
     return [(stage, key) for key, held in stages.items() for stage in set(range(lengths[key])) - held]
 
 
-def _missing(distinct: Iterable[SampleRange], num_samples_per_pass: int) -> int:
-    trained: Counter[int] = Counter()
+def _cut_short(records: Sequence[Record], lines: Mapping[int, Sequence[StepLine]]) -> frozenset[int]:
+    """Return the rounds at the end of the run that a client ended early when it took them over.
+
+    Their records let trainers of that client go on, and all steps are by those of an earlier one.
+    """
+    cut: set[int] = set()
+    for record in reversed(records):
+        keys = [line.entry.key for line in lines.get(record.round, ())]
+        apart = [record.incarnations.get(key.trainer, 0) - key.incarnation for key in keys]
+        if not apart or min(apart) < INCARNATIONS_APART // 2:
+            break
+        cut.add(record.round)
+    return frozenset(cut)
+
+
+def _missing(distinct: Iterable[SampleRange], due: Iterable[SampleRange], num_samples_per_pass: int) -> int:
+    """Count the samples that are not in `distinct`, of all passes up to the highest sample that is in `due`."""
     frontier: Counter[int] = Counter()
-    for item in distinct:
-        trained[item.pass_number] += len(item)
+    for item in due:
         frontier[item.pass_number] = max(frontier[item.pass_number], item.stop)
     last = max(frontier, default=-1)
-    due = sum(frontier[p] if p == last else num_samples_per_pass for p in range(last + 1))
-    return due - sum(trained.values())
+    ends = {number: frontier[last] if number == last else num_samples_per_pass for number in range(last + 1)}
+    trained = sum(max(0, min(item.stop, ends.get(item.pass_number, 0)) - item.start) for item in distinct)
+    return sum(ends.values()) - trained

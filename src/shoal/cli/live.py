@@ -67,6 +67,7 @@ _RESULTS: tuple[tuple[str, str], ...] = (
     ("samples", "samples"),
     ("duplicate samples", "duplicates"),
     ("missing samples", "missing"),
+    ("samples cut off by the end", "unreached"),
     ("eval loss, first", "eval_loss_first"),
     ("eval loss, last", "eval_loss_last"),
     ("eval loss, baseline", "eval_loss_baseline"),
@@ -242,7 +243,7 @@ def _results(summary: Mapping[str, Any]) -> Table:
 def _shown(key: str, value: object) -> object:
     """Of what went wrong, by stage or one by one, only the number, and only if something did."""
     match value:
-        case 0 if key == "steps_skipped":
+        case 0 if key in ("steps_skipped", "unreached"):
             return None
         case dict():
             counts = cast("dict[str, int]", value)

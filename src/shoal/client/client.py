@@ -30,7 +30,7 @@ from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.rounds import RoundLoop
 from shoal.client.stage_watch import StageWatch
-from shoal.client.succession import INCARNATIONS_APART, Succession
+from shoal.client.succession import Succession
 from shoal.client.summary import build_summary
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import Launcher, TrainerPool
@@ -43,7 +43,7 @@ from shoal.data.feed import Feed
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime.hardware import machine_type, program_versions
-from shoal.swarm.records import genesis_hash
+from shoal.swarm.records import INCARNATIONS_APART, genesis_hash
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.base import Endpoint

@@ -26,14 +26,11 @@ from shoal.control.run_end import RunEndListener, how_it_ended
 from shoal.errors import ControlError
 from shoal.ids import PeerId
 from shoal.swarm.client_order import ClientOrder
-from shoal.swarm.records import parameters_of, used_samples
+from shoal.swarm.records import INCARNATIONS_APART, parameters_of, used_samples
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.control import Heartbeat
 
 logger = logging.getLogger(__name__)
-
-INCARNATIONS_APART = 1000
-"""Only records tell what incarnation a slot's trainer has reached; in one round it is replaced a few times at most."""
 
 
 class Succession:

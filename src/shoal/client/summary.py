@@ -59,6 +59,7 @@ def build_summary(
         "samples": audit.samples,
         "duplicates": audit.duplicates,
         "missing": audit.missing,
+        "unreached": audit.unreached,
         "steps": progress.steps,
         "steps_skipped": progress.skipped_steps,
         "loss_first": progress.loss_first,

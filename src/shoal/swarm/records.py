@@ -28,6 +28,10 @@ Verify = Callable[[PeerId, bytes, bytes], None]
 Logs = Mapping[PeerId, tuple[int, tuple[StepEntry, ...]]]
 """Step logs by replica, with its stage."""
 
+INCARNATIONS_APART = 1000
+"""Between the trainers of a client and those of the one that takes the run over: only records tell what incarnation a
+slot's trainer has reached; in one round it is replaced a few times at most."""
+
 _decoder = msgspec.msgpack.Decoder(Record)
 
 

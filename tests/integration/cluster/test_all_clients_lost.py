@@ -5,10 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from shoal.client.succession import INCARNATIONS_APART
 from shoal.config import Config
 from shoal.control.records import RunRecord
 from shoal.errors import RoundAborted
+from shoal.swarm.records import INCARNATIONS_APART
 from shoal.swarm.sample_ranges import merge
 from shoal.testing import Cluster, ClusterResult
 from shoal.testing.client_host import ClientHost

@@ -32,9 +32,9 @@ from shoal.wire.messages.step import StepEntry
 CLIENT = PeerId("C")
 
 
-def make_record(round: int, samples: Sequence[SampleRange] = ()) -> tuple[Record, SignedRecord]:
+def make_record(round: int, samples: Sequence[SampleRange] = (), *, lowest: int = 2) -> tuple[Record, SignedRecord]:
     outcome = StageOutcome(0, 1, (PeerId("R0"), PeerId("R1")), (3, 0), StageHashes("p", "m", "b"), 2)
-    record = Record("run", round, Ballot(1, CLIENT, 1), "0", (outcome,), tuple(samples), (), {0: 2})
+    record = Record("run", round, Ballot(1, CLIENT, 1), "0", (outcome,), tuple(samples), (), {0: lowest})
     return record, seal(record, CLIENT, lambda body: b"sig" + body[:2])
 
 
@@ -56,8 +56,8 @@ def entry(
 Steps = Mapping[str, tuple[int, tuple[StepEntry, ...]]]
 
 
-def write(directory: Path, round: int, logs: Steps, samples: Sequence[SampleRange] = ()) -> None:
-    record, signed = make_record(round, samples)
+def write(directory: Path, round: int, logs: Steps, samples: Sequence[SampleRange] = (), *, lowest: int = 2) -> None:
+    record, signed = make_record(round, samples, lowest=lowest)
     if logs:
         hold_steps(directory, round, record_hash(signed), {PeerId(peer): log for peer, log in logs.items()})
     write_round(directory, record, signed)
@@ -202,6 +202,27 @@ def test_an_audit_counts_gaps_below_the_frontier_and_the_rest_of_ended_passes(tm
     assert audit(tmp_path, 10).missing == 2
     write(tmp_path, 2, both(entry(2, 3, 4, pass_number=1)))
     assert audit(tmp_path, 10).missing == 2 + 4 + 3
+
+
+def test_what_the_end_of_the_run_has_cut_off_is_not_missing(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4)))
+    write(tmp_path, 2, both(entry(1, 4, 6), entry(2, 8, 9)))
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (2, 0)
+    # A client that has taken over ended round 2: its trainers could train 6 and 7 in a later one only.
+    write(tmp_path, 2, both(entry(1, 4, 6), entry(2, 8, 9)), lowest=1002)
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (0, 2)
+    # There is one, and it was ended early as well.
+    write(tmp_path, 3, both(entry(3, 9, 10)), lowest=2003)
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (0, 2)
+    # Another one ran to its end, without them.
+    write(tmp_path, 4, both(entry(4, 0, 1, pass_number=1)))
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (2, 0)
+
+
+def test_what_an_earlier_round_has_left_out_is_missing_though_the_last_one_was_cut_short(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 5, 6)))
+    write(tmp_path, 2, both(entry(2, 8, 9)), lowest=1002)
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (1, 2)
 
 
 def test_an_audit_counts_a_pass_that_was_left_out(tmp_path: Path) -> None:

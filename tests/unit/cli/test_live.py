@@ -149,7 +149,7 @@ def test_the_end_shows_results_and_where_the_summary_is() -> None:
 
 def test_losses_are_shown_as_numbers_and_only_if_there_were_any() -> None:
     screen = _Screen(terminal=False)
-    summary = {"samples": 1, "steps_skipped": 0, "steps_lost": {"0": 0, "1": 0}, "failovers": []}
+    summary = {"samples": 1, "steps_skipped": 0, "unreached": 0, "steps_lost": {"0": 0, "1": 0}, "failovers": []}
     screen.view.finish(summary, None, None, Path("/logs/test-run"))
     assert screen.text.split() == ["samples", "1"]
     screen = _Screen(terminal=False)
