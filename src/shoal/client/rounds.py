@@ -278,13 +278,13 @@ class RoundLoop:
         idle = frozenset[int]() if left is None else await self._adopt(left, slots)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._takeover.run, slots, first_step, inner_steps, go_on, idle)
-            await self._all_done(slots)
+            await self._all_done(round, slots)
             tasks.cancel_scope.cancel()
 
-    async def _all_done(self, slots: frozenset[int]) -> None:
+    async def _all_done(self, round: int, slots: frozenset[int]) -> None:
         """Wait for the trainers until the deadline, which begins anew after each time in which no stage may train."""
         while True:
-            with anyio.move_on_after(self._boundary_deadline_s()) as timer:
+            with anyio.move_on_after(self._boundary_deadline_s(round)) as timer:
                 await self._reports.all_done(slots)
             if not timer.cancelled_caught or not self._stages.missing:
                 return
@@ -394,6 +394,7 @@ class RoundLoop:
         """Another chain of records stands: its replicas are nothing for trainers that are in the round of this one."""
         self._homes.pipelines = ()
 
-    def _boundary_deadline_s(self) -> float | None:
-        run = self._config.run
-        return None if run.deterministic else boundary_s(self.durations_s, run.first_deadline_s)
+    def _boundary_deadline_s(self, round: int) -> float | None:
+        run, is_last = self._config.run, round == self._config.diloco.outer_steps
+        # What a slow trainer has under way in the last round, nobody trains in a later one.
+        return None if run.deterministic else boundary_s(() if is_last else self.durations_s, run.first_deadline_s)

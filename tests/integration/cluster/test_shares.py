@@ -16,6 +16,7 @@ from shoal.wire.messages import Message
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.feed import PlanRound
 from shoal.wire.messages.round import Close
+from shoal.wire.messages.step import Open
 
 from .conftest import MakeCluster, make_config
 
@@ -125,3 +126,20 @@ async def test_in_a_deterministic_run_shares_are_fixed_and_equal(make_cluster: M
     assert [plan.speeds for plan in plans] == [(), ()]
     assert {each.evaluation.stop - each.evaluation.start for each in starts if each.evaluation is not None} == {3}
     assert {item.num_samples for lines in result.steps.values() for item in (line.entry for line in lines)} == {BATCH}
+
+
+async def test_the_last_round_waits_for_who_has_become_slow_since_nobody_would_train_its_samples(
+    make_cluster: MakeCluster,
+) -> None:
+    rounds = 6
+    devices = {index: DevicePace(forward_s=0.01, per_samples=BATCH) for index in (0, 1)}
+
+    def slow_down() -> None:
+        devices[0].forward_s = 1.0
+
+    async with make_cluster(config(rounds), replicas=[0, 0], paces=devices) as cluster:
+        cluster.when(Open, action=slow_down, receiver=cluster.servers[0].peer, number=STEPS * rounds - 2)
+        with anyio.fail_after(60):
+            result = await cluster.run()
+    assert result.audit.steps == 2 * STEPS * rounds
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
