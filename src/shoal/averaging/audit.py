@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.averaging.journal import StepLine, read_records, read_steps, rounds_with_steps
+from shoal.averaging.journal import StepLine, read_genesis, read_records, read_steps, rounds_with_steps
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, suspects
 from shoal.swarm.records import INCARNATIONS_APART, uncounted
@@ -33,8 +33,8 @@ class Audit:
         duplicates: Samples that are in a step although an earlier step has them, counted each time.
         missing: Samples of a pass that no step contains: all of a pass after which another was begun, and of the last
             pass those below the highest one that was trained.
-        unreached: The same of samples that are not missing, since they were to be trained again when the run ended: its
-            last round was ended early, by the client that took it over.
+        unreached: The same of samples that are not missing, since they were to be trained in a later round and the run
+            ended before: it was interrupted, or its last round was ended early by a client that took it over.
         first_round: The first round with a step log; 0 if there is none.
         samples_before: Distinct samples, skipped ones included, of the rounds of which other hosts have the step logs.
         steps_lost: By stage, steps that the stage has no part in: those that none of its replicas held when their round
@@ -68,16 +68,24 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
         OSError: A file cannot be read.
     """
     lines = {round: read_steps(directory, round) for round in rounds_with_steps(directory)}
-    return audit_of(lines, [record for record, _ in read_records(directory)], num_samples_per_pass)
+    records = [record for record, _ in read_records(directory)]
+    try:
+        num_rounds = read_genesis(directory).configuration["diloco"]["outer_steps"]
+    except FileNotFoundError:
+        num_rounds = 0
+    return audit_of(lines, records, num_samples_per_pass, num_rounds)
 
 
-def audit_of(lines: Mapping[int, Sequence[StepLine]], records: Sequence[Record], num_samples_per_pass: int) -> Audit:
+def audit_of(
+    lines: Mapping[int, Sequence[StepLine]], records: Sequence[Record], num_samples_per_pass: int, num_rounds: int
+) -> Audit:
     """Recompute a run's counts from what its files say.
 
     Args:
         lines: The step log of each round.
         records: D_1, D_2, ...
         num_samples_per_pass: As in `audit`.
+        num_rounds: How many rounds there were to be; 0: those that there are.
     """
     left_out = {
         record.round: frozenset(p for outcome in record.stages for p in uncounted(outcome.members, outcome.scales))
@@ -101,7 +109,7 @@ def audit_of(lines: Mapping[int, Sequence[StepLine]], records: Sequence[Record],
     inherited = merge(before)
     everything = [*inherited, *(item for entry in steps.values() for item in entry.samples)]
     distinct = merge(everything)
-    cut = _cut_short(records, lines)
+    cut = _cut_short(records, lines, num_rounds)
     due = merge(
         [*inherited, *(item for (round, _), entry in steps.items() if round not in cut for item in entry.samples)]
     )
@@ -131,16 +139,18 @@ def _lost(lines: Iterable[StepLine], left_out: frozenset[PeerId]) -> list[tuple[
     return [(stage, key) for key, held in stages.items() for stage in set(range(lengths[key])) - held]
 
 
-def _cut_short(records: Sequence[Record], lines: Mapping[int, Sequence[StepLine]]) -> frozenset[int]:
-    """Return the rounds at the end of the run that a client ended early when it took them over.
+def _cut_short(records: Sequence[Record], lines: Mapping[int, Sequence[StepLine]], num_rounds: int) -> frozenset[int]:
+    """Return the rounds at the end of the run after which some samples were to be trained again, and were not.
 
-    Their records let trainers of that client go on, and all steps are by those of an earlier one.
+    A round that is not the last one is ended without its slowest trainers. Any is by a client that takes the run over:
+    its record lets trainers of that client go on, and all steps are by those of an earlier one.
     """
     cut: set[int] = set()
     for record in reversed(records):
         keys = [line.entry.key for line in lines.get(record.round, ())]
         apart = [record.incarnations.get(key.trainer, 0) - key.incarnation for key in keys]
-        if not apart or min(apart) < INCARNATIONS_APART // 2:
+        is_interrupted = record is records[-1] and record.round < num_rounds
+        if not is_interrupted and (not apart or min(apart) < INCARNATIONS_APART // 2):
             break
         cut.add(record.round)
     return frozenset(cut)

@@ -86,7 +86,8 @@ def replay(
         round: [StepLine(peer, stage, entry) for peer, (stage, log) in logs.items() for entry in log]
         for round, logs in run.logs.items()
     }
-    counts = audit_of(lines, [record for record, _ in files.records], samples.num_per_pass)
+    num_rounds = files.config.diloco.outer_steps
+    counts = audit_of(lines, [record for record, _ in files.records], samples.num_per_pass, num_rounds)
     if counts.duplicates:
         differences.append(Difference(0, None, None, f"{counts.duplicates} samples were trained a second time"))
     if counts.missing:

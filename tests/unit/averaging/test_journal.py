@@ -219,6 +219,14 @@ def test_what_the_end_of_the_run_has_cut_off_is_not_missing(tmp_path: Path) -> N
     assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (2, 0)
 
 
+def test_what_the_last_round_before_an_interruption_has_left_out_is_not_missing(tmp_path: Path) -> None:
+    write_genesis(tmp_path, Genesis(1, {"diloco": {"outer_steps": 2}}, (1,), {}))
+    write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 6, 8)))
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (0, 2)
+    write(tmp_path, 2, both(entry(2, 8, 9)))
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (2, 0)
+
+
 def test_what_an_earlier_round_has_left_out_is_missing_though_the_last_one_was_cut_short(tmp_path: Path) -> None:
     write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 5, 6)))
     write(tmp_path, 2, both(entry(2, 8, 9)), lowest=1002)

@@ -22,6 +22,7 @@ from shoal.wire.messages.step import StepEntry
 
 RUN_ID = "sandbox-20260101-000000-abcd"
 SAMPLES_PER_STEP = 4
+CONFIGURATION = {"diloco": {"outer_steps": 1}}
 
 
 @dataclass
@@ -40,8 +41,8 @@ class ForgedRun:
         self.logs = self.directory / "logs" / RUN_ID
         self.logs.mkdir(parents=True)
         self.identity = Identity.generate()
-        write_genesis(self.logs, Genesis(3, {"a": 1}, (1,), {}))
-        self._previous = genesis_hash(RUN_ID, 3, {"a": 1})
+        write_genesis(self.logs, Genesis(3, CONFIGURATION, (1,), {}))
+        self._previous = genesis_hash(RUN_ID, 3, CONFIGURATION)
         self._num_rounds = 0
         self._starts: set[int] = set()
         self._log("data_server_0", {"event": "dataset.opened", "num_train": 1000})
