@@ -138,9 +138,9 @@ class Launched:
 
     @property
     def log_dir(self) -> Path | None:
-        """The run's own directory, once there is one."""
-        found = [path for path in self.log_root.glob("*-*") if not path.is_symlink()]
-        return found[0] if found else None
+        """The run's own directory, once there is one; the newest, where the same folder has those of earlier runs."""
+        # Their names begin with the time.
+        return max((path for path in self.log_root.glob("*-*") if not path.is_symlink()), default=None)
 
     def require_log_dir(self) -> Path:
         """Return the run's own directory.
