@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,10 +70,10 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
     """
     lines = {round: read_steps(directory, round) for round in rounds_with_steps(directory)}
     records = [record for record, _ in read_records(directory)]
-    try:
-        num_rounds = read_genesis(directory).configuration["diloco"]["outer_steps"]
-    except FileNotFoundError:
-        num_rounds = 0
+    num_rounds = 0
+    if records:
+        with suppress(FileNotFoundError):
+            num_rounds = read_genesis(directory).configuration["diloco"]["outer_steps"]
     return audit_of(lines, records, num_samples_per_pass, num_rounds)
 
 
