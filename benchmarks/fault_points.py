@@ -14,7 +14,7 @@ Measured, for each trainer that was hit: the time from the death to its next com
 committed without getting over it; and for a server, until it has been started again and has its state, and each
 trainer has a path of its own; for a death in a transfer of state, how much longer than before it the steps of those
 trainers took that it did not hit. After each run: replicas agree bit for bit, no sample is missing or doubled, the
-chain of records is whole, and nothing is left.
+chain of records is whole, `shoal replay` reproduces every round, and nothing is left.
 
 Exit code: 0 if all limits and checks hold, else 1; 130 if it was interrupted.
 """

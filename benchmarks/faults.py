@@ -8,8 +8,8 @@ For each kind a swarm of two stages with two replicas each trains on this machin
 `supervisor-hosts`, need root, for hosts in network namespaces. Measured, for each trainer that was hit: the time from
 the fault to its next committed step that could not have been committed without getting over the fault (not over the
 dead server, not by the dead trainer). The limits are those that docs/reliability.md promises. After each run: replicas
-agree bit for bit in every round, no sample is missing or doubled, and no process, shared memory or temporary file is
-left.
+agree bit for bit in every round, `shoal replay` reproduces every round, no sample is missing or doubled, and no
+process, shared memory or temporary file is left.
 
 Exit code: 0 if all limits and checks hold, else 1. Ended by Ctrl-C, SIGTERM or SIGHUP it ends its swarm first, leaves
 neither a process nor a namespace, and exits with 128 and the signal's number.

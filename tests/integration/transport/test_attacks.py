@@ -83,8 +83,8 @@ async def test_a_flood_of_garbage_is_counted_whole_and_logged_in_fewrefusals(
             with anyio.fail_after(TIMEOUT_S):
                 one = Stranger.over_tcp(scene.target)
                 with suppress(OSError):
-                    # What looks like the beginning of a long hello, by chance, would be waited for.
-                    await one.say(b"G" + os.urandom(4095))
+                    # Not random: a second byte of 3 would begin a record of TLS, whose length would be waited for.
+                    await one.say(b"GG" + os.urandom(4094))
                 assert await one.is_closed()
                 one.socket.close()
         await scene.has_refused(Offence.TLS, 100)
