@@ -32,6 +32,7 @@ from hivemind.utils import timed_storage
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
+from shoal.control.dht_answers import believe_records_alone
 from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, end_daemon, start_daemon
 from shoal.control.dht_ports import check_port_free, pinned
 from shoal.control.lost_peers import LostPeers
@@ -367,6 +368,7 @@ class _Launcher:
         except BaseException:  # cancelled or failed, a daemon that was started must not outlive this call
             await end_daemon(daemon)
             raise
+        believe_records_alone(node)
         return daemon, node
 
 

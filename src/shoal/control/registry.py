@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 RENEW_S = 10.0
 RETRY_S = 1.0
+READ_TIMEOUT_S = 15.0
+"""Of a read, which takes milliseconds, and seconds where peers are gone: strangers may name others without end."""
 _FAREWELL_TIMEOUT_S = 1.0
 # Two records of one topic in the same instant still have to differ in expiry, or the DHT keeps the first.
 _EXPIRY_STEP_S = 0.001
@@ -200,7 +202,7 @@ class Registry:
         pace, seen = ReadPace(), self.membership.view
         while True:
             if self._store.alive or await self._revived():
-                self.membership.update(await self._store.get(self._topics))
+                await self._read()
             awaited, view = self.membership.awaited, self.membership.view
             expires_in_s = self.membership.next_expiry_unix_s - self._clock.unix_s()
             pause_s = pace.pause_s(awaited=awaited, changed=view != seen, expires_in_s=expires_in_s)
@@ -209,6 +211,12 @@ class Registry:
                 await self._clock.sleep_s(pause_s)
             else:
                 await self._pause(pause_s, view)
+
+    async def _read(self) -> None:
+        with anyio.move_on_after(READ_TIMEOUT_S) as timer:
+            self.membership.update(await self._store.get(self._topics))
+        if timer.cancelled_caught:
+            logger.warning("registry.read_given_up", extra={"after_s": READ_TIMEOUT_S})
 
     async def _pause(self, pause_s: float, seen: SwarmView) -> None:
         """Wait, but not much longer when a peer is lost or found, somebody waits for a change, or the node dies."""

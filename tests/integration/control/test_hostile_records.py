@@ -17,6 +17,7 @@ import anyio
 import msgspec
 import pytest
 from hivemind.dht.validation import DHTRecord
+from hivemind.utils import MSGPackSerializer
 
 from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode, _SignedRecords
@@ -237,3 +238,28 @@ def test_a_subkey_whose_text_is_no_text_is_counted() -> None:
     checker = RecordChecker(SWARM, str.encode, CLOCK, metrics)
     assert not _SignedRecords(checker).validate(DHTRecord(b"key", b"\xa2\xff\xfe", b"\xc4\x01x", CLOCK.unix_s() + 30))
     assert metrics.counts() == {"records.dropped{reason=malformed}": 1}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [["x", 0.0, None], [None, "x", None], [None, 0.0, ["x"]], [None, 0.0, [[1, 2, 3]]], ["x", 0.0, []], None, []],
+    ids=repr,
+)
+async def test_true_records_in_an_untrue_frame_end_no_search(tmp_path: Path, lie: list[Any] | None) -> None:
+    async with _swarm(tmp_path) as (alice, bob, liar):
+        kept_by_liar = liar.raw.protocol.storage.data
+        for stage, each in enumerate((alice, bob)):
+            each.registry.advertise(_stage(stage, step=1))
+        with anyio.fail_after(60):
+            while len(kept_by_liar) < 2:
+                await CLOCK.sleep_s(0.01)
+        for item in kept_by_liar.values():
+            kept: Any = item.value
+            records = [[subkey, each.value, each.expiration_time] for subkey, each in kept.data.items()]
+            said = [*lie[:2], records] if lie and lie[2] is None else lie
+            # Its dictionary's limit, the last expiry in it, and the records.
+            kept.packb = lambda said=said: MSGPackSerializer.dumps(said)
+        for each in (alice, bob):
+            with anyio.fail_after(60):
+                found = await each.node.get(("stage.0", "stage.1"))
+            assert {opened.peer for opened in found} == {ALICE.peer_id, BOB.peer_id}

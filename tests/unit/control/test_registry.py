@@ -288,6 +288,33 @@ async def test_a_lost_peer_has_the_registry_read_soon_however_long_nothing_had_c
         stream.close()
 
 
+@pytest.mark.anyio
+async def test_a_read_that_does_not_end_is_given_up_and_the_next_one_begins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shoal.control.registry.READ_TIMEOUT_S", 0.05)
+    shelf: Shelf = {}
+    (mine, store, _), (theirs, _, identity) = _registry(shelf), _registry(shelf)
+    get, reads = store.get, 0
+
+    async def endless_at_first(topics: tuple[str, ...]) -> tuple[Opened, ...]:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            await anyio.sleep_forever()
+        return await get(topics)
+
+    store.get = endless_at_first  # type: ignore[method-assign]
+    theirs.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(theirs.run)
+            tasks.start_soon(mine.run)
+            await mine.membership.wait_for(lambda v: v.replica(identity.peer_id) is not None)
+            tasks.cancel_scope.cancel()
+    assert [r.getMessage() for r in caplog.records].count("registry.read_given_up") == 1
+
+
 async def registry_has(shelf: Shelf) -> None:
     """Wait until something is stored."""
     while not shelf:

@@ -1,0 +1,68 @@
+"""What others answer in the DHT: the records are believed, what stands around them is not."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
+
+from shoal.control.dht_answers import believe_records_alone
+
+NEAREST = {DHTID(7): "a neighbour"}
+KEYS = (DHTID(1), DHTID(2))
+
+
+async def _believed(answer: dict[DHTID, Any] | None) -> Any:
+    """What a node takes from an answer to a question for `KEYS`."""
+
+    async def call_find(peer: str, keys: tuple[DHTID, ...]) -> dict[DHTID, Any] | None:
+        assert (peer, keys) == ("somebody", KEYS)
+        return answer
+
+    node = SimpleNamespace(protocol=SimpleNamespace(call_find=call_find))
+    believe_records_alone(cast(Any, node))
+    return await node.protocol.call_find("somebody", KEYS)
+
+
+def _dictionary(expires_s: float, **limits: Any) -> DictionaryDHTValue:
+    dictionary = DictionaryDHTValue()
+    dictionary.store("peer", b"record", expires_s)
+    for name, value in limits.items():
+        setattr(dictionary, name, value)
+    return dictionary
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "limits", [{"maxsize": "x"}, {"maxsize": 0}, {"latest_expiration_time": math.inf}, {}], ids=repr
+)
+@pytest.mark.parametrize("expires_s", [math.inf, math.nan, -1.0])
+async def test_an_answer_expires_with_its_last_record_and_has_no_limit(
+    limits: dict[str, Any], expires_s: float
+) -> None:
+    later_s = get_dht_time() + 30
+    answer = {KEYS[0]: (ValueWithExpiration(_dictionary(later_s, **limits), expires_s), NEAREST), KEYS[1]: (None, {})}
+    found = await _believed(answer)
+    value, nearest = found[KEYS[0]]
+    assert nearest == NEAREST
+    assert value.expiration_time == later_s
+    assert dict(value.value.items()) == {"peer": ValueWithExpiration(b"record", later_s)}
+    assert found[KEYS[1]] == (None, {})
+
+
+@pytest.mark.anyio
+async def test_what_has_no_record_is_nothing_and_each_key_has_an_answer() -> None:
+    plain = (ValueWithExpiration(b"plain", math.inf), NEAREST)
+    assert await _believed({KEYS[0]: plain}) == {KEYS[0]: (None, NEAREST), KEYS[1]: (None, {})}
+    empty = (ValueWithExpiration(DictionaryDHTValue(), math.inf), NEAREST)
+    assert await _believed({KEYS[0]: empty, DHTID(3): plain}) == {KEYS[0]: (None, NEAREST), KEYS[1]: (None, {})}
+
+
+@pytest.mark.anyio
+async def test_no_answer_stays_none() -> None:
+    assert await _believed(None) is None
