@@ -42,6 +42,7 @@ from shoal.bench.transport_statistics import percentile
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
 from shoal.testing.chaos.session import ROUNDS_AFTER, TRAINING_FLAGS, swarm_of_one_host
+from shoal.testing.faults.points import OF_TRANSFER, POINTS, chosen, ordered
 from shoal.testing.launched import END_S, until
 from shoal.testing.observed import Step, Swarm, time_of
 from shoal.testing.verdict import Evidence, judge, samples_of
@@ -49,33 +50,12 @@ from shoal.testing.verdict import Evidence, judge, samples_of
 INNER_STEPS = 40
 CALL_S = 0.03
 """The least time of a call of a stage, so that steps take a third of a second however fast the machine is."""
-FIRST_STEP, STEPS_APART = 50, 37
-"""Between two deaths: longer than a server needs to be back, and not a multiple of the steps of a round."""
 FLAGS = (*TRAINING_FLAGS, f"--diloco.inner-steps={INNER_STEPS}", f"--emulation.call-s={CALL_S}")
 NUM_SERVERS, NUM_SLOTS = 5, 2
-OF_ROUND = ("ring", "staged", "held", "lease")
-"""Points whose number is that of a round."""
-OF_TRANSFER = ("fetch", "donate")
-"""Points in a transfer of state, which a server that was killed before asks for."""
 GAP_STEPS, GAP_S = 1, 3.0  # Within this time after such a death others' steps may take so many usual ones longer.
 LIMITS = {"server": (0.3, 2.0, 2), "trainer": (3.0, 3.0, 0), "data_server": (3.0, 3.0, 0)}
 """By role: the median and the 95th percentile in seconds, and so many usual steps on top."""
 WHOLE_S = 8.0  # With a spare: until as many replicas serve as before.
-POINTS = (
-    "server@forward",
-    "server@backward",
-    "server@prepared",
-    "server@commit",
-    "server@ring",
-    "server@staged",
-    "server@held",
-    "server@fetch",
-    "server@donate",
-    "trainer@forward",
-    "trainer@prepared",
-    "trainer@commit",
-    "data_server@lease",
-)
 RECOVERY_S = 90.0
 
 
@@ -141,44 +121,6 @@ class Result:
     def gap_s(self) -> list[float]:
         """Of each death, what it has added to a step of the others."""
         return [death.gap_s for death in self.deaths if death.gap_s is not None]
-
-
-def chosen(points: Sequence[str], times: str) -> list[str]:
-    """Return the points of a run, each as many times as its role is to die there.
-
-    Raises:
-        ValueError: a point or a role is none, or a number is missing.
-    """
-    if unknown := sorted(set(points) - set(POINTS)):
-        raise ValueError(f"no such point: {', '.join(unknown)}; there are {', '.join(POINTS)}")
-    number_of: dict[str, int] = {}
-    for text in filter(None, times.split(",")):
-        role, _, number = text.partition("=")
-        if role not in LIMITS or not number.isdecimal():
-            raise ValueError(f"--times {text}: expected ROLE=NUMBER, ROLE one of {', '.join(LIMITS)}")
-        number_of[role] = int(number)
-    return [point for point in points for _ in range(number_of.get(point.partition("@")[0], 1))]
-
-
-def ordered(points: Sequence[str], dice: random.Random) -> list[str]:
-    """Return one death for each of these points, in a random order, in steps that are far enough apart."""
-    deaths: list[str] = []
-    for place, point in enumerate(dice.sample(list(points), len(points))):
-        role, _, where = point.partition("@")
-        # Of two servers at least one is no spare, which a step may never reach.
-        servers = "/".join(map(str, sorted(dice.sample(range(NUM_SERVERS), 2))))
-        process = {"server": servers, "trainer": str(dice.randrange(NUM_SLOTS))}.get(role, "0")
-        step = FIRST_STEP + place * STEPS_APART + dice.randrange(8)
-        round = step // INNER_STEPS + 1
-        if where in OF_TRANSFER:
-            # Of a server that was killed before, and comes back; who gives it its state is any other one.
-            deaths.append(f"server:{servers}@commit#{step}")
-            process = servers if where == "fetch" else "/".join(map(str, range(NUM_SERVERS)))
-            number = round - 1
-        else:
-            number = round if where in OF_ROUND else step
-        deaths.append(f"{role}:{process}@{where}#{number}")
-    return deaths
 
 
 @dataclass(frozen=True)
@@ -283,7 +225,7 @@ def one_run(
     points: Sequence[str], dice: random.Random, directory: Path, console: Console
 ) -> tuple[list[Measured], Run]:
     """Run one swarm through one death at each point, and check what is left of it."""
-    deaths = ordered(points, dice)
+    deaths = ordered(points, dice, num_servers=NUM_SERVERS, num_slots=NUM_SLOTS, inner_steps=INNER_STEPS)
     with swarm_of_one_host(directory, NUM_SLOTS, (*FLAGS, f"--emulation.deaths={' '.join(deaths)}")) as swarm:
         found: list[Measured] = []
         for text, following in zip(deaths, [*deaths[1:], ""], strict=True):
