@@ -246,6 +246,7 @@ def test_a_subkey_whose_text_is_no_text_is_counted() -> None:
     ids=repr,
 )
 async def test_true_records_in_an_untrue_frame_end_no_search(tmp_path: Path, lie: list[Any] | None) -> None:
+    # A dictionary's limit of entries, the last expiry in it, and its records: None stands for the true ones.
     async with _swarm(tmp_path) as (alice, bob, liar):
         kept_by_liar = liar.raw.protocol.storage.data
         for stage, each in enumerate((alice, bob)):
@@ -257,7 +258,6 @@ async def test_true_records_in_an_untrue_frame_end_no_search(tmp_path: Path, lie
             kept: Any = item.value
             records = [[subkey, each.value, each.expiration_time] for subkey, each in kept.data.items()]
             said = [*lie[:2], records] if lie and lie[2] is None else lie
-            # Its dictionary's limit, the last expiry in it, and the records.
             kept.packb = lambda said=said: MSGPackSerializer.dumps(said)
         for each in (alice, bob):
             with anyio.fail_after(60):
