@@ -2,7 +2,7 @@
 
 hivemind starts one `p2pd` process (libp2p, written in Go) per node and speaks to it over a Unix socket. When this
 process dies, however it dies, that connection closes and p2pd ends by itself within 0.1 s; in the moment before it
-stands, p2pd's own idle timeout ends it after `_IDLE_TIMEOUT_S`.
+stands, p2pd's own idle timeout ends it (`dht_launcher`).
 """
 
 # hivemind ships no type information; what crosses this file's border is typed.
@@ -11,52 +11,37 @@ stands, p2pd's own idle timeout ends it after `_IDLE_TIMEOUT_S`.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
 import anyio
-import msgspec
-from hivemind.dht import node as dht_node
-from hivemind.dht import protocol, routing
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 from hivemind.proto import dht_pb2
-from hivemind.utils import timed_storage
-from hivemind.utils.logging import use_hivemind_log_handler
 
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
-from shoal.control.dht_answers import believe_records_alone
-from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, end_daemon, start_daemon
-from shoal.control.dht_ports import check_port_free, pinned
+from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, end_daemon
+from shoal.control.dht_launcher import WAIT_TIMEOUT_S, Launcher, calm_logging, keep_time
+from shoal.control.dht_lookup import Found, QuickLookup
+from shoal.control.dht_ports import check_port_free
 from shoal.control.lost_peers import LostPeers
-from shoal.control.maddrs import is_loopback, outward
+from shoal.control.maddrs import outward
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import MAX_RECORD_BYTES, TTL_S, Opened
-from shoal.errors import BootstrapError, ConfigError, RecordRejected
+from shoal.errors import BootstrapError, RecordRejected
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.telemetry import Registry
 
 logger = logging.getLogger(__name__)
 
-# A request that takes longer is given up. Frozen peers cost it a few times over, so nothing that trains waits here.
-_WAIT_TIMEOUT_S = 1.0
-# After the first initial peer has answered, the others get this long.
-_BOOTSTRAP_GRACE_S = 0.2
-_IDLE_TIMEOUT_S = 4.0
 # Enough to find back into the swarm by.
 _LOOK_AROUND_S = 1.0
 _MAX_NEIGHBOURS = 16
-
-_decode_bytes = msgspec.msgpack.Decoder(bytes).decode
-_decode_text = msgspec.msgpack.Decoder(str).decode
 
 
 class DhtNode:
@@ -68,7 +53,7 @@ class DhtNode:
         maddrs: where others can join through this node, as of its last start.
     """
 
-    def __init__(self, peer_id: PeerId, namespace: str, checker: RecordChecker, launcher: _Launcher) -> None:
+    def __init__(self, peer_id: PeerId, namespace: str, checker: RecordChecker, launcher: Launcher) -> None:
         """Used by `create`."""
         self.peer_id = peer_id
         self.checker = checker
@@ -77,6 +62,7 @@ class DhtNode:
         self._launcher = launcher
         self._daemon: P2P | None = None
         self._node: DHTNode | None = None
+        self._lookup: QuickLookup | None = None
         self._neighbours: tuple[str, ...] = ()
         self._difference_s: float | None = None
         self._deaf = False
@@ -113,14 +99,14 @@ class DhtNode:
             BootstrapError: none of the initial peers answered in time, or p2pd did not start.
             ConfigError: a port to listen on is taken.
         """
-        _calm_logging()
-        _keep_time()
+        calm_logging()
+        keep_time()
         for maddr in host_maddrs:
             check_port_free(maddr)
         checker = RecordChecker(
             namespace, lambda topic: _key(namespace, topic).to_bytes(), clock, metrics or Registry()
         )
-        launcher = _Launcher(
+        launcher = Launcher(
             state_dir=state_dir,
             key_file=state_dir / f"{identity.peer_id}.key",
             checker=checker,
@@ -159,6 +145,7 @@ class DhtNode:
         initial_peers = (*launcher.initial_peers, *self._neighbours)
         try:
             self._daemon, self._node = await launcher.launch(initial_peers)
+            self._lookup = QuickLookup(self._node)
             visible = await self.visible_maddrs()
             self.maddrs, self._launcher = outward(visible), launcher.pinned(visible)
         except (P2PDaemonError, RuntimeError, OSError, EOFError) as error:
@@ -185,33 +172,40 @@ class DhtNode:
             raise RecordRejected(
                 f"the record for {topic} has {len(value)} bytes, at most {MAX_RECORD_BYTES} are allowed"
             )
-        if self._node is None:
+        if self._node is None or self._lookup is None:
             return False
-        name = f"{self._namespace}/{topic}"
-        return bool(await self._node.store(name, value, expires_unix_s, subkey=str(self.peer_id)))
+        subkey = str(self.peer_id)
+        taken = await self._lookup.store(_key(self._namespace, topic), subkey, value, expires_unix_s)
+        if taken is not None:
+            return taken
+        return bool(await self._node.store(_name(self._namespace, topic), value, expires_unix_s, subkey=subkey))
 
-    async def get(self, topics: Iterable[str]) -> tuple[Opened, ...]:
-        """Return all believable records under these topics, the newest of each peer and topic, from all who answer."""
-        if self._daemon is None or self._node is None:
+    async def get(self, topics: Iterable[str], holders: int | None = None) -> tuple[Opened, ...]:
+        """Return all believable records under these topics, the newest of each peer and topic, from all who answer.
+
+        Args:
+            topics: to read.
+            holders: how many of those are asked that hold a topic's records; None asks everybody who may.
+        """
+        if self._daemon is None or self._node is None or self._lookup is None:
             return ()
-        if not await answers(self._daemon):
-            logger.warning("dht.deaf")
-            self._deaf = True
-            return ()
-        await self._look_around(self._daemon)
+        keys = {_key(self._namespace, topic): topic for topic in topics}
+        found = None if holders is None else await self._lookup.read(tuple(keys), holders)
+        if found is None:
+            if not await answers(self._daemon):
+                logger.warning("dht.deaf")
+                self._deaf = True
+                return ()
+            await self._look_around(self._daemon)
         await self._seek_lost(self._node)
-        names = {f"{self._namespace}/{topic}": topic for topic in topics}
-        # An infinite expiry asks all the nearest peers and merges: the first answer alone would hide newer records.
-        found = cast(dict[str, Any], await self._node.get_many(names, sufficient_expiration_time=float("inf")))
+        if found is None:
+            found = await self._search(self._node, tuple(keys))
         opened: list[Opened] = []
-        for name, answer in found.items():
-            if answer is None or not isinstance(answer.value, dict):
-                continue
-            for subkey, item in cast(dict[object, Any], answer.value).items():
-                value = item.value
+        for key, values in found.items():
+            for subkey, value in values.items():
                 if not isinstance(subkey, str) or not isinstance(value, bytes):
                     self.checker.malformed(subkey)
-                elif (record := self.checker.accept(names[name], subkey, value)) is not None:
+                elif (record := self.checker.accept(keys[key], subkey, value)) is not None:
                     opened.append(record)
         if all(record.peer == self.peer_id for record in opened):
             await self._compare_clocks(self._node)
@@ -239,6 +233,17 @@ class DhtNode:
     async def __aexit__(self, *_exception: object) -> None:
         await self.aclose()
 
+    async def _search(self, node: DHTNode, keys: Sequence[DHTID]) -> Found:
+        """Ask all who are near to the keys, as hivemind does."""
+        # An infinite expiry asks all the nearest peers and merges: the first answer alone would hide newer records.
+        answers = cast(dict[DHTID, Any], await node.get_many_by_id(keys, float("inf")))
+        found: Found = {}
+        for key, answer in answers.items():
+            if answer is not None and isinstance(answer.value, dict):
+                items = cast(dict[object, Any], answer.value).items()
+                found[key] = {subkey: item.value for subkey, item in items}
+        return found
+
     async def _look_around(self, daemon: P2P) -> None:
         """Remember who is connected, for the time after p2pd's death."""
         # p2pd may be dying; `alive` says so. hivemind closes the connection of a call only at its end, so none is
@@ -252,7 +257,7 @@ class DhtNode:
         """Ask some of those that this node has known and hivemind has forgotten; who answers is known again."""
         present = [peer.to_base58() for peer in node.protocol.routing_table.peer_id_to_uid]
         lost = self._lost.due(present, SystemClock().now_s())
-        with anyio.CancelScope(shield=True):  # a question ends after `_WAIT_TIMEOUT_S`
+        with anyio.CancelScope(shield=True):  # a question ends after `WAIT_TIMEOUT_S`
             async with anyio.create_task_group() as tasks:
                 for peer in lost:
                     tasks.start_soon(self._ask, node, PeerID.from_base58(peer))
@@ -266,7 +271,7 @@ class DhtNode:
         for peer in tuple(node.protocol.routing_table.peer_id_to_uid)[:1]:
             with suppress(P2PDaemonError, P2PHandlerError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S):
                 request: Any = cast(Any, dht_pb2).PingRequest(peer=node.protocol.node_info)
-                answer: Any = await node.protocol.get_stub(peer).rpc_ping(request, timeout=_WAIT_TIMEOUT_S)
+                answer: Any = await node.protocol.get_stub(peer).rpc_ping(request, timeout=WAIT_TIMEOUT_S)
                 ahead_s = float(answer.dht_time) - SystemClock().unix_s()
                 self._difference_s = ahead_s if abs(ahead_s) > TTL_S else None
 
@@ -282,109 +287,12 @@ class DhtNode:
             await end_daemon(daemon)
 
 
-class _SignedRecords(RecordValidatorBase):
-    """hivemind's question whether a record is valid, answered by a `RecordChecker`."""
-
-    def __init__(self, checker: RecordChecker) -> None:
-        self._checker = checker
-
-    def validate(self, record: DHTRecord) -> bool:
-        try:
-            subkey, value = _decode_text(record.subkey), _decode_bytes(record.value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._checker.malformed(record.subkey)
-        return self._checker.check(record.key, subkey, value, record.expiration_time)
+def _name(namespace: str, topic: str) -> str:
+    return f"{namespace}/{topic}"
 
 
 def _key(namespace: str, topic: str) -> DHTID:
-    return DHTID.generate(source=f"{namespace}/{topic}")
-
-
-@dataclass(frozen=True)
-class _Launcher:
-    """Everything that it takes to start p2pd and a node on it.
-
-    Attributes:
-        host_maddrs: where to listen.
-        any_maddrs: the same as they were asked for, with any free port where none was named.
-    """
-
-    state_dir: Path
-    key_file: Path
-    checker: RecordChecker
-    initial_peers: tuple[str, ...]
-    host_maddrs: tuple[str, ...]
-    any_maddrs: tuple[str, ...]
-    announce_maddrs: tuple[str, ...]
-    startup_timeout_s: float
-
-    def pinned(self, visible: Sequence[str]) -> _Launcher:
-        """Return the same with the ports on which p2pd listens now in place of any free ones."""
-        if self.announce_maddrs:
-            # What it shows are these, and their ports may be those of a router.
-            return self
-        return replace(self, host_maddrs=pinned(self.host_maddrs, visible))
-
-    def _free_maddrs(self) -> tuple[str, ...]:
-        """The addresses to listen on; any free port where somebody has taken the one of before."""
-        try:
-            for maddr in self.host_maddrs:
-                check_port_free(maddr)
-        except ConfigError as error:
-            logger.warning("dht.port_taken", extra={"error": str(error)})
-            return self.any_maddrs
-        return self.host_maddrs
-
-    async def launch(self, initial_peers: Sequence[str]) -> tuple[P2P, DHTNode]:
-        """Start both; whatever goes wrong, no process is left."""
-        # On loopback alone there is no NAT to get through.
-        wide = not all(is_loopback(maddr) for maddr in self.host_maddrs)
-        daemon = await start_daemon(
-            self.state_dir,
-            initial_peers,
-            host_maddrs=self._free_maddrs(),
-            announce_maddrs=self.announce_maddrs or None,
-            identity_path=str(self.key_file),
-            check_if_identity_free=False,
-            idle_timeout=_IDLE_TIMEOUT_S,
-            startup_timeout=self.startup_timeout_s,
-            nat_port_map=wide,
-            auto_nat=wide,
-            use_relay=wide,
-        )
-        try:
-            node = await DHTNode.create(
-                daemon,
-                initial_peers=initial_peers,
-                wait_timeout=_WAIT_TIMEOUT_S,
-                bootstrap_timeout=_BOOTSTRAP_GRACE_S,
-                # Reads have to be fresh, so caches would only add copies.
-                cache_locally=False,
-                cache_nearest=0,
-                record_validator=_SignedRecords(self.checker),
-                # A peer behind a NAT, which cannot be dialled back, may still join: it warns.
-                strict=False,
-            )
-        except BaseException:  # cancelled or failed, a daemon that was started must not outlive this call
-            await end_daemon(daemon)
-            raise
-        believe_records_alone(node)
-        return daemon, node
-
-
-def _keep_time() -> None:
-    """Let hivemind tell the time by our clock, which the wall clock's steps do not move, instead of by `time.time`."""
-    for module in (timed_storage, routing, protocol, dht_node):
-        cast(Any, module).get_dht_time = SystemClock().unix_s
-
-
-def _calm_logging() -> None:
-    """Send hivemind's and p2pd's messages through our handlers, from warnings upwards."""
-    use_hivemind_log_handler("nowhere")
-    logging.getLogger("hivemind").setLevel(logging.WARNING)
-    # hivemind renames the level for the whole process.
-    logging.addLevelName(logging.WARNING, "WARNING")
-    os.environ.setdefault("GOLOG_LOG_LEVEL", "ERROR")
+    return DHTID.generate(source=_name(namespace, topic))
 
 
 def _bootstrap_message(initial_peers: Sequence[str], error: Exception) -> str:

@@ -1,9 +1,13 @@
-"""How often the registry is read. Pure: pauses are counted, no clock is read.
+"""How often the registry is read, and how many are asked. Pure: pauses are counted, no clock is read.
 
-A read asks several peers and costs them and this one some 25 ms of a core in all, so an idle swarm should do it seldom:
+A search asks everybody near and costs them and this one some 25 ms of a core in all, so an idle swarm should do it
+seldom, and ask a few of those who hold the records as long as nothing happens:
 
     somebody waits for others to appear:  0.1 s, and 5 % of the time already waited, up to 5 s
     else:                                 2 s after a change, and a quarter of the time without one, up to 15 s
+
+    a search:         in the first 15 s of a wait and after a change, and when something seems to expire
+    else:             of each record's holders two, and once a minute all
 
 What is lost is noticed by its connection, and what expires at its time: neither waits for the next read.
 """
@@ -12,9 +16,12 @@ from __future__ import annotations
 
 import math
 
+from shoal.control.record_holders import REPLICAS, SOME
+
 FAST_READ_S, MAX_FAST_READ_S = 0.1, 5.0
 SLOW_READ_S, MAX_SLOW_READ_S = 2.0, 15.0
 """The longest is half of a record's time to live, in which it is renewed three times."""
+SEARCH_FOR_S, ALL_EVERY_S = 15.0, 60.0
 _FAST_SHARE, _SLOW_SHARE = 0.05, 0.25
 
 
@@ -24,6 +31,13 @@ class ReadPace:
     def __init__(self) -> None:
         self._waited_s = 0.0
         self._quiet_s = 0.0
+        self._since_all_s = 0.0
+        self._holders: int | None = None
+
+    @property
+    def holders(self) -> int | None:
+        """How many holders of each record the next read asks; None: everybody who may be one."""
+        return self._holders
 
     def pause_s(self, *, awaited: bool, changed: bool, expires_in_s: float = math.inf) -> float:
         """Return how long to pause now.
@@ -42,4 +56,13 @@ class ReadPace:
             self._waited_s = 0.0
             pause_s = min(MAX_SLOW_READ_S, SLOW_READ_S + _SLOW_SHARE * self._quiet_s)
         self._quiet_s += pause_s
+        calm_s = min(self._quiet_s, self._waited_s) if awaited else self._quiet_s
+        self._since_all_s += pause_s
+        self._holders = SOME
+        if calm_s <= SEARCH_FOR_S or expires_in_s <= pause_s:
+            self._holders = None
+        elif self._since_all_s >= ALL_EVERY_S:
+            self._holders = REPLICAS
+        if self._holders != SOME:
+            self._since_all_s = 0.0
         return max(0.0, min(pause_s, expires_in_s))

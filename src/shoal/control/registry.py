@@ -63,8 +63,8 @@ class RecordStore(Protocol):
         """Store a sealed record of this peer; return whether it was taken."""
         ...
 
-    async def get(self, topics: tuple[str, ...]) -> tuple[Opened, ...]:
-        """Return all believable records under these topics."""
+    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
+        """Return all believable records under these topics; asks so many who hold them, or everybody who may."""
         ...
 
     async def revive(self) -> None:

@@ -20,7 +20,8 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
 
 from shoal.clock import SystemClock
-from shoal.control.dht import DhtNode, _SignedRecords
+from shoal.control.dht import DhtNode
+from shoal.control.dht_launcher import SignedRecords
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, RunRecord, StageRecord, seal
 from shoal.control.registry import Registry
@@ -236,7 +237,7 @@ async def test_a_server_of_another_version_is_seen_and_named_and_not_used(
 def test_a_subkey_whose_text_is_no_text_is_counted() -> None:
     metrics = Metrics()
     checker = RecordChecker(SWARM, str.encode, CLOCK, metrics)
-    assert not _SignedRecords(checker).validate(DHTRecord(b"key", b"\xa2\xff\xfe", b"\xc4\x01x", CLOCK.unix_s() + 30))
+    assert not SignedRecords(checker).validate(DHTRecord(b"key", b"\xa2\xff\xfe", b"\xc4\x01x", CLOCK.unix_s() + 30))
     assert metrics.counts() == {"records.dropped{reason=malformed}": 1}
 
 

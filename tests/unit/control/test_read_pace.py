@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
+import pytest
+
 from shoal.control.read_pace import (
+    ALL_EVERY_S,
     FAST_READ_S,
     MAX_FAST_READ_S,
     MAX_SLOW_READ_S,
+    SEARCH_FOR_S,
     SLOW_READ_S,
     ReadPace,
 )
+from shoal.control.record_holders import REPLICAS, SOME
 from shoal.control.registry import RENEW_S, TTL_S
 
 
@@ -44,3 +49,39 @@ def test_what_expires_is_noticed_at_its_time() -> None:
     pace = ReadPace()
     assert pace.pause_s(awaited=False, changed=False, expires_in_s=0.5) == 0.5
     assert pace.pause_s(awaited=False, changed=False, expires_in_s=-1.0) == 0.0
+
+
+def _asked(pace: ReadPace, seconds: float, *, awaited: bool = False, expires_in_s: float = 25.0) -> list[int | None]:
+    """How many holders each read of so long a time asks."""
+    found: list[int | None] = []
+    while seconds > 0:
+        seconds -= pace.pause_s(awaited=awaited, changed=False, expires_in_s=expires_in_s)
+        found.append(pace.holders)
+    return found
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_as_long_as_nothing_happens_a_few_are_asked_and_each_minute_all_holders(awaited: bool) -> None:
+    pace = ReadPace()
+    assert pace.holders is None
+    assert set(_asked(pace, SEARCH_FOR_S - MAX_FAST_READ_S, awaited=awaited)) == {None}
+    _asked(pace, 100.0, awaited=awaited)
+    numbers = _asked(pace, 30 * ALL_EVERY_S, awaited=awaited)
+    assert set(numbers) == {SOME, REPLICAS}
+    assert 20 <= numbers.count(REPLICAS) <= 30
+    pace.pause_s(awaited=awaited, changed=True)
+    assert pace.holders is None
+
+
+def test_somebody_who_begins_to_wait_has_everybody_searched() -> None:
+    pace = ReadPace()
+    _asked(pace, 100.0)
+    pace.pause_s(awaited=True, changed=False)
+    assert pace.holders is None
+
+
+def test_what_seems_to_expire_is_searched_everywhere() -> None:
+    pace = ReadPace()
+    _asked(pace, 100.0)
+    pace.pause_s(awaited=False, changed=False, expires_in_s=3.0)
+    assert pace.holders is None

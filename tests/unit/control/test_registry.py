@@ -67,7 +67,7 @@ class _Store:
         records[self._peer] = (expires_unix_s, value)
         return True
 
-    async def get(self, topics: tuple[str, ...]) -> tuple[Opened, ...]:
+    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
         await anyio.lowlevel.checkpoint()
         found = [self._checker.accept(t, p, value) for t in topics for p, (_, value) in self._shelf.get(t, {}).items()]
         return tuple(opened for opened in found if opened is not None)
@@ -268,8 +268,8 @@ async def test_a_lost_peer_has_the_registry_read_soon_however_long_nothing_had_c
     reads = anyio.create_memory_object_stream[None](100)
     get = store.get
 
-    async def counted(topics: tuple[str, ...]) -> tuple[Opened, ...]:
-        found = await get(topics)
+    async def counted(topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
+        found = await get(topics, holders)
         reads[0].send_nowait(None)
         return found
 

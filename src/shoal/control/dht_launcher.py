@@ -1,0 +1,144 @@
+"""Starts p2pd and a hivemind node on it, so that hivemind checks records, tells the time and logs as we do."""
+
+# hivemind ships no type information; what crosses this file's border is typed.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from hivemind.dht import node as dht_node
+from hivemind.dht import protocol, routing
+from hivemind.dht.node import DHTNode
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P
+from hivemind.utils import timed_storage
+from hivemind.utils.logging import use_hivemind_log_handler
+
+from shoal.clock import SystemClock
+from shoal.control.dht_answers import believe_records_alone
+from shoal.control.dht_daemon import end_daemon, start_daemon
+from shoal.control.dht_ports import check_port_free, pinned
+from shoal.control.maddrs import is_loopback
+from shoal.control.record_checker import RecordChecker
+from shoal.control.record_holders import REPLICAS
+from shoal.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+WAIT_TIMEOUT_S = 1.0
+"""A request that takes longer is given up. Frozen peers cost it a few times over, so nothing that trains waits here."""
+# After the first initial peer has answered, the others get this long.
+_BOOTSTRAP_GRACE_S = 0.2
+_IDLE_TIMEOUT_S = 4.0
+
+_decode_bytes = msgspec.msgpack.Decoder(bytes).decode
+_decode_text = msgspec.msgpack.Decoder(str).decode
+
+
+class SignedRecords(RecordValidatorBase):
+    """hivemind's question whether a record is valid, answered by a `RecordChecker`."""
+
+    def __init__(self, checker: RecordChecker) -> None:
+        self._checker = checker
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            subkey, value = _decode_text(record.subkey), _decode_bytes(record.value)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._checker.malformed(record.subkey)
+        return self._checker.check(record.key, subkey, value, record.expiration_time)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Everything that it takes to start p2pd and a node on it.
+
+    Attributes:
+        host_maddrs: where to listen.
+        any_maddrs: the same as they were asked for, with any free port where none was named.
+    """
+
+    state_dir: Path
+    key_file: Path
+    checker: RecordChecker
+    initial_peers: tuple[str, ...]
+    host_maddrs: tuple[str, ...]
+    any_maddrs: tuple[str, ...]
+    announce_maddrs: tuple[str, ...]
+    startup_timeout_s: float
+
+    def pinned(self, visible: Sequence[str]) -> Launcher:
+        """Return the same with the ports on which p2pd listens now in place of any free ones."""
+        if self.announce_maddrs:
+            # What it shows are these, and their ports may be those of a router.
+            return self
+        return replace(self, host_maddrs=pinned(self.host_maddrs, visible))
+
+    def _free_maddrs(self) -> tuple[str, ...]:
+        """The addresses to listen on; any free port where somebody has taken the one of before."""
+        try:
+            for maddr in self.host_maddrs:
+                check_port_free(maddr)
+        except ConfigError as error:
+            logger.warning("dht.port_taken", extra={"error": str(error)})
+            return self.any_maddrs
+        return self.host_maddrs
+
+    async def launch(self, initial_peers: Sequence[str]) -> tuple[P2P, DHTNode]:
+        """Start both; whatever goes wrong, no process is left."""
+        # On loopback alone there is no NAT to get through.
+        wide = not all(is_loopback(maddr) for maddr in self.host_maddrs)
+        daemon = await start_daemon(
+            self.state_dir,
+            initial_peers,
+            host_maddrs=self._free_maddrs(),
+            announce_maddrs=self.announce_maddrs or None,
+            identity_path=str(self.key_file),
+            check_if_identity_free=False,
+            idle_timeout=_IDLE_TIMEOUT_S,
+            startup_timeout=self.startup_timeout_s,
+            nat_port_map=wide,
+            auto_nat=wide,
+            use_relay=wide,
+        )
+        try:
+            node = await DHTNode.create(
+                daemon,
+                initial_peers=initial_peers,
+                wait_timeout=WAIT_TIMEOUT_S,
+                bootstrap_timeout=_BOOTSTRAP_GRACE_S,
+                num_replicas=REPLICAS,
+                # Reads have to be fresh, so caches would only add copies.
+                cache_locally=False,
+                cache_nearest=0,
+                record_validator=SignedRecords(self.checker),
+                # A peer behind a NAT, which cannot be dialled back, may still join: it warns.
+                strict=False,
+            )
+        except BaseException:  # cancelled or failed, a daemon that was started must not outlive this call
+            await end_daemon(daemon)
+            raise
+        believe_records_alone(node)
+        return daemon, node
+
+
+def keep_time() -> None:
+    """Let hivemind tell the time by our clock, which the wall clock's steps do not move, instead of by `time.time`."""
+    for module in (timed_storage, routing, protocol, dht_node):
+        cast(Any, module).get_dht_time = SystemClock().unix_s
+
+
+def calm_logging() -> None:
+    """Send hivemind's and p2pd's messages through our handlers, from warnings upwards."""
+    use_hivemind_log_handler("nowhere")
+    logging.getLogger("hivemind").setLevel(logging.WARNING)
+    # hivemind renames the level for the whole process.
+    logging.addLevelName(logging.WARNING, "WARNING")
+    os.environ.setdefault("GOLOG_LOG_LEVEL", "ERROR")

@@ -1,0 +1,132 @@
+"""Quick reads and stores: the few nodes that hold a record are asked and told, instead of everybody near to it.
+
+They are for a swarm in which nothing happens. Where somebody does not answer, or nobody is known, the caller goes
+hivemind's thorough way.
+"""
+
+# hivemind ships no type information; what crosses this file's border is typed.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import anyio
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+
+from shoal.control.record_holders import REPLICAS, RecordHolders
+
+_MAX_HOPS = 4
+"""Of a read: each answer names nodes that are nearer, and few steps lead to the nearest of a large swarm."""
+
+Found = dict[DHTID, dict[object, object]]
+"""Values by key and subkey."""
+_Dated = dict[object, tuple[object, float]]
+"""Of one key: values by subkey, with the moment at which each expires."""
+
+
+class QuickLookup:
+    """Reads and stores through the nodes that hold a key's records, as far as they are known."""
+
+    def __init__(self, node: DHTNode) -> None:
+        """Know nobody yet.
+
+        Args:
+            node: whose neighbours are asked first, and over whose protocol.
+        """
+        self._node = node
+        self._protocol = cast(Any, node.protocol)
+        self._holders: RecordHolders[DHTID, PeerID] = RecordHolders()
+        # The keys whose holders a read has found and none has been found missing since.
+        self._settled: set[DHTID] = set()
+
+    async def read(self, keys: Sequence[DHTID], number: int) -> Found | None:
+        """Ask the holders of each key, so many of them.
+
+        Returns:
+            Of each value the copy that expires last; None if somebody has not answered, or there was nobody to ask.
+        """
+        found: dict[DHTID, _Dated] = {key: {} for key in keys}
+        for key in keys:
+            _merge(found[key], self._protocol.storage.get(key), self._protocol.serializer)
+            self._learn(key, dict(self._protocol.routing_table.get_nearest_neighbors(key, REPLICAS)))
+            self._holders.learn(key, {self._node.node_id: self._node.peer_id})
+        asked: dict[PeerID, list[DHTID]] = {self._node.peer_id: list(keys)}
+        for _ in range(_MAX_HOPS):
+            chosen = self._holders.to_ask(keys, number, asked)
+            if not chosen:
+                break
+            silent: list[PeerID] = []
+            async with anyio.create_task_group() as tasks:
+                for peer, its_keys in chosen.items():
+                    tasks.start_soon(self._ask, peer, its_keys, found, silent)
+            if silent:
+                return None
+            asked |= {peer: [*asked.get(peer, ()), *its_keys] for peer, its_keys in chosen.items()}
+        if len(asked) == 1:
+            return None
+        self._settled.update(keys)
+        return {key: {subkey: value for subkey, (value, _) in values.items()} for key, values in found.items()}
+
+    async def store(self, key: DHTID, subkey: str, value: bytes, expires_unix_s: float) -> bool | None:
+        """Store a record at its holders.
+
+        Returns:
+            Whether some node has taken it; None if a read has not found the holders, or the record is not valid.
+        """
+        raw, tag = (self._protocol.serializer.dumps(each) for each in (value, subkey))
+        own = DHTRecord(key.to_bytes(), tag, raw, expires_unix_s)
+        if key not in self._settled or not self._protocol.record_validator.validate(own):
+            return None
+        taken: list[bool] = []
+        async with anyio.create_task_group() as tasks:
+            for peer in self._holders.of(key):
+                if peer == self._node.peer_id:
+                    taken.append(self._protocol.storage.store(key, raw, expires_unix_s, subkey=subkey))
+                else:
+                    tasks.start_soon(self._tell, peer, key, subkey, raw, expires_unix_s, taken)
+        return any(taken)
+
+    async def _ask(self, peer: PeerID, keys: Sequence[DHTID], found: dict[DHTID, _Dated], silent: list[PeerID]) -> None:
+        answer = await self._protocol.call_find(peer, keys)
+        if answer is None:
+            silent.append(peer)
+            self._miss(peer)
+            return
+        self._node.blacklist.register_success(peer)
+        for key, (value, nearest) in answer.items():
+            _merge(found[key], value, self._protocol.serializer)
+            self._learn(key, nearest)
+
+    async def _tell(
+        self, peer: PeerID, key: DHTID, subkey: str, raw: bytes, expires_unix_s: float, taken: list[bool]
+    ) -> None:
+        answer = await self._protocol.call_store(peer, [key], [raw], expires_unix_s, [subkey])
+        if answer is None:
+            self._miss(peer)
+        else:
+            taken.extend(answer)
+
+    def _learn(self, key: DHTID, nodes: dict[DHTID, PeerID]) -> None:
+        # Others still name those that have just been found missing.
+        self._holders.learn(key, {i: peer for i, peer in nodes.items() if peer not in self._node.blacklist})
+
+    def _miss(self, peer: PeerID) -> None:
+        """Leave out who does not answer; its keys have other holders now."""
+        self._node.blacklist.register_failure(peer)
+        self._settled -= {key for key in self._settled if peer in self._holders.of(key)}
+        self._holders.forget(peer)
+
+
+def _merge(values: _Dated, answer: Any, serializer: Any) -> None:
+    """Take over what an answer says of a key; what is no dictionary is not one of our records."""
+    if answer is None or not isinstance(answer.value, DictionaryDHTValue):
+        return
+    for subkey, item in answer.value.items():
+        if subkey not in values or values[subkey][1] < item.expiration_time:
+            values[subkey] = (serializer.loads(item.value), item.expiration_time)

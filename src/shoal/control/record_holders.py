@@ -1,0 +1,77 @@
+"""Which nodes of the DHT hold a key's records. Pure: who was asked said so, nobody is asked here.
+
+A record stands at the `REPLICAS` nodes whose ids are nearest to its key, and each of them names its neighbours that are
+nearer still, so some questions find them all (Kademlia; Maymounkov and Mazieres, 2002). hivemind looks for them anew
+for each record that it stores and in each read, through all nodes that it knows: in a swarm where nothing happens this
+is most of what there is to do. What the answers have told is kept here, so that the next time it takes few questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+REPLICAS = 5
+"""How many nodes each record is stored at, of all that there are."""
+SOME = 2
+"""How many of a key's holders are enough where nothing happens: one may have missed the last renewal."""
+
+Key = TypeVar("Key", bound=int)
+Node = TypeVar("Node", bound=Hashable)
+
+
+class RecordHolders(Generic[Key, Node]):
+    """The nodes nearest to each key, of all that were heard of; a node is whatever a question can be sent to."""
+
+    def __init__(self) -> None:
+        """Know nobody."""
+        self._nearest: dict[Key, dict[Node, int]] = {}
+
+    def learn(self, key: Key, nodes: Mapping[int, Node]) -> None:
+        """Note who is near to a key, as somebody has said; of all that were ever named, only the nearest are kept.
+
+        Args:
+            key: 160 bits.
+            nodes: by their ids.
+        """
+        known = self._nearest.get(key, {}) | {node: node_id for node_id, node in nodes.items()}
+        self._nearest[key] = dict(sorted(known.items(), key=lambda item: item[1] ^ key)[:REPLICAS])
+
+    def forget(self, node: Node) -> None:
+        """Leave out a node that does not answer."""
+        for nodes in self._nearest.values():
+            nodes.pop(node, None)
+
+    def of(self, key: Key) -> tuple[Node, ...]:
+        """Return the holders of a key, the nearest first; none if nobody was named yet."""
+        return tuple(self._nearest.get(key, ()))
+
+    def to_ask(self, keys: Iterable[Key], number: int, asked: Mapping[Node, Iterable[Key]]) -> dict[Node, list[Key]]:
+        """Choose whom to ask for which keys: few nodes for all of them.
+
+        Args:
+            keys: to read.
+            number: how many holders of each are to be asked, if there are so many.
+            asked: who was asked for what already.
+
+        Returns:
+            Empty if enough was asked.
+        """
+        needed = {key: min(number, len(self.of(key))) for key in keys}
+        for node, its_keys in asked.items():
+            for key in its_keys:
+                needed[key] -= node in self.of(key)
+        chosen: dict[Node, list[Key]] = {}
+        while True:
+            # Who can be asked for which of the keys of which not enough was asked; then the one who knows most of them.
+            able: dict[Node, list[Key]] = {}
+            for key in (key for key, times in needed.items() if times > 0):
+                for node in self.of(key):
+                    if node not in chosen and key not in asked.get(node, ()):
+                        able.setdefault(node, []).append(key)
+            if not able:
+                return chosen
+            node = max(able, key=lambda each: len(able[each]))
+            chosen[node] = able[node]
+            for key in chosen[node]:
+                needed[key] -= 1

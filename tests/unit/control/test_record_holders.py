@@ -1,0 +1,90 @@
+"""Which nodes hold a key's records, as far as one was told, and whom to ask next."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shoal.control.record_holders import REPLICAS, SOME, RecordHolders
+
+KEYS = tuple(range(0, 1600, 100))
+
+
+def _nearest(key: int, ids: dict[int, str]) -> list[str]:
+    return [ids[node_id] for node_id in sorted(ids, key=lambda node_id: node_id ^ key)]
+
+
+def _lookup(holders: RecordHolders[int, str], swarm: dict[int, str], number: int) -> dict[str, list[int]]:
+    """Ask as `QuickLookup.read` does; each node names those twenty that are nearest to a key."""
+    asked: dict[str, list[int]] = {}
+    while chosen := holders.to_ask(KEYS, number, asked):
+        for node, keys in chosen.items():
+            assert not set(keys) & set(asked.get(node, ())), "nobody is asked twice"
+            for key in keys:
+                named = _nearest(key, swarm)[:20]
+                holders.learn(key, {node_id: node for node_id, node in swarm.items() if node in named})
+            asked.setdefault(node, []).extend(keys)
+    return asked
+
+
+@pytest.mark.parametrize("number", [SOME, REPLICAS])
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_is_known_first_the_nearest_are_found_and_enough_of_them_are_asked(seed: int, number: int) -> None:
+    dice = random.Random(seed)
+    swarm = {dice.getrandbits(12): f"node {dice.random()}" for _ in range(dice.randint(1, 60))}
+    holders: RecordHolders[int, str] = RecordHolders()
+    first = dice.choice(list(swarm))
+    for key in KEYS:
+        holders.learn(key, {first: swarm[first]})
+    asked = _lookup(holders, swarm, number)
+    for key in KEYS:
+        assert list(holders.of(key)) == _nearest(key, swarm)[:REPLICAS]
+        knowing = [node for node in holders.of(key) if key in asked.get(node, ())]
+        assert len(knowing) >= min(number, len(swarm))
+
+
+def test_few_nodes_are_asked_for_all_keys() -> None:
+    swarm = {number: f"node {number}" for number in range(REPLICAS)}
+    holders: RecordHolders[int, str] = RecordHolders()
+    for key in KEYS:
+        holders.learn(key, swarm)
+    asked = _lookup(holders, swarm, SOME)
+    assert len(asked) == SOME
+    assert all(sorted(keys) == list(KEYS) for keys in asked.values())
+
+
+def test_a_newcomer_that_is_nearer_takes_the_place_of_the_farthest() -> None:
+    holders: RecordHolders[int, str] = RecordHolders()
+    holders.learn(0, {10 + number: f"node {number}" for number in range(REPLICAS)})
+    holders.learn(0, {1: "newcomer"})
+    assert holders.of(0) == ("newcomer", *(f"node {number}" for number in range(REPLICAS - 1)))
+
+
+def test_a_node_that_came_back_under_another_id_stands_where_this_one_puts_it() -> None:
+    holders: RecordHolders[int, str] = RecordHolders()
+    holders.learn(0, {1: "a", 2: "b"})
+    holders.learn(0, {3: "a"})
+    assert holders.of(0) == ("b", "a")
+
+
+def test_who_does_not_answer_is_left_out_for_all_keys() -> None:
+    holders: RecordHolders[int, str] = RecordHolders()
+    for key in KEYS:
+        holders.learn(key, {1: "a", 2: "b"})
+    holders.forget("a")
+    assert {holders.of(key) for key in KEYS} == {("b",)}
+    assert set(holders.to_ask(KEYS, SOME, {})) == {"b"}
+    holders.forget("a")
+
+
+def test_nobody_is_asked_where_nobody_is_known() -> None:
+    assert RecordHolders[int, str]().to_ask(KEYS, SOME, {}) == {}
+
+
+def test_names_without_end_take_no_more_place_than_the_nearest() -> None:
+    holders: RecordHolders[int, str] = RecordHolders()
+    for number in range(10_000):
+        holders.learn(0, {number: f"node {number}"})
+    assert holders.of(0) == tuple(f"node {number}" for number in range(REPLICAS))
+    assert len(holders._nearest[0]) == REPLICAS
