@@ -60,8 +60,7 @@ class HostNetwork:
         Args:
             claim: as `RunDir.claim_port`: until this run listens, another one that starts now would find its port free.
         """
-        usual = USUAL_MONITOR_PORT
-        wanted = self.settings.monitor_port or free_port(usual if claim(usual) else 0)
+        wanted = self.settings.monitor_port or free_port(USUAL_MONITOR_PORT if claim(USUAL_MONITOR_PORT) else 0)
         listened = tuple(
             f"{maddr.removesuffix('/tcp/0')}/tcp/{wanted}" if maddr.endswith("/tcp/0") else maddr
             for maddr in self.settings.host_maddrs

@@ -1,8 +1,9 @@
-"""The runtime directory of one run: a short private path for Unix sockets, gone when the run is.
+"""What one run has of its machine for itself: a directory with a short private path for Unix sockets, and ports.
 
 `$XDG_RUNTIME_DIR/shoal-<uid>/<8 hex>` or, where that variable is not usable, `/tmp/shoal-<uid>/<8 hex>`. A run holds a
 lock on a file in its directory for as long as it lives, so a directory that nobody locks is a dead run's and is removed
-by the next one. Creating and removing are serialised by a lock on the parent.
+by the next one. Creating and removing are serialised by a lock on the parent. Ports are claimed by sockets that the run
+holds as long. All of it is gone when the run is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MAX_SOCKET_PATH_BYTES = 103
 
 
 class RunDir:
-    """A locked, private directory; use it as a context, which removes it at the end.
+    """A locked, private directory, and the ports claimed; use it as a context, which gives both back at the end.
 
     Attributes:
         path: the directory, mode 0700.

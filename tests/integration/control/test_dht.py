@@ -22,6 +22,7 @@ from hivemind.proto import p2pd_pb2
 from shoal.clock import SystemClock
 from shoal.control import dht, dht_daemon
 from shoal.control.dht import DhtNode
+from shoal.control.record_holders import SOME
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, StageRecord, seal
 from shoal.control.registry import Registry
 from shoal.errors import BootstrapError, ConfigError, RecordRejected
@@ -170,26 +171,6 @@ async def test_cancelling_a_node_while_it_starts_leaves_no_process(tmp_path: Pat
 
 
 @pytest.mark.anyio
-async def test_a_node_whose_p2pd_was_killed_says_so_and_can_be_revived(tmp_path: Path) -> None:
-    alice, bob = Identity.generate(), Identity.generate()
-    async with (
-        await _node(tmp_path, alice) as first,
-        await _node(tmp_path, bob, await first.visible_maddrs()) as second,
-    ):
-        expiry = CLOCK.unix_s() + 30
-        assert await first.store("stage.0", _sealed(alice, expiry), expiry)
-        assert second.alive
-        (pid,) = _daemons(bob.peer_id)
-        os.kill(pid, signal.SIGKILL)
-        with anyio.fail_after(60):
-            while second.alive:
-                await CLOCK.sleep_s(0.01)
-        await second.revive()
-        assert second.alive
-        assert [r.peer for r in await second.get(("stage.0",))] == [alice.peer_id]
-
-
-@pytest.mark.anyio
 async def test_a_node_that_finds_nobody_but_itself_compares_clocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,9 +210,10 @@ async def test_an_answer_to_a_call_that_was_given_up_makes_no_node_deaf(tmp_path
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("cause", ["reader", "writer", "daemon"])
+@pytest.mark.parametrize("holders", [None, SOME])
+@pytest.mark.parametrize("cause", ["killed", "stopped", "reader", "writer"])
 async def test_a_node_that_gets_no_answer_from_its_p2pd_says_so_and_can_be_revived(
-    cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cause: str, holders: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dht_daemon, "ANSWER_TIMEOUT_S", 0.5)
     alice, bob = Identity.generate(), Identity.generate()
@@ -241,15 +223,19 @@ async def test_a_node_that_gets_no_answer_from_its_p2pd_says_so_and_can_be_reviv
     ):
         expiry = CLOCK.unix_s() + 60
         assert await first.store("stage.0", _sealed(alice, expiry), expiry)
+        assert second.alive
         (pid,) = _daemons(bob.peer_id)
-        if cause == "daemon":
-            os.kill(pid, signal.SIGSTOP)
-        else:
-            control = _control(second)
-            (control._read_task if cause == "reader" else control._write_task).cancel()
+        match cause:
+            case "killed":
+                os.kill(pid, signal.SIGKILL)
+            case "stopped":
+                os.kill(pid, signal.SIGSTOP)
+            case _:
+                control = _control(second)
+                (control._read_task if cause == "reader" else control._write_task).cancel()
         with anyio.fail_after(60):
             while second.alive:  # p2pd may still have given one answer
-                await second.get(("stage.0",))
+                await second.get(("stage.0",), holders)
         monkeypatch.undo()
         await second.revive()
         assert second.alive
