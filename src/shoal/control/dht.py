@@ -175,10 +175,12 @@ class DhtNode:
         if self._node is None or self._lookup is None:
             return False
         subkey = str(self.peer_id)
-        taken = await self._lookup.store(_key(self._namespace, topic), subkey, value, expires_unix_s)
-        if taken is not None:
-            return taken
-        return bool(await self._node.store(_name(self._namespace, topic), value, expires_unix_s, subkey=subkey))
+        stored = await self._lookup.store(_key(self._namespace, topic), subkey, value, expires_unix_s)
+        if stored.everywhere:
+            return stored.taken
+        name = _name(self._namespace, topic)
+        # Who has it already takes it no second time.
+        return bool(await self._node.store(name, value, expires_unix_s, subkey=subkey)) or stored.taken
 
     async def get(self, topics: Iterable[str], holders: int | None = None) -> tuple[Opened, ...]:
         """Return all believable records under these topics, the newest of each peer and topic, from all who answer.
@@ -277,7 +279,7 @@ class DhtNode:
 
     async def _end(self) -> None:
         node, daemon, alive = self._node, self._daemon, self.alive
-        self._node = self._daemon = None
+        self._node = self._daemon = self._lookup = None
         self._deaf = False
         # A dead p2pd never answers that it has taken the handlers away.
         if node is not None and alive:

@@ -9,7 +9,8 @@ hivemind's thorough way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import anyio
@@ -30,6 +31,19 @@ _Dated = dict[object, tuple[object, float]]
 """Of one key: values by subkey, with the moment at which each expires."""
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What has become of a record.
+
+    Attributes:
+        taken: whether some node has taken it.
+        everywhere: whether all its holders are known and have answered.
+    """
+
+    taken: bool
+    everywhere: bool
+
+
 class QuickLookup:
     """Reads and stores through the nodes that hold a key's records, as far as they are known."""
 
@@ -46,79 +60,80 @@ class QuickLookup:
         self._settled: set[DHTID] = set()
 
     async def read(self, keys: Sequence[DHTID], number: int) -> Found | None:
-        """Ask the holders of each key, so many of them.
+        """Ask the holders of each key, so many of them; who asks all begins with its own neighbours.
 
         Returns:
-            Of each value the copy that expires last; None if somebody has not answered, or there was nobody to ask.
+            Of each value the copy that expires last; None if somebody has not answered, too few are known, or they
+            go on naming others that are nearer.
         """
         found: dict[DHTID, _Dated] = {key: {} for key in keys}
         for key in keys:
             _merge(found[key], self._protocol.storage.get(key), self._protocol.serializer)
+            if number >= REPLICAS:
+                self._settled.discard(key)
+                self._holders.begin_anew(key)
             self._learn(key, dict(self._protocol.routing_table.get_nearest_neighbors(key, REPLICAS)))
-            self._holders.learn(key, {self._node.node_id: self._node.peer_id})
-        asked: dict[PeerID, list[DHTID]] = {self._node.peer_id: list(keys)}
+        asked: dict[PeerID, list[DHTID]] = {}
+        silent: list[PeerID] = []
+        chosen = self._holders.to_ask(keys, number, asked)
         for _ in range(_MAX_HOPS):
-            chosen = self._holders.to_ask(keys, number, asked)
-            if not chosen:
-                break
-            silent: list[PeerID] = []
             async with anyio.create_task_group() as tasks:
                 for peer, its_keys in chosen.items():
                     tasks.start_soon(self._ask, peer, its_keys, found, silent)
-            if silent:
-                return None
             asked |= {peer: [*asked.get(peer, ()), *its_keys] for peer, its_keys in chosen.items()}
-        if len(asked) == 1:
+            chosen = self._holders.to_ask(keys, number, asked)
+            if silent or not chosen:
+                break
+        if silent or chosen or not asked:
             return None
         self._settled.update(keys)
         return {key: {subkey: value for subkey, (value, _) in values.items()} for key, values in found.items()}
 
-    async def store(self, key: DHTID, subkey: str, value: bytes, expires_unix_s: float) -> bool | None:
-        """Store a record at its holders.
-
-        Returns:
-            Whether some node has taken it; None if a read has not found the holders, or the record is not valid.
-        """
+    async def store(self, key: DHTID, subkey: str, value: bytes, expires_unix_s: float) -> Stored:
+        """Store a record at its holders, if a read has found them."""
         raw, tag = (self._protocol.serializer.dumps(each) for each in (value, subkey))
         own = DHTRecord(key.to_bytes(), tag, raw, expires_unix_s)
         if key not in self._settled or not self._protocol.record_validator.validate(own):
-            return None
-        taken: list[bool] = []
+            return Stored(taken=False, everywhere=False)
+        others, taken, silent = list(self._holders.of(key)), list[bool](), list[PeerID]()
+        if self._holders.include(key, self._node.node_id):
+            taken.append(self._protocol.storage.store(key, raw, expires_unix_s, subkey=subkey))
+            others = others[: REPLICAS - 1]
+
+        async def tell(peer: PeerID) -> None:
+            answer = await self._protocol.call_store(peer, [key], [raw], expires_unix_s, [subkey])
+            if answer is None:
+                silent.append(peer)
+                self._forget(peer)
+            else:
+                taken.extend(answer)
+
         async with anyio.create_task_group() as tasks:
-            for peer in self._holders.of(key):
-                if peer == self._node.peer_id:
-                    taken.append(self._protocol.storage.store(key, raw, expires_unix_s, subkey=subkey))
-                else:
-                    tasks.start_soon(self._tell, peer, key, subkey, raw, expires_unix_s, taken)
-        return any(taken)
+            for peer in others:
+                tasks.start_soon(tell, peer)
+        return Stored(taken=any(taken), everywhere=not silent)
 
     async def _ask(self, peer: PeerID, keys: Sequence[DHTID], found: dict[DHTID, _Dated], silent: list[PeerID]) -> None:
         answer = await self._protocol.call_find(peer, keys)
         if answer is None:
             silent.append(peer)
-            self._miss(peer)
+            self._node.blacklist.register_failure(peer)
+            self._forget(peer)
             return
         self._node.blacklist.register_success(peer)
         for key, (value, nearest) in answer.items():
             _merge(found[key], value, self._protocol.serializer)
             self._learn(key, nearest)
 
-    async def _tell(
-        self, peer: PeerID, key: DHTID, subkey: str, raw: bytes, expires_unix_s: float, taken: list[bool]
-    ) -> None:
-        answer = await self._protocol.call_store(peer, [key], [raw], expires_unix_s, [subkey])
-        if answer is None:
-            self._miss(peer)
-        else:
-            taken.extend(answer)
-
-    def _learn(self, key: DHTID, nodes: dict[DHTID, PeerID]) -> None:
+    def _learn(self, key: DHTID, named: Mapping[DHTID, PeerID]) -> None:
+        """Note who was named, at the id that the peer itself has said where it has: others know its former ones too."""
+        id_of = self._protocol.routing_table.peer_id_to_uid
         # Others still name those that have just been found missing.
-        self._holders.learn(key, {i: peer for i, peer in nodes.items() if peer not in self._node.blacklist})
+        left_out = {peer for peer in named.values() if peer in self._node.blacklist} | {self._node.peer_id}
+        self._holders.learn(key, {peer: id_of.get(peer, i) for i, peer in named.items() if peer not in left_out})
 
-    def _miss(self, peer: PeerID) -> None:
+    def _forget(self, peer: PeerID) -> None:
         """Leave out who does not answer; its keys have other holders now."""
-        self._node.blacklist.register_failure(peer)
         self._settled -= {key for key in self._settled if peer in self._holders.of(key)}
         self._holders.forget(peer)
 

@@ -6,7 +6,7 @@ seldom, and ask a few of those who hold the records as long as nothing happens:
     somebody waits for others to appear:  0.1 s, and 5 % of the time already waited, up to 5 s
     else:                                 2 s after a change, and a quarter of the time without one, up to 15 s
 
-    a search:         in the first 15 s of a wait and after a change, and when something seems to expire
+    a search:         for 15 s since somebody began to wait or something changed, and when something seems to expire
     else:             of each record's holders two, and once a minute all
 
 What is lost is noticed by its connection, and what expires at its time: neither waits for the next read.

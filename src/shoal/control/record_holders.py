@@ -21,21 +21,28 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 class RecordHolders(Generic[Key, Node]):
-    """The nodes nearest to each key, of all that were heard of; a node is whatever a question can be sent to."""
+    """The nodes nearest to each key, of all others that were heard of; a node is whatever a question can be sent to."""
 
     def __init__(self) -> None:
         """Know nobody."""
         self._nearest: dict[Key, dict[Node, int]] = {}
 
-    def learn(self, key: Key, nodes: Mapping[int, Node]) -> None:
+    def begin_anew(self, key: Key) -> None:
+        """Know nobody who holds a key: what was said of it may have been wrong."""
+        self._nearest.pop(key, None)
+
+    def learn(self, key: Key, nodes: Mapping[Node, int]) -> None:
         """Note who is near to a key, as somebody has said; of all that were ever named, only the nearest are kept.
 
         Args:
             key: 160 bits.
-            nodes: by their ids.
+            nodes: their ids.
         """
-        known = self._nearest.get(key, {}) | {node: node_id for node_id, node in nodes.items()}
-        self._nearest[key] = dict(sorted(known.items(), key=lambda item: item[1] ^ key)[:REPLICAS])
+        known = dict(self._nearest.get(key, {}))
+        known.update(nodes)
+        self._nearest[key] = {
+            node: known[node] for node in sorted(known, key=lambda node: known[node] ^ key)[:REPLICAS]
+        }
 
     def forget(self, node: Node) -> None:
         """Leave out a node that does not answer."""
@@ -45,6 +52,11 @@ class RecordHolders(Generic[Key, Node]):
     def of(self, key: Key) -> tuple[Node, ...]:
         """Return the holders of a key, the nearest first; none if nobody was named yet."""
         return tuple(self._nearest.get(key, ()))
+
+    def include(self, key: Key, node_id: int) -> bool:
+        """Return whether a node with this id, of whom nothing was heard, is a holder of a key as well."""
+        ids = self._nearest.get(key, {}).values()
+        return len(ids) < REPLICAS or any(node_id ^ key < each ^ key for each in ids)
 
     def to_ask(self, keys: Iterable[Key], number: int, asked: Mapping[Node, Iterable[Key]]) -> dict[Node, list[Key]]:
         """Choose whom to ask for which keys: few nodes for all of them.

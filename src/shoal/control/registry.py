@@ -200,30 +200,43 @@ class Registry:
 
     async def _watch(self) -> None:
         pace, seen = ReadPace(), self.membership.view
+        holders: int | None = None
         while True:
-            if self._store.alive or await self._revived():
-                await self._read()
+            if self._store.alive:
+                await self._read(holders)
+            elif await self._revived():
+                pace = ReadPace()
+                await self._read(None)
             awaited, view = self.membership.awaited, self.membership.view
             expires_in_s = self.membership.next_expiry_unix_s - self._clock.unix_s()
             pause_s = pace.pause_s(awaited=awaited, changed=view != seen, expires_in_s=expires_in_s)
-            seen = view
+            holders, seen = pace.holders, view
             if awaited:
                 await self._clock.sleep_s(pause_s)
-            else:
-                await self._pause(pause_s, view)
+            elif not await self._pause(pause_s, view):
+                holders = None
 
-    async def _read(self) -> None:
+    async def _read(self, holders: int | None) -> None:
         with anyio.move_on_after(READ_TIMEOUT_S) as timer:
-            self.membership.update(await self._store.get(self._topics))
+            self.membership.update(await self._store.get(self._topics, holders))
         if timer.cancelled_caught:
             logger.warning("registry.read_given_up", extra={"after_s": READ_TIMEOUT_S})
 
-    async def _pause(self, pause_s: float, seen: SwarmView) -> None:
-        """Wait, but not much longer when a peer is lost or found, somebody waits for a change, or the node dies."""
-        while pause_s > 0 and self._store.alive and not self.membership.awaited and self.membership.view == seen:
+    async def _pause(self, pause_s: float, seen: SwarmView) -> bool:
+        """Wait, but not much longer when a peer is lost or found, somebody waits for a change, or the node dies.
+
+        Returns:
+            Whether nothing of this has happened.
+        """
+
+        def is_calm() -> bool:
+            return self._store.alive and not self.membership.awaited and self.membership.view == seen
+
+        while pause_s > 0 and is_calm():
             with anyio.move_on_after(min(pause_s, SLOW_READ_S)):
                 await self.membership.until_awaited()
             pause_s -= SLOW_READ_S
+        return is_calm()
 
     async def _revived(self) -> bool:
         logger.error("registry.dht_lost")

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from hivemind.dht.routing import DHTID
 
 from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode
+from shoal.control.dht_lookup import QuickLookup
 from shoal.control.record_holders import REPLICAS, SOME
 from shoal.control.records import Opened, StageRecord, seal, topics
 from shoal.identity import Identity, namespace
@@ -78,6 +80,12 @@ async def _renew(members: list[Member]) -> dict[str, int]:
     return {member.identity.peer_id: member.sequence for member in members}
 
 
+def _lookup(member: Member) -> QuickLookup:
+    lookup = member.node._lookup
+    assert lookup is not None
+    return lookup
+
+
 async def test_a_quick_read_sees_every_record_and_asks_few(tmp_path: Path) -> None:
     async with _swarm(tmp_path) as members:
         wanted = await _renew(members)
@@ -116,6 +124,27 @@ async def test_a_newcomer_is_seen_and_sees_everybody_and_holds_its_share(tmp_pat
                 wanted = await _renew([newcomer, *members])
                 for member in everybody:
                     assert await member.read() == wanted
+            assert cast(Any, newcomer.node._node).protocol.storage.data, "nobody has told it anything"
+
+
+async def test_a_node_that_was_revived_under_another_id_holds_what_it_ought_to(tmp_path: Path) -> None:
+    async with _swarm(tmp_path) as members:
+        await _renew(members)
+        for member in members:
+            await member.read()
+        await members[2].node.revive()
+        for _ in range(2):
+            wanted = await _renew(members)
+            for member in members:
+                assert await member.read(REPLICAS) == wanted
+        ids = {member.identity.peer_id: cast(Any, member.node._node).node_id for member in members}
+        for member in members:
+            lookup = _lookup(member)
+            assert lookup._settled
+            others = {peer: node_id for peer, node_id in ids.items() if peer != member.identity.peer_id}
+            for key in lookup._settled:
+                nearest = sorted(others, key=lambda peer, key=key: others[peer] ^ key)[:REPLICAS]
+                assert [peer.to_base58() for peer in lookup._holders.of(key)] == nearest
 
 
 async def test_a_dead_holder_hides_nothing(tmp_path: Path) -> None:
@@ -137,6 +166,7 @@ async def test_a_dead_holder_hides_nothing(tmp_path: Path) -> None:
 async def test_a_node_that_is_alone_reads_thoroughly(tmp_path: Path) -> None:
     async with _swarm(tmp_path, 1) as [member]:
         wanted = await _renew([member])
+        assert await _lookup(member).read((DHTID.generate(),), SOME) is None
         assert await member.read() == wanted
         assert await member.renew()
 
@@ -144,8 +174,11 @@ async def test_a_node_that_is_alone_reads_thoroughly(tmp_path: Path) -> None:
 async def test_a_cancelled_quick_read_leaves_the_node_whole(tmp_path: Path) -> None:
     async with _swarm(tmp_path, 4) as members:
         wanted = await _renew(members)
-        for delay_s in (0.0, 0.001, 0.002):
-            with anyio.move_on_after(delay_s):
+        cancelled = 0
+        for delay_s in (0.0, 0.0005, 0.001, 0.002):
+            with anyio.move_on_after(delay_s) as timer:
                 await members[0].read()
+            cancelled += timer.cancelled_caught
+        assert cancelled
         assert await members[0].read() == wanted
         assert members[0].node.alive

@@ -23,7 +23,7 @@ def _lookup(holders: RecordHolders[int, str], swarm: dict[int, str], number: int
             assert not set(keys) & set(asked.get(node, ())), "nobody is asked twice"
             for key in keys:
                 named = _nearest(key, swarm)[:20]
-                holders.learn(key, {node_id: node for node_id, node in swarm.items() if node in named})
+                holders.learn(key, {node: node_id for node_id, node in swarm.items() if node in named})
             asked.setdefault(node, []).extend(keys)
     return asked
 
@@ -36,7 +36,7 @@ def test_whoever_is_known_first_the_nearest_are_found_and_enough_of_them_are_ask
     holders: RecordHolders[int, str] = RecordHolders()
     first = dice.choice(list(swarm))
     for key in KEYS:
-        holders.learn(key, {first: swarm[first]})
+        holders.learn(key, {swarm[first]: first})
     asked = _lookup(holders, swarm, number)
     for key in KEYS:
         assert list(holders.of(key)) == _nearest(key, swarm)[:REPLICAS]
@@ -48,7 +48,7 @@ def test_few_nodes_are_asked_for_all_keys() -> None:
     swarm = {number: f"node {number}" for number in range(REPLICAS)}
     holders: RecordHolders[int, str] = RecordHolders()
     for key in KEYS:
-        holders.learn(key, swarm)
+        holders.learn(key, {node: node_id for node_id, node in swarm.items()})
     asked = _lookup(holders, swarm, SOME)
     assert len(asked) == SOME
     assert all(sorted(keys) == list(KEYS) for keys in asked.values())
@@ -56,22 +56,22 @@ def test_few_nodes_are_asked_for_all_keys() -> None:
 
 def test_a_newcomer_that_is_nearer_takes_the_place_of_the_farthest() -> None:
     holders: RecordHolders[int, str] = RecordHolders()
-    holders.learn(0, {10 + number: f"node {number}" for number in range(REPLICAS)})
-    holders.learn(0, {1: "newcomer"})
+    holders.learn(0, {f"node {number}": 10 + number for number in range(REPLICAS)})
+    holders.learn(0, {"newcomer": 1})
     assert holders.of(0) == ("newcomer", *(f"node {number}" for number in range(REPLICAS - 1)))
 
 
 def test_a_node_that_came_back_under_another_id_stands_where_this_one_puts_it() -> None:
     holders: RecordHolders[int, str] = RecordHolders()
-    holders.learn(0, {1: "a", 2: "b"})
-    holders.learn(0, {3: "a"})
+    holders.learn(0, {"a": 1, "b": 2})
+    holders.learn(0, {"a": 3})
     assert holders.of(0) == ("b", "a")
 
 
 def test_who_does_not_answer_is_left_out_for_all_keys() -> None:
     holders: RecordHolders[int, str] = RecordHolders()
     for key in KEYS:
-        holders.learn(key, {1: "a", 2: "b"})
+        holders.learn(key, {"a": 1, "b": 2})
     holders.forget("a")
     assert {holders.of(key) for key in KEYS} == {("b",)}
     assert set(holders.to_ask(KEYS, SOME, {})) == {"b"}
@@ -85,6 +85,25 @@ def test_nobody_is_asked_where_nobody_is_known() -> None:
 def test_names_without_end_take_no_more_place_than_the_nearest() -> None:
     holders: RecordHolders[int, str] = RecordHolders()
     for number in range(10_000):
-        holders.learn(0, {number: f"node {number}"})
+        holders.learn(0, {f"node {number}": number})
     assert holders.of(0) == tuple(f"node {number}" for number in range(REPLICAS))
     assert len(holders._nearest[0]) == REPLICAS
+
+
+def test_what_was_said_before_is_forgotten_where_it_begins_anew() -> None:
+    holders: RecordHolders[int, str] = RecordHolders()
+    holders.learn(0, {f"far away {number}": number for number in range(REPLICAS)})
+    holders.begin_anew(0)
+    assert holders.of(0) == ()
+    holders.learn(0, {"near": 100})
+    assert holders.of(0) == ("near",)
+
+
+def test_a_node_is_a_holder_as_long_as_it_is_nearer_than_one_of_them() -> None:
+    holders: RecordHolders[int, str] = RecordHolders()
+    assert holders.include(0, 1000)
+    holders.learn(0, {f"node {number}": 10 + number for number in range(REPLICAS - 1)})
+    assert holders.include(0, 1000)
+    holders.learn(0, {"last": 500})
+    assert not holders.include(0, 1000)
+    assert holders.include(0, 499)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
@@ -12,6 +13,7 @@ from shoal.clock import SystemClock
 from shoal.control.assignment import StageChooser
 from shoal.control.read_pace import ReadPace
 from shoal.control.record_checker import RecordChecker
+from shoal.control.record_holders import SOME
 from shoal.control.records import GoneRecord, MonitorRecord, Opened, RunRecord, StageRecord
 from shoal.control.registry import Registry
 from shoal.errors import BootstrapError, InvariantViolation
@@ -297,12 +299,12 @@ async def test_a_read_that_does_not_end_is_given_up_and_the_next_one_begins(
     (mine, store, _), (theirs, _, identity) = _registry(shelf), _registry(shelf)
     get, reads = store.get, 0
 
-    async def endless_at_first(topics: tuple[str, ...]) -> tuple[Opened, ...]:
+    async def endless_at_first(topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
         nonlocal reads
         reads += 1
         if reads == 1:
             await anyio.sleep_forever()
-        return await get(topics)
+        return await get(topics, holders)
 
     store.get = endless_at_first  # type: ignore[method-assign]
     theirs.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
@@ -313,6 +315,48 @@ async def test_a_read_that_does_not_end_is_given_up_and_the_next_one_begins(
             await mine.membership.wait_for(lambda v: v.replica(identity.peer_id) is not None)
             tasks.cancel_scope.cancel()
     assert [r.getMessage() for r in caplog.records].count("registry.read_given_up") == 1
+
+
+@pytest.mark.anyio
+async def test_few_are_asked_where_nothing_happens_and_everybody_as_soon_as_something_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.control.registry.SLOW_READ_S", 0.01)
+    monkeypatch.setattr(ReadPace, "holders", SOME)
+    monkeypatch.setattr(ReadPace, "pause_s", lambda *_args, **_kwargs: 0.02)
+    shelf: Shelf = {}
+    registry, store, _ = _registry(shelf, SystemClock())
+    other, _, identity = _registry(shelf, SystemClock())
+    other.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
+    asked: list[int | None] = []
+    get = store.get
+
+    async def noted(topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
+        asked.append(holders)
+        return await get(topics, holders)
+
+    store.get = noted  # type: ignore[method-assign]
+
+    async def until(holds: Callable[[], bool]) -> None:
+        while not holds():
+            await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.run)
+            await registry_has(shelf)
+            tasks.start_soon(registry.run)
+            await until(lambda: asked[-3:] == [SOME, SOME, SOME])
+            assert asked[0] is None
+            before = len(asked)
+            registry.membership.lost(identity.peer_id)
+            await until(lambda: None in asked[before:])
+            await until(lambda: asked[-3:] == [SOME, SOME, SOME])
+            # Whose p2pd was started again knows nobody.
+            before, store.alive, store.revivals = len(asked), False, 1
+            await until(lambda: len(asked) > before + 1)
+            assert asked[before] is None or asked[before + 1] is None
+            tasks.cancel_scope.cancel()
 
 
 async def registry_has(shelf: Shelf) -> None:
