@@ -55,12 +55,12 @@ class QuickLookup:
         """
         self._node = node
         self._protocol = cast(Any, node.protocol)
-        self._holders: RecordHolders[DHTID, PeerID] = RecordHolders()
+        self._holders: RecordHolders[DHTID, PeerID] = RecordHolders(node.node_id)
         # The keys whose holders a read has found and none has been found missing since.
         self._settled: set[DHTID] = set()
 
     async def read(self, keys: Sequence[DHTID], number: int) -> Found | None:
-        """Ask the holders of each key, so many of them; who asks all begins with its own neighbours.
+        """Ask the holders of each key, so many of them, this node included; who asks all begins with its neighbours.
 
         Returns:
             Of each value the copy that expires last; None if somebody has not answered, too few are known, or they
@@ -95,10 +95,9 @@ class QuickLookup:
         own = DHTRecord(key.to_bytes(), tag, raw, expires_unix_s)
         if key not in self._settled or not self._protocol.record_validator.validate(own):
             return Stored(taken=False, everywhere=False)
-        others, taken, silent = list(self._holders.of(key)), list[bool](), list[PeerID]()
-        if self._holders.include(key, self._node.node_id):
+        taken, silent = list[bool](), list[PeerID]()
+        if self._holders.include_own(key):
             taken.append(self._protocol.storage.store(key, raw, expires_unix_s, subkey=subkey))
-            others = others[: REPLICAS - 1]
 
         async def tell(peer: PeerID) -> None:
             answer = await self._protocol.call_store(peer, [key], [raw], expires_unix_s, [subkey])
@@ -109,7 +108,7 @@ class QuickLookup:
                 taken.extend(answer)
 
         async with anyio.create_task_group() as tasks:
-            for peer in others:
+            for peer in self._holders.of(key):
                 tasks.start_soon(tell, peer)
         return Stored(taken=any(taken), everywhere=not silent)
 

@@ -7,7 +7,7 @@ seldom, and ask a few of those who hold the records as long as nothing happens:
     else:                                 2 s after a change, and a quarter of the time without one, up to 15 s
 
     a search:         for 15 s since somebody began to wait or something changed, and when something seems to expire
-    else:             of each record's holders two, and once a minute all
+    else:             of each record's holders two, and every two minutes all
 
 What is lost is noticed by its connection, and what expires at its time: neither waits for the next read.
 """
@@ -21,7 +21,7 @@ from shoal.control.record_holders import REPLICAS, SOME
 FAST_READ_S, MAX_FAST_READ_S = 0.1, 5.0
 SLOW_READ_S, MAX_SLOW_READ_S = 2.0, 15.0
 """The longest is half of a record's time to live, in which it is renewed three times."""
-SEARCH_FOR_S, ALL_EVERY_S = 15.0, 60.0
+SEARCH_FOR_S, ALL_EVERY_S = 15.0, 120.0
 _FAST_SHARE, _SLOW_SHARE = 0.05, 0.25
 
 

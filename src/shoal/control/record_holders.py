@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 REPLICAS = 5
 """How many nodes each record is stored at, of all that there are."""
 SOME = 2
-"""How many of a key's holders are enough where nothing happens: one may have missed the last renewal."""
+"""How many of a key's holders are enough where nothing happens, whoever reads included: one may have missed the last
+renewal."""
 
 Key = TypeVar("Key", bound=int)
 Node = TypeVar("Node", bound=Hashable)
@@ -23,8 +24,13 @@ Node = TypeVar("Node", bound=Hashable)
 class RecordHolders(Generic[Key, Node]):
     """The nodes nearest to each key, of all others that were heard of; a node is whatever a question can be sent to."""
 
-    def __init__(self) -> None:
-        """Know nobody."""
+    def __init__(self, own_id: int) -> None:
+        """Know nobody.
+
+        Args:
+            own_id: of the node that asks; what it holds it need not ask for.
+        """
+        self._own_id = own_id
         self._nearest: dict[Key, dict[Node, int]] = {}
 
     def begin_anew(self, key: Key) -> None:
@@ -50,26 +56,26 @@ class RecordHolders(Generic[Key, Node]):
             nodes.pop(node, None)
 
     def of(self, key: Key) -> tuple[Node, ...]:
-        """Return the holders of a key, the nearest first; none if nobody was named yet."""
-        return tuple(self._nearest.get(key, ()))
+        """Return the others that hold a key, the nearest first; none if nobody was named yet."""
+        return tuple(self._nearest.get(key, ()))[: REPLICAS - self.include_own(key)]
 
-    def include(self, key: Key, node_id: int) -> bool:
-        """Return whether a node with this id, of whom nothing was heard, is a holder of a key as well."""
+    def include_own(self, key: Key) -> bool:
+        """Return whether the node that asks is a holder of a key as well."""
         ids = self._nearest.get(key, {}).values()
-        return len(ids) < REPLICAS or any(node_id ^ key < each ^ key for each in ids)
+        return len(ids) < REPLICAS or any(self._own_id ^ key < each ^ key for each in ids)
 
     def to_ask(self, keys: Iterable[Key], number: int, asked: Mapping[Node, Iterable[Key]]) -> dict[Node, list[Key]]:
         """Choose whom to ask for which keys: few nodes for all of them.
 
         Args:
             keys: to read.
-            number: how many holders of each are to be asked, if there are so many.
+            number: how many holders of each are to be asked, the node itself included, if there are so many.
             asked: who was asked for what already.
 
         Returns:
             Empty if enough was asked.
         """
-        needed = {key: min(number, len(self.of(key))) for key in keys}
+        needed = {key: min(number - self.include_own(key), len(self.of(key))) for key in keys}
         for node, its_keys in asked.items():
             for key in its_keys:
                 needed[key] -= node in self.of(key)

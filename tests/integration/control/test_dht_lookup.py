@@ -141,10 +141,10 @@ async def test_a_node_that_was_revived_under_another_id_holds_what_it_ought_to(t
         for member in members:
             lookup = _lookup(member)
             assert lookup._settled
-            others = {peer: node_id for peer, node_id in ids.items() if peer != member.identity.peer_id}
             for key in lookup._settled:
-                nearest = sorted(others, key=lambda peer, key=key: others[peer] ^ key)[:REPLICAS]
-                assert [peer.to_base58() for peer in lookup._holders.of(key)] == nearest
+                nearest = sorted(ids, key=lambda peer, key=key: ids[peer] ^ key)[:REPLICAS]
+                others = [peer for peer in nearest if peer != member.identity.peer_id]
+                assert [peer.to_base58() for peer in lookup._holders.of(key)] == others
 
 
 async def test_a_dead_holder_hides_nothing(tmp_path: Path) -> None:

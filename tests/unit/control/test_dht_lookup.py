@@ -189,7 +189,7 @@ async def test_a_node_that_is_known_under_two_ids_stands_at_its_present_one() ->
     assert _holders(reader) == [node.peer_id for node in nodes[:REPLICAS]]
 
 
-async def test_own_records_do_not_stand_for_an_answer() -> None:
+async def test_what_a_node_holds_itself_it_asks_one_holder_less_for() -> None:
     nodes = _swarm(number=3)
     for node in nodes:
         await node.read()
@@ -197,4 +197,7 @@ async def test_own_records_do_not_stand_for_an_answer() -> None:
     for node in nodes:
         node.asked = 0
     assert await nodes[0].read() == b"x"
-    assert sum(node.asked for node in nodes) == SOME
+    assert sum(node.asked for node in nodes) == SOME - 1
+    for node in nodes[1:]:
+        node.silent = True
+    assert await nodes[0].read() is None, "its own copy alone is not enough"

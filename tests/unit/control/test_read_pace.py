@@ -61,7 +61,7 @@ def _asked(pace: ReadPace, seconds: float, *, awaited: bool = False, expires_in_
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-def test_as_long_as_nothing_happens_a_few_are_asked_and_each_minute_all_holders(awaited: bool) -> None:
+def test_as_long_as_nothing_happens_a_few_are_asked_and_now_and_then_all_holders(awaited: bool) -> None:
     pace = ReadPace()
     assert pace.holders is None
     assert set(_asked(pace, SEARCH_FOR_S - MAX_FAST_READ_S, awaited=awaited)) == {None}

@@ -9,6 +9,8 @@ import pytest
 from shoal.control.record_holders import REPLICAS, SOME, RecordHolders
 
 KEYS = tuple(range(0, 1600, 100))
+FAR = 1 << 20
+"""The id of one who asks and holds nothing."""
 
 
 def _nearest(key: int, ids: dict[int, str]) -> list[str]:
@@ -28,25 +30,31 @@ def _lookup(holders: RecordHolders[int, str], swarm: dict[int, str], number: int
     return asked
 
 
+@pytest.mark.parametrize("own_id", [FAR, 0, 777])
 @pytest.mark.parametrize("number", [SOME, REPLICAS])
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_is_known_first_the_nearest_are_found_and_enough_of_them_are_asked(seed: int, number: int) -> None:
+def test_whoever_is_known_first_the_nearest_are_found_and_enough_of_them_are_asked(
+    seed: int, number: int, own_id: int
+) -> None:
     dice = random.Random(seed)
     swarm = {dice.getrandbits(12): f"node {dice.random()}" for _ in range(dice.randint(1, 60))}
-    holders: RecordHolders[int, str] = RecordHolders()
+    swarm.pop(own_id, None)
+    holders: RecordHolders[int, str] = RecordHolders(own_id)
     first = dice.choice(list(swarm))
     for key in KEYS:
         holders.learn(key, {swarm[first]: first})
     asked = _lookup(holders, swarm, number)
     for key in KEYS:
-        assert list(holders.of(key)) == _nearest(key, swarm)[:REPLICAS]
-        knowing = [node for node in holders.of(key) if key in asked.get(node, ())]
-        assert len(knowing) >= min(number, len(swarm))
+        nearest = _nearest(key, swarm | {own_id: "own"})[:REPLICAS]
+        assert list(holders.of(key)) == [node for node in nearest if node != "own"]
+        knowing = [node for node in nearest if node == "own" or key in asked.get(node, ())]
+        assert len(knowing) >= min(number, len(nearest))
+        assert len(set(knowing) - {"own"}) >= 1, "one's own copy alone is not enough"
 
 
 def test_few_nodes_are_asked_for_all_keys() -> None:
     swarm = {number: f"node {number}" for number in range(REPLICAS)}
-    holders: RecordHolders[int, str] = RecordHolders()
+    holders: RecordHolders[int, str] = RecordHolders(FAR)
     for key in KEYS:
         holders.learn(key, {node: node_id for node_id, node in swarm.items()})
     asked = _lookup(holders, swarm, SOME)
@@ -55,21 +63,21 @@ def test_few_nodes_are_asked_for_all_keys() -> None:
 
 
 def test_a_newcomer_that_is_nearer_takes_the_place_of_the_farthest() -> None:
-    holders: RecordHolders[int, str] = RecordHolders()
+    holders: RecordHolders[int, str] = RecordHolders(FAR)
     holders.learn(0, {f"node {number}": 10 + number for number in range(REPLICAS)})
     holders.learn(0, {"newcomer": 1})
     assert holders.of(0) == ("newcomer", *(f"node {number}" for number in range(REPLICAS - 1)))
 
 
 def test_a_node_that_came_back_under_another_id_stands_where_this_one_puts_it() -> None:
-    holders: RecordHolders[int, str] = RecordHolders()
+    holders: RecordHolders[int, str] = RecordHolders(FAR)
     holders.learn(0, {"a": 1, "b": 2})
     holders.learn(0, {"a": 3})
     assert holders.of(0) == ("b", "a")
 
 
 def test_who_does_not_answer_is_left_out_for_all_keys() -> None:
-    holders: RecordHolders[int, str] = RecordHolders()
+    holders: RecordHolders[int, str] = RecordHolders(FAR)
     for key in KEYS:
         holders.learn(key, {"a": 1, "b": 2})
     holders.forget("a")
@@ -79,11 +87,11 @@ def test_who_does_not_answer_is_left_out_for_all_keys() -> None:
 
 
 def test_nobody_is_asked_where_nobody_is_known() -> None:
-    assert RecordHolders[int, str]().to_ask(KEYS, SOME, {}) == {}
+    assert RecordHolders[int, str](FAR).to_ask(KEYS, SOME, {}) == {}
 
 
 def test_names_without_end_take_no_more_place_than_the_nearest() -> None:
-    holders: RecordHolders[int, str] = RecordHolders()
+    holders: RecordHolders[int, str] = RecordHolders(FAR)
     for number in range(10_000):
         holders.learn(0, {f"node {number}": number})
     assert holders.of(0) == tuple(f"node {number}" for number in range(REPLICAS))
@@ -91,7 +99,7 @@ def test_names_without_end_take_no_more_place_than_the_nearest() -> None:
 
 
 def test_what_was_said_before_is_forgotten_where_it_begins_anew() -> None:
-    holders: RecordHolders[int, str] = RecordHolders()
+    holders: RecordHolders[int, str] = RecordHolders(FAR)
     holders.learn(0, {f"far away {number}": number for number in range(REPLICAS)})
     holders.begin_anew(0)
     assert holders.of(0) == ()
@@ -99,11 +107,16 @@ def test_what_was_said_before_is_forgotten_where_it_begins_anew() -> None:
     assert holders.of(0) == ("near",)
 
 
-def test_a_node_is_a_holder_as_long_as_it_is_nearer_than_one_of_them() -> None:
-    holders: RecordHolders[int, str] = RecordHolders()
-    assert holders.include(0, 1000)
-    holders.learn(0, {f"node {number}": 10 + number for number in range(REPLICAS - 1)})
-    assert holders.include(0, 1000)
-    holders.learn(0, {"last": 500})
-    assert not holders.include(0, 1000)
-    assert holders.include(0, 499)
+def test_who_asks_is_a_holder_as_long_as_it_is_nearer_than_one_of_them() -> None:
+    holders: RecordHolders[int, str] = RecordHolders(1000)
+    assert holders.include_own(0)
+    near = {f"node {number}": 10 + number for number in range(REPLICAS - 1)}
+    holders.learn(0, near)
+    assert holders.include_own(0)
+    assert holders.of(0) == tuple(near)
+    holders.learn(0, {"last": 1001})
+    assert holders.include_own(0)
+    assert holders.of(0) == tuple(near), "it takes the place of the last one"
+    holders.learn(0, {"nearer": 999})
+    assert not holders.include_own(0)
+    assert holders.of(0) == (*near, "nearer")
