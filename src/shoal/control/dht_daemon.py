@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,8 @@ CLOSE_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 5.0
 """How long p2pd may take to answer something that it knows by itself, on a machine with much else to do."""
 
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 
 class _OpenCalls(dict[Any, "asyncio.Future[bytes]"]):
     """The calls that wait for an answer: one that was cancelled does not, though hivemind forgets it a moment later.
@@ -39,6 +41,24 @@ class _OpenCalls(dict[Any, "asyncio.Future[bytes]"]):
     def __contains__(self, call: object) -> bool:
         future = self.get(call)
         return future is not None and not future.done()
+
+
+class _Connections:
+    """Opens hivemind's connections to p2pd, and closes those that it forgets: of calls that p2pd's end has cut off."""
+
+    def __init__(self, connect: Callable[[], Awaitable[_Streams]]) -> None:
+        self._connect = connect
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __call__(self) -> _Streams:
+        self._writers = [writer for writer in self._writers if not writer.is_closing()]
+        reader, writer = await self._connect()
+        self._writers.append(writer)
+        return reader, writer
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
 
 
 async def start_daemon(socket_dir: Path, initial_peers: Sequence[str], **settings: Any) -> P2P:
@@ -81,7 +101,11 @@ async def start_daemon(socket_dir: Path, initial_peers: Sequence[str], **setting
         for daemon in made:
             await end_daemon(daemon)
         raise
-    _control(daemon)._pending_calls = _OpenCalls()
+    control = _control(daemon)
+    control._pending_calls = _OpenCalls()
+    control.daemon_connector.open_connection = _Connections(control.daemon_connector.open_connection)
+    for task in (control._read_task, control._write_task):
+        task.add_done_callback(_note_end)
     return daemon
 
 
@@ -97,9 +121,16 @@ async def answers(daemon: P2P) -> bool:
     return not timer.cancelled_caught
 
 
+def _note_end(task: asyncio.Task[None]) -> None:
+    """Take the error with which hivemind's reader or writer ends when p2pd dies; `answers` is how it is noticed."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.debug("dht.disconnected", extra={"error": repr(error)})
+
+
 def _control(daemon: P2P) -> Any:
-    """hivemind's side of the connection; it offers no public way to it."""
-    return cast(Any, daemon)._client.control
+    """hivemind's side of the connection, None before there is one; it offers no public way to it."""
+    client = cast(Any, daemon)._client
+    return None if client is None else client.control
 
 
 def child_of(daemon: P2P) -> asyncio.subprocess.Process | None:
@@ -112,6 +143,8 @@ async def end_daemon(daemon: P2P) -> None:
     """End p2pd: ask, then kill; returns when it is reaped, and in any case after twice `CLOSE_TIMEOUT_S`."""
     with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
         await daemon.shutdown()
+    if (control := _control(daemon)) is not None and isinstance(control.daemon_connector.open_connection, _Connections):
+        control.daemon_connector.open_connection.close()
     child = child_of(daemon)
     if child is not None:
         logger.warning("dht.daemon_killed", extra={"pid": child.pid})
