@@ -172,15 +172,17 @@ class DhtNode:
             raise RecordRejected(
                 f"the record for {topic} has {len(value)} bytes, at most {MAX_RECORD_BYTES} are allowed"
             )
-        if self._node is None or self._lookup is None:
+        node, lookup, subkey = self._node, self._lookup, str(self.peer_id)
+        if node is None or lookup is None:
             return False
-        subkey = str(self.peer_id)
-        stored = await self._lookup.store(_key(self._namespace, topic), subkey, value, expires_unix_s)
-        if stored.everywhere:
+        stored = await lookup.store(_key(self._namespace, topic), subkey, value, expires_unix_s)
+        # Meanwhile `revive` may have put another node in its place.
+        if stored.everywhere or node is not self._node:
             return stored.taken
-        name = _name(self._namespace, topic)
         # Who has it already takes it no second time.
-        return bool(await self._node.store(name, value, expires_unix_s, subkey=subkey)) or stored.taken
+        return (
+            bool(await node.store(_name(self._namespace, topic), value, expires_unix_s, subkey=subkey)) or stored.taken
+        )
 
     async def get(self, topics: Iterable[str], holders: int | None = None) -> tuple[Opened, ...]:
         """Return all believable records under these topics, the newest of each peer and topic, from all who answer.
@@ -189,19 +191,22 @@ class DhtNode:
             topics: to read.
             holders: how many of those are asked that hold a topic's records; None asks everybody who may.
         """
-        if self._daemon is None or self._node is None or self._lookup is None:
+        daemon, node, lookup = self._daemon, self._node, self._lookup
+        if daemon is None or node is None or lookup is None:
             return ()
         keys = {_key(self._namespace, topic): topic for topic in topics}
-        found = None if holders is None else await self._lookup.read(tuple(keys), holders)
+        found = None if holders is None else await lookup.read(tuple(keys), holders)
         if found is None:
-            if not await answers(self._daemon):
+            # Whatever has happened, other nodes may be the nearest now: stores have to look for them as well.
+            lookup.forget_all()
+            if not await answers(daemon):
                 logger.warning("dht.deaf")
                 self._deaf = True
                 return ()
-            await self._look_around(self._daemon)
-        await self._seek_lost(self._node)
+            await self._look_around(daemon)
+        await self._seek_lost(node)
         if found is None:
-            found = await self._search(self._node, tuple(keys))
+            found = await self._search(node, tuple(keys))
         opened: list[Opened] = []
         for key, values in found.items():
             for subkey, value in values.items():
@@ -210,7 +215,7 @@ class DhtNode:
                 elif (record := self.checker.accept(keys[key], subkey, value)) is not None:
                     opened.append(record)
         if all(record.peer == self.peer_id for record in opened):
-            await self._compare_clocks(self._node)
+            await self._compare_clocks(node)
         return tuple(opened)
 
     @property

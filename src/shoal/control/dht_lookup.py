@@ -60,11 +60,13 @@ class QuickLookup:
         self._settled: set[DHTID] = set()
 
     async def read(self, keys: Sequence[DHTID], number: int) -> Found | None:
-        """Ask the holders of each key, so many of them, this node included; who asks all begins with its neighbours.
+        """Ask the holders of each key, so many of them; who asks all begins with its own neighbours.
+
+        Where this node is a holder that others know, what it holds stands for one answer.
 
         Returns:
-            Of each value the copy that expires last; None if somebody has not answered, too few are known, or they
-            go on naming others that are nearer.
+            Of each value the copy that expires last; None if somebody has not answered, nobody is known, or they go
+            on naming others that are nearer.
         """
         found: dict[DHTID, _Dated] = {key: {} for key in keys}
         for key in keys:
@@ -73,21 +75,28 @@ class QuickLookup:
                 self._settled.discard(key)
                 self._holders.begin_anew(key)
             self._learn(key, dict(self._protocol.routing_table.get_nearest_neighbors(key, REPLICAS)))
+        # Where nobody has told it anything, others do not know it yet, or cannot reach it.
+        told = any(subkey != str(self._node.peer_id) for values in found.values() for subkey in values)
         asked: dict[PeerID, list[DHTID]] = {}
         silent: list[PeerID] = []
-        chosen = self._holders.to_ask(keys, number, asked)
+        chosen = self._holders.to_ask(keys, number, asked, own_counts=told)
         for _ in range(_MAX_HOPS):
             async with anyio.create_task_group() as tasks:
                 for peer, its_keys in chosen.items():
                     tasks.start_soon(self._ask, peer, its_keys, found, silent)
             asked |= {peer: [*asked.get(peer, ()), *its_keys] for peer, its_keys in chosen.items()}
-            chosen = self._holders.to_ask(keys, number, asked)
+            chosen = self._holders.to_ask(keys, number, asked, own_counts=told)
             if silent or not chosen:
                 break
         if silent or chosen or not asked:
             return None
         self._settled.update(keys)
         return {key: {subkey: value for subkey, (value, _) in values.items()} for key, values in found.items()}
+
+    def forget_all(self) -> None:
+        """Know nobody, as in the beginning."""
+        self._holders = RecordHolders(self._node.node_id)
+        self._settled.clear()
 
     async def store(self, key: DHTID, subkey: str, value: bytes, expires_unix_s: float) -> Stored:
         """Store a record at its holders, if a read has found them."""

@@ -6,7 +6,8 @@ seldom, and ask a few of those who hold the records as long as nothing happens:
     somebody waits for others to appear:  0.1 s, and 5 % of the time already waited, up to 5 s
     else:                                 2 s after a change, and a quarter of the time without one, up to 15 s
 
-    a search:         for 15 s since somebody began to wait or something changed, and when something seems to expire
+    a search:         for 15 s since somebody began to wait or something changed, and when something seems to expire,
+                      3 s before and then
     else:             of each record's holders two, and every two minutes all
 
 What is lost is noticed by its connection, and what expires at its time: neither waits for the next read.
@@ -22,6 +23,8 @@ FAST_READ_S, MAX_FAST_READ_S = 0.1, 5.0
 SLOW_READ_S, MAX_SLOW_READ_S = 2.0, 15.0
 """The longest is half of a record's time to live, in which it is renewed three times."""
 SEARCH_FOR_S, ALL_EVERY_S = 15.0, 120.0
+SEARCH_AHEAD_S = 3.0
+"""Who is alive has renewed its record by then, and a search may take a second."""
 _FAST_SHARE, _SLOW_SHARE = 0.05, 0.25
 
 
@@ -59,10 +62,13 @@ class ReadPace:
         calm_s = min(self._quiet_s, self._waited_s) if awaited else self._quiet_s
         self._since_all_s += pause_s
         self._holders = SOME
-        if calm_s <= SEARCH_FOR_S or expires_in_s <= pause_s:
+        seems_to_expire = expires_in_s <= pause_s + SEARCH_AHEAD_S
+        if calm_s <= SEARCH_FOR_S or seems_to_expire:
             self._holders = None
         elif self._since_all_s >= ALL_EVERY_S:
             self._holders = REPLICAS
         if self._holders != SOME:
             self._since_all_s = 0.0
-        return max(0.0, min(pause_s, expires_in_s))
+        if seems_to_expire:
+            pause_s = min(pause_s, expires_in_s if expires_in_s <= SEARCH_AHEAD_S else expires_in_s - SEARCH_AHEAD_S)
+        return max(0.0, pause_s)

@@ -8,6 +8,7 @@ is most of what there is to do. What the answers have told is kept here, so that
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
@@ -31,6 +32,7 @@ class RecordHolders(Generic[Key, Node]):
             own_id: of the node that asks; what it holds it need not ask for.
         """
         self._own_id = own_id
+        self._dice = random.Random(own_id)
         self._nearest: dict[Key, dict[Node, int]] = {}
 
     def begin_anew(self, key: Key) -> None:
@@ -64,18 +66,21 @@ class RecordHolders(Generic[Key, Node]):
         ids = self._nearest.get(key, {}).values()
         return len(ids) < REPLICAS or any(self._own_id ^ key < each ^ key for each in ids)
 
-    def to_ask(self, keys: Iterable[Key], number: int, asked: Mapping[Node, Iterable[Key]]) -> dict[Node, list[Key]]:
-        """Choose whom to ask for which keys: few nodes for all of them.
+    def to_ask(
+        self, keys: Iterable[Key], number: int, asked: Mapping[Node, Iterable[Key]], *, own_counts: bool
+    ) -> dict[Node, list[Key]]:
+        """Choose whom to ask for which keys: few nodes for all of them, not always the same ones.
 
         Args:
             keys: to read.
-            number: how many holders of each are to be asked, the node itself included, if there are so many.
+            number: how many holders of each are to be asked, if there are so many.
             asked: who was asked for what already.
+            own_counts: the node that asks has asked itself for the keys that it holds.
 
         Returns:
             Empty if enough was asked.
         """
-        needed = {key: min(number - self.include_own(key), len(self.of(key))) for key in keys}
+        needed = {key: min(number - (own_counts and self.include_own(key)), len(self.of(key))) for key in keys}
         for node, its_keys in asked.items():
             for key in its_keys:
                 needed[key] -= node in self.of(key)
@@ -89,7 +94,8 @@ class RecordHolders(Generic[Key, Node]):
                         able.setdefault(node, []).append(key)
             if not able:
                 return chosen
-            node = max(able, key=lambda each: len(able[each]))
+            # Two who keep nothing that they are told must not be all who are asked for as long as it is quiet.
+            node = max(able, key=lambda each: (len(able[each]), self._dice.random()))
             chosen[node] = able[node]
             for key in chosen[node]:
                 needed[key] -= 1

@@ -22,6 +22,7 @@ from hivemind.proto import p2pd_pb2
 from shoal.clock import SystemClock
 from shoal.control import dht, dht_daemon
 from shoal.control.dht import DhtNode
+from shoal.control.dht_lookup import Stored
 from shoal.control.record_holders import SOME
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, StageRecord, seal
 from shoal.control.registry import Registry
@@ -210,6 +211,40 @@ async def test_an_answer_to_a_call_that_was_given_up_makes_no_node_deaf(tmp_path
 
 
 @pytest.mark.anyio
+async def test_a_store_that_is_under_way_while_its_node_is_revived_ends_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = Identity.generate()
+    async with (
+        await _node(tmp_path, Identity.generate()) as first,
+        await _node(tmp_path, alice, await first.visible_maddrs()) as second,
+    ):
+        expiry = CLOCK.unix_s() + 30
+        told, ended = anyio.Event(), anyio.Event()
+        stored: list[bool] = []
+
+        async def store(*_arguments: object) -> Stored:
+            told.set()
+            await ended.wait()
+            return Stored(taken=False, everywhere=False)
+
+        async def renew() -> None:
+            stored.append(await second.store("stage.0", _sealed(alice, expiry), expiry))
+
+        assert second._lookup is not None
+        monkeypatch.setattr(second._lookup, "store", store)
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(renew)
+                await told.wait()
+                await second._end()
+                ended.set()
+            assert stored == [False]
+            await second.revive()
+        assert await second.store("stage.0", _sealed(alice, expiry), expiry)
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("holders", [None, SOME])
 @pytest.mark.parametrize("cause", ["killed", "stopped", "reader", "writer"])
 async def test_a_node_that_gets_no_answer_from_its_p2pd_says_so_and_can_be_revived(
@@ -317,6 +352,7 @@ def test_p2pd_ends_by_itself_when_its_owner_is_killed(tmp_path: Path) -> None:
         from pathlib import Path
         from shoal.clock import SystemClock
         from shoal.control.dht import DhtNode
+from shoal.control.dht_lookup import Stored
         from shoal.identity import Identity
         async def main():
             identity = Identity.generate()

@@ -108,12 +108,23 @@ async def test_renewals_reach_the_readers_without_a_search(tmp_path: Path) -> No
                 member.asked = 0
             wanted = await _renew(members)
             assert not any(member.asked for member in members), "nobody was looked for"
-            for holders in (SOME, REPLICAS, None):
+            for holders in (None, REPLICAS, SOME):
                 for member in members:
                     assert await member.read(holders) == wanted
 
 
-async def test_a_newcomer_is_seen_and_sees_everybody_and_holds_its_share(tmp_path: Path) -> None:
+async def test_after_a_search_renewals_look_for_the_nearest_too(tmp_path: Path) -> None:
+    async with _swarm(tmp_path, 3) as members:
+        await _renew(members)
+        for holders in (SOME, None):
+            for member in members:
+                await member.read(holders)
+                member.asked = 0
+            await _renew(members)
+            assert [member.asked > 0 for member in members] == [holders is None] * len(members)
+
+
+async def test_a_newcomer_is_seen_and_sees_everybody(tmp_path: Path) -> None:
     async with _swarm(tmp_path) as members:
         await _renew(members)
         for member in members:
@@ -124,7 +135,6 @@ async def test_a_newcomer_is_seen_and_sees_everybody_and_holds_its_share(tmp_pat
                 wanted = await _renew([newcomer, *members])
                 for member in everybody:
                     assert await member.read() == wanted
-            assert cast(Any, newcomer.node._node).protocol.storage.data, "nobody has told it anything"
 
 
 async def test_a_node_that_was_revived_under_another_id_holds_what_it_ought_to(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from shoal.control.read_pace import (
     FAST_READ_S,
     MAX_FAST_READ_S,
     MAX_SLOW_READ_S,
+    SEARCH_AHEAD_S,
     SEARCH_FOR_S,
     SLOW_READ_S,
     ReadPace,
@@ -80,8 +81,18 @@ def test_somebody_who_begins_to_wait_has_everybody_searched() -> None:
     assert pace.holders is None
 
 
-def test_what_seems_to_expire_is_searched_everywhere() -> None:
+def test_what_seems_to_expire_is_searched_everywhere_before_it_does_and_when_it_does() -> None:
     pace = ReadPace()
     _asked(pace, 100.0)
-    pace.pause_s(awaited=False, changed=False, expires_in_s=3.0)
-    assert pace.holders is None
+    left_s, pauses = 10.0, list[float]()
+    while left_s > 0:
+        pauses.append(pace.pause_s(awaited=False, changed=False, expires_in_s=left_s))
+        left_s -= pauses[-1]
+        assert pace.holders is None
+    assert pauses == [10.0 - SEARCH_AHEAD_S, SEARCH_AHEAD_S]
+    pace.pause_s(awaited=False, changed=False, expires_in_s=25.0)
+    assert pace.holders == SOME
+
+
+def test_what_is_renewed_in_time_is_not_searched() -> None:
+    assert MAX_SLOW_READ_S + SEARCH_AHEAD_S < TTL_S - RENEW_S

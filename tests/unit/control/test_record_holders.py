@@ -20,7 +20,7 @@ def _nearest(key: int, ids: dict[int, str]) -> list[str]:
 def _lookup(holders: RecordHolders[int, str], swarm: dict[int, str], number: int) -> dict[str, list[int]]:
     """Ask as `QuickLookup.read` does; each node names those twenty that are nearest to a key."""
     asked: dict[str, list[int]] = {}
-    while chosen := holders.to_ask(KEYS, number, asked):
+    while chosen := holders.to_ask(KEYS, number, asked, own_counts=True):
         for node, keys in chosen.items():
             assert not set(keys) & set(asked.get(node, ())), "nobody is asked twice"
             for key in keys:
@@ -62,6 +62,23 @@ def test_few_nodes_are_asked_for_all_keys() -> None:
     assert all(sorted(keys) == list(KEYS) for keys in asked.values())
 
 
+@pytest.mark.parametrize("own_counts", [False, True])
+def test_what_a_holder_asks_itself_is_one_answer_if_it_counts(own_counts: bool) -> None:
+    holders: RecordHolders[int, str] = RecordHolders(0)
+    holders.learn(0, {f"node {number}": number for number in range(1, REPLICAS)})
+    assert len(holders.to_ask([0], SOME, {}, own_counts=own_counts)) == SOME - own_counts
+
+
+def test_not_always_the_same_are_asked() -> None:
+    holders: RecordHolders[int, str] = RecordHolders(FAR)
+    holders.learn(0, {f"node {number}": number for number in range(REPLICAS)})
+    chosen = [frozenset(holders.to_ask([0], SOME, {}, own_counts=True)) for _ in range(200)]
+    assert {len(nodes) for nodes in chosen} == {SOME}
+    pairs = REPLICAS * (REPLICAS - 1) // 2
+    assert len(set(chosen)) == pairs
+    assert max(map(chosen.count, chosen)) < 3 * len(chosen) / pairs
+
+
 def test_a_newcomer_that_is_nearer_takes_the_place_of_the_farthest() -> None:
     holders: RecordHolders[int, str] = RecordHolders(FAR)
     holders.learn(0, {f"node {number}": 10 + number for number in range(REPLICAS)})
@@ -82,12 +99,12 @@ def test_who_does_not_answer_is_left_out_for_all_keys() -> None:
         holders.learn(key, {"a": 1, "b": 2})
     holders.forget("a")
     assert {holders.of(key) for key in KEYS} == {("b",)}
-    assert set(holders.to_ask(KEYS, SOME, {})) == {"b"}
+    assert set(holders.to_ask(KEYS, SOME, {}, own_counts=True)) == {"b"}
     holders.forget("a")
 
 
 def test_nobody_is_asked_where_nobody_is_known() -> None:
-    assert RecordHolders[int, str](FAR).to_ask(KEYS, SOME, {}) == {}
+    assert RecordHolders[int, str](FAR).to_ask(KEYS, SOME, {}, own_counts=True) == {}
 
 
 def test_names_without_end_take_no_more_place_than_the_nearest() -> None:
