@@ -16,7 +16,7 @@ from typing import Any
 from shoal.bench.case import BenchmarkOptions, Case
 from shoal.bench.machine import num_usable_cores
 from shoal.bench.peers import PeerProcesses
-from shoal.bench.pipeline_models import WORKLOADS, Workload
+from shoal.bench.pipeline_models import WORKLOADS, Workload, schedule_of
 from shoal.errors import MachineBusy
 from shoal.pipeline.schedule import bubble_of
 from shoal.swarm.step_operations import Schedule
@@ -90,9 +90,10 @@ class _Model:
             larger_is_better=False,
         )
         # With fewer cores than stages they take turns, and no schedule says how long each waits for its core.
-        schedule = Schedule(self._workload.schedule)
+        cores = num_usable_cores()
+        schedule = Schedule(schedule_of(stages, cores))
         theory = 100.0 * (1.0 - bubble_of(schedule, stages, self._workload.microbatches, 1.0, 1.0, 1.0))
-        in_theory = (lambda: theory) if stages <= num_usable_cores() else None
+        in_theory = (lambda: theory) if stages <= cores else None
         busy = [
             Case(
                 name=f"busy share {name} stage {stage}",
@@ -136,7 +137,8 @@ class _Model:
         self._stack.close()
         flags = self._workload.all_flags
         for stages in self._stages:
-            arguments = {"flags": [*flags, f"--model-pipeline.stages={stages}"]}
+            schedule = f"--model-pipeline.schedule={schedule_of(stages, num_usable_cores())}"
+            arguments = {"flags": [*flags, schedule, f"--model-pipeline.stages={stages}"]}
             peers = PeerProcesses("shoal.bench.pipeline_swarm:main", 1, arguments, timeout_s=_TIMEOUT_S)
             self._swarms[stages] = self._stack.enter_context(peers)
         for threads in _THREADS:

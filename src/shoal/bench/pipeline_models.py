@@ -22,24 +22,27 @@ class Workload:
         flags: of the configuration, for any number of stages.
         batch: samples in a step.
         microbatches: parts of it that are in flight.
-        schedule: of the swarm.
     """
 
     flags: tuple[str, ...]
     batch: int
     microbatches: int
-    schedule: str = "zero_bubble"
 
     @property
     def all_flags(self) -> list[str]:
-        """Flags that say everything but how many stages there are."""
+        """Flags that say everything but how many stages there are, and their schedule."""
         return [
             *self.flags,
             f"--diloco.batch-size-per-step={self.batch}",
             f"--model-pipeline.microbatches={self.microbatches}",
-            f"--model-pipeline.schedule={self.schedule}",
             *_ALIKE,
         ]
+
+
+def schedule_of(stages: int, cores: int) -> str:
+    """Return what to train so many stages with: where they take turns on the cores there is no bubble to fill, and only
+    the work counts, of which split backwards do a little more."""
+    return "zero_bubble" if stages <= cores else "1f1b"
 
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(

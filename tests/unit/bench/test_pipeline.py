@@ -10,7 +10,7 @@ import pytest
 
 from shoal.bench import pipeline
 from shoal.bench.case import BenchmarkOptions
-from shoal.bench.pipeline_models import WORKLOADS
+from shoal.bench.pipeline_models import WORKLOADS, schedule_of
 from shoal.bench.pipeline_reference import PlainTraining
 from shoal.clock import SystemClock
 from shoal.config.load import load_config
@@ -23,6 +23,7 @@ class _Peers(AbstractContextManager["_Peers"]):
     rates: ClassVar[Mapping[int, float]] = {1: 20.0, 2: 36.0}
     running: ClassVar[list[_Peers]] = []
     bursts: ClassVar[list[str]] = []
+    schedules: ClassVar[dict[str, str]] = {}
 
     def __init__(self, target: str, num_peers: int, arguments: Mapping[str, Any], *, timeout_s: float) -> None:
         self._target, self._arguments = target, arguments
@@ -43,6 +44,7 @@ class _Peers(AbstractContextManager["_Peers"]):
     def call(self, name: str, *args: object) -> list[Any]:
         if name == "burst":
             _Peers.bursts.append(self.stages)
+            _Peers.schedules[self.stages] = self._arguments["flags"][-2].partition("schedule=")[2]
             stages = int(self.stages)
             return [{"step_s": 1.0, "num_steps": 4, "cpu_s": 8.0, "device_s": [3.0 + s for s in range(stages)]}]
         if name == "train":
@@ -55,6 +57,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> type[_Peers]:
     monkeypatch.setattr(pipeline, "PeerProcesses", _Peers)
     monkeypatch.setattr(_Peers, "running", [])
     monkeypatch.setattr(_Peers, "bursts", [])
+    monkeypatch.setattr(_Peers, "schedules", {})
     return _Peers
 
 
@@ -111,6 +114,12 @@ def test_only_one_model_is_there_at_a_time_and_only_swarms_that_are_asked_for(pe
     assert not peers.running
 
 
+def test_bubbles_are_filled_where_every_stage_has_a_core(monkeypatch: pytest.MonkeyPatch, peers: type[_Peers]) -> None:
+    monkeypatch.setattr(pipeline, "num_usable_cores", lambda: 3)
+    _figures("transformer")
+    assert peers.schedules == {"2": "zero_bubble", "4": "1f1b"}
+
+
 @pytest.mark.parametrize("ignore_busy", [False, True])
 def test_a_second_thread_that_brings_little_means_that_there_is_no_second_core(
     ignore_busy: bool, monkeypatch: pytest.MonkeyPatch
@@ -123,10 +132,12 @@ def test_a_second_thread_that_brings_little_means_that_there_is_no_second_core(
             case.ours()
 
 
+@pytest.mark.parametrize("cores", [2, 4])
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_flags_of_a_workload_are_a_configuration_that_can_be_cut_into_four(name: str) -> None:
+def test_the_flags_of_a_workload_are_a_configuration_that_can_be_cut_into_four(name: str, cores: int) -> None:
     workload = WORKLOADS[name]
-    config = load_config(overrides=[*workload.all_flags, "--model-pipeline.stages=4"], env={})
+    swarm = [f"--model-pipeline.schedule={schedule_of(4, cores)}", "--model-pipeline.stages=4"]
+    config = load_config(overrides=[*workload.all_flags, *swarm], env={})
     assert config.diloco.batch_size_per_step == workload.batch
     assert config.model_pipeline.microbatches == workload.microbatches
 
