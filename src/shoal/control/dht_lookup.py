@@ -9,6 +9,7 @@ hivemind's thorough way.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -55,7 +56,9 @@ class QuickLookup:
         """
         self._node = node
         self._protocol = cast(Any, node.protocol)
-        self._holders: RecordHolders[DHTID, PeerID] = RecordHolders(node.node_id)
+        # Seeded by the system: nobody may foresee who is asked.
+        self._dice = random.Random()
+        self._holders: RecordHolders[DHTID, PeerID] = RecordHolders(node.node_id, self._dice)
         # The keys whose holders a read has found and none has been found missing since.
         self._settled: set[DHTID] = set()
 
@@ -95,7 +98,7 @@ class QuickLookup:
 
     def forget_all(self) -> None:
         """Know nobody, as in the beginning."""
-        self._holders = RecordHolders(self._node.node_id)
+        self._holders = RecordHolders(self._node.node_id, self._dice)
         self._settled.clear()
 
     async def store(self, key: DHTID, subkey: str, value: bytes, expires_unix_s: float) -> Stored:

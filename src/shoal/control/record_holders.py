@@ -25,14 +25,15 @@ Node = TypeVar("Node", bound=Hashable)
 class RecordHolders(Generic[Key, Node]):
     """The nodes nearest to each key, of all others that were heard of; a node is whatever a question can be sent to."""
 
-    def __init__(self, own_id: int) -> None:
+    def __init__(self, own_id: int, dice: random.Random) -> None:
         """Know nobody.
 
         Args:
             own_id: of the node that asks; what it holds it need not ask for.
+            dice: to choose among those who are as good.
         """
         self._own_id = own_id
-        self._dice = random.Random(own_id)
+        self._dice = dice
         self._nearest: dict[Key, dict[Node, int]] = {}
 
     def begin_anew(self, key: Key) -> None:

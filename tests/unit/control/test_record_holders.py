@@ -11,6 +11,7 @@ from shoal.control.record_holders import REPLICAS, SOME, RecordHolders
 KEYS = tuple(range(0, 1600, 100))
 FAR = 1 << 20
 """The id of one who asks and holds nothing."""
+DICE = random.Random(0)
 
 
 def _nearest(key: int, ids: dict[int, str]) -> list[str]:
@@ -39,7 +40,7 @@ def test_whoever_is_known_first_the_nearest_are_found_and_enough_of_them_are_ask
     dice = random.Random(seed)
     swarm = {dice.getrandbits(12): f"node {dice.random()}" for _ in range(dice.randint(1, 60))}
     swarm.pop(own_id, None)
-    holders: RecordHolders[int, str] = RecordHolders(own_id)
+    holders: RecordHolders[int, str] = RecordHolders(own_id, DICE)
     first = dice.choice(list(swarm))
     for key in KEYS:
         holders.learn(key, {swarm[first]: first})
@@ -54,7 +55,7 @@ def test_whoever_is_known_first_the_nearest_are_found_and_enough_of_them_are_ask
 
 def test_few_nodes_are_asked_for_all_keys() -> None:
     swarm = {number: f"node {number}" for number in range(REPLICAS)}
-    holders: RecordHolders[int, str] = RecordHolders(FAR)
+    holders: RecordHolders[int, str] = RecordHolders(FAR, DICE)
     for key in KEYS:
         holders.learn(key, {node: node_id for node_id, node in swarm.items()})
     asked = _lookup(holders, swarm, SOME)
@@ -64,13 +65,13 @@ def test_few_nodes_are_asked_for_all_keys() -> None:
 
 @pytest.mark.parametrize("own_counts", [False, True])
 def test_what_a_holder_asks_itself_is_one_answer_if_it_counts(own_counts: bool) -> None:
-    holders: RecordHolders[int, str] = RecordHolders(0)
+    holders: RecordHolders[int, str] = RecordHolders(0, DICE)
     holders.learn(0, {f"node {number}": number for number in range(1, REPLICAS)})
     assert len(holders.to_ask([0], SOME, {}, own_counts=own_counts)) == SOME - own_counts
 
 
 def test_not_always_the_same_are_asked() -> None:
-    holders: RecordHolders[int, str] = RecordHolders(FAR)
+    holders: RecordHolders[int, str] = RecordHolders(FAR, DICE)
     holders.learn(0, {f"node {number}": number for number in range(REPLICAS)})
     chosen = [frozenset(holders.to_ask([0], SOME, {}, own_counts=True)) for _ in range(200)]
     assert {len(nodes) for nodes in chosen} == {SOME}
@@ -80,21 +81,21 @@ def test_not_always_the_same_are_asked() -> None:
 
 
 def test_a_newcomer_that_is_nearer_takes_the_place_of_the_farthest() -> None:
-    holders: RecordHolders[int, str] = RecordHolders(FAR)
+    holders: RecordHolders[int, str] = RecordHolders(FAR, DICE)
     holders.learn(0, {f"node {number}": 10 + number for number in range(REPLICAS)})
     holders.learn(0, {"newcomer": 1})
     assert holders.of(0) == ("newcomer", *(f"node {number}" for number in range(REPLICAS - 1)))
 
 
 def test_a_node_that_came_back_under_another_id_stands_where_this_one_puts_it() -> None:
-    holders: RecordHolders[int, str] = RecordHolders(FAR)
+    holders: RecordHolders[int, str] = RecordHolders(FAR, DICE)
     holders.learn(0, {"a": 1, "b": 2})
     holders.learn(0, {"a": 3})
     assert holders.of(0) == ("b", "a")
 
 
 def test_who_does_not_answer_is_left_out_for_all_keys() -> None:
-    holders: RecordHolders[int, str] = RecordHolders(FAR)
+    holders: RecordHolders[int, str] = RecordHolders(FAR, DICE)
     for key in KEYS:
         holders.learn(key, {"a": 1, "b": 2})
     holders.forget("a")
@@ -104,11 +105,11 @@ def test_who_does_not_answer_is_left_out_for_all_keys() -> None:
 
 
 def test_nobody_is_asked_where_nobody_is_known() -> None:
-    assert RecordHolders[int, str](FAR).to_ask(KEYS, SOME, {}, own_counts=True) == {}
+    assert RecordHolders[int, str](FAR, DICE).to_ask(KEYS, SOME, {}, own_counts=True) == {}
 
 
 def test_names_without_end_take_no_more_place_than_the_nearest() -> None:
-    holders: RecordHolders[int, str] = RecordHolders(FAR)
+    holders: RecordHolders[int, str] = RecordHolders(FAR, DICE)
     for number in range(10_000):
         holders.learn(0, {f"node {number}": number})
     assert holders.of(0) == tuple(f"node {number}" for number in range(REPLICAS))
@@ -116,7 +117,7 @@ def test_names_without_end_take_no_more_place_than_the_nearest() -> None:
 
 
 def test_what_was_said_before_is_forgotten_where_it_begins_anew() -> None:
-    holders: RecordHolders[int, str] = RecordHolders(FAR)
+    holders: RecordHolders[int, str] = RecordHolders(FAR, DICE)
     holders.learn(0, {f"far away {number}": number for number in range(REPLICAS)})
     holders.begin_anew(0)
     assert holders.of(0) == ()
@@ -125,7 +126,7 @@ def test_what_was_said_before_is_forgotten_where_it_begins_anew() -> None:
 
 
 def test_who_asks_is_a_holder_as_long_as_it_is_nearer_than_one_of_them() -> None:
-    holders: RecordHolders[int, str] = RecordHolders(1000)
+    holders: RecordHolders[int, str] = RecordHolders(1000, DICE)
     assert holders.include_own(0)
     near = {f"node {number}": 10 + number for number in range(REPLICAS - 1)}
     holders.learn(0, near)
