@@ -352,7 +352,6 @@ def test_p2pd_ends_by_itself_when_its_owner_is_killed(tmp_path: Path) -> None:
         from pathlib import Path
         from shoal.clock import SystemClock
         from shoal.control.dht import DhtNode
-from shoal.control.dht_lookup import Stored
         from shoal.identity import Identity
         async def main():
             identity = Identity.generate()
