@@ -49,6 +49,7 @@ class _Model:
         self._stack = stack
         self._name = name
         self._workload = workload
+        self._cores = num_usable_cores()
         self._ignore_busy = options.ignore_busy
         self._turns: list[Figures] = []
         chosen = [(stages, [case for case in self._cases(stages) if options.chooses(case.name)]) for stages in _STAGES]
@@ -90,10 +91,9 @@ class _Model:
             larger_is_better=False,
         )
         # With fewer cores than stages they take turns, and no schedule says how long each waits for its core.
-        cores = num_usable_cores()
-        schedule = Schedule(schedule_of(stages, cores))
+        schedule = Schedule(schedule_of(stages, self._cores))
         theory = 100.0 * (1.0 - bubble_of(schedule, stages, self._workload.microbatches, 1.0, 1.0, 1.0))
-        in_theory = (lambda: theory) if stages <= cores else None
+        in_theory = (lambda: theory) if stages <= self._cores else None
         busy = [
             Case(
                 name=f"busy share {name} stage {stage}",
@@ -137,7 +137,7 @@ class _Model:
         self._stack.close()
         flags = self._workload.all_flags
         for stages in self._stages:
-            schedule = f"--model-pipeline.schedule={schedule_of(stages, num_usable_cores())}"
+            schedule = f"--model-pipeline.schedule={schedule_of(stages, self._cores)}"
             arguments = {"flags": [*flags, schedule, f"--model-pipeline.stages={stages}"]}
             peers = PeerProcesses("shoal.bench.pipeline_swarm:main", 1, arguments, timeout_s=_TIMEOUT_S)
             self._swarms[stages] = self._stack.enter_context(peers)

@@ -243,9 +243,9 @@ class DhtNode:
     async def _search(self, node: DHTNode, keys: Sequence[DHTID]) -> Found:
         """Ask all who are near to the keys, as hivemind does."""
         # An infinite expiry asks all the nearest peers and merges: the first answer alone would hide newer records.
-        answers = cast(dict[DHTID, Any], await node.get_many_by_id(keys, float("inf")))
+        answered = cast(dict[DHTID, Any], await node.get_many_by_id(keys, float("inf")))
         found: Found = {}
-        for key, answer in answers.items():
+        for key, answer in answered.items():
             if answer is not None and isinstance(answer.value, dict):
                 items = cast(dict[object, Any], answer.value).items()
                 found[key] = {subkey: item.value for subkey, item in items}

@@ -57,8 +57,7 @@ class QuickLookup:
         self._node = node
         self._protocol = cast(Any, node.protocol)
         # Seeded by the system: nobody may foresee who is asked.
-        self._dice = random.Random()
-        self._holders: RecordHolders[DHTID, PeerID] = RecordHolders(node.node_id, self._dice)
+        self._holders: RecordHolders[DHTID, PeerID] = RecordHolders(node.node_id, random.Random())
         # The keys whose holders a read has found and none has been found missing since.
         self._settled: set[DHTID] = set()
 
@@ -71,12 +70,11 @@ class QuickLookup:
             Of each value the copy that expires last; None if somebody has not answered, nobody is known, or they go
             on naming others that are nearer.
         """
+        if number >= REPLICAS:
+            self.forget_all()
         found: dict[DHTID, _Dated] = {key: {} for key in keys}
         for key in keys:
             _merge(found[key], self._protocol.storage.get(key), self._protocol.serializer)
-            if number >= REPLICAS:
-                self._settled.discard(key)
-                self._holders.begin_anew(key)
             self._learn(key, dict(self._protocol.routing_table.get_nearest_neighbors(key, REPLICAS)))
         # Where nobody has told it anything, others do not know it yet, or cannot reach it.
         told = any(subkey != str(self._node.peer_id) for values in found.values() for subkey in values)
@@ -98,7 +96,7 @@ class QuickLookup:
 
     def forget_all(self) -> None:
         """Know nobody, as in the beginning."""
-        self._holders = RecordHolders(self._node.node_id, self._dice)
+        self._holders.begin_anew()
         self._settled.clear()
 
     async def store(self, key: DHTID, subkey: str, value: bytes, expires_unix_s: float) -> Stored:

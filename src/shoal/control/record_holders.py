@@ -36,9 +36,9 @@ class RecordHolders(Generic[Key, Node]):
         self._dice = dice
         self._nearest: dict[Key, dict[Node, int]] = {}
 
-    def begin_anew(self, key: Key) -> None:
-        """Know nobody who holds a key: what was said of it may have been wrong."""
-        self._nearest.pop(key, None)
+    def begin_anew(self) -> None:
+        """Know nobody: what was said may have been wrong."""
+        self._nearest.clear()
 
     def learn(self, key: Key, nodes: Mapping[Node, int]) -> None:
         """Note who is near to a key, as somebody has said; of all that were ever named, only the nearest are kept.
@@ -47,8 +47,7 @@ class RecordHolders(Generic[Key, Node]):
             key: 160 bits.
             nodes: their ids.
         """
-        known = dict(self._nearest.get(key, {}))
-        known.update(nodes)
+        known = {**self._nearest.get(key, {}), **nodes}
         self._nearest[key] = {
             node: known[node] for node in sorted(known, key=lambda node: known[node] ^ key)[:REPLICAS]
         }

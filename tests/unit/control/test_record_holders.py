@@ -119,7 +119,7 @@ def test_names_without_end_take_no_more_place_than_the_nearest() -> None:
 def test_what_was_said_before_is_forgotten_where_it_begins_anew() -> None:
     holders: RecordHolders[int, str] = RecordHolders(FAR, DICE)
     holders.learn(0, {f"far away {number}": number for number in range(REPLICAS)})
-    holders.begin_anew(0)
+    holders.begin_anew()
     assert holders.of(0) == ()
     holders.learn(0, {"near": 100})
     assert holders.of(0) == ("near",)
