@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from shoal.config.keys import REMOVED, Key, flag_names, keys, nearest, plain, section_of, unknown_key
 from shoal.config.sources import Layer, from_text, from_value
-from shoal.errors import ConfigError
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
@@ -25,9 +24,6 @@ def from_flags(tokens: Sequence[str], other_flags: Iterable[str] = ()) -> Layer:
     Args:
         tokens: the arguments that no command declares itself.
         other_flags: names of the flags that the command does declare, as suggestions for wrong ones.
-
-    Raises:
-        ConfigError: an unknown flag, a missing value, or an argument that is no flag.
     """
     layer = Layer()
     lists: dict[str, list[str]] = {}
@@ -35,21 +31,30 @@ def from_flags(tokens: Sequence[str], other_flags: Iterable[str] = ()) -> Layer:
     while position < len(tokens):
         token = tokens[position]
         position += 1
-        if not token.startswith("--") or token == "--":
-            raise ConfigError(f"unexpected argument {token!r}; values follow a flag, as in --config-path FILE")
+        if not _is_flag(token):
+            layer.problems.append(f"unexpected argument {token!r}; values follow a flag, as in --config-path FILE")
+            continue
         flag, equals, text = token.partition("=")
-        key, negated = _key_of(flag, other_flags)
         following = tokens[position] if position < len(tokens) else None
+        found = _key_of(flag)
+        if found is None:
+            layer.problems.append(_unknown_flag(flag, other_flags))
+            if not equals and following is not None and not _is_flag(following):
+                position += 1  # its value, which is no mistake of its own
+            continue
+        key, negated = found
         if negated:
             if equals:
-                raise ConfigError(f"{flag} takes no value; write {flag} alone")
-            layer.merge(from_value(key, False if key.is_bool else None, flag))
+                layer.problems.append(f"{flag} takes no value; write {flag} alone")
+            else:
+                layer.merge(from_value(key, False if key.is_bool else None, flag))
             continue
         if not equals:
             if key.is_bool and (following is None or following.lower() not in _TRUE | _FALSE):
                 text = "true"
             elif following is None or following.startswith("--"):
-                raise ConfigError(f"{flag} needs a value; `shoal config keys` shows which")
+                layer.problems.append(f"{flag} needs a value; `shoal config keys` shows which")
+                continue
             else:
                 text = following
                 position += 1
@@ -61,8 +66,12 @@ def from_flags(tokens: Sequence[str], other_flags: Iterable[str] = ()) -> Layer:
     return layer
 
 
-def _key_of(flag: str, other_flags: Iterable[str]) -> tuple[Key, bool]:
-    """Return the key of a flag, and whether the flag is a `--no-` form."""
+def _is_flag(token: str) -> bool:
+    return token.startswith("--") and token != "--"
+
+
+def _key_of(flag: str) -> tuple[Key, bool] | None:
+    """Return the key of a flag, and whether the flag is a `--no-` form; None if no key has it."""
     table = flag_names()
     wanted = plain(flag.removeprefix("--"))
     if wanted in table:
@@ -73,12 +82,17 @@ def _key_of(flag: str, other_flags: Iterable[str]) -> tuple[Key, bool]:
         key = keys()[table[wanted[3:]]]
         if key.is_bool or (key.accepts_none and section_of(key.info) is not None):
             return key, True
+    return None
+
+
+def _unknown_flag(flag: str, other_flags: Iterable[str]) -> str:
+    """Return what is wrong with a flag that no key has, and what to do."""
     for removed in REMOVED:
-        if plain(removed) == wanted:
-            raise unknown_key(removed, flag, ())
+        if plain(removed) == plain(flag.removeprefix("--")):
+            return unknown_key(removed, flag, ())
     candidates = [flag_of(name)[2:] for name in keys()] + [
         f"no-{flag_of(k.name)[2:]}" for k in keys().values() if k.is_bool
     ]
     suggestion = nearest(flag.removeprefix("--"), [*candidates, *other_flags])
     advice = f"did you mean --{suggestion}?" if suggestion else "`shoal config keys` lists all flags."
-    raise ConfigError(f"unknown flag {flag}; {advice}")
+    return f"unknown flag {flag}; {advice}"

@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 
 from shoal.config.base import Section
 from shoal.config.schema import Config
-from shoal.errors import ConfigError
 
 ALIASES = {
     "diloco.averaging_timeout": "diloco.averaging_timeout_s",
@@ -32,6 +31,7 @@ ALIASES = {
     "swarm_key_file": "network.swarm_key_file",
     "public_ip": "network.public_ip",
     "announce_maddrs": "network.announce_maddrs",
+    "deterministic": "run.deterministic",
 }
 
 _NO_REFRESH = "roles wait for changes instead of asking at intervals"
@@ -173,8 +173,8 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     return by_plain[close[0]] if close else None
 
 
-def unknown_key(name: str, where: str, candidates: Iterable[str], show: str = "{}") -> ConfigError:
-    """Return the error for a key that does not exist.
+def unknown_key(name: str, where: str, candidates: Iterable[str], show: str = "{}") -> str:
+    """Return what is wrong with a key that does not exist, and what to do.
 
     Args:
         name: the dotted key as the user meant it.
@@ -183,7 +183,7 @@ def unknown_key(name: str, where: str, candidates: Iterable[str], show: str = "{
         show: how a suggestion is written, e.g. `--{}`.
     """
     if name in REMOVED:
-        return ConfigError(f"{where}: {name} does not exist in shoal: {REMOVED[name]}. Remove it.")
+        return f"{where}: {name} does not exist in shoal: {REMOVED[name]}. Remove it."
     suggestion = nearest(name, candidates)
     advice = f"did you mean {show.format(suggestion)}?" if suggestion else "`shoal config keys` lists all keys."
-    return ConfigError(f"{where}: unknown key {name}; {advice}")
+    return f"{where}: unknown key {name}; {advice}"

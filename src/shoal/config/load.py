@@ -54,12 +54,12 @@ def load_config(
         other_flags: flags that the caller handles itself, as suggestions for unknown ones.
 
     Raises:
-        ConfigError: a missing file, an unknown key, a wrong type or a combination that cannot run; the message
-            names the key, the value, where it stands, and what to do.
+        ConfigError: a missing file, an unknown key, a wrong type or a combination that cannot run; the message has a
+            line for each, with the key, the value, where it stands, and what to do.
     """
     config, _ = load_with_origins(path, overrides, env, other_flags=other_flags)
-    if problem := config.run_problem():
-        raise ConfigError(problem)
+    if problems := config.run_problems():
+        raise ConfigError("\n".join(problems))
     return config
 
 
@@ -78,8 +78,13 @@ def load_with_origins(
         ConfigError: as `load_config` does.
     """
     layer = Layer()
+    is_file_read = True
     if path is not None:
-        layer.merge(from_file(Path(path)))
+        try:
+            layer.merge(from_file(Path(path)))
+        except ConfigError as error:
+            layer.problems.append(str(error))
+            is_file_read = False
     layer.merge(from_env(os.environ if env is None else env))
     if isinstance(overrides, Mapping):
         layer.merge(from_mapping(overrides, "override"))
@@ -87,9 +92,14 @@ def load_with_origins(
         layer.merge(from_flags(overrides, other_flags))
     _read_address_files(layer)
     try:
-        return Config.model_validate(layer.values), layer.origins
+        config = Config.model_validate(layer.values)
     except ValidationError as error:
-        raise ConfigError(_explain(error, layer)) from None
+        # What does not go together may be the fault of what is left out.
+        is_whole = is_file_read and not layer.problems
+        raise ConfigError("\n".join((*layer.problems, *_explain(error, layer, is_whole=is_whole)))) from None
+    if layer.problems:
+        raise ConfigError("\n".join(layer.problems))
+    return config, layer.origins
 
 
 def config_from_json(text: str | bytes) -> Config:
@@ -115,20 +125,21 @@ def _read_address_files(layer: Layer) -> None:
             try:
                 text = Path(address[1:]).expanduser().read_text(encoding="utf-8")
             except OSError as error:
-                raise ConfigError(f"network.initial_peers: cannot read {address[1:]}: {error.strerror}") from error
+                layer.problems.append(f"network.initial_peers: cannot read {address[1:]}: {error.strerror}")
+                continue
             expanded.append("\n".join(line.partition("#")[0] for line in text.splitlines()))
         else:
             expanded.append(address)
     section["initial_peers"] = expanded
 
 
-def _explain(error: ValidationError, layer: Layer) -> str:
-    """Return one line for each thing that is wrong."""
-    details = error.errors(include_url=False)
+def _explain(error: ValidationError, layer: Layer, *, is_whole: bool) -> list[str]:
+    """Return one line for each thing that is wrong; of combinations of keys only where all that was said `is_whole`."""
+    details = [detail for detail in error.errors(include_url=False) if is_whole or detail["loc"]]
     # A union reports each of its types; the one for a plain word says nothing to whoever wrote a mapping.
     telling = [d for d in details if not any(str(part).startswith("literal[") for part in d["loc"])]
     lines = [_line(detail, layer) for detail in telling or details]
-    return "\n".join(dict.fromkeys(lines))
+    return list(dict.fromkeys(lines))
 
 
 def _line(detail: ErrorDetails, layer: Layer) -> str:

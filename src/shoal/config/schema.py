@@ -81,19 +81,25 @@ class Config(Section):
         return self.network.bootstrap_timeout_s + (flow.compile_timeout_s if flow.compile else 0.0)
 
     def servers_problem(self) -> str | None:
-        """Return why the values of this host's servers are not as many as they are, or None."""
+        """Return why the values of this host's servers are not as many as they are, a line for each key, or None."""
         values = {"servers.threads": self.servers.threads, "servers.nice": self.servers.nice, "device": self.devices}
         problems = (length_problem(key, each, self.num_servers) for key, each in values.items())
-        return next((problem for problem in problems if problem is not None), None)
+        return "\n".join(problem for problem in problems if problem is not None) or None
 
-    def run_problem(self) -> str | None:
-        """Return why no run can be made of this, or None; what a host that joins a run says may be no run by itself."""
+    def run_problems(self) -> list[str]:
+        """Return why no run can be made of this, if none can; what a joining host says may be no run by itself."""
+        return [problem for problem in (self._microbatch_problem(), self._cut_problem()) if problem is not None]
+
+    def _microbatch_problem(self) -> str | None:
         microbatches, batch = self.model_pipeline.microbatches, self.diloco.batch_size_per_step
         if microbatches > batch:
             return (
                 f"model_pipeline.microbatches = {microbatches} is more than diloco.batch_size_per_step = {batch}: a "
                 "microbatch needs at least one sample; lower one or raise the other"
             )
+        return None
+
+    def _cut_problem(self) -> str | None:
         cut, units = self.model_pipeline.cut, self.model.num_units
         if cut is not None and units is not None and sum(cut) != units:
             first = "embedding" if self.model.family == "gpt" else "stem"
@@ -141,14 +147,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_together(self) -> "Config":
-        for problem in (
+        problems = (
             self._stage_problem(),
             self._task_problem(),
-            self._health_problem(),
+            self._heads_problem(),
+            self._deadline_problem(),
+            self._longest_deadline_problem(),
             self._snapshot_problem(),
-        ):
-            if problem is not None:
-                raise ValueError(problem)
+        )
+        found = [problem for problem in problems if problem is not None]
+        if found:
+            raise ValueError("\n".join(found))
         return self
 
     def _stage_problem(self) -> str | None:
@@ -173,19 +182,25 @@ class Config(Section):
         wanted = _TASK_OF_FAMILY.get(family, task)
         if wanted != task:
             return f"model.family = {family} needs data.task_type = {wanted}, not {task}; change one of them"
-        if family == "gpt" and self.model.hidden_size % self.model.num_heads:
+        return None
+
+    def _heads_problem(self) -> str | None:
+        if self.model.family == "gpt" and self.model.hidden_size % self.model.num_heads:
             return (
                 f"model.hidden_size = {self.model.hidden_size} is not a multiple of model.num_heads = "
                 f"{self.model.num_heads}; change one of them"
             )
         return None
 
-    def _health_problem(self) -> str | None:
+    def _deadline_problem(self) -> str | None:
         if self.health.deadline_s < 4 * self.health.heartbeat_s:
             return (
                 f"health.deadline_s = {self.health.deadline_s} must be at least 4 times health.heartbeat_s = "
                 f"{self.health.heartbeat_s}, or a single late heartbeat closes a good connection"
             )
+        return None
+
+    def _longest_deadline_problem(self) -> str | None:
         if self.health.longest_deadline_s < self.health.deadline_s:
             return (
                 f"health.max_deadline_s = {self.health.max_deadline_s} is below health.deadline_s = "

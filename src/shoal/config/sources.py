@@ -1,7 +1,8 @@
 """One layer of configuration from each source (file, environment, flags), as nested mappings with canonical keys.
 
 Nothing is validated here but names and shape: the schema does the rest once the layers are merged. Every layer
-remembers for each key where it came from, so that an error can say which file, variable or flag to change.
+remembers for each key where it came from, so that an error can say which file, variable or flag to change. What is
+wrong is noted in the layer and left out of its values: the user hears of everything at once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,6 @@ from shoal.config.keys import (
     section_of,
     unknown_key,
 )
-from shoal.config.schema import Config
 from shoal.errors import ConfigError
 
 ENV_PREFIX = "SHOAL_"
@@ -40,10 +40,12 @@ class Layer:
     Attributes:
         values: nested mappings with canonical names.
         origins: for each dotted key, where its value stands, in words.
+        problems: what is wrong with names and shapes, a line for each.
     """
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     origins: dict[str, str] = field(default_factory=dict[str, str])
+    problems: list[str] = field(default_factory=list[str])
 
     def put(self, name: str, value: object, origin: str) -> None:
         """Set the key with the dotted `name`, which replaces what was set below it."""
@@ -61,6 +63,7 @@ class Layer:
         """Lay another layer over this one: its values win, key by key."""
         _merge(self.values, above.values)
         self.origins |= above.origins
+        self.problems += above.problems
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
@@ -75,7 +78,7 @@ def from_file(path: Path) -> Layer:
     """Read a YAML file.
 
     Raises:
-        ConfigError: there is no such file, it is no YAML mapping, or it has an unknown or a repeated key.
+        ConfigError: there is no such file, it is no YAML mapping, or it has a repeated key.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -121,40 +124,36 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def from_mapping(values: Mapping[Any, Any], origin: str) -> Layer:
-    """Take nested mappings, with dots allowed in keys, and translate aliases.
-
-    Raises:
-        ConfigError: an unknown key, or a plain value where a section belongs.
-    """
+    """Take nested mappings, with dots allowed in keys, and translate aliases."""
     layer = Layer()
-    for name, value in _leaves(values, Config, "", origin):
+    for name, value in _leaves(values, "", origin, layer.problems):
         if name in layer.origins:
-            raise ConfigError(f"{origin}: {name} is given twice, under two names; remove one")
-        layer.put(name, value, origin)
+            layer.problems.append(f"{origin}: {name} is given twice, under two names; remove one")
+        else:
+            layer.put(name, value, origin)
     return layer
 
 
-def _leaves(
-    values: Mapping[Any, Any], section: type[Section], prefix: str, origin: str
-) -> Iterator[tuple[str, object]]:
-    """Yield (dotted canonical key, value) for everything that `values` sets."""
+def _leaves(values: Mapping[Any, Any], prefix: str, origin: str, problems: list[str]) -> Iterator[tuple[str, object]]:
+    """Yield (dotted canonical key, value) for everything that `values` sets rightly, and note the rest."""
     for given, value in values.items():
         name = ALIASES.get(f"{prefix}{given}", f"{prefix}{given}")
         key = keys().get(name)
         if key is None:
-            raise unknown_key(name, origin, [k for k in keys() if k.startswith(prefix)] if prefix else keys())
+            problems.append(unknown_key(name, origin, [known for known in keys() if known.startswith(prefix)]))
+            continue
         inner, item = section_of(key.info), item_section_of(key.info)
         if inner is not None and isinstance(value, Mapping):
             if not value and key.accepts_none:
                 yield name, {}
-            yield from _leaves(cast(Mapping[Any, Any], value), inner, f"{name}.", origin)
+            yield from _leaves(cast(Mapping[Any, Any], value), f"{name}.", origin, problems)
         elif inner is not None and value is None and not key.accepts_none:
             continue  # `data:` with nothing below it
         elif inner is not None and not _is_alternative(key, value):
-            raise ConfigError(f"{origin}: {name} = {value!r}: is a section and needs `key: value` lines below it")
+            problems.append(f"{origin}: {name} = {value!r}: is a section and needs `key: value` lines below it")
+        elif unknown := _unknown_in_items(value, item, name, origin):
+            problems.extend(unknown)
         else:
-            if item is not None and isinstance(value, list):
-                _check_items(cast(list[object], value), item, name, origin)
             yield name, value
 
 
@@ -163,19 +162,21 @@ def _is_alternative(key: Key, value: object) -> bool:
     return (value is None and key.accepts_none) or (isinstance(value, str | bool) and key.accepts_word)
 
 
-def _check_items(items: list[object], section: type[Section], name: str, origin: str) -> None:
-    for item in items:
-        for given in cast(dict[object, object], item) if isinstance(item, dict) else ():
-            if given not in section.model_fields:
-                raise unknown_key(f"{name}.{given}", origin, [f"{name}.{field}" for field in section.model_fields])
+def _unknown_in_items(value: object, section: type[Section] | None, name: str, origin: str) -> list[str]:
+    """Return what is wrong with the keys of a list's items, where these are sections."""
+    if section is None or not isinstance(value, list):
+        return []
+    candidates = [f"{name}.{field}" for field in section.model_fields]
+    problems: list[str] = []
+    for item in cast(list[object], value):
+        given = cast(dict[str, object], item) if isinstance(item, dict) else {}
+        unknown = [key for key in given if key not in section.model_fields]
+        problems += [unknown_key(f"{name}.{key}", origin, candidates) for key in unknown]
+    return problems
 
 
 def from_env(env: Mapping[str, str]) -> Layer:
-    """Take the variables `SHOAL_*`: `SHOAL_DILOCO__INNER_STEPS` is `diloco.inner_steps`.
-
-    Raises:
-        ConfigError: a variable with the prefix that names no key.
-    """
+    """Take the variables `SHOAL_*`: `SHOAL_DILOCO__INNER_STEPS` is `diloco.inner_steps`."""
     layer = Layer()
     by_variable = {variable_of(name): name for name in (*ALIASES, *keys())}
     for variable, text in sorted(env.items()):
@@ -187,8 +188,10 @@ def from_env(env: Mapping[str, str]) -> Layer:
             wanted = variable.removeprefix(ENV_PREFIX).lower().replace(ENV_SEPARATOR, ".")
             right = flag_names().get(plain(wanted))
             if right is not None and wanted not in REMOVED:
-                raise ConfigError(f"{origin} names no key; did you mean {variable_of(right)}?")
-            raise unknown_key(wanted, origin, keys())
+                layer.problems.append(f"{origin} names no key; did you mean {variable_of(right)}?")
+            else:
+                layer.problems.append(unknown_key(wanted, origin, keys()))
+            continue
         layer.merge(from_text(keys()[ALIASES.get(given, given)], text, origin))
     if env.get("HF_TOKEN") and "data.hf_token" not in layer.origins:
         layer.put("data.hf_token", env["HF_TOKEN"], "environment variable HF_TOKEN")
@@ -201,28 +204,20 @@ def variable_of(name: str) -> str:
 
 
 def from_text(key: Key, text: str, origin: str) -> Layer:
-    """Take the text that a flag or a variable gives for one key; structures are YAML or JSON.
-
-    Raises:
-        ConfigError: the key holds a structure and the text is none, or an unknown key in it.
-    """
+    """Take the text that a flag or a variable gives for one key; structures are YAML or JSON."""
     value: object = text
     if key.accepts_none and text.strip().lower() in ("null", "none"):
         value = None
     elif key.is_structure and not key.is_word_list:
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{origin}: {key.name} needs YAML or JSON, not {text!r}") from error
+        except yaml.YAMLError:
+            return Layer(problems=[f"{origin}: {key.name} needs YAML or JSON, not {text!r}"])
     return from_value(key, value, origin)
 
 
 def from_value(key: Key, value: object, origin: str) -> Layer:
-    """Take the value of one key.
-
-    Raises:
-        ConfigError: an unknown key in the value, or a plain value where a section belongs.
-    """
+    """Take the value of one key."""
     nested = value
     for part in reversed(key.name.split(".")):
         nested = {part: nested}

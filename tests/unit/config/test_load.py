@@ -177,9 +177,39 @@ def test_a_missing_file_names_those_that_exist(tmp_path: Path) -> None:
     assert "config.yaml" in message
 
 
-def test_several_errors_are_told_at_once() -> None:
-    message = _refused(None, {"run.seed": -1, "diloco.inner_steps": 0})
-    assert len(message.splitlines()) == 2
+def test_what_is_wrong_in_file_variables_and_flags_is_told_at_once(tmp_path: Path) -> None:
+    file = _write(tmp_path, "diloco: {inner_stesp: 3, outer_steps: 0}\ndata: 5\nquant: {rules: [{pattern: x}]}")
+    flags = ["--rnu.seed", "3", "--diloco.inner-steps", "--model.extra", "{", "--no-wandb=1", "--run.seed=-1"]
+    lines = _refused(file, flags, env={"SHOAL_NONSENSE": "1"}).splitlines()
+    told = (
+        "inner_stesp",
+        "data = 5",
+        "quant.rules.pattern",
+        "SHOAL_NONSENSE",
+        "--rnu.seed",
+        "--diloco.inner-steps needs a value",
+        "model.extra needs YAML",
+        "--no-wandb takes no value",
+        "run.seed = '-1'",
+        "diloco.outer_steps = 0",
+    )
+    assert sorted(part for part in told for line in lines if part in line) == sorted(told)
+    assert len(lines) == len(told)
+
+
+def test_a_missing_file_does_not_hide_a_wrong_flag_nor_blame_what_the_file_would_have_said(tmp_path: Path) -> None:
+    flags = ["--run.seed=x", "--model.num-heads=3"]
+    lines = _refused(tmp_path / "nowhere.yaml", flags).splitlines()
+    assert len(lines) == 2
+    assert "nowhere.yaml" in lines[0]
+    assert "run.seed = 'x'" in lines[1]
+
+
+def test_all_keys_that_contradict_each_other_are_told_at_once() -> None:
+    together = {"model_pipeline.stages": 9, "model.num_heads": 3, "health.deadline_s": 0.4}
+    assert len(_refused(None, together).splitlines()) == 3
+    for_a_run = {"model_pipeline": {"stages": 2, "microbatches": 65, "cut": [1, 1]}}
+    assert len(_refused(None, for_a_run).splitlines()) == 2
 
 
 def test_secrets_reach_own_processes_but_neither_dumps_nor_messages() -> None:
