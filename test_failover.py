@@ -3,11 +3,14 @@
 
     python test_failover.py              ends with PASS or FAIL and exit code 0 or 1, in less than three minutes
     python test_failover.py --keep-logs  leaves the run's logs where the last line says
+    python test_failover.py --config-path configs/resnet18_split.yaml    another model, in at least two stages
+    python test_failover.py --public-ip 192.0.2.7    peers meet at this address of the machine, as in a real swarm
 
-Two stages with two servers each train on this machine, in real processes:
+The stages, with two servers each, train on this machine, in real processes. The head is the first stage, the tail the
+last one:
 
 1. a server of the tail stage is killed: training goes on, over the other one;
-2. a server of the head stage is killed: training goes on with one server for each stage;
+2. a server of the head stage is killed: training goes on with one server for each of the two;
 3. the other server of the head stage freezes: training stops, and a message names the stage;
 4. it wakes up, and servers are started in place of the killed ones: they get the state of their stage, and training
    goes on;
@@ -34,19 +37,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal import load_config
+from shoal.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parent
+SANDBOX = ROOT / "configs" / "sandbox.yaml"
 FLAGS = (
     "--no-wandb",
-    "--num-servers=4",
-    "--model-pipeline.stages=2",
-    "--model.hidden-size=48",
-    "--data.seq-len=64",
     "--data.holdout-fraction=0.02",
     "--diloco.inner-steps=10",
     "--diloco.outer-steps=100000",
     "--diloco.batch-size-per-step=4",
     "--diloco.averaging-timeout=60",
 )
+SMALL_MODEL = ("--model.hidden-size=48", "--data.seq-len=64")
+"""Of the sandbox, so that its rounds take a second or two; a configuration of the user's own is taken as it is."""
 START_S, STEP_S, RESTORE_S = 60.0, 30.0, 45.0
 SILENCE_S = 3.0
 """Without a step for so long, training has stopped."""
@@ -116,11 +121,30 @@ class Process:
 class Swarm:
     """The run: a client with its host, and servers that come and go."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config_path: Path | None, public_ip: str | None) -> None:
+        """Start the client.
+
+        Args:
+            directory: of all logs.
+            config_path: what is trained; None: a small model of the sandbox's kind.
+            public_ip: the address of this machine at which all peers are to be reached; None: its own choice.
+
+        Raises:
+            ConfigError: this cannot be trained in at least two stages.
+        """
         self.directory = directory
         self.servers: list[Process] = []
-        self.key = f"--swarm-key-file={directory / 'swarm.key'}"
-        self.client = Process(directory, "client", ["start_trainer_client.py", *FLAGS, self.key])
+        flags = [*FLAGS, *(SMALL_MODEL if config_path is None else ())]
+        config = load_config(config_path or SANDBOX, flags)
+        if config.num_stages < 2:
+            raise ConfigError(f"{config_path}: a head and a tail need model_pipeline.stages = 2 or more")
+        self.num_stages = config.num_stages
+        self.prefix = config.experiment_prefix
+        self.own_flags = [f"--swarm-key-file={directory / 'swarm.key'}"]
+        if public_ip is not None:
+            self.own_flags.append(f"--public-ip={public_ip}")
+        flags += [f"--config-path={config_path or SANDBOX}", f"--num-servers={2 * self.num_stages}"]
+        self.client = Process(directory, "client", ["start_trainer_client.py", *flags, *self.own_flags])
 
     def _peers(self) -> Path | None:
         found = [path for path in self.client.log_root.glob("*-*/initial_peers.txt") if path.stat().st_size]
@@ -129,7 +153,8 @@ class Swarm:
     def start_server(self) -> Process:
         """Start a server, which takes the stage that needs one most."""
         name = f"server{len(self.servers)}"
-        command = ["start_servers.py", "--num-servers=1", "--device=cpu", "--experiment-prefix=sandbox", self.key]
+        command = ["start_servers.py", "--num-servers=1", "--device=cpu", f"--experiment-prefix={self.prefix}"]
+        command += self.own_flags
         peers = self.until(START_S, "the run's addresses", self._peers)
         command += [f"--initial-peers=@{peers}"]
         server = Process(self.directory, name, command)
@@ -189,11 +214,13 @@ def staged_shutdown(swarm: Swarm) -> None:
         Failed: at the first thing that is not as it should be.
     """
     # One after the other, so that each sees where the others serve, however slow this machine is.
-    stages = [swarm.stage_of(swarm.start_server()) for _ in range(4)]
-    check(sorted(stages) == [0, 0, 1, 1], f"two servers for each stage, not {stages}")
-    heads, tails = ([s for s, stage in zip(swarm.servers, stages, strict=True) if stage == k] for k in (0, 1))
+    head, tail = 0, swarm.num_stages - 1
+    stages = [swarm.stage_of(swarm.start_server()) for _ in range(2 * swarm.num_stages)]
+    two_each = sorted([*range(swarm.num_stages)] * 2)
+    check(sorted(stages) == two_each, f"two servers for each stage, not {stages}")
+    heads, tails = ([s for s, stage in zip(swarm.servers, stages, strict=True) if stage == k] for k in (head, tail))
     swarm.goes_on()
-    say(f"four servers serve stages {stages}; {swarm.num_records()} rounds are recorded")
+    say(f"{len(stages)} servers serve stages {stages}; {swarm.num_records()} rounds are recorded")
 
     tails[0].end()
     swarm.goes_on()
@@ -201,7 +228,7 @@ def staged_shutdown(swarm: Swarm) -> None:
 
     heads[0].end()
     swarm.goes_on()
-    say(f"a head is killed: training goes on over one server for each stage, {swarm.num_records()} rounds")
+    say(f"a head is killed: training goes on over one head and one tail, {swarm.num_records()} rounds")
 
     # The last one that has the stage's state: it hangs, as a machine whose power is saved or whose cable is out.
     heads[1].signal(signal.SIGSTOP)
@@ -219,14 +246,14 @@ def staged_shutdown(swarm: Swarm) -> None:
     back.append(swarm.start_server())
     joined.append(swarm.stage_of(back[1]))
     swarm.goes_on()
-    check(sorted(joined) == [0, 1], f"one new server for each stage, not {joined}")
+    check(sorted(joined) == [head, tail], f"one new server for the head and one for the tail, not {joined}")
     for server in back:
         swarm.until(STEP_S, f"{server.name} to get its state", lambda s=server: s.events("server_0", "round.swapped"))
     swarm.goes_on()
     say(f"servers are back and have the state of their stages: training goes on, {swarm.num_records()} rounds")
 
     hashes: dict[tuple[int, int], set[str]] = {}
-    for server, stage in zip((tails[1], heads[1], *back), (1, 0, *joined), strict=True):
+    for server, stage in zip((tails[1], heads[1], *back), (tail, head, *joined), strict=True):
         for event in server.events("server_0", "round.swapped"):
             hashes.setdefault((stage, event["round"]), set()).add(event["parameters"])
     different = [where for where, found in hashes.items() if len(found) > 1]
@@ -274,13 +301,18 @@ def main() -> int:
     """Run the whole sequence and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep-logs", action="store_true", help="leave the logs of all processes")
+    parser.add_argument("--config-path", type=Path, help="what is trained, in two stages or more (default: a sandbox)")
+    parser.add_argument("--public-ip", help="the address of this machine at which its peers are to be reached")
     arguments = parser.parse_args()
     with folder(keep=arguments.keep_logs) as directory:
         where = f" (logs in {directory})" if arguments.keep_logs else ""
         swarm: Swarm | None = None
         try:
-            swarm = Swarm(directory)
+            swarm = Swarm(directory, arguments.config_path, arguments.public_ip)
             staged_shutdown(swarm)
+        except ConfigError as error:
+            print(f"test_failover: error: {error}", file=sys.stderr)
+            return 2
         except Failed as error:
             if swarm is not None:
                 print(swarm.client.output[-2000:])

@@ -14,6 +14,7 @@ __all__ = ["ALL_GONE_S", "ENDLESS", "END_S", "ROOT", "SMALL", "START_S", "Launch
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
+    "--deterministic",
     "--no-wandb",
     "--model.hidden-size=48",
     "--data.seq-len=64",

@@ -46,7 +46,7 @@ def test_three_stages(tmp_path: Path) -> None:
 
 
 def test_a_run_that_need_not_be_repeatable_is_cut_by_what_its_units_take_here(tmp_path: Path) -> None:
-    flags = (*SMALL, "--no-run.deterministic", "--servers.replicas=1", "--diloco.outer-steps=1")
+    flags = (*SMALL, "--no-deterministic", "--servers.replicas=1", "--diloco.outer-steps=1")
     cuts: list[tuple[int, ...]] = []
     for start in (1, 2):
         run = completed(tmp_path, *flags)

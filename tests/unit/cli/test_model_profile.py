@@ -12,7 +12,7 @@ Capture = pytest.CaptureFixture[str]
 SMALL = ("--model.num-layers=2", "--model.hidden-size=16", "--model.num-heads=2", "--data.seq-len=8", "--device=cpu")
 
 
-@pytest.mark.parametrize(("flags", "decided"), [((), "static"), (("--no-run.deterministic",), "measured")])
+@pytest.mark.parametrize(("flags", "decided"), [((), "measured"), (("--deterministic",), "static")])
 def test_the_json_says_what_each_unit_costs_and_who_decides(
     flags: tuple[str, ...], decided: str, capsys: Capture
 ) -> None:

@@ -30,7 +30,6 @@ TRAINING_FLAGS = (
     "--no-wandb",
     "--log-level=debug",
     "--num-servers=5",
-    "--run.deterministic=false",
     "--data.holdout-fraction=0.01",
     "--diloco.inner-steps=20",
     "--diloco.outer-steps=1000000",
