@@ -264,7 +264,10 @@ class RoundLoop:
         await self._recorded(await self._finished(round))
 
     async def _train(self, round: int, inner_steps: int, left: Plan | None) -> None:
-        """Let the trainers evaluate the record that stands and do their steps; returns at the boundary."""
+        """Let the trainers evaluate the record that stands, if it is one to evaluate, and do their steps.
+
+        Returns at the boundary.
+        """
         if left is None:
             await self._begin(round, inner_steps)
         first_step = (round - 1) * self._config.diloco.inner_steps
@@ -347,7 +350,9 @@ class RoundLoop:
         )
 
     def _evaluation_shares(self, held: int) -> list[Evaluation | None]:
-        return evaluation_shares(held, self._reports.num_holdout, len(self._homes.pipelines), self._speeds)
+        is_evaluated = self._config.run.evaluates(held, self._config.diloco.outer_steps)
+        num_samples = self._reports.num_holdout if is_evaluated else 0
+        return evaluation_shares(held, num_samples, len(self._homes.pipelines), self._speeds)
 
     async def _finished(self, round: int) -> RoundOutcome:
         """Wait for the record, as long as it takes: for a stage that nobody serves any more, for servers of it."""

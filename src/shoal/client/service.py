@@ -28,6 +28,8 @@ from shoal.control.run_config import pack_configuration
 from shoal.control.run_end import say_run_is_over
 from shoal.errors import ControlError, RoundAborted
 from shoal.identity import Identity
+from shoal.model.meta import units_of
+from shoal.quant.coverage import require_matches
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
@@ -43,10 +45,13 @@ async def main(payload: bytes, control: RoleControl) -> None:
             the run is interrupted or fails.
 
     Raises:
+        ConfigError: a rule of quantisation matches nothing in the model.
         ShoalError: the run failed.
     """
     spec = msgspec.msgpack.decode(payload, type=ClientSpec)
-    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
+    config = spec.config()
+    log.configure(spec.log_path.stem, Path(spec.log_dir), config.log_level)
+    require_matches(config.quant, units_of(config))
     identity, clock = Identity(spec.identity_key), SystemClock()
     async with open_role_endpoint(spec, identity) as endpoint, counters_logged(endpoint):
         diary = Diary(Path(spec.log_dir), spec.run_id)

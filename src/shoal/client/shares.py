@@ -81,7 +81,7 @@ def evaluation_shares(
 
     Args:
         held: the record to evaluate.
-        num_holdout: size of the held-out set.
+        num_holdout: size of the held-out set; 0: it is not evaluated.
         num_slots: pipelines.
         speeds: of each; 0: not known; empty: all get the same.
     """

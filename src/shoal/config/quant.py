@@ -43,7 +43,11 @@ class QuantBase(Section):
 
 
 class QuantRule(Section):
-    """An exception for some modules: all conditions that are given must hold; of matching rules the last one wins."""
+    """An exception for some modules: all conditions that are given must hold, and it must match a module.
+
+    Of several that match, the more specific one wins: a longer path pattern before a shorter one, a path before a type,
+    a type before a stage; of equally specific ones the last.
+    """
 
     name_patterns: tuple[str, ...] = Field(
         default=(), description='Globs for module paths in the uncut model, e.g. "blocks.*.mlp.*"; empty: any.'

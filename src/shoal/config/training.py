@@ -16,6 +16,16 @@ class RunConfig(Section):
         "with equal hashes. All trainers get equally many: machines of different speed wait for the slowest.",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the initial weights, the shuffling and dropout.")
+    eval_every: PositiveInt = Field(
+        default=1,
+        description="Outer rounds from one evaluation on the held-out samples to the next; the initial and the last "
+        "parameters are always evaluated.",
+    )
+
+    def evaluates(self, held: int, outer_steps: int) -> bool:
+        """Return whether the parameters that `held` rounds have led to are evaluated, in a run of `outer_steps`."""
+        return held % self.eval_every == 0 or held == outer_steps
+
     first_deadline_s: PositiveFloat = Field(
         default=600.0, description="Longest duration of an outer round before three rounds have shown what is usual."
     )
@@ -27,8 +37,9 @@ class DataConfig(Section):
     dataset_name: str = Field(
         default="pydoc-topics",
         min_length=1,
-        description='Built in, no download: "pydoc-topics" (English text), "digits" (8x8 images). Any other name is '
-        "loaded from the Hugging Face hub.",
+        description='Built in, no download: "pydoc-topics" (English text), "digits" (8x8 images). Or a folder of the '
+        "client's host, as ./corpus, with text files, or images in one folder for each class, or parquet, JSON lines "
+        'or CSV with columns "text", or "image" and "label". Any other name is loaded from the Hugging Face hub.',
     )
     dataset_config: str | None = Field(default=None, description='Subset of a hub data set, e.g. "wikitext-2-raw-v1".')
     dataset_split: str = Field(default="train", min_length=1, description="Split of a hub data set that is trained on.")

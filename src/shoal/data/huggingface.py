@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -107,10 +108,14 @@ def _load(data: DataConfig) -> HubTable:
         loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=data.dataset_split, token=token)
     except (OSError, ValueError) as error:
         # OSError: no network, no such data set (DatasetNotFoundError), gated; ValueError: no such subset or split.
+        is_local = Path(data.dataset_name).is_dir()
+        hub = "the Hugging Face hub, which needs a network (no folder here is called so)"
+        tried = "this folder" if is_local else hub
+        check = "its files" if is_local else "the name and the connection"
         raise ConfigError(
             f"data.dataset_name = {data.dataset_name} (dataset_config {data.dataset_config}, dataset_split "
-            f"{data.dataset_split}) could not be loaded from the Hugging Face hub, which needs a network: {error}. "
-            f"Check the name and the connection, or use a data set that needs no network: {_BUILTIN_NAMES}"
+            f"{data.dataset_split}) could not be loaded from {tried}: {error}. "
+            f"Check {check}, or use a data set that needs no network: {_BUILTIN_NAMES}"
         ) from error
     return cast("HubTable", loaded)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from shoal.model.registry import load_family
 from shoal.model.seeding import seeded, unit_seed
-from shoal.model.stage import Family
+from shoal.model.stage import Family, stage_ranges
+
+if TYPE_CHECKING:
+    from shoal.config.schema import Config
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +37,18 @@ class _WithoutValues(TorchFunctionMode):
         if getattr(func, "__name__", "") in _GIVES_VALUES and isinstance(filled, Tensor) and filled.is_meta:
             return filled
         return func(*args, **named)
+
+
+def units_of(config: Config) -> Iterator[tuple[str, int, nn.Module]]:
+    """Build all units of a run's model without memory, one after the other; yields name, stage and unit.
+
+    Raises:
+        ConfigError: The model does not fit the configuration.
+    """
+    family = load_family(config.model, config.data)
+    for stage, units in enumerate(stage_ranges(family, config.num_stages, config.model_pipeline.cut)):
+        for index in units:
+            yield family.unit_name(index), stage, build_without_values(family, index, config.run.seed)
 
 
 def build_without_values(family: Family, index: int, seed: int) -> nn.Module:

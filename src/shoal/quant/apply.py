@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -12,6 +12,9 @@ from shoal.config.quant import QuantConfig
 from shoal.errors import InvariantViolation
 from shoal.quant.lsq import ActivationQuantiser, WeightQuantiser
 from shoal.quant.rules import plan_module
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 
 def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
@@ -34,7 +37,7 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
     stage: int = getattr(stage_module, "stage", 0)
     found = list(cast("Iterable[tuple[str, nn.Module]]", stage_module.named_modules()))
     for name, module in found:
-        if not isinstance(module, nn.Linear | nn.Conv2d):
+        if not quantisable(module):
             continue
         if parametrize.is_parametrized(module, "weight") or hasattr(module, "input_quantiser"):
             raise InvariantViolation(f"{name} is quantised already")
@@ -49,6 +52,16 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
             scheme = plan.weight
             quantiser = WeightQuantiser(weight, scheme.num_bits, signed=scheme.signed, per_channel=scheme.per_channel)
             parametrize.register_parametrization(module, "weight", quantiser)
+
+
+def quantisable(module: nn.Module) -> TypeIs[nn.Linear | nn.Conv2d]:
+    """Whether a module's weight and input can be quantised."""
+    return isinstance(module, nn.Linear | nn.Conv2d)
+
+
+def module_path(unit_name: str, name: str) -> str:
+    """The path by which rules name a module: that of its unit, and its own within the unit, empty for the unit."""
+    return f"{unit_name}.{name}" if name else unit_name
 
 
 def _quantise_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

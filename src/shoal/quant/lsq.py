@@ -80,6 +80,10 @@ def integer_bounds(bits: int, *, signed: bool) -> tuple[int, int]:
 class WeightQuantiser(nn.Module):
     """A parametrization of a weight (out, ...): one step size for the tensor or for each output channel.
 
+    A weight that starts at zero, as some residual branches do, has no magnitude to start from, and a step size of zero
+    would round whatever it learns to zero: its step size starts as if it were drawn from a normal distribution of
+    variance 1 / fan-in, that of a channel of zeros as the mean of the other channels'.
+
     Attributes:
         step: (1,) or (out,), starting at 2 * mean(|w|) / sqrt(Qp).
     """
@@ -90,12 +94,20 @@ class WeightQuantiser(nn.Module):
         high = self.bounds[1]
         magnitudes = weight.detach().abs()
         means = magnitudes.flatten(1).mean(dim=1) if per_channel else magnitudes.mean().reshape(1)
+        means = _without_zeros(means, _NORMAL_MEAN_MAGNITUDE / math.sqrt(weight[0].numel()))
         self.step = nn.Parameter(2 * means / math.sqrt(high))
         self.gradient_scale = 1.0 / math.sqrt(weight.numel() / means.numel() * high)
 
     def forward(self, weight: Tensor) -> Tensor:
         step = self.step.view(-1, *[1] * (weight.ndim - 1))
         return lsq_quantise(weight, step, self.bounds, self.gradient_scale)
+
+
+def _without_zeros(means: Tensor, usual: float) -> Tensor:
+    """Replaces the mean magnitudes that are zero by that of the others, or, if there are none, by the usual one."""
+    others = means[means > 0]
+    instead = others.mean() if others.numel() else means.new_tensor(usual)
+    return torch.where(means > 0, means, instead)
 
 
 class ActivationQuantiser(nn.Module):

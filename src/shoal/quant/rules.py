@@ -19,8 +19,8 @@ class ModulePlan:
 def plan_module(quant: QuantConfig, path: str, class_name: str, stage: int) -> ModulePlan:
     """What the configuration says about one module.
 
-    Every condition that a rule gives must hold for it to match. Of the rules that match only the last one counts;
-    what it leaves open is as in the base.
+    Weights and inputs are decided each by itself, as in a style sheet: of the rules that match and say something about
+    them the most specific one counts (`_specificity`), of equally specific ones the last; without any, the base.
 
     Args:
         quant: The section `quant`.
@@ -29,17 +29,27 @@ def plan_module(quant: QuantConfig, path: str, class_name: str, stage: int) -> M
         stage: The stage that holds it.
     """
     weight, activation = quant.base.weight_quant, quant.base.activation_quant
-    for rule in reversed(quant.rules):
-        if _matches(rule, path, class_name, stage):
-            weight = weight if rule.weight_quant is None else rule.weight_quant
-            activation = activation if rule.activation_quant is None else rule.activation_quant
-            break
+    matching = [rule for rule in quant.rules if matches(rule, path, class_name, stage)]
+    for rule in sorted(matching, key=lambda rule: _specificity(rule, path)):
+        weight = weight if rule.weight_quant is None else rule.weight_quant
+        activation = activation if rule.activation_quant is None else rule.activation_quant
     return ModulePlan(None if weight == "off" else weight, None if activation == "off" else activation)
 
 
-def _matches(rule: QuantRule, path: str, class_name: str, stage: int) -> bool:
+def matches(rule: QuantRule, path: str, class_name: str, stage: int) -> bool:
+    """Whether every condition that the rule gives holds for a module; the arguments are those of `plan_module`."""
     return (
         (not rule.stages or stage in rule.stages)
         and (not rule.class_names or class_name in rule.class_names)
         and (not rule.name_patterns or any(fnmatchcase(path, pattern) for pattern in rule.name_patterns))
     )
+
+
+def _specificity(rule: QuantRule, path: str) -> tuple[int, bool, bool]:
+    """How narrowly a matching rule points at a module: by its path, then by its type, then by its stage.
+
+    Of two patterns that match a path the one with more characters of its own, neither `*` nor `?`, is the narrower one.
+    """
+    found = [pattern for pattern in rule.name_patterns if fnmatchcase(path, pattern)]
+    own_characters = max((len(pattern) - pattern.count("*") - pattern.count("?") for pattern in found), default=0)
+    return own_characters, bool(rule.class_names), bool(rule.stages)

@@ -27,6 +27,7 @@ from shoal.model.meta import build_without_values
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, stage_ranges
 from shoal.optim.inner import build_inner_optimizer
+from shoal.quant.apply import module_path, quantisable
 from shoal.quant.rules import plan_module
 from shoal.swarm.assignment import StageNeed
 from shoal.swarm.microbatch_cut import within
@@ -138,9 +139,9 @@ def _quantised(unit: nn.Module, unit_name: str, stage: int, quant: QuantConfig |
     """Return the bytes of the weights that are quantised in each forward, and how many inputs are."""
     weight_bytes = num_inputs = 0
     for name, module in cast("Iterable[tuple[str, nn.Module]]", unit.named_modules()):
-        if quant is None or not isinstance(module, nn.Linear | nn.Conv2d):
+        if quant is None or not quantisable(module):
             continue
-        plan = plan_module(quant, f"{unit_name}.{name}" if name else unit_name, type(module).__name__, stage)
+        plan = plan_module(quant, module_path(unit_name, name), type(module).__name__, stage)
         if plan.weight is not None:
             weight_bytes += module.weight.nbytes
         num_inputs += plan.activation is not None

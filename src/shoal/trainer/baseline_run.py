@@ -17,12 +17,14 @@ from shoal.codec.raw import from_wire
 from shoal.config.schema import Config
 from shoal.data.feed import Feed
 from shoal.data.microbatch import Cut
+from shoal.model.meta import units_of
 from shoal.model.precision import autocast_of
 from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.compilation import compile_configured
 from shoal.quant.apply import apply_quant
+from shoal.quant.coverage import require_matches
 from shoal.runtime.device_thread import DeviceThread
 from shoal.trainer.baseline import PlainLoop
 from shoal.trainer.evaluation import eval_parts
@@ -50,7 +52,7 @@ class BaselineReport:
 async def run_baseline(
     config: Config, feed: Feed, device: DeviceThread, clock: Clock, report: Callable[[BaselineReport], None]
 ) -> PlainLoop:
-    """Train `outer_steps * inner_steps` steps; evaluate before the first and after every `inner_steps`.
+    """Train `outer_steps * inner_steps` steps; evaluate where the swarm does, before the first and after the last too.
 
     Args:
         config: the same as the swarm's.
@@ -77,7 +79,8 @@ async def run_baseline(
         report(BaselineReport(step, samples, loss, eval_loss, rate))
 
     for step in range(config.diloco.total_steps):
-        if step % config.diloco.inner_steps == 0:
+        held, begun = divmod(step, config.diloco.inner_steps)
+        if not begun and config.run.evaluates(held, config.diloco.outer_steps):
             report_now(step, await _evaluate(loop, feed, device, sizes.num_holdout))
         batch = await feed.read_train(step)
         begun_s = clock.now_s()
@@ -102,6 +105,7 @@ def _build(config: Config) -> PlainLoop:
     family = load_family(config.model, config.data)
     num_stages, seed, cut = config.num_stages, config.run.seed, config.model_pipeline.cut
     autocast = autocast_of(config.data.precision, torch.device("cpu"))
+    require_matches(config.quant, units_of(config))
     stages = [build_stage(family, s, num_stages, seed=seed, cut=cut, autocast=autocast) for s in range(num_stages)]
     for stage in stages:
         apply_quant(stage, config.quant)

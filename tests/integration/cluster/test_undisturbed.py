@@ -179,6 +179,20 @@ async def test_every_record_is_evaluated_from_round_0_on_and_nothing_is_worth_a_
     assert result.summary["eval_loss_last"] == losses[-1]
 
 
+async def test_only_every_nth_record_is_evaluated_and_always_the_first_and_the_last(make_cluster: MakeCluster) -> None:
+    config = make_config(run={"eval_every": 2}, servers={"replicas": 1})
+    async with make_cluster(config) as cluster:
+        with anyio.fail_after(60):
+            result = await cluster.run()
+            reports: list[BaselineReport] = []
+            async with cluster.reader() as feed:
+                await run_baseline(config, feed, cluster.device, SystemClock(), reports.append)
+    assert config.diloco.outer_steps == 3
+    assert list(result.progress.eval_losses) == [0, 2, 3]
+    steps = [report.step for report in reports if report.eval_loss is not None]
+    assert steps == [0, 2 * config.diloco.inner_steps, 3 * config.diloco.inner_steps]
+
+
 async def test_a_spare_server_stays_current_with_weight_0(make_cluster: MakeCluster) -> None:
     # The spare is the last of its stage to join, although it is numbered first.
     async with make_cluster(make_config(), replicas=[0, 0, 0, 1, 1], join_order=[1, 2, 3, 4, 0]) as cluster:

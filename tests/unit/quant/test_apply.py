@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from shoal.config.quant import QuantConfig, QuantScheme
+from shoal.config.quant import QuantConfig
 from shoal.errors import InvariantViolation
 from shoal.quant.apply import apply_quant
-from shoal.quant.rules import plan_module
 
 
 class _Stage(nn.Module):
@@ -80,35 +79,6 @@ def test_a_functional_call_uses_the_step_sizes_that_it_is_given() -> None:
     x = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     larger = {n: p * 20 if n.endswith("step") else p for n, p in stage.named_parameters()}
     assert not torch.equal(torch.func.functional_call(stage, larger, (x,)), stage(x))
-
-
-def test_the_last_rule_that_matches_decides() -> None:
-    config = _config(
-        base={"weight_quant": {"num_bits": 4}},
-        rules=[
-            {"name_patterns": ["block_*"], "weight_quant": {"num_bits": 5}, "activation_quant": "off"},
-            {"class_names": ["Conv2d"], "stages": [1, 2], "weight_quant": "off"},
-            {"name_patterns": ["head.*", "stem.*"], "activation_quant": {"num_bits": 6}},
-        ],
-    )
-    four, five, six, eight = (QuantScheme(num_bits=bits) for bits in (4, 5, 6, 8))
-    found = {
-        (path, kind, stage): plan_module(config, path, kind, stage)
-        for path, kind, stage in (
-            ("block_0.mlp.up", "Linear", 1),
-            ("block_0.conv1", "Conv2d", 0),
-            ("block_0.conv1", "Conv2d", 2),
-            ("head.logits", "Linear", 1),
-            ("embedding.x", "Linear", 1),
-        )
-    }
-    assert [(plan.weight, plan.activation) for plan in found.values()] == [
-        (five, None),
-        (five, None),
-        (None, eight),
-        (four, six),
-        (four, eight),
-    ]
 
 
 def test_rules_for_another_stage_leave_this_one_alone() -> None:

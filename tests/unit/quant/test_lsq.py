@@ -94,3 +94,18 @@ def test_a_step_size_that_fell_to_zero_stays_finite() -> None:
     assert out.isfinite().all()
     assert step.grad is not None
     assert step.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_weight_of_zeros_starts_with_a_step_that_lets_it_learn(per_channel: bool) -> None:
+    quantiser = WeightQuantiser(torch.zeros(3, 16), 4, signed=True, per_channel=per_channel)
+    assert (quantiser.step > 0.01).all()
+    learnt = torch.full((3, 16), 0.25)
+    assert (quantiser(learnt) != 0).all()
+
+
+def test_a_channel_of_zeros_starts_like_the_others() -> None:
+    weight = torch.ones(3, 16)
+    weight[1] = 0
+    steps = WeightQuantiser(weight, 4, signed=True, per_channel=True).step
+    assert torch.equal(steps, steps[:1].expand(3))
