@@ -7,7 +7,7 @@ rounds whose logs another host has, a client's journal holds a record at most: t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ class Audit:
             ended before: it was interrupted, or its last round was ended early by a client that took it over.
         first_round: The first round with a step log; 0 if there is none.
         samples_before: Distinct samples, skipped ones included, of the rounds of which other hosts have the step logs.
-        steps_lost: By stage, steps that the stage has no part in: those that none of its replicas held when their round
+        lost: By stage, steps that the stage has no part in: those that none of its replicas held when their round
             ended, those that only replicas held whose contribution did not count, and all of the rounds that were lost
             when the stage was restored.
         suspects: By round, the replicas whose contribution or whose bytes were not as they should be.
@@ -50,11 +50,16 @@ class Audit:
     skipped: int
     duplicates: int
     missing: int
-    steps_lost: Mapping[int, int]
+    lost: Mapping[int, Collection[StepKey]]
     unreached: int = 0
     suspects: tuple[tuple[int, Suspect], ...] = ()
     first_round: int = 1
     samples_before: int = 0
+
+    @property
+    def steps_lost(self) -> Mapping[int, int]:
+        """By stage, how many steps it has no part in."""
+        return {stage: len(lost) for stage, lost in self.lost.items()}
 
 
 def audit(directory: Path, num_samples_per_pass: int) -> Audit:
@@ -123,7 +128,7 @@ def audit_of(
         duplicates=count(everything) - count(distinct),
         missing=missing,
         unreached=_missing(distinct, distinct, num_samples_per_pass) - missing,
-        steps_lost={stage: len(lost[stage]) for stage in range(num_stages)},
+        lost={stage: frozenset(key for _, key in lost[stage]) for stage in range(num_stages)},
         suspects=tuple((record.round, suspect) for record in records for suspect in suspects(record)),
         first_round=min(lines, default=0),
         samples_before=count(inherited),

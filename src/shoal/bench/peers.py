@@ -22,7 +22,7 @@ from typing import IO, Any, Self
 from shoal.bench.peer_messages import Call, Go, Ready, Request, Result, Start, decode_reply, encode
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import DeadlineExceeded, RemoteError, ShoalError
-from shoal.runtime.clean_interpreter import start_interpreter
+from shoal.runtime.clean_interpreter import allocator_settings, start_interpreter
 from shoal.runtime.process_control import end_tagged
 
 _GRACE_S = 5.0
@@ -135,7 +135,8 @@ class PeerProcesses:
                         "shoal.bench.peer_process",
                         fds,
                         pass_fds=fds,
-                        environment={**_ONE_THREAD, _TAG_NAME: self._tag.partition("=")[2]},
+                        # The plain loops among the peers allocate as the roles do that they are compared with.
+                        environment={**_ONE_THREAD, **allocator_settings(), _TAG_NAME: self._tag.partition("=")[2]},
                         output=output,
                         new_session=True,
                     )

@@ -220,7 +220,7 @@ def chaos(
         str, Parameter(help="Least time of each stage call, such as 30ms: slow devices that need no processor.")
     ] = "0ms",
     goodput: Annotated[
-        bool, Switch, Parameter(help="First train as long without faults, and say the ratio of samples per second.")
+        bool, Switch, Parameter(help="First train as long without faults, and say what shares are trained and kept.")
     ] = False,
     config_path: ConfigPath = None,
     report: Annotated[Path | None, Parameter(name="--json", help="Write plan, faults and findings there.")] = None,

@@ -17,7 +17,7 @@ from shoal.cli.exits import DONE, FAILED
 from shoal.cli.interrupts import Interrupts
 from shoal.clock import Clock, SystemClock, utc_stamp
 from shoal.config import Config
-from shoal.errors import ConfigError, RunFailed
+from shoal.errors import ConfigError, RecordRejected, RunFailed
 from shoal.testing.chaos.plan import PlannedFault, plan_faults
 from shoal.testing.chaos.session import Chaos, Injected, Outcome, not_got_over, swarm_of_one_host
 from shoal.testing.verdict import Finding, judge
@@ -33,7 +33,7 @@ class ChaosOptions:
         every_s: one for each such time.
         kinds: of the faults.
         emulated_call_s: least time of each stage call; 0 computes as fast as this machine can.
-        goodput: also train without faults, for as long, and say the ratio.
+        goodput: also train without faults, for as long, and say the ratios of throughput and of kept work.
         report: file for everything that was found.
     """
 
@@ -95,7 +95,7 @@ def run_chaos(config: Config, run_flags: Sequence[str], options: ChaosOptions) -
                 console.print(f"[dim]{name}: starting")
                 runs[name] = _run(directory / name, num_slots, run_flags, options.for_s, faults, clock, console)
                 interrupts.check()
-        except RunFailed as error:
+        except (RunFailed, RecordRejected) as error:
             return _broken(console, [f"{error}"], options, runs, plan)
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -172,14 +172,25 @@ def _broken(
 def _verdict(runs: dict[str, _Run], options: ChaosOptions) -> str:
     run = runs["chaos"]
     found = ", ".join(finding.text for finding in run.findings)
-    goodput = f"goodput {run.outcome.samples_per_s:.1f} samples/s"
-    if "quiet" in runs:
-        goodput += f", {_ratio(runs):.1%} of {runs['quiet'].outcome.samples_per_s:.1f} without faults"
-    return f"seed {options.seed}: {found}, {goodput}"
+    throughput, kept = run.outcome.samples_per_s, run.outcome.kept_per_s
+    if "quiet" not in runs:
+        return f"seed {options.seed}: {found}, throughput {throughput:.1f} samples/s, kept {kept:.1f}"
+    quiet = runs["quiet"].outcome
+    return (
+        f"seed {options.seed}: {found}, throughput {throughput / quiet.samples_per_s:.1%} and kept "
+        f"{kept / quiet.kept_per_s:.1%} of {quiet.kept_per_s:.1f} samples/s without faults"
+    )
 
 
-def _ratio(runs: dict[str, _Run]) -> float:
-    return runs["chaos"].outcome.samples_per_s / runs["quiet"].outcome.samples_per_s
+def _ratios(runs: dict[str, _Run]) -> dict[str, float | None]:
+    """Return what is left under faults of what is trained, and of what is kept, without them; None: not measured."""
+    if not {"quiet", "chaos"} <= runs.keys():
+        return {"throughput_ratio": None, "kept_ratio": None}
+    chaos, quiet = runs["chaos"].outcome, runs["quiet"].outcome
+    return {
+        "throughput_ratio": chaos.samples_per_s / quiet.samples_per_s,
+        "kept_ratio": chaos.kept_per_s / quiet.kept_per_s,
+    }
 
 
 def _write(options: ChaosOptions, runs: dict[str, _Run], plan: Sequence[PlannedFault], problems: Sequence[str]) -> None:
@@ -194,11 +205,12 @@ def _write(options: ChaosOptions, runs: dict[str, _Run], plan: Sequence[PlannedF
         "emulated_call_s": options.emulated_call_s,
         "holds": not problems,
         "problems": list(problems),
-        "goodput_ratio": _ratio(runs) if {"quiet", "chaos"} <= runs.keys() else None,
+        **_ratios(runs),
         "plan": [asdict(fault) for fault in plan],
         "runs": {
             name: {
                 "samples_per_s": run.outcome.samples_per_s,
+                "kept_per_s": run.outcome.kept_per_s,
                 "trained_s": run.outcome.trained_s,
                 "faults": [fault.as_json() for fault in run.outcome.faults],
                 "findings": [asdict(finding) for finding in run.findings],

@@ -8,6 +8,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+_KEEP_FREED_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+"""For glibc (mallopt(3)): a thread that computes allocates the same tensors again and again, and memory that was given
+back to the kernel in between has to be mapped and cleared page by page. Threads share one arena, since those of their
+own are given back in parts of 64 MB whatever is said. 32 MiB is the most that can be kept."""
+
+
+def allocator_settings() -> dict[str, str]:
+    """Return the environment in which a process that trains keeps freed memory; what the user has set stays."""
+    return {name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()}
+
 
 def start_interpreter(
     module: str,

@@ -11,20 +11,12 @@ from pathlib import Path
 import anyio
 
 from shoal.runtime import fork_messages
-from shoal.runtime.clean_interpreter import start_interpreter
+from shoal.runtime.clean_interpreter import allocator_settings, start_interpreter
 from shoal.runtime.fork_messages import Configure, Reply, Request
 from shoal.runtime.process_end import process_ended
 from shoal.runtime.role_spec import ExitStatus
 
 _READ_BYTES = 1 << 16
-_KEEP_FREED_MEMORY = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-}
-"""For glibc (mallopt(3)): a thread that computes allocates the same tensors again and again, and memory that was given
-back to the kernel in between has to be mapped and cleared page by page. Threads share one arena, since those of their
-own are given back in parts of 64 MB whatever is said. 32 MiB is the most that can be kept."""
 
 
 class ForkServerProcess:
@@ -55,7 +47,7 @@ class ForkServerProcess:
                 # The directory as an argument, because it has to be known however early this process is killed.
                 [*fds, run_dir or ""],
                 pass_fds=fds,
-                environment={**_KEEP_FREED_MEMORY, **os.environ, name: value},
+                environment={**allocator_settings(), name: value},
                 # The terminal's Ctrl-C reaches the launcher only, which decides what it means.
                 new_session=True,
             )

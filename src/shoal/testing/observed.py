@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoal.ids import StepKey
 from shoal.runtime.process_info import command_line, descendants
 from shoal.testing.launched import Launched
 
@@ -27,6 +28,12 @@ class Step(NamedTuple):
     number: int
     path: tuple[str, ...]
     samples: int = 0
+    attempt: int = 0
+
+    @property
+    def key(self) -> StepKey:
+        """As the step logs of replicas have it."""
+        return StepKey(self.slot, self.incarnation, self.number, self.attempt)
 
 
 @dataclass
@@ -136,8 +143,9 @@ class Swarm:
         num_read = self._num_read.get(slot, 0)
         for event in log.read()[num_read:]:
             if event["event"] == "step.committed":
-                _, incarnation, number, _ = event["key"]
-                known.append(Step(time_of(event), slot, incarnation, number, tuple(event["path"]), event["samples"]))
+                _, incarnation, number, attempt = event["key"]
+                path = tuple(event["path"])
+                known.append(Step(time_of(event), slot, incarnation, number, path, event["samples"], attempt))
         self._num_read[slot] = len(log.events)
         return known
 
@@ -164,10 +172,10 @@ class Swarm:
         inside = [time_s for time_s in times if from_s <= time_s <= to_s]
         return max((two - one for one, two in pairwise(inside)), default=0.0)
 
-    def samples_between(self, from_s: float, to_s: float) -> int:
-        """Return how many samples the steps have that all trainers have committed between two times."""
+    def steps_between(self, from_s: float, to_s: float) -> list[Step]:
+        """Return the steps that all trainers have committed between two times."""
         steps = (step for slot in range(self.num_slots) for step in self.steps(slot))
-        return sum(step.samples for step in steps if from_s < step.at_s <= to_s)
+        return [step for step in steps if from_s < step.at_s <= to_s]
 
     def is_whole(self, server: Server, after_s: float) -> bool:
         """Whether a server has its state again after a time, and each trainer has since stepped over a path of its own.

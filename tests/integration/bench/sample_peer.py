@@ -42,6 +42,7 @@ def main(seat: Seat) -> Iterator[Calls]:
     yield {
         "describe": lambda *args: [seat.index, seat.num_peers, dict(seat.arguments), *args],
         "threads": lambda: os.environ["OMP_NUM_THREADS"],
+        "environment": lambda: dict(os.environ),
         "fail": fail,
         "die": die,
         "hang": hang,

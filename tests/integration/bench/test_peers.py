@@ -13,6 +13,7 @@ from tests.integration.runtime.supervised import gone_within
 
 from shoal.bench.peers import PeerProcesses
 from shoal.errors import DeadlineExceeded, RemoteError
+from shoal.runtime.clean_interpreter import allocator_settings
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = "tests.integration.bench.sample_peer:main"
@@ -26,6 +27,16 @@ def test_every_peer_does_the_call_and_answers_stand_in_their_order(tmp_path: Pat
         assert peers.call("threads") == ["1"] * 3
     assert not gone_within(pids, 60.0)
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2"}, "each peer leaves its context"
+
+
+def test_a_plain_loop_allocates_as_the_roles_do_that_it_is_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "3")
+    wanted = allocator_settings()
+    assert len(wanted) > 1
+    assert wanted["MALLOC_ARENA_MAX"] == "3", "what the user has set stays"
+    with PeerProcesses(SAMPLE, 1) as peers:
+        (found,) = peers.call("environment")
+    assert {name: found.get(name) for name in wanted} == wanted
 
 
 def test_an_error_in_one_peer_is_raised_with_its_traceback_and_ends_the_others() -> None:

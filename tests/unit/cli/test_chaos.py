@@ -28,9 +28,9 @@ def _ran(monkeypatch: pytest.MonkeyPatch, *results: object) -> None:
         result = left.pop(0)
         if isinstance(result, BaseException):
             raise result
-        findings, samples = result
+        findings, samples, kept = result
         evidence = Evidence(Swarm(Launched(directory, (), runtime_dir=directory), [], 2), 130, ())
-        return command._Run(Outcome(evidence, (), (), 20.0, samples), findings)
+        return command._Run(Outcome(evidence, (), (), 20.0, samples, kept), findings)
 
     monkeypatch.setattr(command, "_run", run)
 
@@ -42,17 +42,17 @@ def _chaos(tmp_path: Path, *flags: str) -> int:
 def test_the_last_line_is_the_verdict_and_0_the_exit_code_if_all_holds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _ran(monkeypatch, (GOOD, 800))
+    _ran(monkeypatch, (GOOD, 800, 700))
     assert _chaos(tmp_path) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "chaos holds: seed 3: 8 states equal, 64 samples, duplicates 0, missing 0, goodput 40.0 samples/s"
+        "chaos holds: seed 3: 8 states equal, 64 samples, duplicates 0, missing 0, throughput 40.0 samples/s, kept 35.0"
     )
 
 
 def test_one_violation_breaks_it_and_is_named_in_the_last_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _ran(monkeypatch, (BAD, 800))
+    _ran(monkeypatch, (BAD, 800, 800))
     assert _chaos(tmp_path, f"--json={tmp_path / 'report.json'}") == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "chaos BROKEN: seed 3: chaos: chain: record 2 is missing before record 3"
@@ -70,17 +70,22 @@ def test_a_run_that_ends_by_itself_breaks_it(
     assert last == "chaos BROKEN: seed 3: the run has ended with exit code 1: no server is left"
 
 
-def test_goodput_is_the_ratio_to_the_run_without_faults_which_comes_first(
+def test_throughput_and_kept_work_are_ratios_to_the_run_without_faults_which_comes_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _ran(monkeypatch, (GOOD, 1000), (GOOD, 800))
+    _ran(monkeypatch, (GOOD, 1000, 1000), (GOOD, 800, 700))
     assert _chaos(tmp_path, "--goodput", f"--json={tmp_path / 'report.json'}") == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("goodput 40.0 samples/s, 80.0% of 50.0 without faults")
-    assert json.loads((tmp_path / "report.json").read_text())["goodput_ratio"] == pytest.approx(0.8)
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith("throughput 80.0% and kept 70.0% of 50.0 samples/s without faults")
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["throughput_ratio"], report["kept_ratio"]) == pytest.approx((0.8, 0.7))
 
 
 def test_a_violation_of_the_run_without_faults_counts_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _ran(monkeypatch, (BAD, 1000), (GOOD, 800))
+    _ran(monkeypatch, (BAD, 1000, 1000), (GOOD, 800, 800))
     assert _chaos(tmp_path, "--goodput") == 1
 
 

@@ -8,11 +8,14 @@ from shoal.averaging.audit import Audit
 from shoal.client.progress import Progress
 from shoal.client.summary import build_summary
 from shoal.config import Config
+from shoal.ids import StepKey
 from shoal.wire.messages.base import Traffic
+
+LOST = tuple(StepKey(0, 1, number, 0) for number in range(4))
 
 
 def summary(progress: Progress, **fields: object) -> dict[str, object]:
-    audit = Audit(rounds=2, steps=9, samples=30, skipped=2, duplicates=1, missing=3, steps_lost={0: 0, 1: 4})
+    audit = Audit(rounds=2, steps=9, samples=30, skipped=2, duplicates=1, missing=3, lost={0: (), 1: LOST})
     values: dict[str, object] = {
         "config": Config.model_validate({"model_pipeline": {"stages": 2}, "experiment_prefix": "fish"}),
         "run_id": "fish-1",

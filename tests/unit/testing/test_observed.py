@@ -83,7 +83,7 @@ def test_a_swarm_is_whole_when_the_dead_server_is_back_and_each_trainer_has_a_pa
     began_s = swarm.steps(0)[0].at_s - 20
     assert swarm.whole_at_s(server, began_s + 10) == began_s + 22
     assert not swarm.is_whole(server, began_s + 16)
-    assert swarm.samples_between(began_s + 20, began_s + 22) == 8
+    assert sum(step.samples for step in swarm.steps_between(began_s + 20, began_s + 22)) == 8
 
 
 def test_a_swarm_whose_server_has_no_state_yet_is_not_whole(run: Launched) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,12 @@ from random import Random
 from typing import Any
 
 from shoal.clock import Clock, utc_iso
+from shoal.ids import StepKey
 from shoal.testing.chaos.plan import PlannedFault
 from shoal.testing.faults.deaths import KINDS, Strike, begin
 from shoal.testing.launched import END_S, START_S, launched, until
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import Evidence
+from shoal.testing.observed import Step, Swarm
+from shoal.testing.verdict import Evidence, samples_of
 
 RECOVERY_S = 60.0
 """How long, after the last fault, trainers may take to step again; far more than any limit that is promised."""
@@ -91,6 +92,8 @@ class Outcome:
         missed: planned faults whose victim was not there until the end.
         trained_s: how long it was measured: from the moment in which it trained, as long as the plan says.
         samples: trained in that time.
+        kept_samples: those of them that the model has kept: a sample whose step one of S stages has no part in, since
+            it died with a replica, counts by one S-th less.
     """
 
     evidence: Evidence
@@ -98,11 +101,17 @@ class Outcome:
     missed: Sequence[PlannedFault]
     trained_s: float
     samples: int
+    kept_samples: float
 
     @property
     def samples_per_s(self) -> float:
-        """The goodput: samples of committed steps in each second, whatever happened meanwhile."""
+        """The throughput: samples of committed steps in each second, whatever became of them."""
         return self.samples / self.trained_s
+
+    @property
+    def kept_per_s(self) -> float:
+        """The goodput: samples in each second that the model has learnt from and not lost again."""
+        return self.kept_samples / self.trained_s
 
 
 @contextmanager
@@ -162,6 +171,7 @@ class Chaos:
         """Do all faults, let the swarm get over them, interrupt it, and return what came of it.
 
         Raises:
+            RecordRejected: a step log or a record is damaged.
             RunFailed: the run has ended by itself, or did not end.
         """
         swarm = self._swarm
@@ -175,11 +185,12 @@ class Chaos:
         finally:
             for each in self._injected:
                 self._release(each)
-        samples = swarm.samples_between(self._began_unix_s, self._began_unix_s + for_s)
+        steps = swarm.steps_between(self._began_unix_s, self._began_unix_s + for_s)
         swarm.client.interrupt()
         code = swarm.client.ends(END_S)
         evidence = Evidence(swarm, code, swarm.client.leftovers())
-        return Outcome(evidence, tuple(self._injected), tuple(self._plan), for_s, samples)
+        samples, kept = sum(step.samples for step in steps), kept_samples(steps, samples_of(evidence).lost)
+        return Outcome(evidence, tuple(self._injected), tuple(self._plan), for_s, samples, kept)
 
     def _watch_until(self, holds: Callable[[], bool]) -> None:
         """Watch until something holds, but not for ever: the verdict says what does not."""
@@ -237,6 +248,20 @@ class Chaos:
         with self._log.open("a") as file:
             file.write(json.dumps(line) + "\n")
         self._on_change(injected)
+
+
+def kept_samples(steps: Iterable[Step], lost: Mapping[int, Collection[StepKey]]) -> float:
+    """Return how many samples of these steps the model has kept, each stage by its share.
+
+    Args:
+        steps: those that trainers have committed.
+        lost: by stage, the steps that it has no part in (`Audit.lost`).
+    """
+    kept = 0.0
+    for step in steps:
+        num_lost = sum(step.key in of_stage for of_stage in lost.values())
+        kept += step.samples * (1 - num_lost / len(step.path))
+    return kept
 
 
 def not_got_over(outcome: Outcome) -> list[str]:

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Kill servers of a real swarm again and again, and measure how much is trained, and how much of that is kept.
+
+    python benchmarks/kept_work.py                      a kill each 60 s and each 15 s, five seeds each
+    python benchmarks/kept_work.py --every 15 --seeds 1,2 --snapshots 0,10 --json kept.json
+    python benchmarks/kept_work.py --upload-mbit 16     hosts whose uplink takes seconds for the state of a stage
+
+Throughput is what trainers commit. A step that a replica has committed dies with it, if it is killed before the round's
+average: the samples of the step are used, and its stage has learnt nothing from them. Kept is what is left: a sample
+whose step one of S stages has lost counts by one S-th less. Both are shares of what the same swarm trains without
+faults, which is measured once for each setting, for as long.
+
+The swarm is that of `make run`, with its rounds of 60 steps, two stages with two replicas each; on one machine, with a
+spare, or with `--upload-mbit` a client's host and two hosts of servers in network namespaces, without one (root).
+`--emulated-device` makes each call of a stage last as long as on a slow device, waited for and not computed
+(docs/reliability.md says what that leaves out). After each run everything is judged that `shoal chaos` judges.
+
+Exit code: 0 if each run holds and the means of kept work reach the limits below, with snapshots; else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.e2e.hosts import two_server_hosts
+
+from shoal.clock import SystemClock
+from shoal.errors import RecordRejected, RunFailed
+from shoal.testing.chaos.plan import PlannedFault, plan_faults
+from shoal.testing.chaos.session import Chaos, not_got_over, swarm_of_one_host
+from shoal.testing.observed import Swarm
+from shoal.testing.verdict import judge
+
+FLAGS = ("--no-wandb", "--log-level=debug", "--data.holdout-fraction=0.01", "--diloco.outer-steps=1000000")
+NUM_SLOTS = 2
+NUM_KILLS = 4
+"""In each run; it lasts as many intervals."""
+LIMITS = {60.0: 0.93, 15.0: 0.75}
+"""By the seconds from one kill to the next: the mean share of the work that has to be kept, with snapshots."""
+
+
+@dataclass
+class Measured:
+    """One run.
+
+    Attributes:
+        every_s: from one kill to the next; 0: none.
+        snapshots: steps from one snapshot of a replica to the next; 0: none.
+        seed: of the kills.
+        samples_per_s: that trainers have committed.
+        kept_per_s: of them, those that the model has kept.
+        problems: what does not hold.
+    """
+
+    every_s: float
+    snapshots: int
+    seed: int
+    samples_per_s: float
+    kept_per_s: float
+    problems: list[str]
+
+
+@contextmanager
+def swarm_of(directory: Path, flags: Sequence[str], upload_mbit: float) -> Iterator[Swarm]:
+    """Give a swarm that trains, on one host or on three."""
+    if upload_mbit:
+        capped = (*flags, f"--network.max-upload-mbit={upload_mbit:g}")
+        with two_server_hosts(directory, capped, NUM_SLOTS) as (swarm, _):
+            yield swarm
+        return
+    with swarm_of_one_host(directory, NUM_SLOTS, (*flags, "--num-servers=5")) as swarm:
+        yield swarm
+
+
+def measure(
+    directory: Path, flags: Sequence[str], arguments: argparse.Namespace, plan: Sequence[PlannedFault], for_s: float
+) -> tuple[float, float, list[str]]:
+    """Train under these faults; return committed and kept samples per second, and what does not hold."""
+    with swarm_of(directory, flags, arguments.upload_mbit) as swarm:
+        log = swarm.client.require_log_dir() / "chaos.jsonl"
+        outcome = Chaos(swarm, plan, SystemClock(), log=log).run(for_s)
+        problems = [f"{found.check}: {problem}" for found in judge(outcome.evidence) for problem in found.problems]
+        return outcome.samples_per_s, outcome.kept_per_s, problems + not_got_over(outcome)
+
+
+def campaign(arguments: argparse.Namespace, directory: Path, console: Console) -> list[Measured]:
+    """Do all runs: of each setting the one without faults first."""
+    found: list[Measured] = []
+    for snapshots in arguments.snapshots:
+        flags = (*FLAGS, f"--diloco.snapshot-every-steps={snapshots}", *arguments.flag)
+        if arguments.emulated_device_s:
+            flags = (*flags, f"--emulation.call-s={arguments.emulated_device_s}")
+        longest_s = NUM_KILLS * max(arguments.every)
+        runs = [(0.0, 0, longest_s)] + [
+            (every_s, seed, NUM_KILLS * every_s) for every_s in arguments.every for seed in arguments.seeds
+        ]
+        for every_s, seed, for_s in runs:
+            plan = plan_faults(seed, for_s, every_s, ("server",)) if every_s else ()
+            where = directory / f"snapshots-{snapshots}-every-{every_s:g}-seed-{seed}"
+            try:
+                result = Measured(every_s, snapshots, seed, *measure(where, flags, arguments, plan, for_s))
+            except (RunFailed, RecordRejected) as error:
+                result = Measured(every_s, snapshots, seed, 0.0, 0.0, [str(error)])
+            found.append(result)
+            what = f"a kill in {every_s:g} s, seed {seed}" if every_s else "no faults"
+            rates = f"{result.samples_per_s:.1f} samples/s, kept {result.kept_per_s:.1f}"
+            console.print(f"snapshots {snapshots}, {what}: {rates} {'; '.join(result.problems)}")
+    return found
+
+
+def shares(found: Sequence[Measured], snapshots: int, every_s: float) -> tuple[list[float], list[float]]:
+    """Return throughput and kept work of one setting, as shares of the run without faults."""
+    (quiet,) = (each for each in found if each.snapshots == snapshots and not each.every_s)
+    runs = [each for each in found if each.snapshots == snapshots and each.every_s == every_s]
+    usual = quiet.kept_per_s or float("inf")
+    return [each.samples_per_s / usual for each in runs], [each.kept_per_s / usual for each in runs]
+
+
+def main() -> int:
+    """Measure what was asked for, print it, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--every", type=seconds, default=[60.0, 15.0], help="seconds between kills (60,15)")
+    parser.add_argument("--seeds", type=whole, default=[1, 2, 3, 4, 5], help="of the kills, with commas (1,2,3,4,5)")
+    parser.add_argument("--snapshots", type=whole, default=[10, 0], help="steps between snapshots, with commas (10,0)")
+    parser.add_argument("--emulated-device", dest="emulated_device_s", type=float, default=0.03, help="seconds (0.03)")
+    parser.add_argument("--upload-mbit", type=float, default=0.0, help="uplink of each process, between three hosts")
+    parser.add_argument(
+        "--flag", action="append", default=[], help="of the run, such as --flag=--model.hidden-size=192"
+    )
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    parser.add_argument("--keep-logs", type=Path, help="leave the logs of all runs in this folder")
+    arguments = parser.parse_args()
+    console = Console(soft_wrap=True, highlight=False)
+    with tempfile.TemporaryDirectory(prefix="kept-", ignore_cleanup_errors=True) as temporary:
+        try:
+            found = campaign(arguments, arguments.keep_logs or Path(temporary), console)
+        except KeyboardInterrupt:
+            return 130
+    table = Table(title="Of the samples per second of the same swarm without faults: mean (least, most)")
+    for column in ("a kill in", "snapshots each", "throughput", "kept"):
+        table.add_column(column)
+    late: list[str] = []
+    for snapshots in arguments.snapshots:
+        for every_s in arguments.every:
+            columns = shares(found, snapshots, every_s)
+            shown = (f"{statistics.mean(c):.1%} ({min(c):.1%}, {max(c):.1%})" for c in columns)
+            table.add_row(f"{every_s:g} s", f"{snapshots} steps" if snapshots else "never", *shown)
+            kept, limit = statistics.mean(columns[1]), LIMITS.get(every_s, 0.0)
+            if snapshots and kept < limit:
+                late.append(f"a kill in {every_s:g} s: kept {kept:.1%}, the limit is {limit:.0%}")
+    console.print(table)
+    broken = [problem for each in found for problem in each.problems]
+    for problem in (*broken, *late):
+        console.print(problem)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
+    return 1 if broken or late else 0
+
+
+def seconds(text: str) -> list[float]:
+    """Return times that are written with commas."""
+    return [float(part) for part in text.split(",")]
+
+
+def whole(text: str) -> list[int]:
+    """Return whole numbers that are written with commas."""
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
