@@ -70,7 +70,10 @@ def _figures(report: Report, seed: int) -> dict[str, object]:
         "limit_mib": MAX_GROWTH_BYTES / 2**20,
         "cpu_s": round(report.cpu_s, 1),
         "inputs_per_cpu_s": round(inputs / report.cpu_s) if report.cpu_s else None,
-        "by_parser": {name: {"inputs": count, "taken": report.taken[name]} for name, count in report.inputs.items()},
+        "by_parser": {
+            name: {"inputs": count, "taken": report.taken[name], **report.reached.get(name, {})}
+            for name, count in report.inputs.items()
+        },
         "good": report.is_good,
     }
 

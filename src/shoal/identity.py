@@ -3,6 +3,9 @@
 Peer ids follow https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md: base58btc over the identity multihash
 of the protobuf-encoded public key. A peer id of this kind contains the public key, so a signature can be verified with
 nothing but the id. Key files hold the protobuf-encoded private key, the form that libp2p's daemon reads as well.
+
+Not every 32 bytes are a key that somebody owns. Of Ed25519's points eight are of small order: a signature under them
+needs no private key, and one signature holds for every message. No peer id is made of them, or read as one of them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from shoal.errors import ConfigError, IdentityError, SignatureError
 from shoal.ids import PeerId
@@ -29,6 +34,13 @@ _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 _MAX_PEER_ID_CHARS: Final = 64
 # Protobuf PrivateKey with type 1 = Ed25519 and 64 bytes of data: the seed, then the public key.
 _PRIVATE_KEY_PREFIX: Final = bytes.fromhex("08011240")
+_FIELD: Final = 2**255 - 19
+"""Coordinates of points are numbers below it; a key is y, with the sign of x in the highest bit."""
+_ORDER_8_Y: Final = int.from_bytes(
+    bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"), "little"
+)
+_SMALL_ORDER_YS: Final = frozenset({1, _FIELD - 1, 0, _ORDER_8_Y, _FIELD - _ORDER_8_Y})
+"""Of the points of order 1, 2, 4 and 8; with either sign of x they are all eight."""
 
 
 class Identity:
@@ -119,10 +131,11 @@ def peer_id_of(public_key: bytes) -> PeerId:
     """Return the peer id of a 32-byte Ed25519 public key.
 
     Raises:
-        IdentityError: not 32 bytes.
+        IdentityError: not 32 bytes, or a key that nobody can own.
     """
     if len(public_key) != _KEY_BYTES:
         raise IdentityError(f"an Ed25519 public key has {_KEY_BYTES} bytes, not {len(public_key)}")
+    _require_owned(public_key)
     return PeerId(_base58_encode(_PEER_ID_PREFIX + public_key))
 
 
@@ -130,12 +143,27 @@ def public_key_of(peer_id: PeerId) -> bytes:
     """Return the 32-byte public key that an Ed25519 peer id contains.
 
     Raises:
-        IdentityError: the text is no peer id, or one of another kind of key.
+        IdentityError: the text is no peer id, one of another kind of key, or of a key that nobody can own.
     """
     raw = _base58_decode(peer_id) if len(peer_id) <= _MAX_PEER_ID_CHARS else b""
     if len(raw) != len(_PEER_ID_PREFIX) + _KEY_BYTES or not raw.startswith(_PEER_ID_PREFIX):
         raise IdentityError(f"{peer_id[:_MAX_PEER_ID_CHARS]!r} is not the peer id of an Ed25519 key")
-    return raw[len(_PEER_ID_PREFIX) :]
+    public_key = raw[len(_PEER_ID_PREFIX) :]
+    _require_owned(public_key)
+    return public_key
+
+
+def _require_owned(public_key: bytes) -> None:
+    """Check that a signature under this key proves something; every key of another peer passes here.
+
+    Raises:
+        IdentityError: the point is of small order, or is not written in the one way that RFC 8032 allows.
+    """
+    y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
+    if y in _SMALL_ORDER_YS:
+        raise IdentityError(f"{public_key.hex()} is a point of small order: anybody could sign for it")
+    if y >= _FIELD:
+        raise IdentityError(f"{public_key.hex()} is no public key: its number is larger than the curve's field")
 
 
 def verify(peer_id: PeerId, data: bytes, signature: bytes) -> None:
@@ -213,6 +241,16 @@ def namespace(swarm_key: bytes, experiment_prefix: str) -> str:
     digest.update(swarm_key)
     digest.update(experiment_prefix.encode())
     return digest.hexdigest()
+
+
+def derived_key(secret: bytes, label: bytes) -> bytes:
+    """Return a key of 32 bytes for one purpose alone: HKDF-SHA3-256 of a secret.
+
+    Args:
+        secret: 32 random bytes, or what was derived of them.
+        label: of the purpose.
+    """
+    return HKDF(algorithm=hashes.SHA3_256(), length=_KEY_BYTES, salt=None, info=label).derive(secret)
 
 
 def _write_secret(path: Path, content: bytes) -> None:

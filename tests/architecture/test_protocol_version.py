@@ -28,6 +28,7 @@ def forms() -> dict[str, Any]:
     _, components = msgspec.json.schema_components((*types, frame.Body))
     return {
         "types": _without_texts(components),
+        "record": [records._KEY_LABEL.hex(), records._MAC_BYTES],
         "tensors": sorted((kind.__name__, count) for kind, count in TENSORS_OF.items()),
         "traffic": list(Traffic),
         "prefix": [handshake.MAGIC.hex(), handshake.PREFIX.format],

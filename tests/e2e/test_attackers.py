@@ -20,7 +20,7 @@ from tests.e2e.test_hosts import Hosts, finished, hosts_of, invited
 
 from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode
-from shoal.control.records import Opened
+from shoal.control.records import Opened, _mac_key
 from shoal.identity import Identity, namespace
 from shoal.log import JsonFormatter
 from shoal.transport.tls import _authority_key
@@ -147,7 +147,7 @@ def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(t
     counters = summary["counters"]
     for offence in REFUSED:
         assert counters[f"transport.refused{{offence={offence}}}"] > 0, counters
-    for reason in ("wrong_signer", "malformed", "oversized"):
+    for reason in ("wrong_signer", "bad_mac", "oversized"):
         assert counters[f"records.dropped{{reason={reason}}}"] > 0, counters
     for host, process in ((client, "client_0"), (servers, "server_0"), (servers, "server_1")):
         lines = host.events(process, "transport.refused")
@@ -171,6 +171,8 @@ def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_outpu
         secrets = [form for path in keys for form in _forms(path.read_bytes())]
         key = _swarm_key(hosts)
         secrets += _forms(_authority_key(key).private_bytes_raw())
+        swarm = namespace(key, "sandbox")
+        secrets += [swarm.encode(), *_forms(_mac_key(swarm))]
         pids = client.processes() | servers.processes()
         assert len(pids) >= 12
         seen = anyio.run(_stored, key, variable["INITIAL_PEERS"].split(","), tmp_path)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unowned_keys import NON_CANONICAL, SIGNATURE, SMALL_ORDER, P, peer_id
 
 from shoal.errors import IdentityError, SignatureError
-from shoal.identity import Identity, namespace, peer_id_of, public_key_of, verify
+from shoal.identity import Identity, derived_key, namespace, peer_id_of, public_key_of, verify
 from shoal.ids import PeerId
 
 SEED = bytes(range(32))
@@ -27,9 +29,45 @@ def test_keys_are_encoded_as_in_the_test_vectors_of_libp2p() -> None:
     assert len(identity.peer_id) == 52
 
 
-@given(key=st.binary(min_size=32, max_size=32))
-def test_a_peer_id_contains_its_public_key(key: bytes) -> None:
+@given(seed=st.binary(min_size=32, max_size=32))
+def test_a_peer_id_contains_its_public_key(seed: bytes) -> None:
+    key = Identity(seed).public_bytes
     assert public_key_of(peer_id_of(key)) == key
+
+
+@pytest.mark.parametrize("key", SMALL_ORDER + NON_CANONICAL, ids=bytes.hex)
+def test_a_key_that_nobody_owns_is_no_peer_and_signs_nothing(key: bytes) -> None:
+    for use in (lambda: peer_id_of(key), lambda: public_key_of(peer_id(key))):
+        with pytest.raises(IdentityError, match=r"small order|larger than the curve's field"):
+            use()
+    for number in range(32):
+        with pytest.raises(SignatureError):
+            verify(peer_id(key), b"record %d" % number, SIGNATURE)
+
+
+def test_without_that_check_a_constant_signature_would_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack is real, so that the test above can fail."""
+    monkeypatch.setattr("shoal.identity._require_owned", lambda _: None)
+    assert len(set(SMALL_ORDER)) == 8
+    for key in SMALL_ORDER:
+        held = 0
+        for number in range(200):
+            with contextlib.suppress(SignatureError):
+                verify(peer_id(key), b"record %d" % number, SIGNATURE)
+                held += 1
+        assert held >= 5, key.hex()
+
+
+def test_numbers_beside_those_of_small_order_are_keys() -> None:
+    for y in (2, 3, P - 2, P - 3):
+        key = y.to_bytes(32, "little")
+        assert public_key_of(peer_id_of(key)) == key
+
+
+def test_a_derived_key_depends_on_secret_and_purpose() -> None:
+    keys = {derived_key(SEED, b"one"), derived_key(SEED, b"two"), derived_key(SEED[::-1], b"one")}
+    assert len(keys) == 3
+    assert all(len(key) == 32 for key in keys)
 
 
 @pytest.mark.parametrize("text", ["", "alice", "12D3KooW", "0OIl" * 13, "Qm" + "a" * 44, "1" * 10_000, "ü" * 52])

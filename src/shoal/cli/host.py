@@ -366,10 +366,10 @@ class SwarmHost:
 
     def _wire_for(self, role: str, index: int) -> dict[str, Any]:
         """How this role reaches other hosts and is reached; monitor and data server speak to this one alone."""
-        if self.network is None or role not in ("client", "trainer", "server"):
+        if self.network is None or role not in ("client", "trainer", "server", "scout"):
             return {}
-        if role == "trainer":
-            # It dials its replicas, and they answer over that connection.
+        if role in ("trainer", "scout"):
+            # They dial servers, or the client, and are answered over that connection.
             return {"between_hosts": True}
         return {
             "between_hosts": True,

@@ -39,6 +39,7 @@ from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
+from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
 from shoal.identity import Identity
 from shoal.ids import PeerId
@@ -67,6 +68,7 @@ class Client:
         stages: which ones nobody serves, and which had to be restored.
         chains: which ones were left when sides of a split have met.
         trainers: the trainer of each slot.
+        teller: says which run it is.
     """
 
     def __init__(
@@ -146,6 +148,8 @@ class Client:
             dial=lambda peer: endpoint.post(peer, Heartbeat()),
         )
         shared = shared_configuration(config)
+        self._has_turn = not self.must_wait
+        self.teller = RunTeller(endpoint, shared, lambda: endpoint.peer_id if self._has_turn else None)
         self._coordinator = RoundCoordinator(
             endpoint=endpoint,
             identity=identity,
@@ -260,6 +264,7 @@ class Client:
                 self._feed,
                 self.counters,
                 self._succession,
+                self.teller,
             )
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found)
             tasks.start_soon(self._coordinator.run)
@@ -272,6 +277,7 @@ class Client:
                 if not await self._succession.turn():
                     tasks.cancel_scope.cancel()
                     return
+                self._has_turn = True
                 self._on_turn()
             if not self._num_train:
                 sizes = await self._feed.hello()

@@ -17,14 +17,12 @@ from shoal.client.client import Client
 from shoal.client.diary import Diary
 from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
-from shoal.config.shared import shared_configuration
 from shoal.control.counter_report import counters_logged
 from shoal.control.join import join_swarm
 from shoal.control.membership import Membership
 from shoal.control.peers_file import PeersFile, keep_peers_file
-from shoal.control.records import MAX_FAILURE_CHARS, ClientRecord, RunRecord
+from shoal.control.records import ClientRecord, RunRecord
 from shoal.control.role_endpoint import open_role_endpoint
-from shoal.control.run_config import pack_configuration
 from shoal.control.run_end import say_run_is_over
 from shoal.errors import ControlError, RoundAborted
 from shoal.identity import Identity
@@ -73,7 +71,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
         async def take_part() -> None:
             async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
-                run, me = _announced_run(spec, clock), ClientRecord(endpoint.addresses, clock.unix_s())
+                run = RunRecord(spec.run_id, spec.config().num_stages, clock.unix_s())
+                me = ClientRecord(endpoint.addresses, clock.unix_s())
                 if client.must_wait:
                     registry.advertise(msgspec.structs.replace(me, waits=True))
                 else:
@@ -93,11 +92,12 @@ async def main(payload: bytes, control: RoleControl) -> None:
                 finally:
                     if not end.goes_on_elsewhere:
                         # Servers and other clients may go; without this word they would wait for this one to come back.
-                        last, view = _last_word(run, end), membership.view
-                        others = [server.peer for server in view.replicas]
-                        others += [other.peer for other in view.clients if other.peer != endpoint.peer_id]
-                        say_run_is_over(endpoint, others, interrupted=last.interrupted, failure=last.failure)
-                        await registry.conclude(last)
+                        view = membership.view
+                        others = {hop.peer for hop in (*view.replicas, *view.clients)} | client.teller.askers
+                        others.discard(endpoint.peer_id)
+                        interrupted = end.exit == "interrupted"
+                        say_run_is_over(endpoint, others, interrupted=interrupted, failure=end.failure)
+                        await registry.conclude(msgspec.structs.replace(run, ended=True))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take_part)
@@ -107,16 +107,6 @@ async def main(payload: bytes, control: RoleControl) -> None:
             await joined.wait()
             turn.set()
             trained.set()
-
-
-def _last_word(run: RunRecord, end: RunEnd) -> RunRecord:
-    failure = end.failure[:MAX_FAILURE_CHARS]
-    return msgspec.structs.replace(run, ended=True, interrupted=end.exit == "interrupted", failure=failure)
-
-
-def _announced_run(spec: ClientSpec, clock: Clock) -> RunRecord:
-    config = spec.config()
-    return RunRecord(spec.run_id, config.num_stages, clock.unix_s(), pack_configuration(shared_configuration(config)))
 
 
 def _build(

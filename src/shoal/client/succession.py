@@ -1,7 +1,9 @@
 """What a client does before anything else when the run was begun on another host.
 
     wait while another client of the run can be reached -> lead -> inherit the record that stands -> close its round
-                             '-> the run is over
+                             '-> it says that the run is over
+
+That it is not announced any more is no reason to take a client's place: servers say over TLS that they have none.
 
 Nothing but the replicas' records is needed: the newest one names all samples that are used. The round that the others
 have left ends with the steps that it has; closing it is what tells which samples these have used.
@@ -22,19 +24,21 @@ from shoal.client.data_link import DataLink
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.control.membership import Membership
-from shoal.control.run_end import RunEndListener, how_it_ended
+from shoal.control.run_end import RunEndListener
+from shoal.control.run_question import ASK_AGAIN_S, peers_to_ask
 from shoal.errors import ControlError
 from shoal.ids import PeerId
 from shoal.swarm.client_order import ClientOrder
 from shoal.swarm.records import INCARNATIONS_APART, parameters_of, used_samples
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.control import Heartbeat
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import AskRun, TellRun
 
 logger = logging.getLogger(__name__)
 
 
 class Succession:
-    """Waits for this client's turn. A `transport.dispatch.Handler` that takes no message but the end of the run."""
+    """Waits for this client's turn. A `transport.dispatch.Handler` of the run's end, and of what servers answer."""
 
     def __init__(
         self,
@@ -65,13 +69,20 @@ class Succession:
         self._changed = anyio.Event()
         self._over: tuple[str, bool] | None = None
         self._announcer: PeerId | None = None
+        # Of servers: which client each has said that it is connected with, and when all were asked.
+        self._told: dict[PeerId, PeerId | None] = {}
+        self._asked_at_s = float("-inf")
         self._end = RunEndListener(
             run_id, lambda: membership.view, self._run_over, lambda: endpoint.peer_id if leads() else None
         )
 
     def receive(self, event: Received) -> bool:
-        """Take the word of the client that trains that the run is over."""
-        return self._end.receive(event)
+        """Take the word of the client that trains that the run is over, and what servers say of their client."""
+        if not isinstance(event.message, TellRun):
+            return self._end.receive(event)
+        self._told[event.peer] = event.message.client
+        self._notify()
+        return True
 
     def peer_up(self, peer: PeerId) -> None:
         """A connection stands."""
@@ -80,14 +91,16 @@ class Succession:
 
     def peer_lost(self, peer: PeerId) -> None:
         """A connection has ended, or could not be made."""
+        self._told.pop(peer, None)
         self._order.lost(peer, self._clock.now_s())
         self._notify()
 
     async def turn(self) -> bool:
         """Wait, however long, until no client before this one can be reached; returns False if the run ends before.
 
-        That nobody is known proves nothing: what others announce arrives in parts. Either hosts of servers say that no
-        client announces the run, or the client that did was dialled and is gone.
+        That nobody is known proves nothing: what others announce arrives in parts. Either hosts of servers announce the
+        run since no client does, and the servers that were asked have none; or the client that announced it was dialled
+        and is gone.
 
         Raises:
             ControlError: the run has failed.
@@ -102,14 +115,18 @@ class Succession:
                 if self._order.is_turn(now_s) and self._has_no_client(now_s):
                     tasks.cancel_scope.cancel()
                     return True
-                for hop in self._order.dial(now_s):
+                # Who is asked which run it is also says when it is over.
+                for hop in (*self._order.dial(now_s), *self._servers_to_ask(now_s)):
                     self._endpoint.introduce(hop)
-                    self._endpoint.post(hop.peer, Heartbeat())
+                    self._endpoint.post(hop.peer, AskRun())
                 for peer in set(self._order.reachable) - told:
                     told.add(peer)
                     logger.info("client.waits", extra={"for": peer})
                     self._notice(f"run {self._run_id} has a client, {peer}: this one waits, and goes on if it is lost")
-                with anyio.move_on_after(self._order.wake_at_s(now_s) - now_s):
+                wake_at_s = self._order.wake_at_s(now_s)
+                if self._is_kept:
+                    wake_at_s = min(wake_at_s, self._asked_at_s + ASK_AGAIN_S)
+                with anyio.move_on_after(wake_at_s - now_s):
                     await changed.wait()
             tasks.cancel_scope.cancel()
         reason, ended_well = self._over or ("", True)
@@ -120,20 +137,31 @@ class Succession:
 
     def _has_no_client(self, now_s: float) -> bool:
         run = self._membership.view.run
-        if run is not None and run.run_id == self._run_id and (run.kept or run.client == self._endpoint.peer_id):
+        if run is not None and run.run_id == self._run_id and run.client == self._endpoint.peer_id:
             return True  # with its own word in the registry, an earlier start of this client has had its turn
+        if self._is_kept and self._told:
+            return all(client in (None, self._endpoint.peer_id) for client in self._told.values())
         return self._announcer is not None and self._order.is_gone(self._announcer, now_s)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether hosts of servers announce the run, because no client does."""
+        run = self._membership.view.run
+        return run is not None and run.run_id == self._run_id and run.kept
+
+    def _servers_to_ask(self, now_s: float) -> list[Hop]:
+        """The servers, now and then, while the registry knows no client."""
+        if not self._is_kept or now_s < self._asked_at_s + ASK_AGAIN_S:
+            return []
+        self._asked_at_s = now_s
+        return [hop for hop in peers_to_ask(self._membership.view) if hop.peer != self._endpoint.peer_id]
 
     def _look(self, now_s: float) -> None:
         """Take note of what is announced now: a lost client's word is gone with it."""
-        view = self._membership.view
+        view, run = self._membership.view, self._membership.view.run
         self._order.announced(view.clients, now_s)
-        if view.run is not None and view.run.run_id == self._run_id and not view.run.kept:
-            if view.run.client != self._endpoint.peer_id:
-                self._announcer = view.run.client
-            if view.run.ended:
-                ended = how_it_ended(self._run_id, interrupted=view.run.interrupted, failure=view.run.failure)
-                self._run_over(*ended)
+        if run is not None and run.run_id == self._run_id and not run.kept and run.client != self._endpoint.peer_id:
+            self._announcer = run.client
 
     async def _follow_view(self) -> None:
         while True:

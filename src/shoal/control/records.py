@@ -1,21 +1,26 @@
-"""What peers announce in the DHT: schema-checked structs, sealed with the announcing peer's signature.
+"""What peers announce in the DHT: schema-checked structs, sealed with the swarm's key and the announcing peer's.
 
-A sealed record is `(version, topic, peer, sequence, expiry, body, signature)`. The signature also covers the namespace,
-which is derived from the swarm's key and never sent: the DHT sees only a hash of `namespace/topic`. So whoever lacks
-the key can neither forge a record nor sign a valid one for itself, and a record of one experiment cannot be replayed in
-another. The form of the envelope is the same in all versions of the protocol, so a peer of another one can be named.
+    sealed record = MAC of the envelope, 32 bytes | envelope = (version, topic, peer, sequence, expiry, body, signature)
+
+The MAC's key is derived from the swarm's key, so nothing that a stranger makes is even decoded: without the MAC nobody
+looks at the rest. It covers all that the DHT keeps beside a record as well (topic, peer, expiry), which has to be what
+the envelope says. The signature then tells which peer of the swarm speaks. It also covers the namespace, which is never
+sent: the DHT sees only a hash of `namespace/topic`. A record of one experiment cannot be replayed in another. The form
+of a sealed record is the same in all versions of the protocol from 5 on, so a peer of another one can be named.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
+import hmac
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
 from shoal.errors import SignatureError
-from shoal.identity import Identity, verify
+from shoal.identity import Identity, derived_key, verify
 from shoal.ids import PeerId
 from shoal.wire.handshake import PROTOCOL_VERSION
 from shoal.wire.messages.base import Hop, Struct
@@ -29,14 +34,11 @@ TTL_S = 30.0
 MAX_TTL_S = 120.0
 """A record that wants to live longer is refused, or a peer could leave records behind for ever."""
 
-MAX_CONFIG_BYTES = 6 * 1024
-"""Of a run's shared configuration, packed."""
-MAX_FAILURE_CHARS = 300
-"""Of the reason why a run could not go on."""
-
 SIGNED_AS = b"shoal-record"
 """Stands before what is signed, so that nothing else that a peer signs can be taken for a record."""
 
+_KEY_LABEL = b"shoal records 1"
+_MAC_BYTES = 32
 _MAX_STAGES = 4096
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -87,20 +89,16 @@ class ClientRecord(Struct, frozen=True, tag="client"):
 
 
 class RunRecord(Struct, frozen=True, tag="run"):
-    """The training job, announced by a client.
+    """The training job, announced by a client. It says whom to ask (`control.run_question`); nobody acts on it alone.
 
-    `config` is its shared configuration, see `run_config`; an `ended` run needs no servers any more. One that has not
-    reached its end was `interrupted` by its user, or says in `failure` why it could not go on. While no client
-    announces the run, hosts of servers do (`kept`), so that the next client finds it.
+    An `ended` run needs no servers any more. While no client announces the run, hosts of servers do (`kept`), so that
+    the next client finds it.
     """
 
     run_id: FolderName
     num_stages: Annotated[int, msgspec.Meta(ge=1, le=_MAX_STAGES)]
     join_unix_s: Amount
-    config: Annotated[bytes, msgspec.Meta(max_length=MAX_CONFIG_BYTES)] = b""
     ended: bool = False
-    interrupted: bool = False
-    failure: Annotated[str, msgspec.Meta(max_length=MAX_FAILURE_CHARS)] = ""
     kept: bool = False
 
 
@@ -157,6 +155,7 @@ class Rejection(enum.StrEnum):
     """Why a record was dropped."""
 
     OVERSIZED = "oversized"
+    BAD_MAC = "bad_mac"
     MALFORMED = "malformed"
     WRONG_TOPIC = "wrong_topic"
     WRONG_SIGNER = "wrong_signer"
@@ -220,7 +219,13 @@ def seal(
 ) -> bytes:
     """Return the bytes to store under `topic` and the identity's peer id."""
     unsigned = _Envelope(version, topic, identity.peer_id, sequence, expires_unix_s, _encode(record), b"")
-    return _encode(msgspec.structs.replace(unsigned, signature=identity.sign(_signed(namespace, unsigned))))
+    envelope = msgspec.structs.replace(unsigned, signature=identity.sign(_signed(namespace, unsigned)))
+    return with_mac(namespace, _encode(envelope))
+
+
+def with_mac(namespace: str, envelope: bytes) -> bytes:
+    """Return an envelope as it is stored, with the MAC that whoever has the swarm's key can make."""
+    return hmac.digest(_mac_key(namespace), envelope, "sha3_256") + envelope
 
 
 def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
@@ -233,8 +238,11 @@ def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
     """
     if len(value) > MAX_RECORD_BYTES:
         return Rejection.OVERSIZED
+    # Before a byte of it is understood: what strangers store costs a hash, and reaches no parser.
+    if not hmac.compare_digest(with_mac(namespace, value[_MAC_BYTES:]), value):
+        return Rejection.BAD_MAC
     try:
-        envelope = _decode_envelope(value)
+        envelope = _decode_envelope(value[_MAC_BYTES:])
         is_ours = envelope.version == PROTOCOL_VERSION
         record = _decode_record(envelope.body) if is_ours else OtherVersion(envelope.version)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -248,6 +256,12 @@ def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
     except SignatureError:
         return Rejection.BAD_SIGNATURE
     return Opened(envelope.topic, envelope.peer, envelope.sequence, envelope.expires_unix_s, record)
+
+
+@functools.lru_cache(maxsize=8)
+def _mac_key(namespace: str) -> bytes:
+    # The namespace is a hash of the swarm's key, and as secret.
+    return derived_key(namespace.encode(), _KEY_LABEL)
 
 
 def _signed(namespace: str, envelope: _Envelope) -> bytes:

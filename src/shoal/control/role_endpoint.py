@@ -7,17 +7,19 @@ from pathlib import Path
 from shoal.config.start import RoleStart
 from shoal.identity import Identity
 from shoal.ids import RunId
+from shoal.telemetry import Registry
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import limits_for
 from shoal.transport.peers import StreamEndpoint
 
 
-def open_role_endpoint(start: RoleStart, identity: Identity) -> StreamEndpoint:
+def open_role_endpoint(start: RoleStart, identity: Identity, metrics: Registry | None = None) -> StreamEndpoint:
     """Return the endpoint that a role was told to have, to be entered as an asynchronous context.
 
     Args:
         start: says where to listen and whether there are other hosts.
         identity: of this peer.
+        metrics: of the process, where it counts before it has an endpoint; None for new ones.
 
     Raises:
         ConfigError: on entering, if an address cannot be used.
@@ -33,4 +35,5 @@ def open_role_endpoint(start: RoleStart, identity: Identity) -> StreamEndpoint:
         announce=start.announce,
         max_upload_mbit=config.network.max_upload_mbit,
         limits=limits_for(config.health),
+        metrics=metrics,
     )

@@ -1,4 +1,4 @@
-"""The run's shared configuration on its way through the DHT: msgpack, compressed, small enough for a record."""
+"""The run's shared configuration on its way to a host that joins (`TellRun`): msgpack, compressed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from shoal.control.records import MAX_CONFIG_BYTES
 from shoal.errors import ConfigError, RecordRejected
+from shoal.wire.messages.control import MAX_CONFIG_BYTES
 
 _MAX_UNPACKED_BYTES: Final = 256 * 1024
 
@@ -18,25 +18,25 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 def pack_configuration(shared: Mapping[str, Any]) -> bytes:
-    """Return the bytes for a `RunRecord`.
+    """Return the bytes for a `TellRun`.
 
     Args:
         shared: JSON values, see `config.shared.shared_configuration`.
 
     Raises:
-        ConfigError: it does not fit into a record.
+        ConfigError: it does not fit.
     """
     packed = zlib.compress(_encode(shared), level=9)
     if len(packed) > MAX_CONFIG_BYTES:
         raise ConfigError(
             f"the configuration that all hosts share takes {len(packed)} bytes, compressed; at most {MAX_CONFIG_BYTES} "
-            "fit into the swarm's record: shorten model.extra or quant.rules"
+            "are told to hosts that join: shorten model.extra or quant.rules"
         )
     return packed
 
 
 def unpack_configuration(packed: bytes) -> dict[str, Any]:
-    """Return what `pack_configuration` was given. The record's signature was checked; its content was not.
+    """Return what `pack_configuration` was given, by a peer of the swarm; what it says is checked by who takes it.
 
     Raises:
         RecordRejected: the bytes are damaged, or far larger once unpacked.

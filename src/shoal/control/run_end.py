@@ -1,8 +1,7 @@
 """The end of a run: the client's last word to the servers and to clients that wait, and what it means in words.
 
-The word goes two ways. Over the connections that the client has with every server it arrives at once; in the registry
-(`RunRecord.ended`) it also reaches hosts that no connection reaches just then. The registry alone is not enough: a
-short run can be over, and the peers gone through which a host had joined, before that host has met any other one.
+The word goes over connections alone: to every server, to the other clients, and to whoever has asked the client which
+run it is, as the scout of each host of servers does. Nobody leaves because the registry says that a run is over.
 """
 
 from __future__ import annotations
@@ -18,6 +17,9 @@ from shoal.wire.messages.control import RunOver
 
 logger = logging.getLogger(__name__)
 
+MAX_FAILURE_CHARS = 300
+"""Of the reason why a run could not go on."""
+
 OnOver = Callable[[str, bool], None]
 """Told how the run has ended, in words, and whether nothing went wrong."""
 
@@ -32,7 +34,7 @@ def how_it_ended(run_id: str, *, interrupted: bool, failure: str) -> tuple[str, 
 def say_run_is_over(endpoint: Endpoint, peers: Iterable[PeerId], *, interrupted: bool, failure: str) -> None:
     """Tell servers and other clients; closing the endpoint writes what is queued first."""
     for peer in peers:
-        endpoint.post(peer, RunOver(interrupted, failure))
+        endpoint.post(peer, RunOver(interrupted, failure[:MAX_FAILURE_CHARS]))
 
 
 class RunEndListener:

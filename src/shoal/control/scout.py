@@ -1,9 +1,10 @@
 """The role that joins a swarm ahead of a host's servers: it tells the launcher which run there is, and when it is over.
 
-    join the DHT -> `ready(run_id, configuration)` -> watch -> `run_over(reason)`
-                                                        '-- announce the run while no client does
+    join the DHT -> ask -> `ready(run_id, configuration)` -> watch -> `run_over(reason)`
+                                                               '-- announce the run while no client does
 
-It computes nothing. Servers can only be started once the run is known, because they take its configuration. A scout
+The registry says whom to ask; what the scout tells the launcher peers of the run have told it over TLS. It computes
+nothing. Servers can only be started once the run is known, because they take its configuration. A scout
 that follows one that has died is told which run it is, and only watches. On the host of a client that continues a run
 it only finds it.
 """
@@ -11,6 +12,7 @@ it only finds it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -18,22 +20,27 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from shoal import log
+from shoal import log, telemetry
 from shoal.clock import SystemClock
-from shoal.config.shared import shared_configuration
+from shoal.config.start import RoleStart
+from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import join_swarm
 from shoal.control.membership import Membership
 from shoal.control.peers_file import joinable
 from shoal.control.records import Record, RunRecord
 from shoal.control.registry import Registry
-from shoal.control.run_config import pack_configuration, unpack_configuration
-from shoal.control.run_end import how_it_ended
+from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.run_config import unpack_configuration
+from shoal.control.run_question import ASK_AGAIN_S, ask_run, peers_to_ask
+from shoal.control.run_watch import RunWatch
 from shoal.control.scout_spec import ScoutSpec
-from shoal.errors import BootstrapError
+from shoal.errors import BootstrapError, ConnectionLost
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
-from shoal.swarm.view import Run
+from shoal.swarm.view import Run, SwarmView
+from shoal.transport.dispatch import dispatch
 from shoal.wire.handshake import version_misfit
+from shoal.wire.messages.control import TellRun
 
 logger = logging.getLogger(__name__)
 
@@ -60,22 +67,32 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
 
 async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
-    config, clock = spec.config(), SystemClock()
-    async with join_swarm(spec, Identity(spec.identity_key), control, clock) as registry:
-        run_id = spec.run_id
-        if run_id:
+    config, clock, identity, metrics = spec.config(), SystemClock(), Identity(spec.identity_key), telemetry.Registry()
+    async with join_swarm(spec, identity, control, clock, metrics) as registry:
+        num_stages = config.num_stages
+        if spec.run_id:
             control.ready()
-            packed = pack_configuration(shared_configuration(config))
-            kept = RunRecord(run_id, config.num_stages, clock.unix_s(), packed, kept=True)
         else:
-            run = await _running(registry, config.network.bootstrap_timeout_s, config.experiment_prefix)
-            run_id = run.run_id
-            logger.info("run.found", extra={"run": run_id, "client": run.client})
-            control.ready(run_id=run_id, configuration=unpack_configuration(run.config))
-            kept = RunRecord(run_id, run.num_stages, clock.unix_s(), run.config, kept=True)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_tell_peers, registry.membership, control)
-            await _watch(registry, kept, control)
+            found, told = await _running(registry, spec, identity)
+            num_stages, spec = found.num_stages, msgspec.structs.replace(spec, run_id=found.run_id)
+            logger.info("run.found", extra={"run": found.run_id, "client": found.client})
+            control.ready(run_id=found.run_id, configuration=unpack_configuration(told.config))
+        kept = RunRecord(spec.run_id, num_stages, clock.unix_s(), kept=True)
+        membership = registry.membership
+
+        async def is_replaced_by(run: Run) -> bool:
+            return await _is_led(run, membership.view, spec, identity)
+
+        async with (
+            open_role_endpoint(spec, identity, metrics) as endpoint,
+            counters_reported(endpoint, spec.role, lambda: client_hop(membership.view), clock),
+            anyio.create_task_group() as tasks,
+        ):
+            watch = RunWatch(spec.run_id, endpoint, membership, clock)
+            tasks.start_soon(watch.run)
+            tasks.start_soon(dispatch, endpoint, (watch,))
+            tasks.start_soon(_tell_peers, membership, control)
+            await _watch(registry, kept, watch, is_replaced_by, control)
             await control.stopping.wait()
             tasks.cancel_scope.cancel()
 
@@ -103,16 +120,27 @@ class Announcer(Protocol):
         ...
 
 
-async def _watch(registry: Announcer, kept: RunRecord, control: RoleControl) -> None:
-    """Say when the run is over, and meanwhile whether a client announces it; while none does, announce it."""
+async def _watch(
+    registry: Announcer,
+    kept: RunRecord,
+    watch: RunWatch,
+    is_replaced_by: Callable[[Run], Awaitable[bool]],
+    control: RoleControl,
+) -> None:
+    """Say when the run is over, and meanwhile whether a client announces it; while none does, announce it.
+
+    It is over when its client says so, or when another run has a client and this one has none.
+    """
     membership, run_id = registry.membership, kept.run_id
     logger.info("scout.watching", extra={"run": run_id})
-    is_announced = True
-    while True:
-        now = membership.view.run
-        by_client = now is not None and not now.kept
-        if now is not None and by_client and (now.ended or now.run_id != run_id):
+    is_announced, over = True, watch.over
+    while over is None:
+        now, has_client = membership.view.run, watch.client is not None
+        is_other = now is not None and now.run_id != run_id and not now.kept and not now.ended
+        if now is not None and is_other and not has_client and await is_replaced_by(now):
+            over = f"a new run, {now.run_id}, has begun in place of {run_id}", False
             break
+        by_client = has_client or (now is not None and now.run_id == run_id and not now.kept)
         # One that is not announced any more may go on: its client may be started again, or another one elsewhere.
         if is_announced != by_client:
             is_announced = by_client
@@ -123,35 +151,71 @@ async def _watch(registry: Announcer, kept: RunRecord, control: RoleControl) -> 
             else:
                 registry.advertise(kept)
             continue
-        with nullcontext() if is_announced else membership.eager():
-            await membership.changed()
-    reason, ended_well = _how_it_ended(now, run_id)
+        with (
+            nullcontext() if is_announced else membership.eager(),
+            anyio.move_on_after(ASK_AGAIN_S if is_other else None),
+        ):
+            await watch.changed()
+        over = watch.over
+    reason, ended_well = over
     logger.info("run.over", extra={"run": run_id, "reason": reason})
     control.event("run_over", reason=reason, ended_well=ended_well)
 
 
-def _how_it_ended(now: Run, run_id: str) -> tuple[str, bool]:
-    """In words, and whether nothing went wrong."""
-    if now.run_id != run_id:
-        return f"a new run, {now.run_id}, has begun in place of {run_id}", False
-    return how_it_ended(run_id, interrupted=now.interrupted, failure=now.failure)
+async def _is_led(run: Run, view: SwarmView, spec: RoleStart, identity: Identity) -> bool:
+    """Ask the peer that announces another run whether it is the client of that run."""
+    hops = [client.hop for client in view.clients if client.peer == run.client]
+    try:
+        peer, told = await ask_run(spec, identity, run.run_id, hops)
+    except ConnectionLost as error:
+        logger.warning("run.unconfirmed", extra={"run": run.run_id, "reason": str(error)})
+        return False
+    return told.client == peer
 
 
-async def _running(registry: Registry, timeout_s: float, prefix: str) -> Run:
+async def _running(registry: Registry, spec: RoleStart, identity: Identity) -> tuple[Run, TellRun]:
+    """Find a run that is announced, and that peers of it confirm.
+
+    Raises:
+        BootstrapError: there is none in time; the message says what may be wrong.
+    """
+    config, membership, reason = spec.config(), registry.membership, ""
+    timeout_s, prefix = config.network.bootstrap_timeout_s, config.experiment_prefix
     with anyio.move_on_after(timeout_s):
-        view = await registry.membership.wait_for(lambda view: view.run is not None and not view.run.ended)
-        if view.run is not None:
-            return view.run
+        while True:
+            view = await membership.wait_for(
+                lambda view: view.run is not None and not view.run.ended and bool(peers_to_ask(view))
+            )
+            run, hops = view.run, peers_to_ask(view)
+            if run is None:
+                continue
+            try:
+                _, told = await ask_run(spec, identity, run.run_id, hops)
+            except ConnectionLost as error:
+                reason = (
+                    f"run {run.run_id} is announced, but none of its peers can be asked from here, as if the client's "
+                    f"TCP port were closed to this host (see network.data_port and --public-ip there): {error}"
+                )
+                logger.warning("run.unconfirmed", extra={"run": run.run_id, "reason": str(error)})
+                # Until they announce themselves anew: of those who are dead the registry speaks for a while.
+                for hop in hops:
+                    membership.lost(hop.peer)
+            else:
+                return run, told
+    raise BootstrapError(reason or _why_no_run(registry, timeout_s, prefix))
+
+
+def _why_no_run(registry: Registry, timeout_s: float, prefix: str) -> str:
     if (ahead_s := registry.clock_difference_s) is not None:
-        raise BootstrapError(
+        return (
             f"the initial peers answered, but their clocks are about {abs(ahead_s):.0f} s "
             f"{'ahead of' if ahead_s > 0 else 'behind'} this host's, so neither believes what the other announces: set "
             "the clock that is wrong (timedatectl set-ntp true), and start again"
         )
     strangers = [f"{peer} {version_misfit(version)}" for peer, version in registry.membership.other_versions.items()]
     if strangers:
-        raise BootstrapError(f"the swarm is there, but its peer {strangers[0]}")
-    raise BootstrapError(
+        return f"the swarm is there, but its peer {strangers[0]}"
+    return (
         f"the initial peers answered, but within {timeout_s:.0f} s none of them knew a run with experiment_prefix = "
         f"{prefix} and this swarm key. What a swarm announces can only be found with both, so one of them is not the "
         "client's:\n"

@@ -106,9 +106,6 @@ def _run(records: Iterable[Opened]) -> Run | None:
         run_id=record.run_id,
         num_stages=record.num_stages,
         client=opened.peer,
-        config=record.config,
         ended=record.ended,
-        interrupted=record.interrupted,
-        failure=record.failure,
         kept=record.kept,
     )

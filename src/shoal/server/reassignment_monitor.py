@@ -98,6 +98,12 @@ class ReassignmentMonitor:
         """Which takes events now."""
         return self._replica
 
+    @property
+    def client(self) -> PeerId | None:
+        """The run's client that the replica follows, while there is a connection with it."""
+        client = self._replica.member.coordinator
+        return client if client in self._connected else None
+
     # -- events
 
     def peer_up(self, peer: PeerId) -> None:

@@ -16,6 +16,7 @@ import torch
 from shoal import log
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
+from shoal.config.shared import shared_configuration
 from shoal.control.assignment import StageChooser, require_fit
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.death_watch import death_points, watched
@@ -24,6 +25,7 @@ from shoal.control.records import StageRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_end import RunEndListener
+from shoal.control.run_question import RunTeller
 from shoal.control.view_builder import server_of
 from shoal.errors import ConfigError
 from shoal.identity import Identity
@@ -129,9 +131,10 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             on_over=lambda reason, ended_well: control.event("run_over", reason=reason, ended_well=ended_well),
             coordinator=lambda: monitor.replica.member.coordinator,
         )
+        teller = RunTeller(endpoint, shared_configuration(config), lambda: monitor.client)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(monitor.run)
-            tasks.start_soon(dispatch, endpoint, watched(deaths, (monitor, listener)), monitor.peer_up)
+            tasks.start_soon(dispatch, endpoint, watched(deaths, (monitor, listener, teller)), monitor.peer_up)
             place = {"device": spec.device, "threads": await device.run(torch.get_num_threads), "nice": os.nice(0)}
             logger.info("server.ready", extra={"stage": stage, **place, "peer": endpoint.peer_id})
             control.ready(stage=stage)

@@ -109,15 +109,12 @@ class Client:
 
 @dataclass(frozen=True)
 class Run:
-    """The training job as it is announced; `kept` and how it ended are said as in `control.records.RunRecord`."""
+    """The training job as it is announced, `ended` and `kept` as in `control.records.RunRecord`."""
 
     run_id: str
     num_stages: int
     client: PeerId
-    config: bytes = b""
     ended: bool = False
-    interrupted: bool = False
-    failure: str = ""
     kept: bool = False
 
 

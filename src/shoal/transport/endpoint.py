@@ -8,6 +8,7 @@ from pathlib import Path
 from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import RunId
+from shoal.telemetry import Registry
 from shoal.transport.carrier import Carrier
 from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
 from shoal.transport.peers import StreamEndpoint
@@ -28,6 +29,7 @@ def open_endpoint(
     announce: Sequence[str] = (),
     max_upload_mbit: float | None = None,
     limits: TransportLimits = DEFAULT_LIMITS,
+    metrics: Registry | None = None,
 ) -> StreamEndpoint:
     """Return an endpoint to be entered as an asynchronous context.
 
@@ -46,6 +48,7 @@ def open_endpoint(
             interfaces.
         max_upload_mbit: what may be sent to other hosts, in millions of bits per second; None for no limit.
         limits: of frames, queues and times.
+        metrics: counts what happens; None for a registry of its own.
 
     Raises:
         ConfigError: `tcp` without a swarm key; on entering, if an address cannot be used.
@@ -57,4 +60,4 @@ def open_endpoint(
         carriers.append(TcpCarrier(contexts, listen_on=tcp, announce=announce, cap=cap))
     elif tcp is not None:
         raise ConfigError("listening for other hosts needs the swarm's key; make one with `shoal key new`")
-    return StreamEndpoint(identity.peer_id, run_id, role, carriers, limits)
+    return StreamEndpoint(identity.peer_id, run_id, role, carriers, limits, metrics=metrics)

@@ -62,6 +62,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         carriers: Sequence[Carrier],
         limits: TransportLimits,
         clock: Clock | None = None,
+        metrics: Registry | None = None,
     ) -> None:
         """Open nothing yet; use `open_endpoint` or `open_unix_endpoint`.
 
@@ -72,6 +73,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             carriers: one for each kind of address; where a peer has several, they are tried in this order.
             limits: of frames, queues and times.
             clock: times the heartbeats and the links.
+            metrics: see `open_endpoint`.
         """
         self._tasks = anyio.create_task_group()
         self._hop = Hop(peer_id, ())
@@ -88,7 +90,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self.allocate = self._inbound.pool.allocate
         self._closed = False
         self._sent: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
-        self._metrics = Registry()
+        self._metrics = metrics or Registry()
         self._losses = Losses(self._events, self._metrics)
         self._refusals = Refusals(self._metrics)
 

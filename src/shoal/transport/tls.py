@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shoal.errors import HandshakeError, Offence
-from shoal.identity import Identity, peer_id_of
+from shoal.errors import HandshakeError, IdentityError, Offence
+from shoal.identity import Identity, derived_key, peer_id_of
 from shoal.ids import PeerId
 
 _AUTHORITY_LABEL: Final = b"shoal certificate authority 1"
@@ -83,7 +82,10 @@ def peer_of(certificate: bytes | None) -> PeerId:
         raise HandshakeError(f"TLS: the certificate cannot be read: {error}", Offence.TLS) from error
     if not isinstance(key, Ed25519PublicKey):
         raise HandshakeError("TLS: the certificate is not for an Ed25519 key", Offence.IDENTITY)
-    return peer_id_of(key.public_bytes_raw())
+    try:
+        return peer_id_of(key.public_bytes_raw())
+    except IdentityError as error:
+        raise HandshakeError(f"TLS: the certificate is for no identity key: {error}", Offence.IDENTITY) from error
 
 
 def explained(error: ssl.SSLError) -> HandshakeError:
@@ -98,8 +100,7 @@ def explained(error: ssl.SSLError) -> HandshakeError:
 
 
 def _authority_key(swarm_key: bytes) -> Ed25519PrivateKey:
-    kdf = HKDF(algorithm=hashes.SHA3_256(), length=32, salt=None, info=_AUTHORITY_LABEL)
-    return Ed25519PrivateKey.from_private_bytes(kdf.derive(swarm_key))
+    return Ed25519PrivateKey.from_private_bytes(derived_key(swarm_key, _AUTHORITY_LABEL))
 
 
 def _certificate(

@@ -13,7 +13,7 @@ from shoal.swarm.sample_ranges import merge
 from shoal.testing import Cluster, ClusterResult
 from shoal.testing.client_host import ClientHost
 from shoal.wire.messages.base import SampleRange
-from shoal.wire.messages.control import StartRound, StepReport, TrainerDone
+from shoal.wire.messages.control import RunOver, StartRound, StepReport, TrainerDone
 from shoal.wire.messages.feed import Lease
 from shoal.wire.messages.round import Close, Decide, Held, Hold, Join, Propose, Staged, Swapped
 from shoal.wire.messages.step import Commit, Open, Prepared
@@ -144,7 +144,11 @@ async def test_a_client_that_waits_leaves_the_run_alone_and_ends_with_it(make_cl
         assert [record.ballot.number for record in result.records] == [1] * OUTER, "nobody else has taken a ballot"
         assert hosts[0].client.must_wait
         assert not ended
+        # The registry's word that it has ended would not do.
         cluster.announce(cluster.client_peer, RunRecord("cluster", 2, 0.0, ended=True))
+        await anyio.wait_all_tasks_blocked()
+        assert not ended
+        cluster.host.client_process.endpoint.post(hosts[0].identity.peer_id, RunOver(False, ""))
         with anyio.fail_after(60):
             while not ended:
                 await cluster.device.run(int)

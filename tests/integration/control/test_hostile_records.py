@@ -18,12 +18,14 @@ import msgspec
 import pytest
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
+from tests.dht_stranger import MAC_BYTES, forgeries, stranger
+from tests.unowned_keys import SIGNATURE, SMALL_ORDER, peer_id
 
 from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode
 from shoal.control.dht_launcher import SignedRecords
 from shoal.control.record_checker import RecordChecker
-from shoal.control.records import MAX_RECORD_BYTES, Rejection, RunRecord, StageRecord, seal
+from shoal.control.records import MAX_RECORD_BYTES, Rejection, RunRecord, StageRecord, seal, with_mac
 from shoal.control.registry import Registry
 from shoal.identity import Identity, namespace
 from shoal.ids import PeerId
@@ -59,6 +61,7 @@ class Liar:
 
     def __init__(self, node: DhtNode) -> None:
         assert node._node is not None
+        self.node = node
         self.raw: Any = node._node
         self.raw.protocol.record_validator = None
 
@@ -131,9 +134,15 @@ def _sealed(
 def _forged_signature() -> tuple[bytes, float]:
     """A record of Bob's, with another address, and signed by Mallory."""
     value, expires = _sealed(MALLORY)
-    parts = msgspec.msgpack.decode(value)
+    parts = msgspec.msgpack.decode(value[MAC_BYTES:])
     parts[2] = BOB.peer_id
-    return msgspec.msgpack.encode(parts), expires
+    return with_mac(SWARM, msgspec.msgpack.encode(parts)), expires
+
+
+def _sealed_again(swarm: str) -> tuple[bytes, float]:
+    """A record of Bob's from elsewhere, under this swarm's MAC."""
+    value, expires = _sealed(BOB, swarm=swarm)
+    return with_mac(SWARM, value[MAC_BYTES:]), expires
 
 
 async def test_a_stranger_without_the_key_stores_nothing_that_anybody_believes(
@@ -152,18 +161,62 @@ async def test_a_stranger_without_the_key_stores_nothing_that_anybody_believes(
         await liar.store_plain("client", b"a value where names of peers should be", later)
         for each in (alice, bob):
             await each.node.get(("stage.0", "stage.1", "run", "client", "monitor", "candidates"))
-            assert each.rejected(Rejection.BAD_SIGNATURE) >= 2
-            assert each.rejected(Rejection.MALFORMED) >= 8
-        assert MALLORY.peer_id in _warned(caplog, Rejection.BAD_SIGNATURE)
-        assert BOB.peer_id in _warned(caplog, Rejection.MALFORMED)
+            assert each.rejected(Rejection.BAD_MAC) >= 5
+            assert each.rejected(Rejection.MALFORMED) >= 5
+        assert MALLORY.peer_id in _warned(caplog, Rejection.BAD_MAC)
+        assert BOB.peer_id in _warned(caplog, Rejection.BAD_MAC)
+        assert _warned(caplog, Rejection.MALFORMED)
+
+
+async def test_who_holds_every_record_and_has_no_key_makes_nobody_believe_anything(tmp_path: Path) -> None:
+    """All keys that nobody owns, forged records of every kind, true ones replayed, cut, prolonged and signed again."""
+    async with _swarm(tmp_path) as (alice, bob, liar), stranger(tmp_path, await liar.node.visible_maddrs()) as outsider:
+        held = await outsider.look()
+        with anyio.fail_after(60):
+            while {each.topic for each in held} != {"stage.0", "stage.1"}:
+                # They ask everybody, so it hears of the keys.
+                for each in (alice, bob):
+                    await each.node.get(("stage.0", "stage.1"))
+                held = await outsider.look()
+        told = list(forgeries(held, CLOCK.unix_s(), outsider.identity))
+        assert {forgery.kind for forgery in told} >= {"unowned_key", "foreign_key", "replayed", "cut", "prolonged"}
+        for start in range(0, len(told), 32):
+            await outsider.tell(told[start : start + 32])
+        for each in (alice, bob):
+            found = await each.node.get(("stage.0", "stage.1", "run", "client"))
+            assert {opened.peer for opened in found} == {ALICE.peer_id, BOB.peer_id}
+            assert all(opened.record.addresses == ("unix:/good",) for opened in found)
+            assert each.rejected(Rejection.BAD_MAC) >= 8
+            for reason in (Rejection.WRONG_SIGNER, Rejection.WRONG_TOPIC, Rejection.BAD_EXPIRY):
+                assert each.rejected(reason) >= 1, each.metrics.counts()
+
+
+@pytest.mark.parametrize("key", SMALL_ORDER, ids=bytes.hex)
+async def test_also_with_the_swarms_key_nobody_speaks_under_a_key_that_anybody_could_use(
+    tmp_path: Path, key: bytes
+) -> None:
+    async with _swarm(tmp_path) as (alice, bob, liar):
+        expires = CLOCK.unix_s() + 30
+        body = msgspec.msgpack.encode(_stage(0, 99, EVIL))
+        for sequence in range(16):
+            envelope = [PROTOCOL_VERSION, "stage.0", peer_id(key), sequence, expires + sequence, body, SIGNATURE]
+            value = with_mac(SWARM, msgspec.msgpack.encode(envelope))
+            await liar.store("stage.0", value, peer_id(key), expires + sequence)
+        for each in (alice, bob):
+            await each.node.get(("stage.0",))
+            assert each.rejected(Rejection.BAD_SIGNATURE) >= 16
 
 
 INSIDER: dict[str, tuple[Rejection, Any]] = {
     "a record of another peer, signed by itself": (Rejection.WRONG_SIGNER, lambda: _sealed(MALLORY)),
     "a record of another peer with a signature of its own": (Rejection.BAD_SIGNATURE, _forged_signature),
     "a record of the peer in another experiment": (
-        Rejection.BAD_SIGNATURE,
+        Rejection.BAD_MAC,
         lambda: _sealed(BOB, swarm=OTHER_EXPERIMENT),
+    ),
+    "a record of the peer in another experiment, sealed again": (
+        Rejection.BAD_SIGNATURE,
+        lambda: _sealed_again(OTHER_EXPERIMENT),
     ),
     "a record of the peer under another topic": (
         Rejection.WRONG_TOPIC,

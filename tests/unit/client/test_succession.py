@@ -7,15 +7,19 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 
+from shoal.client import succession
 from shoal.client.succession import Succession
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
-from shoal.control.records import ClientRecord, Opened, Record, RunRecord
+from shoal.control.records import ClientRecord, Opened, Record, RunRecord, StageRecord
+from shoal.control.run_question import RunTeller
 from shoal.errors import ControlError
 from shoal.ids import PeerId
 from shoal.transport.base import PeerLost, PeerUp, Received
-from shoal.transport.memory import MemoryNetwork
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.control import RunOver
 
 pytestmark = pytest.mark.anyio
@@ -25,10 +29,23 @@ RUN = RunRecord("run", 2, 1.0)
 TRAINS = ClientRecord(("memory:first",), 9e9)
 
 
+class Server:
+    """Says who its client is."""
+
+    def __init__(self, endpoint: MemoryEndpoint, client: PeerId | None) -> None:
+        self.endpoint, self.client, self.asked = endpoint, client, 0
+        self.teller = RunTeller(endpoint, {}, self._tell)
+
+    def _tell(self) -> PeerId | None:
+        self.asked += 1
+        return self.client
+
+
 class Waiting:
     """A client that waits, and what it hears."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
         self.network = MemoryNetwork()
         self.endpoint = self.network.endpoint(ME)
         self.first = self.network.endpoint(FIRST)
@@ -51,6 +68,13 @@ class Waiting:
         expires_unix_s = SystemClock().unix_s() + 1000
         self.membership.update([Opened(topic, peer, self._sequence, expires_unix_s, record)])
 
+    def serve(self, client: PeerId | None) -> Server:
+        """Have a server announce itself that is connected with this client."""
+        server = Server(self.network.endpoint(PeerId("server")), client)
+        self._tasks.start_soon(dispatch, server.endpoint, (server.teller,))
+        self.hear(PeerId("server"), "stage.0", StageRecord(("memory:server",), 1.0, stage=0))
+        return server
+
     async def wait(self) -> None:
         self.turn.append(await self.succession.turn())
 
@@ -69,9 +93,9 @@ class Waiting:
 
 @asynccontextmanager
 async def waiting() -> AsyncIterator[Waiting]:
-    made = Waiting()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
+            made = Waiting(tasks)
             tasks.start_soon(made.events)
             tasks.start_soon(made.wait)
             await anyio.wait_all_tasks_blocked()
@@ -95,30 +119,65 @@ async def test_it_is_no_turn_while_only_parts_of_the_registry_are_known() -> Non
     assert found.turn == [True]
 
 
-async def test_what_hosts_of_servers_keep_shows_that_there_is_no_client() -> None:
+@pytest.mark.parametrize("of_server", [None, ME], ids=["no client", "an earlier start of this one"])
+async def test_what_hosts_of_servers_keep_counts_when_servers_say_that_they_have_no_client(
+    of_server: PeerId | None,
+) -> None:
     async with waiting() as found:
         found.hear(SCOUT, "run", RunRecord("run", 2, 1.0, kept=True))
+        await anyio.wait_all_tasks_blocked()
+        assert not found.turn, "that no client announces the run is the registry's word alone"
+        found.serve(of_server)
     assert found.turn == [True]
     assert not found.notices
 
 
-@pytest.mark.parametrize("by_word", [True, False])
-async def test_the_run_ends_for_those_that_wait_as_well(by_word: bool) -> None:
+async def test_a_client_that_a_server_is_connected_with_keeps_its_place_whatever_the_registry_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(succession, "ASK_AGAIN_S", 0.01)
+    async with waiting() as found:
+        found.hear(SCOUT, "run", RunRecord("run", 2, 1.0, kept=True))
+        server = found.serve(PeerId("hidden"))
+        with anyio.fail_after(60):
+            while server.asked < 3:
+                await anyio.lowlevel.checkpoint()
+        assert not found.turn
+        server.client = None
+    assert found.turn == [True]
+
+
+async def test_a_client_that_waits_does_not_end_because_the_registry_says_that_the_run_has() -> None:
+    async with waiting() as found:
+        found.hear(FIRST, "run", RunRecord("run", 2, 1.0, ended=True))
+        found.hear(FIRST, "client", TRAINS)
+        await anyio.wait_all_tasks_blocked()
+        assert not found.turn
+        found.network.kill(FIRST)
+    assert found.turn == [True]
+
+
+async def test_the_run_ends_for_those_that_wait_as_well() -> None:
     async with waiting() as found:
         found.hear(FIRST, "run", RUN)
         found.hear(FIRST, "client", TRAINS)
         await anyio.wait_all_tasks_blocked()
-        if by_word:
-            found.first.introduce(found.endpoint.hop)
-            found.first.post(ME, RunOver(False, ""))
-        else:
-            found.hear(FIRST, "run", RunRecord("run", 2, 1.0, ended=True))
+        found.first.introduce(found.endpoint.hop)
+        found.first.post(ME, RunOver(False, ""))
     assert found.turn == [False]
     assert found.notices[-1] == "run run has ended"
 
 
+async def _hear_of_failure() -> None:
+    async with waiting() as found:
+        found.hear(FIRST, "run", RUN)
+        found.hear(FIRST, "client", TRAINS)
+        await anyio.wait_all_tasks_blocked()
+        found.first.introduce(found.endpoint.hop)
+        found.first.post(ME, RunOver(False, "no disk"))
+
+
 async def test_a_run_that_has_failed_is_an_error_for_those_that_wait() -> None:
     with pytest.raises(ExceptionGroup) as raised:
-        async with waiting() as found:
-            found.hear(FIRST, "run", RunRecord("run", 2, 1.0, ended=True, failure="no disk"))
+        await _hear_of_failure()
     assert raised.group_contains(ControlError, match="run run has failed: no disk")

@@ -68,10 +68,8 @@ def test_records_become_a_view_in_a_fixed_order() -> None:
 
 def test_a_run_that_goes_on_comes_before_one_that_has_ended() -> None:
     membership = Membership(_Clock())
-    membership.update(
-        [_opened("c0", RunRecord("old", 2, 5.0, ended=True)), _opened("c1", RunRecord("new", 2, 6.0, b"x"))]
-    )
-    assert membership.view.run == Run("new", 2, PeerId("c1"), b"x")
+    membership.update([_opened("c0", RunRecord("old", 2, 5.0, ended=True)), _opened("c1", RunRecord("new", 2, 6.0))])
+    assert membership.view.run == Run("new", 2, PeerId("c1"))
     membership.update([_opened("c1", RunRecord("new", 2, 6.0, ended=True), sequence=2)])
     assert membership.view.run is not None
     assert membership.view.run.ended
@@ -79,13 +77,13 @@ def test_a_run_that_goes_on_comes_before_one_that_has_ended() -> None:
 
 def test_what_hosts_of_servers_keep_of_a_run_counts_while_no_client_says_anything_of_it() -> None:
     membership = Membership(_Clock())
-    kept = RunRecord("run", 2, 1.0, b"x", kept=True)
+    kept = RunRecord("run", 2, 1.0, kept=True)
     membership.update([_opened("scout", kept), _opened("c0", RunRecord("other", 2, 5.0, ended=True))])
-    assert membership.view.run == Run("run", 2, PeerId("scout"), b"x", kept=True)
-    membership.update([_opened("c1", RunRecord("run", 2, 6.0, b"x"))])
-    assert membership.view.run == Run("run", 2, PeerId("c1"), b"x")
+    assert membership.view.run == Run("run", 2, PeerId("scout"), kept=True)
+    membership.update([_opened("c1", RunRecord("run", 2, 6.0))])
+    assert membership.view.run == Run("run", 2, PeerId("c1"))
     # The scout has not heard of the client yet, and keeps what is over.
-    membership.update([_opened("c1", RunRecord("run", 2, 6.0, b"x", ended=True), sequence=2)])
+    membership.update([_opened("c1", RunRecord("run", 2, 6.0, ended=True), sequence=2)])
     assert membership.view.run is not None
     assert membership.view.run.ended
 

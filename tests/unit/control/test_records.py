@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hmac
 import math
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
+from tests.unowned_keys import NON_CANONICAL, SIGNATURE, SMALL_ORDER, peer_id
 
 from shoal.clock import SystemClock
 from shoal.control.record_checker import RecordChecker
@@ -25,6 +29,7 @@ from shoal.control.records import (
     topic_of,
     topics,
     unseal,
+    with_mac,
     with_maddrs,
 )
 from shoal.identity import Identity
@@ -63,7 +68,7 @@ def _checker(clock: _Clock | None = None) -> RecordChecker:
         STAGE,
         StageRecord(ADDRESSES, 0.0),
         ClientRecord(ADDRESSES, 1.0, held_round=3),
-        RunRecord("sandbox-1", 2, 1.0, b"{}", ended=True),
+        RunRecord("sandbox-1", 2, 1.0, ended=True),
         MonitorRecord(ADDRESSES, 1.0),
         GoneRecord(),
     ],
@@ -87,23 +92,37 @@ def test_a_hop_has_the_signer_as_its_peer() -> None:
     assert hop_of(opened).addresses == ADDRESSES
 
 
-def _envelope(**changes: object) -> bytes:
-    """Return Alice's record with parts of the envelope replaced and the signature kept."""
+def _changed(**changes: object) -> bytes:
+    """Return the envelope of Alice's record with parts of it replaced and the signature kept."""
     names = ("version", "topic", "peer", "sequence", "expires", "body", "signature")
-    parts = dict(zip(names, msgspec.msgpack.decode(_seal()), strict=True))
+    parts = dict(zip(names, msgspec.msgpack.decode(_seal()[32:]), strict=True))
     return msgspec.msgpack.encode(list((parts | changes).values()))
+
+
+def _envelope(**changes: object) -> bytes:
+    """The same as an insider stores it."""
+    return with_mac(NAMESPACE, _changed(**changes))
+
+
+def _kept_mac(**changes: object) -> bytes:
+    """The same as a stranger stores it who holds Alice's record."""
+    return _seal()[:32] + _changed(**changes)
 
 
 BODY = msgspec.msgpack.Encoder().encode
 REJECTED = [
     ("larger than allowed", Rejection.OVERSIZED, b"x" * (MAX_RECORD_BYTES + 1)),
-    ("no msgpack", Rejection.MALFORMED, b"\xc1garbage"),
-    ("cut off", Rejection.MALFORMED, _seal()[:-5]),
-    ("another struct", Rejection.MALFORMED, msgspec.msgpack.encode(["stage.1", 5])),
+    ("no msgpack", Rejection.MALFORMED, with_mac(NAMESPACE, b"\xc1garbage")),
+    ("cut off by an insider", Rejection.MALFORMED, with_mac(NAMESPACE, _seal()[32:-5])),
+    ("another struct", Rejection.MALFORMED, with_mac(NAMESPACE, msgspec.msgpack.encode(["stage.1", 5]))),
     ("body of no known kind", Rejection.MALFORMED, _envelope(body=BODY(["nonsense", 1]))),
     ("body with a field too many", Rejection.MALFORMED, _envelope(body=BODY([*msgspec.to_builtins(STAGE), 1]))),
     ("no address", Rejection.MALFORMED, _envelope(body=BODY(["stage", [], 1.0]))),
-    ("text that is no text", Rejection.MALFORMED, _seal().replace(b"stage.1", b"stage\xff\xfe")),
+    (
+        "text that is no text",
+        Rejection.MALFORMED,
+        with_mac(NAMESPACE, _seal()[32:].replace(b"stage.1", b"stage\xff\xfe")),
+    ),
     (
         "a body whose text is none",
         Rejection.MALFORMED,
@@ -125,10 +144,55 @@ REJECTED = [
     ("life prolonged", Rejection.BAD_SIGNATURE, _envelope(expires=9999.0)),
     (
         "another swarm's",
-        Rejection.BAD_SIGNATURE,
+        Rejection.BAD_MAC,
         seal(ALICE, "o" * 64, "stage.1", STAGE, sequence=7, expires_unix_s=1030.0),
     ),
+    (
+        "another swarm's, sealed again by an insider",
+        Rejection.BAD_SIGNATURE,
+        with_mac(NAMESPACE, seal(ALICE, "o" * 64, "stage.1", STAGE, sequence=7, expires_unix_s=1030.0)[32:]),
+    ),
+    ("nothing", Rejection.BAD_MAC, b""),
+    ("less than a MAC", Rejection.BAD_MAC, b"x" * 31),
+    ("a MAC of nothing", Rejection.BAD_MAC, b"x" * 32),
+    ("cut off", Rejection.BAD_MAC, _seal()[:-5]),
+    ("without its MAC, as version 4 had it", Rejection.BAD_MAC, _seal()[32:]),
+    ("another MAC", Rejection.BAD_MAC, bytes([_seal()[0] ^ 1]) + _seal()[1:]),
+    ("a MAC by the namespace itself", Rejection.BAD_MAC, hmac.digest(NAMESPACE.encode(), _seal()[32:], "sha3_256")),
 ]
+HELD: dict[str, Callable[[], dict[str, Any]]] = {
+    "its version": lambda: {"version": PROTOCOL_VERSION + 1},
+    "its topic": lambda: {"topic": "stage.0"},
+    "its owner": lambda: {"peer": MALLORY.peer_id},
+    "its age": lambda: {"sequence": 8},
+    "its life": lambda: {"expires": 1060.0},
+    "what it says": lambda: {"body": BODY(RunRecord("evil", 2, 0.0))},
+    "its signature": lambda: {"signature": MALLORY.sign(b"anything")},
+}
+
+
+@pytest.mark.parametrize("name", sorted(HELD))
+def test_who_holds_a_record_can_exchange_nothing_of_it(name: str) -> None:
+    """Also with a signature that holds: only the swarm's key makes the MAC."""
+    checker, changes = _checker(), HELD[name]()
+    value = _kept_mac(**changes)
+    topic, peer = changes.get("topic", "stage.1"), changes.get("peer", ALICE.peer_id)
+    assert not checker.check(topic.encode(), peer, value, changes.get("expires", 1030.0))
+    assert checker.accept(topic, peer, value) is None
+    assert checker.rejected == {Rejection.BAD_MAC: 2}
+
+
+@pytest.mark.parametrize("key", SMALL_ORDER + NON_CANONICAL, ids=bytes.hex)
+def test_a_key_that_nobody_owns_signs_no_record_with_or_without_the_swarms_key(key: bytes) -> None:
+    """Shown live once: one such record made a host of servers leave."""
+    checker, peer = _checker(), peer_id(key)
+    for sequence in range(32):
+        said = {"topic": "run", "body": BODY(RunRecord("evil", 2, 0.0)), "signature": SIGNATURE}
+        value = _changed(peer=peer, sequence=sequence, **said)
+        for each in (value, _seal()[:32] + value, bytes(32) + value, with_mac(NAMESPACE, value)):
+            assert not checker.check(b"run", peer, each, 1030.0)
+            assert checker.accept("run", peer, each) is None
+    assert checker.rejected == {Rejection.BAD_MAC: 3 * 2 * 32, Rejection.BAD_SIGNATURE: 2 * 32}
 
 
 @pytest.mark.parametrize(("reason", "value"), [(r, v) for _, r, v in REJECTED], ids=[name for name, _, _ in REJECTED])

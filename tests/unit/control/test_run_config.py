@@ -1,4 +1,4 @@
-"""The shared configuration on its way through a record."""
+"""The shared configuration on its way to a host that joins."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ import pytest
 
 from shoal.config import Config
 from shoal.config.shared import shared_configuration
-from shoal.control.records import MAX_CONFIG_BYTES, MAX_RECORD_BYTES, RunRecord, seal
 from shoal.control.run_config import pack_configuration, unpack_configuration
 from shoal.errors import ConfigError, RecordRejected
-from shoal.identity import Identity
+from shoal.wire.messages.control import MAX_CONFIG_BYTES
 
 
-def test_what_is_packed_comes_back_and_fits_into_a_record() -> None:
+def test_what_is_packed_comes_back_and_is_small() -> None:
     shared = shared_configuration(Config())
     packed = pack_configuration(shared)
     assert unpack_configuration(packed) == shared
-    record = RunRecord("sandbox-20260101-000000-abcd", 2, 1.0, packed)
-    sealed = seal(Identity.generate(), "n" * 64, "run", record, sequence=1, expires_unix_s=2.0)
-    assert len(sealed) < MAX_RECORD_BYTES // 2
+    assert len(packed) < MAX_CONFIG_BYTES // 2
 
 
-def test_a_configuration_that_does_not_fit_is_refused_before_it_is_announced() -> None:
+def test_a_configuration_that_does_not_fit_is_refused_before_it_is_told() -> None:
     with pytest.raises(ConfigError, match=r"model\.extra"):
         pack_configuration({"model": {"extra": {"noise": secrets.token_hex(MAX_CONFIG_BYTES)}}})
 

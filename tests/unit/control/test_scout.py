@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
 from shoal.clock import SystemClock
+from shoal.config import config_to_json
+from shoal.config.load import load_config
+from shoal.control import run_watch, scout
 from shoal.control.membership import Membership
-from shoal.control.records import GoneRecord, MonitorRecord, Opened, RunRecord
+from shoal.control.records import ClientRecord, GoneRecord, MonitorRecord, Opened, Record, RunRecord, StageRecord
 from shoal.control.registry import Registry
+from shoal.control.run_question import RunTeller
+from shoal.control.run_watch import RunWatch
 from shoal.control.scout import _running, _tell_peers, _watch
-from shoal.errors import BootstrapError
+from shoal.control.scout_spec import ScoutSpec
+from shoal.errors import BootstrapError, ConnectionLost
+from shoal.identity import Identity
 from shoal.ids import PeerId
+from shoal.swarm.view import Run
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import RunOver, TellRun
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +54,24 @@ class Board:
         self.membership.update([Opened("run", PeerId("S"), sequence, SystemClock().unix_s() + 100, record)])
 
 
-KEPT = RunRecord("r", 2, 5.0, b"shared", kept=True)
+KEPT = RunRecord("r", 2, 5.0, kept=True)
+
+
+def _start(timeout_s: float) -> ScoutSpec:
+    config = load_config(None, [f"--network.bootstrap-timeout-s={timeout_s}", "--experiment-prefix=sandbox"])
+    return ScoutSpec(
+        run_id="",
+        role="scout",
+        index=0,
+        config_json=config_to_json(config),
+        identity_key=b"i" * 32,
+        swarm_key=b"k" * 32,
+        socket_path="/nowhere",
+        log_dir="/nowhere",
+    )
+
+
+START, PATIENT = _start(0.1), _start(60.0)
 
 
 class Told:
@@ -51,46 +84,144 @@ class Told:
         self.events.append((name, fields))
 
 
-def announced(sequence: int, record: RunRecord | GoneRecord) -> list[Opened]:
-    return [Opened("run", PeerId("C"), sequence, SystemClock().unix_s() + 100, record)]
+CLIENT, SCOUT = PeerId("C"), PeerId("S")
+ANNOUNCED = RunRecord("r", 2, 1.0)
+
+
+class Scene:
+    """A scout that watches, its registry, and a client that it can reach."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self.board, self.told, self.tasks = Board(), Told(), tasks
+        self.network = MemoryNetwork()
+        self.endpoint = self.network.endpoint(SCOUT)
+        self.watch = RunWatch("r", self.endpoint, self.board.membership, SystemClock())
+        self.confirmed = False
+        self.questions: list[str] = []
+        self.over = anyio.Event()
+        self._sequence = 0
+
+    def hear(self, topic: str, record: Record, peer: PeerId = CLIENT) -> None:
+        self._sequence += 1
+        expires_unix_s = SystemClock().unix_s() + 100
+        self.board.membership.update([Opened(topic, peer, self._sequence, expires_unix_s, record)])
+
+    def start_client(self) -> MemoryEndpoint:
+        client = self.network.endpoint(CLIENT)
+        self.tasks.start_soon(dispatch, client, (RunTeller(client, {}, lambda: CLIENT),))
+        self.hear("client", ClientRecord(("memory:C",), 1.0))
+        self.hear("run", ANNOUNCED)
+        return client
+
+    async def is_replaced_by(self, run: Run) -> bool:
+        self.questions.append(run.run_id)
+        return self.confirmed
+
+    async def watches(self) -> None:
+        await _watch(self.board, KEPT, self.watch, self.is_replaced_by, self.told)
+        self.over.set()
+
+
+@asynccontextmanager
+async def watching() -> AsyncIterator[Scene]:
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            scene = Scene(tasks)
+            tasks.start_soon(dispatch, scene.endpoint, (scene.watch,))
+            tasks.start_soon(scene.watch.run)
+            tasks.start_soon(scene.watches)
+            yield scene
+            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
     ("last", "reason", "ended_well"),
     [
-        (RunRecord("r", 2, 1.0, ended=True), "run r has ended", True),
-        (RunRecord("r", 2, 1.0, ended=True, interrupted=True), "run r has ended (interrupted at its client)", True),
-        (RunRecord("r", 2, 1.0, ended=True, failure="no disk"), "run r has failed: no disk", False),
-        (RunRecord("other", 2, 2.0), "a new run, other, has begun in place of r", False),
+        (RunOver(False, ""), "run r has ended", True),
+        (RunOver(True, ""), "run r has ended (interrupted at its client)", True),
+        (RunOver(False, "no disk"), "run r has failed: no disk", False),
     ],
 )
-async def test_the_launcher_hears_how_a_run_ends(last: RunRecord, reason: str, ended_well: bool) -> None:
-    board, told = Board(), Told()
-    board.membership.update(announced(1, RunRecord("r", 2, 1.0)))
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch, board, KEPT, told)
-            await anyio.wait_all_tasks_blocked()
-            assert told.events == []
-            board.membership.update(announced(2, last))
-    assert told.events == [("run_over", {"reason": reason, "ended_well": ended_well})]
+async def test_the_launcher_hears_from_the_client_how_a_run_ends(last: RunOver, reason: str, ended_well: bool) -> None:
+    async with watching() as scene:
+        client = scene.start_client()
+        await anyio.wait_all_tasks_blocked()
+        assert scene.watch.client == CLIENT
+        assert scene.told.events == []
+        client.post(SCOUT, last)
+        await scene.over.wait()
+    assert scene.told.events == [("run_over", {"reason": reason, "ended_well": ended_well})]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        replace(ANNOUNCED, ended=True),
+        RunRecord("other", 2, 0.0),
+        RunRecord("other", 2, 0.0, ended=True),
+        RunRecord("other", 2, 0.0, kept=True),
+        GoneRecord(),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("by", [CLIENT, PeerId("evil")])
+async def test_nothing_that_the_registry_says_makes_a_host_leave(said: Record, by: PeerId) -> None:
+    """Neither while the client is there nor without it."""
+    async with watching() as scene:
+        scene.start_client()
+        await anyio.wait_all_tasks_blocked()
+        scene.hear("run", said, by)
+        await anyio.wait_all_tasks_blocked()
+        assert scene.told.events == [], "its client is connected"
+        assert not scene.questions
+        scene.network.kill(CLIENT)
+        await anyio.wait_all_tasks_blocked()
+        assert not scene.over.is_set()
+        assert [name for name, _ in scene.told.events if name != "run_announced"] == []
+
+
+async def test_a_run_is_left_for_another_when_that_ones_client_says_so_and_this_ones_is_gone() -> None:
+    async with watching() as scene:
+        scene.start_client()
+        await anyio.wait_all_tasks_blocked()
+        scene.confirmed = True
+        scene.hear("run", RunRecord("other", 2, 0.0), PeerId("D"))
+        await anyio.wait_all_tasks_blocked()
+        assert not scene.over.is_set()
+        scene.network.kill(CLIENT)
+        await scene.over.wait()
+    assert scene.questions == ["other"]
+    assert scene.told.events == [
+        ("run_over", {"reason": "a new run, other, has begun in place of r", "ended_well": False})
+    ]
 
 
 async def test_a_run_that_is_silent_is_not_over_and_may_come_back() -> None:
-    board, told = Board(), Told()
-    board.membership.update(announced(1, RunRecord("r", 2, 1.0)))
     kept: list[RunRecord | None] = []
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch, board, KEPT, told)
+    async with watching() as scene:
+        scene.hear("run", ANNOUNCED)
+        await anyio.wait_all_tasks_blocked()
+        for record in (GoneRecord(), ANNOUNCED):
+            scene.hear("run", record)
             await anyio.wait_all_tasks_blocked()
-            for sequence, record in ((2, GoneRecord()), (3, RunRecord("r", 2, 1.0))):
-                board.membership.update(announced(sequence, record))
-                await anyio.wait_all_tasks_blocked()
-                kept.append(board.own)
-            tasks.cancel_scope.cancel()
+            kept.append(scene.board.own)
     assert kept == [KEPT, None], "while no client announces the run, the scout does, so that the next one finds it"
-    assert told.events == [("run_announced", {"is_announced": False}), ("run_announced", {"is_announced": True})]
+    told = scene.told.events
+    assert told == [("run_announced", {"is_announced": False}), ("run_announced", {"is_announced": True})]
+
+
+async def test_a_client_that_is_lost_is_asked_again_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_watch, "ASK_AGAIN_S", 0.01)
+    async with watching() as scene:
+        scene.start_client()
+        await anyio.wait_all_tasks_blocked()
+        scene.network.kill(CLIENT)
+        while scene.watch.client is not None:
+            await anyio.lowlevel.checkpoint()
+        scene.start_client()
+        while scene.watch.client is None:
+            await anyio.lowlevel.checkpoint()
+    assert scene.told.events == []
 
 
 @dataclass
@@ -114,7 +245,55 @@ async def test_who_finds_no_run_is_told_when_the_clocks_are_the_reason(
 ) -> None:
     silent = Silent(difference_s, Membership(SystemClock()))
     with pytest.raises(BootstrapError, match=message):
-        await _running(cast("Registry", silent), 0.01, "sandbox")
+        await _running(cast("Registry", silent), START, Identity.generate())
+
+
+async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_record_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that is dead is announced for a while, and a forged record would be as well."""
+    asked: list[tuple[str, tuple[PeerId, ...]]] = []
+
+    async def ask(_start: object, _identity: object, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
+        asked.append((run_id, tuple(hop.peer for hop in hops)))
+        if CLIENT in asked[-1][1]:
+            raise ConnectionLost("C: refused")
+        return hops[0].peer, TellRun(b"true", None)
+
+    monkeypatch.setattr(scout, "ask_run", ask)
+    board = Silent(None, Membership(SystemClock()))
+    expires_unix_s = SystemClock().unix_s() + 100
+    records: list[tuple[str, str, Record]] = [
+        ("C", "run", RunRecord("evil", 2, 0.0)),
+        ("C", "client", ClientRecord(("memory:C",), 0.0)),
+        ("K", "run", RunRecord("r", 2, 1.0, kept=True)),
+    ]
+    board.membership.update(Opened(topic, PeerId(peer), 1, expires_unix_s, said) for peer, topic, said in records)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+
+            async def serve() -> None:
+                while not asked:
+                    await anyio.lowlevel.checkpoint()
+                record = StageRecord(("memory:V",), 1.0, stage=0)
+                board.membership.update([Opened("stage.0", PeerId("V"), 1, expires_unix_s, record)])
+
+            tasks.start_soon(serve)
+            run, told = await _running(cast("Registry", board), PATIENT, Identity.generate())
+    assert (run.run_id, told.config) == ("r", b"true")
+    assert asked == [("evil", (CLIENT,)), ("r", (PeerId("V"),))]
+
+
+async def test_who_reaches_no_peer_of_a_run_is_told_which_port_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(*_: object) -> tuple[PeerId, TellRun]:
+        raise ConnectionLost("C: tcp:10.0.0.1:5: no answer")
+
+    monkeypatch.setattr(scout, "ask_run", ask)
+    board = Silent(None, Membership(SystemClock()))
+    for topic, record in (("run", ANNOUNCED), ("client", ClientRecord(("tcp:10.0.0.1:5",), 0.0))):
+        board.membership.update([Opened(topic, CLIENT, 1, SystemClock().unix_s() + 100, record)])
+    with pytest.raises(BootstrapError, match=r"run r is announced.*network\.data_port.*10\.0\.0\.1:5"):
+        await _running(cast("Registry", board), START, Identity.generate())
 
 
 async def test_the_launcher_is_told_where_the_swarm_can_be_joined_whenever_that_changes() -> None:

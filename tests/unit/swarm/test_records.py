@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+from msgspec.structs import replace
+from tests.unowned_keys import NON_CANONICAL, SIGNATURE, SMALL_ORDER, peer_id
+
+from shoal.errors import SignatureError
+from shoal.identity import verify
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import (
     FinalView,
@@ -117,3 +123,13 @@ def test_the_genesis_depends_on_seed_and_configuration_not_on_the_order_of_keys(
     assert (
         len({base, genesis_hash("run", 2, {"a": 1}), genesis_hash("run", 1, {"a": 2}), genesis_hash("r", 1, {})}) == 4
     )
+
+
+@pytest.mark.parametrize("key", SMALL_ORDER + NON_CANONICAL, ids=bytes.hex)
+def test_a_key_that_nobody_owns_signs_no_record_of_a_round(key: bytes) -> None:
+    signer = peer_id(key)
+    record = build([view(0, "a")], {"a": join(0)})
+    for number in range(32):
+        signed = seal(replace(record, ballot=Ballot(number, signer, 1)), signer, lambda _: SIGNATURE)
+        with pytest.raises(SignatureError):
+            unseal(signed, "run", verify)

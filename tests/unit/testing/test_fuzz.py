@@ -36,6 +36,18 @@ def test_some_thousand_wrong_inputs_are_refused_or_taken() -> None:
     assert all(report.taken[name] < count / 2 for name, count in report.inputs.items())
 
 
+def test_records_reach_every_check_and_a_good_share_comes_through_all_of_them() -> None:
+    parsers = [parser for parser in all_parsers(5, FixedClock()) if parser.name == "record"]
+    report = Campaign(5, parsers).run(0, 2000)
+    reached = report.reached["record"]
+    assert sum(reached.values()) == 2000
+    assert reached["taken"] == report.taken["record"] >= 0.2 * 2000
+    # Behind the MAC lies what an insider can bring: two thirds of the inputs get there.
+    assert 2000 - reached["bad_mac"] >= 0.67 * 2000
+    for reason in ("bad_mac", "malformed", "wrong_topic", "bad_signature", "bad_expiry", "expired"):
+        assert reached[reason] >= 5, reached
+
+
 @pytest.mark.slow
 def test_a_minute_of_wrong_inputs_is_refused_or_taken(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/fuzz.py", "--seed=17", "--cpu-s=60", "--json", f"--save={tmp_path}"]

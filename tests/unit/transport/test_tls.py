@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
+from tests.unowned_keys import SMALL_ORDER
 
-from shoal.errors import HandshakeError
+from shoal.errors import HandshakeError, Offence
 from shoal.identity import Identity, peer_id_of
 from shoal.transport import tls
 from shoal.transport.tls import TlsContexts, explained, peer_of, tls_contexts
@@ -93,6 +95,15 @@ def test_what_is_no_identity_certificate_names_nobody() -> None:
     with pytest.raises(HandshakeError, match="Ed25519"):
         peer_of(builder.sign(tls._authority_key(KEY), None).public_bytes(Encoding.DER))
     assert peer_id_of(ALICE.public_bytes) == ALICE.peer_id
+
+
+@pytest.mark.parametrize("key", SMALL_ORDER, ids=bytes.hex)
+def test_an_insider_is_no_peer_by_a_certificate_for_a_key_that_anybody_could_use(key: bytes) -> None:
+    public_key = Ed25519PublicKey.from_public_bytes(key)
+    certificate = tls._certificate("evil", public_key, tls._authority_key(KEY), is_authority=False)
+    with pytest.raises(HandshakeError, match="small order") as refused:
+        peer_of(certificate.public_bytes(Encoding.DER))
+    assert refused.value.offence is Offence.IDENTITY
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

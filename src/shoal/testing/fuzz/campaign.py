@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import signal
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +71,7 @@ class Report:
     Attributes:
         inputs: how many were tried, by parser.
         taken: how many of these were taken as valid, by parser.
+        reached: how many came how far, by parser, of those that tell.
         failures: the first ones of each kind.
         failed: how many inputs failed.
         growth_bytes: by how much the process's memory was larger, at most, than at the beginning.
@@ -79,6 +80,7 @@ class Report:
 
     inputs: Counter[str] = field(default_factory=Counter[str])
     taken: Counter[str] = field(default_factory=Counter[str])
+    reached: dict[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     failures: list[Failure] = field(default_factory=list[Failure])
     failed: int = 0
     growth_bytes: int = 0
@@ -130,6 +132,7 @@ class Campaign:
                         progress(number + 1 - start)
                     if cpu_s is not None and report.cpu_s >= cpu_s:
                         break
+        report.reached = {parser.name: dict(parser.reached) for parser in self._parsers if parser.reached}
         return report
 
     def again(self, failure: Failure) -> Exception | None:

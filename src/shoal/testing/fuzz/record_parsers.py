@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from random import Random
 from typing import Any, Final, cast, get_args
 
@@ -28,12 +30,21 @@ _NAMESPACE: Final = "fuzzed"
 _TTL_S: Final = 60.0
 _STAGE: Final = 3
 """Where a server's record has its stage: behind tag, addresses and join time."""
+_MAC_BYTES: Final = 32
+_UNOWNED: Final = "12D3KooW9tGaPdJo5jmCpadQ971nfiq4kLcQjeBPYTfutBTtckPH"
+"""The peer id of the point `0100..00`, for which anybody can sign."""
+_HOLDS_FOR_ALL: Final = (1).to_bytes(32, "little") + bytes(32)
+"""The signature that holds for every message, if such keys are let pass."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
 class RecordParser(Parser):
-    """Records of the DHT, as the DHT checks them and as their reader does."""
+    """Records of the DHT, as the DHT checks them and as their reader does.
+
+    Most inputs carry the swarm's MAC, and many a signature that holds: what an insider can make. Without it no input
+    would come further than the MAC.
+    """
 
     name = "record"
 
@@ -41,47 +52,82 @@ class RecordParser(Parser):
         super().__init__(seed)
         self._clock = clock
         self._identity = Identity(self._random.randbytes(32))
-        self._checker = RecordChecker(_NAMESPACE, str.encode, clock, Registry())
-        infos = [schema.type_info(kind) for kind in get_args(records.Record)]
-        self._bodies = [tree_of(info, self._random) for info in infos for _ in range(4 * SAMPLES_EACH)]
+        self._checker = self._new_checker()
+        self._infos = [schema.type_info(kind) for kind in get_args(records.Record)]
+        self._bodies = [tree_of(info, self._random) for info in self._infos for _ in range(4 * SAMPLES_EACH)]
+        self._reached = Counter[str]()
+
+    @property
+    def reached(self) -> Mapping[str, int]:
+        """How many inputs came how far: the reason for which they were refused, or `taken`."""
+        return self._reached
 
     def make(self, random: Random) -> bytes:
         body = random.choice(self._bodies)
-        topic = records.stage_topic(body[_STAGE]) if body[0] == "stage" else str(body[0])
-        wrong = random.randrange(4)
-        raw = _encode(changed_tree(body, random) if wrong == 0 else body)
-        expires_unix_s = self._clock.unix_s() + _TTL_S
-        envelope: list[Any] = [
-            PROTOCOL_VERSION,
-            topic,
-            self._identity.peer_id,
-            random.randrange(4),
-            expires_unix_s,
-            raw,
-        ]
-        if wrong == 1:
-            changed = changed_tree(envelope, random)
-            envelope = cast("list[Any]", changed) if isinstance(changed, list) else [changed]
-        # An insider signs what he likes; the signature is over the tree as it is.
-        signed = _encode([records.SIGNED_AS, _NAMESPACE, [*envelope, b""]])
-        value = _encode([*envelope, self._identity.sign(signed)])
-        return changed_bytes(value, random) if wrong == 2 else value
+        match random.randrange(8):
+            case 0:
+                return changed_bytes(self._sealed(self._envelope(body, random)), random)
+            case 1:
+                sealed = self._sealed(self._envelope(body, random))
+                return records.with_mac(_NAMESPACE, changed_bytes(sealed[_MAC_BYTES:], random))
+            case 2:
+                envelope = self._envelope(body, random)
+                if random.random() < 0.5:
+                    # Of the right form, and elsewhere or at another time than it may be.
+                    envelope[1] = random.choice(records.topics(2))
+                    envelope[4] += random.choice((-_TTL_S, 0.0, 1e3))
+                    return self._sealed(envelope)
+                changed = changed_tree(envelope, random)
+                return self._sealed(cast("list[Any]", changed) if isinstance(changed, list) else [changed])
+            case 3:
+                envelope = self._envelope(body, random)
+                envelope[2] = _UNOWNED
+                return records.with_mac(_NAMESPACE, _encode([*envelope, _HOLDS_FOR_ALL]))
+            case 4 | 5:
+                return self._sealed(self._envelope(body, random, changed_tree(body, random)))
+            case _:
+                # What fits the schema, with values that the schema leaves open.
+                return self._sealed(self._envelope(tree_of(random.choice(self._infos), random), random))
 
     def feed(self, data: bytes, random: Random) -> bool:
-        peer = self._identity.peer_id
         # Where it stands in the DHT is up to who puts it there.
-        topic = _topic_in(data)
-        self._checker.check(topic.encode(errors="replace"), peer, data, self._clock.unix_s() + _TTL_S)
-        return self._checker.accept(topic, peer, data) is not None
+        topic, peer = _place_in(data, self._identity.peer_id)
+        expires_unix_s = self._clock.unix_s() + _TTL_S
+        # One has seen all that came before; to the other each input is the first.
+        fresh = self._new_checker()
+        for checker in (self._checker, fresh):
+            checker.check(topic.encode(errors="replace"), peer, data, expires_unix_s)
+        self._checker.accept(topic, peer, data)
+        before = fresh.rejected
+        is_taken = fresh.accept(topic, peer, data) is not None
+        reasons = [reason for reason, count in fresh.rejected.items() if count > before.get(reason, 0)]
+        self._reached["taken" if is_taken else reasons[0].value] += 1
+        return is_taken
+
+    def _new_checker(self) -> RecordChecker:
+        return RecordChecker(_NAMESPACE, str.encode, self._clock, Registry())
+
+    def _envelope(self, body: Any, random: Random, said: Any = None) -> list[Any]:
+        topic = records.stage_topic(body[_STAGE]) if body[0] == "stage" else str(body[0])
+        raw = _encode(body if said is None else said)
+        expires_unix_s = self._clock.unix_s() + _TTL_S
+        return [PROTOCOL_VERSION, topic, self._identity.peer_id, random.randrange(1 << 40), expires_unix_s, raw]
+
+    def _sealed(self, envelope: list[Any]) -> bytes:
+        """An insider signs what he likes; the signature is over the tree as it is."""
+        signed = _encode([records.SIGNED_AS, _NAMESPACE, [*envelope, b""]])
+        return records.with_mac(_NAMESPACE, _encode([*envelope, self._identity.sign(signed)]))
 
 
-def _topic_in(data: bytes) -> str:
+def _place_in(data: bytes, owner: str) -> tuple[str, str]:
+    """Return the topic and the peer that a record names, or usual ones."""
     try:
-        envelope = _decode(data)
+        envelope = _decode(data[_MAC_BYTES:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return "client"
+        return "client", owner
     fields = cast("list[object]", envelope) if isinstance(envelope, list) else []
-    return fields[1] if len(fields) > 1 and isinstance(fields[1], str) else "client"
+    topic, peer = fields[1:3] if len(fields) > 2 else ("client", owner)
+    return topic if isinstance(topic, str) else "client", peer if isinstance(peer, str) else owner
 
 
 class RoundParser(Parser):

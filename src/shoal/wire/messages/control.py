@@ -113,6 +113,22 @@ class RunOver(Struct, frozen=True, tag="run_over"):
     failure: str
 
 
+MAX_CONFIG_BYTES = 6 * 1024
+"""Of a run's shared configuration, packed."""
+
+
+class AskRun(Struct, frozen=True, tag="ask_run"):
+    """Which run is it? Asked of its clients and servers. A client also tells whoever has asked when it is over."""
+
+
+class TellRun(Struct, frozen=True, tag="tell_run"):
+    """The answer: `config` is what all hosts share (`control.run_config`). `client` is the run's client, if the sender
+    is that or follows it and is connected with it; else None."""
+
+    config: Annotated[bytes, msgspec.Meta(max_length=MAX_CONFIG_BYTES)]
+    client: PeerId | None
+
+
 COUNTERS = "counters/"
 """How names of numbers begin that only grow and are summed up over peers: `counters/transport.refused{offence=tls}`."""
 
@@ -143,6 +159,8 @@ ControlMessage = (
     | TrainerDone
     | TrainerStuck
     | RunOver
+    | AskRun
+    | TellRun
     | Metrics
     | AskCounters
 )

@@ -1,0 +1,105 @@
+"""Which run is it, and who is its client? Asked of the peers themselves, because the registry alone is not believed.
+
+    host that joins, or that waits -- AskRun --> client, servers
+                                   <-- TellRun --   the run's configuration; the client, if the sender has it
+
+What is announced in the DHT says whom to ask, and nothing more: a configuration is taken, a run is left and a client's
+place is taken on an answer over a connection, at both ends of which the swarm's key and the peer's own were proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from shoal.config.start import RoleStart
+from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.run_config import pack_configuration
+from shoal.errors import ConnectionLost
+from shoal.identity import Identity
+from shoal.ids import PeerId
+from shoal.swarm.view import SwarmView
+from shoal.transport.base import Endpoint, PeerLost, Received
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import AskRun, TellRun
+
+ASK_AGAIN_S = 2.0
+"""Of those who have not answered."""
+ANSWER_WITHIN_S = 10.0
+"""A dial is given up after half of it."""
+MAX_ASKED = 4
+"""Servers, at a time: any of them knows."""
+
+
+class RunTeller:
+    """The side that is asked. A `transport.dispatch.Handler`.
+
+    Attributes:
+        askers: who has asked and is still connected: they hear of the run's end as well.
+    """
+
+    def __init__(self, endpoint: Endpoint, shared: Mapping[str, Any], client: Callable[[], PeerId | None]) -> None:
+        """Wait to be asked.
+
+        Args:
+            endpoint: of this peer.
+            shared: the run's shared configuration.
+            client: of the run, while this peer is connected with it or is it.
+
+        Raises:
+            ConfigError: the configuration does not fit into an answer.
+        """
+        self.askers: set[PeerId] = set()
+        self._endpoint = endpoint
+        self._packed = pack_configuration(shared)
+        self._client = client
+
+    def receive(self, event: Received) -> bool:
+        """Answer."""
+        if not isinstance(event.message, AskRun):
+            return False
+        self.askers.add(event.peer)
+        self._endpoint.post(event.peer, TellRun(self._packed, self._client()))
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+        self.askers.discard(peer)
+
+
+def peers_to_ask(view: SwarmView) -> tuple[Hop, ...]:
+    """Return who can say which run it is: its clients, and some of the servers."""
+    clients = [client.hop for client in view.clients if not client.waits]
+    return (*clients, *(server.hop for server in view.replicas[:MAX_ASKED]))
+
+
+async def ask_run(start: RoleStart, identity: Identity, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
+    """Ask peers of a run that this process does not belong to; return who has answered first, and what.
+
+    Raises:
+        ConnectionLost: nobody did; the message says why.
+    """
+    # It dials, and is dialled by nobody.
+    asking = msgspec.structs.replace(start, run_id=run_id, listen_tcp=None, socket_path=f"{start.socket_path}.ask")
+    silent = {hop.peer: f"no answer within {ANSWER_WITHIN_S:.0f} s" for hop in hops}
+    left = set(silent)
+    async with open_role_endpoint(asking, identity) as endpoint:
+        for hop in hops:
+            endpoint.introduce(hop)
+            endpoint.post(hop.peer, AskRun())
+        with anyio.move_on_after(ANSWER_WITHIN_S):
+            async for event in endpoint.events():
+                match event:
+                    case Received(peer, TellRun() as told):
+                        return peer, told
+                    case PeerLost(peer, reason):
+                        silent[peer] = reason
+                        left.discard(peer)
+                    case _:
+                        pass
+                if not left:
+                    break
+    raise ConnectionLost("; ".join(f"{peer}: {reason}" for peer, reason in silent.items()))

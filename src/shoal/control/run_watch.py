@@ -1,0 +1,101 @@
+"""A scout's connection with the run's client, over which it hears the last word.
+
+the registry names a client -> AskRun over TLS -> it says that it is -> its RunOver -> over
+                                    ^  '- nobody answers -'  |
+                                    '--- connection lost ----'
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.control.membership import Membership
+from shoal.control.run_end import RunEndListener
+from shoal.control.run_question import ASK_AGAIN_S
+from shoal.ids import PeerId
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.control import AskRun, TellRun
+
+
+class RunWatch:
+    """Stays connected with the client. A `transport.dispatch.Handler`.
+
+    Attributes:
+        client: who has said that it is the run's client, while there is a connection with it.
+        over: how the run has ended, in words, and whether nothing went wrong; None while it goes on.
+    """
+
+    def __init__(self, run_id: str, endpoint: Endpoint, membership: Membership, clock: Clock) -> None:
+        """Know nobody; `run` looks for the client.
+
+        Args:
+            run_id: the training job.
+            endpoint: of this scout.
+            membership: says whom to ask.
+            clock: for the pauses between questions.
+        """
+        self.client: PeerId | None = None
+        self.over: tuple[str, bool] | None = None
+        self._endpoint = endpoint
+        self._membership = membership
+        self._clock = clock
+        self._changed = anyio.Event()
+        self._asked_at_s: dict[PeerId, float] = {}
+        self._end = RunEndListener(run_id, lambda: membership.view, self._run_over, lambda: self.client)
+
+    def receive(self, event: Received) -> bool:
+        """Take an answer, or the last word.
+
+        Raises:
+            RemoteProtocolError: somebody says that the run is over who is no client of it.
+        """
+        if not isinstance(event.message, TellRun):
+            return self._end.receive(event)
+        if event.message.client == event.peer and self.client is None:
+            self.client = event.peer
+            self._notify()
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+        if peer == self.client:
+            self.client = None
+            self._notify()
+
+    async def changed(self) -> None:
+        """Wait until the client is found or lost, the registry says something else, or the run is over."""
+        await self._changed.wait()
+
+    async def run(self) -> None:
+        """Look for the client whenever there is no connection with it, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow_view)
+            while True:
+                changed = self._changed
+                self._ask()
+                with anyio.move_on_after(ASK_AGAIN_S if self.client is None else None):
+                    await changed.wait()
+
+    def _ask(self) -> None:
+        now_s = self._clock.now_s()
+        clients = [client.hop for client in self._membership.view.clients if not client.waits]
+        for hop in clients if self.client is None else ():
+            if self._asked_at_s.get(hop.peer, float("-inf")) + ASK_AGAIN_S <= now_s:
+                self._asked_at_s[hop.peer] = now_s
+                self._endpoint.introduce(hop)
+                self._endpoint.post(hop.peer, AskRun())
+        self._asked_at_s = {hop.peer: self._asked_at_s[hop.peer] for hop in clients if hop.peer in self._asked_at_s}
+
+    async def _follow_view(self) -> None:
+        while True:
+            await self._membership.changed()
+            self._notify()
+
+    def _run_over(self, reason: str, ended_well: bool) -> None:
+        self.over = (reason, ended_well)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
