@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from shoal.errors import ConfigError, IdentityError, SignatureError
 from shoal.ids import PeerId
@@ -213,6 +215,21 @@ def namespace(swarm_key: bytes, experiment_prefix: str) -> str:
     digest.update(swarm_key)
     digest.update(experiment_prefix.encode())
     return digest.hexdigest()
+
+
+def derived_key(secret: bytes, label: bytes) -> bytes:
+    """Return a key of 32 bytes for one purpose alone: HKDF-SHA3-256 of a secret.
+
+    Args:
+        secret: 32 random bytes, or what was derived of them.
+        label: of the purpose.
+    """
+    return HKDF(algorithm=hashes.SHA3_256(), length=_KEY_BYTES, salt=None, info=label).derive(secret)
+
+
+def swarm_authority(swarm_key: bytes) -> Identity:
+    """Return the key pair that all who have the swarm key share: what it has signed, one of them has signed."""
+    return Identity(derived_key(swarm_key, b"shoal record authority 1"))
 
 
 def _write_secret(path: Path, content: bytes) -> None:
