@@ -67,7 +67,7 @@ test-all: test
 	$(PYTEST) -m slow -n 3 tests/integration
 	$(PYTEST) -m slow -n 2 tests/e2e
 
-# Seeds A to B-1 of every simulated world; see tests/simulation/README.md.
+# Seeds A to B-1 of every simulated world, or with HEAD a thousand of this commit's own; see tests/simulation/README.md.
 SEEDS ?= 0:1000
 sim: setup
 	PYTHONPATH=.:src $(PY) -m tests.simulation $(SEEDS)

@@ -16,6 +16,9 @@ trainer has a path of its own; for a death in a transfer of state, how much long
 trainers took that it did not hit. After each run: replicas agree bit for bit, no sample is missing or doubled, the
 chain of records is whole, `shoal replay` reproduces every round, and nothing is left.
 
+The limits are those of an idle machine. One that gives a loop on all of its cores, between the runs, a third of them
+has three times as long: so what is judged is the swarm, and not what else the machine does.
+
 Exit code: 0 if all limits and checks hold, else 1; 130 if it was interrupted.
 """
 
@@ -38,6 +41,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from shoal.bench.busy import calibrate
 from shoal.bench.transport_statistics import percentile
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
@@ -54,9 +58,10 @@ FLAGS = (*TRAINING_FLAGS, f"--diloco.inner-steps={INNER_STEPS}", f"--emulation.c
 NUM_SERVERS, NUM_SLOTS = 5, 2
 GAP_STEPS, GAP_S = 1, 3.0  # Within this time after such a death others' steps may take so many usual ones longer.
 LIMITS = {"server": (0.3, 2.0, 2), "trainer": (3.0, 3.0, 0), "data_server": (3.0, 3.0, 0)}
-"""By role: the median and the 95th percentile in seconds, and so many usual steps on top."""
+"""By role: the median and the 95th percentile in seconds of an idle machine, and so many usual steps on top."""
 WHOLE_S = 8.0  # With a spare: until as many replicas serve as before.
 RECOVERY_S = 90.0
+"""Of a machine as busy as may be: who has not got over a death by then does not get over it."""
 
 
 @dataclass
@@ -246,19 +251,26 @@ def one_run(
     return found, Run(deaths, step_s, lost, [f"{each.check}: {each.text}" for each in findings], problems)
 
 
-def late(result: Result, step_s: float) -> list[str]:
-    """Return which limits the deaths of a role have not kept."""
+def slowness() -> float:
+    """Return how many times longer than on an idle machine something takes here now."""
+    machine = calibrate()
+    return 1.0 if machine.idle else 1.0 / machine.share
+
+
+def late(result: Result, step_s: float, times: float) -> list[str]:
+    """Return which limits the deaths of a role have not kept, on a machine that takes so many times as long."""
     median_s, p95_s, steps = LIMITS[result.point.partition(",")[0]]
     values, found = result.worst_s, list[str]()
     if values:
         for name, value, limit_s in (
-            ("median", statistics.median(values), median_s + steps * step_s),
-            ("p95", percentile(values, 0.95), p95_s + steps * step_s),
+            ("median", statistics.median(values), times * median_s + steps * step_s),
+            ("p95", percentile(values, 0.95), times * p95_s + steps * step_s),
         ):
             if value > limit_s:
                 found.append(f"{result.point}: {name} {value:.2f} s, the limit is {limit_s:.2f} s")
-    if result.whole_s and percentile(result.whole_s, 0.95) > WHOLE_S:
-        found.append(f"{result.point}: whole again after {percentile(result.whole_s, 0.95):.1f} s, not {WHOLE_S:g} s")
+    if result.whole_s and percentile(result.whole_s, 0.95) > times * WHOLE_S:
+        whole_s = percentile(result.whole_s, 0.95)
+        found.append(f"{result.point}: whole again after {whole_s:.1f} s, the limit is {times * WHOLE_S:.1f} s")
     return found
 
 
@@ -311,6 +323,7 @@ def main() -> int:
     results = {point: Result(point) for point in points}
     runs: list[Run] = []
     failures: list[str] = []
+    times = slowness()
     try:
         for number in range(arguments.repeat):
             console.print(f"[bold]run {number + 1} of {arguments.repeat}")
@@ -320,6 +333,8 @@ def main() -> int:
             except RunFailed as error:
                 failures.append(f"run {number + 1}: {error}")
                 continue
+            finally:
+                times = max(times, slowness())
             runs.append(run)
             for each in found:
                 death = parse_death(each.death)
@@ -333,16 +348,17 @@ def main() -> int:
     step_s = statistics.median([run.step_s for run in runs] or [0.0])
     failures += [problem for run in runs for problem in run.problems]
     roles = by_role(list(results.values()))
-    failures += [line for result in roles for line in late(result, step_s)]
+    failures += [line for result in roles for line in late(result, step_s, times)]
     for point, result in results.items():
         if result.gap_s and max(result.gap_s) > GAP_STEPS * step_s:
             failures.append(f"{point}: a step of the others {max(result.gap_s):.2f} s longer, one takes {step_s:.2f} s")
     if arguments.json:
         machine = {"machine": platform.machine(), "system": platform.platform(), "cores": os.cpu_count()}
-        content = {"seed": arguments.seed, **machine, "step_s": step_s, "failures": failures}
+        content = {"seed": arguments.seed, **machine, "step_s": step_s, "slowness": times, "failures": failures}
         content |= {"points": list(map(asdict, results.values())), "runs": list(map(asdict, runs))}
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     console.print(table([*results.values(), *roles]))
+    console.print(f"the machine took {times:.1f} times as long as an idle one")
     console.print(f"a step usually takes {step_s:.2f} s; steps lost by stage: {[run.steps_lost for run in runs]}")
     console.print("\n".join(f"[red]{line}" for line in failures))
     return 1 if failures else 0

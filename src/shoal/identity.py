@@ -253,6 +253,11 @@ def derived_key(secret: bytes, label: bytes) -> bytes:
     return HKDF(algorithm=hashes.SHA3_256(), length=_KEY_BYTES, salt=None, info=label).derive(secret)
 
 
+def swarm_authority(swarm_key: bytes) -> Identity:
+    """Return the key pair that all who have the swarm key share: what it has signed, one of them has signed."""
+    return Identity(derived_key(swarm_key, b"shoal record authority 1"))
+
+
 def _write_secret(path: Path, content: bytes) -> None:
     """Write a new file of mode 0600.
 

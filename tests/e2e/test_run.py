@@ -111,8 +111,8 @@ def test_round_records_form_a_signed_chain_from_the_configuration_on(short_run: 
     genesis = json.loads((short_run.log_dir / "rounds" / "round_0000.json").read_text())
     assert genesis["seed"] == 7
     assert set(genesis["versions"]) >= {"shoal", "torch"}
-    previous = genesis_hash(summary["run_id"], genesis["seed"], genesis["configuration"])
-    check = unsealer(summary["run_id"])
+    previous = genesis_hash(summary["run_id"], genesis["seed"], genesis["configuration"], genesis["authority"])
+    check = unsealer(summary["run_id"], genesis["authority"])
     records = list(read_records(short_run.log_dir))
     assert [record.round for record, _ in records] == [1, 2]
     for record, signed in records:

@@ -16,6 +16,7 @@ from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.member import RoundMember
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
+from shoal.averaging.signing import Signer, unsealer
 from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
@@ -160,7 +161,7 @@ async def make_swarm(
                 )
                 member = RoundMember(
                     endpoint=endpoint,
-                    run_id="test",
+                    unseal=unsealer("test", client.peer_id),
                     genesis=GENESIS,
                     stage=stage,
                     steps=worker,
@@ -190,7 +191,7 @@ async def make_swarm(
         endpoint = network.endpoint(client.peer_id)
         coordinator = RoundCoordinator(
             endpoint=endpoint,
-            identity=client,
+            signer=Signer(client, client, "test"),
             incarnation=1,
             settings=RoundSettings("test", num_stages, GENESIS),
             clock=clock,

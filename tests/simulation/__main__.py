@@ -1,5 +1,7 @@
 """Run seeds of the worlds: `python -m tests.simulation 0:1000`, as `make sim SEEDS=0:1000` does.
 
+`make sim SEEDS=HEAD` runs a thousand that nobody has seen yet: they are those of the present commit, as `.ci/run` does.
+
 All worlds, or those that `--world` names; by as many processes as there are cores. Exits 1 if anything was violated.
 What fails is written to `tests/simulation/seeds/`, whose files `make test` runs again, and printed with the command
 that shows its trace. The last line is `N schedules, V violations, R/min`, where R is of one core: per minute of the
@@ -12,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +27,8 @@ from tests.simulation.parts import Outcome, Part, run_part
 SEEDS = Path(__file__).parent / "seeds"
 _CHUNK = 25
 _MUTANT_SEEDS = 3_000
+_COMMIT_SEEDS = 1_000
+"""About three minutes of two cores, for all worlds."""
 
 
 def show(world: str, seed: int, last: int) -> int:
@@ -46,6 +51,20 @@ def show(world: str, seed: int, last: int) -> int:
     return code
 
 
+def seeds_of_commit(commit: str) -> str:
+    """Return A:B, seeds that no other commit has (but one in a hundred million)."""
+    first = int(commit[:7], 16) * _COMMIT_SEEDS
+    return f"{first}:{first + _COMMIT_SEEDS}"
+
+
+def present_commit() -> str:
+    """Return the hash of the commit that is checked out."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"SEEDS=HEAD needs a commit, give A:B instead: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
 def main() -> int:
     """Parse, run, report."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__.partition("\n")[0])
@@ -53,7 +72,7 @@ def main() -> int:
         "seeds",
         nargs="?",
         default="0:1000",
-        help="A:B runs seeds A to B-1 of each world; one number runs that one with its trace",
+        help="A:B runs seeds A to B-1 of each world; HEAD those of this commit; one number that one with its trace",
     )
     parser.add_argument("--world", action="append", choices=sorted(WORLDS), help="only this one (may be repeated)")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
@@ -64,7 +83,12 @@ def main() -> int:
     if options.mutants:
         return find_mutants()
     worlds = options.world or list(WORLDS)
-    first, colon, stop = options.seeds.partition(":")
+    seeds = options.seeds
+    if seeds == "HEAD":
+        commit = present_commit()
+        seeds = seeds_of_commit(commit)
+        print(f"the seeds of commit {commit[:7]}: make sim SEEDS={seeds}", flush=True)
+    first, colon, stop = seeds.partition(":")
     if not colon:
         return max(show(world, int(first), options.last) for world in worlds)
     parts = [

@@ -1,13 +1,61 @@
-"""The gate: whatever rule is left out, the simulation notices, within a bounded number of seeds."""
+"""The gate: whatever rule is left out, some promise is broken, within a bounded number of seeds."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+
 import pytest
-from tests.simulation.mutants import GATE_SEEDS, MUTANTS
+from tests.simulation.mutants import GATE_SEEDS, MODULES, MUTANTS, Mutant
+from tests.simulation.safety import Broken
+from tests.simulation.step.world import World
+
+from shoal.swarm.step_replica import StepReplica
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_leaving_a_rule_out_is_noticed(name: str) -> None:
+def test_leaving_a_rule_out_breaks_a_promise(name: str) -> None:
     mutant = MUTANTS[name]
     seeds = range(mutant.first_seed, mutant.first_seed + GATE_SEEDS)
     assert mutant.noticed(seeds) is not None, f"none of the seeds {seeds} notices; `--mutants` looks for others"
+
+
+def _classes() -> Iterator[type]:
+    for module in MODULES:
+        for value in vars(module).values():
+            if inspect.isclass(value) and value.__module__ == module.__name__:
+                yield value
+
+
+def test_what_a_mutant_overrides_exists() -> None:
+    lost = [
+        f"{mutant.__module__}.{mutant.__qualname__}.{name}"
+        for mutant in _classes()
+        for name in vars(mutant)
+        if not name.startswith("__")
+        and not any(name in vars(base) or name in inspect.get_annotations(base) for base in mutant.__mro__[1:])
+    ]
+    assert not lost, f"{lost}: nothing of these names is there to be overridden, so nobody ever calls them"
+
+
+def test_a_mutant_that_ends_with_an_error_of_its_own_is_not_taken_for_noticed() -> None:
+    class CallsWhatHasMoved(StepReplica):
+        def peer_lost(self, peer: object) -> list[object]:
+            raise AttributeError("'OpenStep' object has no attribute 'unanswered'")
+
+    mutant = Mutant(lambda seed: World(seed, replica_class=CallsWhatHasMoved), 0)
+    with pytest.raises(AttributeError, match="unanswered"):
+        mutant.noticed(range(GATE_SEEDS))
+
+
+def test_what_the_world_refuses_is_noticed() -> None:
+    class Promise:
+        def __init__(self, seed: int) -> None:
+            self.seed = seed
+
+        def run(self) -> None:
+            if self.seed == 2:
+                raise Broken("two is odd")
+
+    assert Mutant(Promise, 0).noticed(range(5)) == 2  # type: ignore[arg-type]
+    assert Mutant(Promise, 0).noticed(range(2)) is None  # type: ignore[arg-type]

@@ -65,6 +65,28 @@ def test_one_seed_is_shown(monkeypatch: pytest.MonkeyPatch, odd: Path, capsys: p
     assert capsys.readouterr().out == "odd 5: Broken: 5 is odd\n"
 
 
+def test_each_commit_has_seeds_of_its_own_and_says_which(
+    monkeypatch: pytest.MonkeyPatch, odd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "_COMMIT_SEEDS", 2)
+    ranges: list[str] = []
+    for commit in ("00000ff" + "0" * 33, "00000fe" + "f" * 33):
+        monkeypatch.setattr(runner, "present_commit", lambda commit=commit: commit)
+        assert run(monkeypatch, "HEAD") == 1
+        told = capsys.readouterr().out.splitlines()
+        assert told[0].startswith(f"the seeds of commit {commit[:7]}: make sim SEEDS=")
+        assert told[-1].startswith("2 schedules, 1 violations")
+        ranges.append(told[0].partition("SEEDS=")[2])
+        assert run(monkeypatch, ranges[-1]) == 1
+        assert capsys.readouterr().out.splitlines()[0] == told[1], "the command shows the same"
+    assert ranges == ["510:512", "508:510"]
+
+
+def test_ci_runs_the_seeds_of_its_commit() -> None:
+    root = Path(__file__).parents[2]
+    assert "make sim SEEDS=HEAD" in (root / ".ci" / "run").read_text()
+
+
 def test_seeds_are_shared_by_processes_that_the_command_starts() -> None:
     command = [sys.executable, "-m", "tests.simulation", "0:50", "--world", "lease", "--processes", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

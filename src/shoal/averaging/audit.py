@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.averaging.journal import StepLine, read_genesis, read_records, read_steps, rounds_with_steps
+from shoal.averaging.signing import unsealer
+from shoal.errors import RecordRejected, RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, suspects
 from shoal.swarm.records import INCARNATIONS_APART, uncounted
@@ -70,16 +71,20 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
         num_samples_per_pass: N: positions 0..N-1 of each pass.
 
     Raises:
-        RecordRejected: A file is no step log, or no record.
-        OSError: A file cannot be read.
+        RecordRejected: A file is no step log, or no record; or one is not signed by whom D_0 lets coordinate the run.
+        OSError: A file cannot be read; D_0 is one of them, where there is a record.
     """
     lines = {round: read_steps(directory, round) for round in rounds_with_steps(directory)}
-    records = [record for record, _ in read_records(directory)]
-    num_rounds = 0
-    if records:
-        with suppress(FileNotFoundError):
-            num_rounds = read_genesis(directory).configuration["diloco"]["outer_steps"]
-    return audit_of(lines, records, num_samples_per_pass, num_rounds)
+    records = list(read_records(directory))
+    if not records:
+        return audit_of(lines, (), num_samples_per_pass, 0)
+    genesis = read_genesis(directory)
+    open_record = unsealer(records[0][0].run_id, genesis.authority)
+    try:
+        opened = [open_record(signed) for _, signed in records]
+    except RemoteProtocolError as error:
+        raise RecordRejected(f"{directory} has a record that is none of this run: {error}") from error
+    return audit_of(lines, opened, num_samples_per_pass, genesis.configuration["diloco"]["outer_steps"])
 
 
 def audit_of(

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import anyio
 import anyio.to_thread
 
-from shoal.averaging.signing import sealer, unsealer
+from shoal.averaging.signing import Signer
 from shoal.clock import Clock
 from shoal.errors import LocalProtocolError, RoundAborted
-from shoal.identity import Identity
 from shoal.ids import Ballot, PeerId
 from shoal.runtime.mailbox import Mailbox
 from shoal.swarm.contribution_guard import suspects
@@ -97,7 +96,7 @@ class RoundCoordinator:
 
     Args:
         endpoint: Of the client.
-        identity: Signs the records; of the same peer.
+        signer: Signs the records; of the same peer.
         incarnation: Of this start of the client; no other one has had it.
         settings: Of the run.
         clock: For repetitions.
@@ -111,7 +110,7 @@ class RoundCoordinator:
         self,
         *,
         endpoint: Endpoint,
-        identity: Identity,
+        signer: Signer,
         incarnation: int,
         settings: RoundSettings,
         clock: Clock,
@@ -125,9 +124,9 @@ class RoundCoordinator:
         self._journal = journal
         self._to_journal = Mailbox[Journal]()
         self._tell = on_event
-        self._unseal = unsealer(settings.run_id)
+        self._unseal = signer.unseal
         self._machine = RoundCoordinatorMachine(
-            endpoint.peer_id, incarnation, settings, sealer(identity), self._unseal, recorded, ballot_number
+            endpoint.peer_id, incarnation, settings, signer.seal, signer.unseal, recorded, ballot_number
         )
         self._decided: Decided | None = None
         self._ready: Ready | None = None

@@ -22,7 +22,7 @@ import msgspec
 
 from shoal.errors import RecordRejected, StorageError
 from shoal.ids import PeerId
-from shoal.swarm.records import Logs, record_hash
+from shoal.swarm.records import Logs, genesis_hash, record_hash
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
@@ -34,6 +34,7 @@ class Genesis(msgspec.Struct, frozen=True):
 
     Attributes:
         seed: Of the run.
+        authority: Of the swarm: it warrants who may sign the records that follow.
         configuration: What its peers share, JSON values only.
         num_threads: Of the servers of the client's host: one number for all, or one for each.
         versions: Of the programs, by name.
@@ -41,10 +42,15 @@ class Genesis(msgspec.Struct, frozen=True):
     """
 
     seed: int
+    authority: PeerId
     configuration: dict[str, Any]
     num_threads: tuple[int, ...]
     versions: dict[str, str]
     machine: dict[str, str] = {}
+
+    def hash(self, run_id: str) -> str:
+        """What D_1 names as the record before it."""
+        return genesis_hash(run_id, self.seed, self.configuration, self.authority)
 
 
 class StepLine(msgspec.Struct, frozen=True):
@@ -120,6 +126,7 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
         "body": base64.b64encode(signed.body).decode(),
         "signer": signed.signer,
         "signature": signed.signature.hex(),
+        "warrant": signed.warrant.hex(),
         "hash": record_hash(signed),
     }
     write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
@@ -176,7 +183,8 @@ def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
             if "body" not in content:
                 continue  # D_0
             body = base64.b64decode(str(content["body"]), validate=True)
-            signed = SignedRecord(body, PeerId(str(content["signer"])), bytes.fromhex(str(content["signature"])))
+            signature, warrant = (bytes.fromhex(str(content[name])) for name in ("signature", "warrant"))
+            signed = SignedRecord(body, PeerId(str(content["signer"])), signature, warrant)
             yield msgspec.msgpack.decode(body, type=Record), signed
         except (msgspec.MsgspecError, ValueError, KeyError) as error:
             raise RecordRejected(f"{path} is no round record: {error}; remove it or restore it from a copy") from error

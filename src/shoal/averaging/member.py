@@ -23,7 +23,6 @@ from torch import Tensor
 
 from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
 from shoal.averaging.round_average import DEFAULT_RING, Device, RingSettings, RoundAverage
-from shoal.averaging.signing import unsealer
 from shoal.averaging.snapshot_exchange import SnapshotExchange
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_sync import StateSync
@@ -48,7 +47,7 @@ from shoal.swarm.round_orders import Order, StepsClosed
 from shoal.swarm.snapshots import Base
 from shoal.swarm.view import NOTHING_HELD
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import MAX_LINK_REPORTS, LinkReport, Propose, Record, StageHashes
+from shoal.wire.messages.round import MAX_LINK_REPORTS, LinkReport, Propose, Record, SignedRecord, StageHashes
 from shoal.wire.messages.step import StepEntry
 
 logger = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ class RoundMember:
 
     Args:
         endpoint: Of the server.
-        run_id: Of the run.
+        unseal: Checks and decodes a record of the run (`signing.unsealer`).
         genesis: Hash that stands for D_0, whose state the replica holds.
         stage: Its stage.
         steps: Serves the steps of the replica.
@@ -133,7 +132,7 @@ class RoundMember:
         self,
         *,
         endpoint: Endpoint,
-        run_id: str,
+        unseal: Callable[[SignedRecord], Record],
         genesis: str,
         stage: int,
         steps: StepService,
@@ -156,9 +155,7 @@ class RoundMember:
         self._links = links
         self._snapshots = snapshots
         self._ring = RoundAverage(endpoint, stage, state, device, ring)
-        self._machine = RoundMemberMachine(
-            endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unsealer(run_id), is_behind
-        )
+        self._machine = RoundMemberMachine(endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unseal, is_behind)
         self._sync = sync
         self._donor = donor or StateDonor(endpoint, stage)
         self._jobs: deque[_Job] = deque()

@@ -1,34 +1,79 @@
-"""Round records with this peer's key: what the pure machines call to sign and to check them."""
+"""Round records with this peer's key: what the pure machines call to sign and to check them.
+
+Whose key may sign the records of a run follows from D_0, which names the swarm's authority:
+
+    swarm key --> authority --warrants (run, peer)--> coordinator --signs--> D_1, D_2, ...
+
+Whoever has the swarm key can derive the authority, so a client of any host can take a run over, with a key of its own
+and a warrant for it. Nobody else can, and everybody can check both: a peer id is a public key.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
 
+import msgspec
+
 from shoal.errors import RemoteProtocolError, SignatureError
 from shoal.identity import Identity, verify
+from shoal.ids import PeerId
 from shoal.swarm.records import seal, unseal
 from shoal.wire.messages.round import Record, SignedRecord
 
-
-def sealer(identity: Identity) -> Callable[[Record], SignedRecord]:
-    """What encodes and signs a record as `identity`."""
-    return lambda record: seal(record, identity.peer_id, identity.sign)
+_WARRANTED_AS = "shoal-coordinator"
+"""Stands before what is warranted, so that nothing else that the authority may sign can be taken for a warrant."""
 
 
-def unsealer(run_id: str) -> Callable[[SignedRecord], Record]:
+class Signer:
+    """A peer that may coordinate a run: it has the swarm key.
+
+    Args:
+        identity: Of the peer.
+        authority: Of the swarm (`identity.swarm_authority`).
+        run_id: Of the run.
+
+    Attributes:
+        authority: What D_0 names: it has warranted this peer, and will warrant those that follow.
+        unseal: See `unsealer`.
+    """
+
+    def __init__(self, identity: Identity, authority: Identity, run_id: str) -> None:
+        self.authority = authority.peer_id
+        self.unseal = unsealer(run_id, authority.peer_id)
+        self._identity = identity
+        self._warrant = authority.sign(_warranted(run_id, identity.peer_id))
+
+    def seal(self, record: Record) -> SignedRecord:
+        """Encode and sign a record."""
+        return seal(record, self._identity.peer_id, self._identity.sign, self._warrant)
+
+
+def unsealer(run_id: str, authority: PeerId) -> Callable[[SignedRecord], Record]:
     """What checks and decodes a record of the run; the last few results are remembered.
 
     The callable raises RemoteProtocolError for whatever a peer has sent that is no record of the run, signed by its
-    coordinator.
+    coordinator, whom the authority that D_0 names has warranted.
     """
 
-    # A record is looked at several times (held, decided, swapped); its signature need not be checked each time.
+    # A record is looked at several times (held, decided, swapped); its signatures need not be checked each time.
     @lru_cache(maxsize=8)
     def open_record(signed: SignedRecord) -> Record:
         try:
-            return unseal(signed, run_id, verify)
+            record = unseal(signed, run_id, verify)
         except SignatureError as error:
             raise RemoteProtocolError(str(error)) from error
+        try:
+            verify(authority, _warranted(run_id, signed.signer), signed.warrant)
+        except SignatureError as error:
+            raise RemoteProtocolError(
+                f"{signed.signer} signed record {record.round} of run {run_id} without having the swarm key: the "
+                f"authority that D_0 names, {authority}, has not warranted it"
+            ) from error
+        return record
 
     return open_record
+
+
+def _warranted(run_id: str, coordinator: PeerId) -> bytes:
+    return msgspec.msgpack.encode((_WARRANTED_AS, run_id, coordinator))

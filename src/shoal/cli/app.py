@@ -196,6 +196,10 @@ def replay(
     processes: Annotated[
         int | None, Parameter(help="At most so many compute, each some of the replicas; else one for each core.")
     ] = None,
+    swarm_key_file: Annotated[
+        Path | None,
+        Parameter(help="Of the swarm that the run has to be of; else it may be of any."),
+    ] = None,
     as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Compute a run again from the files that it has left, and compare the hashes of every round, bit for bit.
@@ -204,7 +208,7 @@ def replay(
     """
     from shoal.cli.replay import replay_run
 
-    return replay_run(directory, processes=processes, as_json=as_json)
+    return replay_run(directory, processes=processes, swarm_key_file=swarm_key_file, as_json=as_json)
 
 
 @app.command

@@ -14,6 +14,7 @@ from rich.table import Table
 from shoal.bench.machine import num_usable_cores
 from shoal.cli.exits import DONE, FAILED
 from shoal.errors import ConfigError
+from shoal.identity import load_swarm_key, swarm_authority
 from shoal.replay.replay import Progress as OnProgress
 from shoal.replay.replay import replay
 from shoal.replay.verdict import Verdict
@@ -24,24 +25,27 @@ _STEPS_WORTH_A_PROCESS = 100
 """A process imports torch for two seconds before it computes anything."""
 
 
-def replay_run(directory: Path, *, processes: int | None, as_json: bool) -> int:
+def replay_run(directory: Path, *, processes: int | None, swarm_key_file: Path | None, as_json: bool) -> int:
     """Replay a run and print the verdict; return the exit code.
 
     Args:
         directory: `logs/<run_id>`.
         processes: at most so many compute; None: one for each core, where there is enough to do.
+        swarm_key_file: of the swarm that the run has to be of; None: of the one that its first record names.
         as_json: print one JSON object.
 
     Raises:
-        ConfigError: it is no run's folder.
+        ConfigError: it is no run's folder, or the key cannot be read.
         ShoalError: the run cannot be replayed.
     """
     if processes is not None and processes < 1:
         raise ConfigError(f"--processes {processes}: give a number of processes, at least 1")
+    authority = None if swarm_key_file is None else swarm_authority(load_swarm_key(swarm_key_file)).peer_id
     errors = Console(stderr=True)
     with _progress(errors) as progress:
         verdict = replay(
             directory,
+            authority=authority,
             num_processes=processes or num_usable_cores(),
             steps_per_process=_STEPS_WORTH_A_PROCESS if processes is None else 1,
             note=lambda text: errors.print(f"note: {text}", highlight=False),

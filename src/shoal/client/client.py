@@ -19,6 +19,7 @@ import anyio.to_thread
 from shoal.averaging.audit import audit
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
 from shoal.averaging.journal import Genesis, hold_steps, write_genesis
+from shoal.averaging.signing import Signer
 from shoal.client.adoption import adopt
 from shoal.client.chain_watch import ChainWatch
 from shoal.client.counters import CounterTotals
@@ -41,7 +42,6 @@ from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
-from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.swarm.records import INCARNATIONS_APART, genesis_hash
@@ -77,7 +77,7 @@ class Client:
         config: Config,
         run_id: str,
         log_dir: Path,
-        identity: Identity,
+        signer: Signer,
         endpoint: Endpoint,
         membership: Membership,
         launcher: Launcher,
@@ -98,7 +98,7 @@ class Client:
             config: of the run.
             run_id: the training job.
             log_dir: where records and step logs are written.
-            identity: signs the records; of the same peer as `endpoint`.
+            signer: signs the records; of the same peer as `endpoint`.
             endpoint: its events are taken by `run`.
             membership: who serves.
             launcher: starts trainers.
@@ -152,13 +152,13 @@ class Client:
         self.teller = RunTeller(endpoint, shared, lambda: endpoint.peer_id if self._has_turn else None)
         self._coordinator = RoundCoordinator(
             endpoint=endpoint,
-            identity=identity,
+            signer=signer,
             # Not the diary's count: that may be lost with the machine, and two starts must never share a ballot.
             incarnation=secrets.randbits(31),
             settings=RoundSettings(
                 run_id=run_id,
                 num_stages=config.num_stages,
-                genesis=genesis_hash(run_id, config.run.seed, shared),
+                genesis=genesis_hash(run_id, config.run.seed, shared, signer.authority),
                 stage_timeout_s=config.diloco.averaging_timeout_s,
                 lost_state_after_s=config.health.lost_state_after_s,
                 max_gradient_ratio=config.diloco.max_pseudo_gradient_ratio,
@@ -228,8 +228,8 @@ class Client:
         if diary.is_resumed:
             self._resume()
         else:
-            threads = config.servers.threads
-            write_genesis(log_dir, Genesis(config.run.seed, shared, threads, program_versions(), machine_type()))
+            begun_here = config.servers.threads, program_versions(), machine_type()
+            write_genesis(log_dir, Genesis(config.run.seed, signer.authority, shared, *begun_here))
 
     @property
     def ends_run(self) -> bool:

@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from shoal import log
+from shoal.averaging.signing import Signer
 from shoal.client.client import Client
 from shoal.client.diary import Diary
 from shoal.client.spec import ClientSpec
@@ -25,7 +26,7 @@ from shoal.control.records import ClientRecord, RunRecord
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_end import say_run_is_over
 from shoal.errors import ControlError, RoundAborted
-from shoal.identity import Identity
+from shoal.identity import Identity, swarm_authority
 from shoal.model.meta import units_of
 from shoal.quant.coverage import require_matches
 from shoal.runtime.control_pipe import RoleControl
@@ -125,7 +126,7 @@ def _build(
         config=config,
         run_id=spec.run_id,
         log_dir=Path(spec.log_dir),
-        identity=identity,
+        signer=Signer(identity, swarm_authority(spec.swarm_key), spec.run_id),
         endpoint=endpoint,
         membership=membership,
         launcher=control,

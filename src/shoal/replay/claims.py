@@ -14,7 +14,7 @@ from shoal.ids import PeerId
 from shoal.replay.lives import Members, Segment
 from shoal.replay.run_files import RunFiles
 from shoal.replay.verdict import Difference
-from shoal.swarm.records import FinalView, Logs, Tip, build_record, genesis_hash, record_hash
+from shoal.swarm.records import FinalView, Logs, Tip, build_record, record_hash
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.wire.messages.round import Basis, Join, Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -22,8 +22,8 @@ from shoal.wire.messages.step import StepEntry
 
 def whole_chain(files: RunFiles) -> tuple[list[tuple[Record, SignedRecord]], list[Difference]]:
     """Return the records from the first one on as far as each names the one before, and why there are no more."""
-    open_record = unsealer(files.run_id)
-    previous = genesis_hash(files.run_id, files.genesis.seed, files.genesis.configuration)
+    open_record = unsealer(files.run_id, files.genesis.authority)
+    previous = files.genesis.hash(files.run_id)
     chain: list[tuple[Record, SignedRecord]] = []
     for record, signed in files.records:
         due = len(chain) + 1
@@ -32,7 +32,7 @@ def whole_chain(files: RunFiles) -> tuple[list[tuple[Record, SignedRecord]], lis
         try:
             open_record(signed)
         except ShoalError as error:
-            return chain, [Difference(due, None, None, f"the record is not signed by its coordinator: {error}")]
+            return chain, [Difference(due, None, None, f"the record is not signed by who may: {error}")]
         if record.previous != previous:
             what = f"the record follows {record.previous[:16]}, the one before is {previous[:16]}"
             return chain, [Difference(due, None, None, what)]

@@ -17,7 +17,7 @@ from shoal.averaging.journal import StepLine
 from shoal.clock import Clock, SystemClock
 from shoal.config.schema import Config
 from shoal.data.source import DataSet
-from shoal.errors import Contradiction
+from shoal.errors import Contradiction, RecordRejected
 from shoal.ids import PeerId
 from shoal.pipeline.replica_log import place_of
 from shoal.replay.claims import logs_agree, record_follows, recorded_by
@@ -28,7 +28,7 @@ from shoal.replay.processes import Processes
 from shoal.replay.run_files import RunFiles, read_run
 from shoal.replay.samples import Samples
 from shoal.replay.verdict import Difference, Verdict
-from shoal.swarm.records import Tip, genesis_hash, record_hash
+from shoal.swarm.records import Tip, record_hash
 
 Progress = Callable[[int, int, int], None]
 """Told how many steps of how many are computed, and in which round."""
@@ -39,6 +39,7 @@ def replay(
     *,
     config: Config | None = None,
     dataset: DataSet | None = None,
+    authority: PeerId | None = None,
     num_processes: int = 1,
     steps_per_process: int = 1,
     note: Callable[[str], None] = lambda text: None,
@@ -53,6 +54,7 @@ def replay(
         directory: `logs/<run_id>`.
         config: Instead of the one in `config.yaml`.
         dataset: Instead of the one that the configuration names.
+        authority: Of the swarm that the run has to be of; None: of the one that D_0 names.
         num_processes: So many may compute; with `config` or `dataset` only this one.
         steps_per_process: For fewer steps another process is not started.
         note: Told before anything is compared what may keep the bits from being the same here.
@@ -61,11 +63,17 @@ def replay(
 
     Raises:
         ConfigError: The folder is none of a run, or its data set cannot be opened.
+        RecordRejected: The run is of another swarm than `authority` is of.
         ShoalError: The replay cannot be carried out.
     """
     clock = clock or SystemClock()
     begun_s = clock.now_s()
     files = read_run(directory, config)
+    if authority is not None and files.genesis.authority != authority:
+        raise RecordRejected(
+            f"{directory} is of a run of another swarm: its first record lets {files.genesis.authority} say who may "
+            f"sign, and the swarm key that was given {authority}: compare the keys with `shoal key fingerprint`"
+        )
     notes = tuple(_circumstances(files))
     for text in notes:
         note(text)
@@ -165,7 +173,7 @@ class _Replay:
         files, plan = self._files, self._plan
         records = [record for record, _ in plan.chain]
         claims: dict[int, list[Difference]] = {}
-        previous = Tip(0, genesis_hash(files.run_id, files.genesis.seed, files.genesis.configuration), None)
+        previous = Tip(0, files.genesis.hash(files.run_id), None)
         for (record, signed), of_round in zip(plan.chain, plan.members, strict=True):
             own = {peer: (stage, segment.log) for (stage, peer), segment in of_round.items()}
             logs = self.logs[record.round] = files.logs.get(record.round) or own

@@ -19,6 +19,7 @@ from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
+from shoal.averaging.signing import unsealer
 from shoal.averaging.snapshot_exchange import SnapshotExchange
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.averaging.state_donor import StateDonor
@@ -28,7 +29,7 @@ from shoal.codec.cast import CASTS
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError
-from shoal.ids import RunId
+from shoal.ids import PeerId, RunId
 from shoal.model.precision import autocast_of
 from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
@@ -114,6 +115,7 @@ async def build_replica(
     *,
     config: Config,
     run_id: RunId,
+    authority: PeerId,
     stage: int,
     device: DeviceThread,
     device_name: str,
@@ -137,6 +139,7 @@ async def build_replica(
     Args:
         config: Of the run.
         run_id: Of the run.
+        authority: Of the swarm; warrants who may sign the records of the run.
         stage: Which one.
         device: The thread that computes.
         device_name: Its torch device.
@@ -200,11 +203,11 @@ async def build_replica(
         deaths=deaths,
         boundary=None if owner is None else owner.boundary,
     )
-    genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config))
+    genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
     is_behind = run_has_begun(view())
     member = RoundMember(
         endpoint=endpoint,
-        run_id=run_id,
+        unseal=unsealer(run_id, authority),
         genesis=genesis,
         stage=stage,
         steps=worker,

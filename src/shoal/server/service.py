@@ -28,7 +28,7 @@ from shoal.control.run_end import RunEndListener
 from shoal.control.run_question import RunTeller
 from shoal.control.view_builder import server_of
 from shoal.errors import ConfigError
-from shoal.identity import Identity
+from shoal.identity import Identity, swarm_authority
 from shoal.ids import RunId
 from shoal.pipeline.device_pace import emulated_pace
 from shoal.runtime.control_pipe import RoleControl
@@ -103,6 +103,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             return await build_replica(
                 config=config,
                 run_id=RunId(spec.run_id),
+                authority=swarm_authority(spec.swarm_key).peer_id,
                 stage=stage,
                 device=device,
                 device_name=spec.device,

@@ -58,9 +58,12 @@ class FinalView(NamedTuple):
     differed: tuple[PeerId, ...] = ()
 
 
-def genesis_hash(run_id: str, seed: int, configuration: Mapping[str, object]) -> str:
-    """SHA-256 (hex) that stands for D_0: the same for all who run `configuration` (JSON values only) from `seed`."""
-    text = json.dumps([run_id, seed, configuration], sort_keys=True, separators=(",", ":"))
+def genesis_hash(run_id: str, seed: int, configuration: Mapping[str, object], authority: PeerId) -> str:
+    """SHA-256 (hex) that stands for D_0: the same for all who run `configuration` (JSON values only) from `seed`.
+
+    `authority` says who may sign the records that follow (`averaging.signing`).
+    """
+    text = json.dumps([run_id, seed, configuration, authority], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -69,10 +72,10 @@ def record_hash(signed: SignedRecord) -> str:
     return hashlib.sha256(signed.body).hexdigest()
 
 
-def seal(record: Record, signer: PeerId, sign: Sign) -> SignedRecord:
+def seal(record: Record, signer: PeerId, sign: Sign, warrant: bytes = b"") -> SignedRecord:
     """Encode and sign a record."""
     body = msgspec.msgpack.encode(record)
-    return SignedRecord(body, signer, sign(body))
+    return SignedRecord(body, signer, sign(body), warrant)
 
 
 def unseal(signed: SignedRecord, run_id: str, verify: Verify) -> Record:

@@ -9,6 +9,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from shoal.averaging.signing import Signer
 from shoal.client.client import Client
 from shoal.client.diary import Diary
 from shoal.clock import Clock
@@ -17,7 +18,7 @@ from shoal.control.records import ClientRecord, RunRecord
 from shoal.data.catalog import opening_of
 from shoal.data.server import DataService
 from shoal.data.source import DataSet
-from shoal.identity import Identity
+from shoal.identity import Identity, swarm_authority
 from shoal.ids import PeerId, RunId
 from shoal.testing.launcher import ClusterLauncher
 from shoal.testing.process import Process
@@ -27,6 +28,9 @@ from shoal.trainer.trainer import Trainer
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.base import Hop
+
+AUTHORITY = swarm_authority(bytes(32))
+"""Of the swarm that all processes of a cluster are members of."""
 
 
 class ClientHost:
@@ -147,7 +151,7 @@ class ClientHost:
             config=self._config,
             run_id=self._run_id,
             log_dir=self.log_dir,
-            identity=self.identity,
+            signer=Signer(self.identity, AUTHORITY, self._run_id),
             endpoint=process.endpoint,
             membership=self._registry.watch(process.peer),
             launcher=self.launcher,

@@ -38,7 +38,7 @@ from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import Replica, build_replica, device_initialiser
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
-from shoal.testing.client_host import ClientHost
+from shoal.testing.client_host import AUTHORITY, ClientHost
 from shoal.testing.faults.messages import Faults
 from shoal.testing.monitor import Monitor
 from shoal.testing.process import Process
@@ -317,6 +317,7 @@ class Cluster:
             return await build_replica(
                 config=self._config,
                 run_id=RUN_ID,
+                authority=AUTHORITY.peer_id,
                 stage=stage,
                 device=self.device,
                 device_name="cpu",

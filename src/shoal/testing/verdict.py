@@ -17,7 +17,7 @@ from shoal.averaging.audit import Audit, audit
 from shoal.averaging.journal import read_genesis, read_records
 from shoal.averaging.signing import unsealer
 from shoal.errors import RunFailed, ShoalError
-from shoal.swarm.records import genesis_hash, record_hash
+from shoal.swarm.records import record_hash
 from shoal.testing.observed import Swarm
 from shoal.wire.messages.round import StageHashes, StageOutcome
 
@@ -152,12 +152,15 @@ def summary_is_true(evidence: Evidence) -> tuple[str, Sequence[str]]:
 
 
 def chain_is_whole(evidence: Evidence) -> tuple[str, Sequence[str]]:
-    """Follow the records from the configuration on: each signed, each naming the one before it, no round left out."""
+    """Follow the records from the configuration on: each names the one before it, and no round is left out.
+
+    Each is signed by a peer that may, which D_0 says (`averaging.signing`).
+    """
     run_id = evidence.directory.name
     genesis = read_genesis(evidence.directory)
-    previous, wanted = genesis_hash(run_id, genesis.seed, genesis.configuration), 1
+    previous, wanted = genesis.hash(run_id), 1
     problems: list[str] = []
-    check = unsealer(run_id)
+    check = unsealer(run_id, genesis.authority)
     for record, signed in read_records(evidence.directory):
         if record.round != wanted:
             problems.append(f"record {wanted} is missing before record {record.round}")

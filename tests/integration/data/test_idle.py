@@ -6,9 +6,11 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import anyio
 import msgspec
@@ -26,12 +28,13 @@ from shoal.wire.messages.feed import PlanRound
 
 pytestmark = pytest.mark.anyio
 
-IDLE_S = 2.0
+LOOK_S = 1.0
+NUM_LOOKS = 7
+MAX_LOOKS_BEFORE = 60
 # Heartbeats of the only connection, four a second: ours and the peer's. Counters that are looked at every two seconds,
 # and the turn of the loop that follows a timer.
 MAX_WAKEUPS_PER_S = 16
 MAX_CPU_SHARE = 0.02
-MAX_LOOKS = 10
 
 
 @contextmanager
@@ -76,12 +79,29 @@ def num_wakeups(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
-async def used_in_idle_s(pid: int) -> tuple[float, int]:
-    """Return the CPU time and the wake-ups of the next `IDLE_S`."""
+@dataclass(frozen=True)
+class Look:
+    """What a process and its data workers have used in `LOOK_S`."""
+
+    cpu_s: float
+    wakeups: float
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.cpu_s < MAX_CPU_SHARE * LOOK_S and self.wakeups < MAX_WAKEUPS_PER_S * LOOK_S
+
+
+async def look(pid: int) -> Look:
+    """Wait for `LOOK_S`."""
     cpu_before_s, wakeups_before = cpu_s(pid), num_wakeups(pid)
-    with anyio.move_on_after(IDLE_S):
+    with anyio.move_on_after(LOOK_S):
         await anyio.sleep_forever()
-    return cpu_s(pid) - cpu_before_s, num_wakeups(pid) - wakeups_before
+    return Look(cpu_s(pid) - cpu_before_s, num_wakeups(pid) - wakeups_before)
+
+
+def typical(looks: Sequence[Look]) -> Look:
+    """What most looks have come to at most: what happens once, such as the collection of garbage, is not counted."""
+    return Look(median(each.cpu_s for each in looks), median(each.wakeups for each in looks))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -89,8 +109,7 @@ async def test_an_idle_data_server_uses_no_cpu_and_wakes_only_for_heartbeats(tmp
     peer = Identity.generate().peer_id
     endpoint = open_unix_endpoint(peer_id=peer, run_id=RUN, role="trainer", path=tmp_path / "t.sock")
     config = Config.model_validate({"data": {"seq_len": 64, "num_workers": num_workers}})
-    num_looks = 1
-    with data_server(spec(tmp_path, peer, config)) as (pid, hop), anyio.fail_after(100):
+    with data_server(spec(tmp_path, peer, config)) as (pid, hop), anyio.fail_after(200):
         async with endpoint, anyio.create_task_group() as group:
             feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, incarnation=1)
             group.start_soon(dispatch, endpoint, (feed,))
@@ -101,11 +120,20 @@ async def test_an_idle_data_server_uses_no_cpu_and_wakes_only_for_heartbeats(tmp
                 feed.acknowledge(StepKey(0, 1, step, 0), batch, committed=True)
             # What follows the last message has been done when this is answered.
             await feed.hello()
-            used_s, wakeups = await used_in_idle_s(pid)
-            while (used_s >= MAX_CPU_SHARE * IDLE_S or wakeups >= MAX_WAKEUPS_PER_S * IDLE_S) and num_looks < MAX_LOOKS:
-                # A worker that was not needed until now may still be starting.
-                used_s, wakeups = await used_in_idle_s(pid)
-                num_looks += 1
+            # A worker that was not needed until now may still be starting, for as long as the machine is busy. That it
+            # has once been quiet proves nothing yet.
+            for _ in range(MAX_LOOKS_BEFORE):
+                if (await look(pid)).is_quiet:
+                    break
+            found = typical([await look(pid) for _ in range(NUM_LOOKS)])
             group.cancel_scope.cancel()
-    assert used_s < MAX_CPU_SHARE * IDLE_S, f"{used_s * 1e3 / IDLE_S:.2f} ms of CPU time a second"
-    assert wakeups < MAX_WAKEUPS_PER_S * IDLE_S, f"{wakeups / IDLE_S:.1f} wake-ups a second"
+    assert found.is_quiet, f"{found.cpu_s * 1e3:.2f} ms of CPU time and {found.wakeups} wake-ups a second"
+
+
+def test_a_process_that_is_quiet_now_and_then_is_not_idle() -> None:
+    busy, quiet = Look(0.5, 100), Look(0.001, 6)
+    assert quiet.is_quiet
+    assert typical([quiet] * 6 + [busy]).is_quiet
+    assert not typical([busy] * 6 + [quiet]).is_quiet
+    assert not Look(0.5, 6).is_quiet
+    assert not Look(0.001, 100).is_quiet

@@ -12,13 +12,16 @@ import pytest
 from tests.integration.cluster.conftest import make_config, make_text, reproduces
 from tests.integration.replay.conftest import VICTIM, alter_norm, change
 
-from shoal.averaging.journal import read_records, write_round
+from shoal.averaging.journal import read_genesis, read_records, write_genesis, write_round
+from shoal.averaging.signing import Signer
 from shoal.cli import main
 from shoal.identity import Identity
 from shoal.replay.replay import replay
 from shoal.replay.verdict import Verdict
-from shoal.swarm.records import seal
+from shoal.swarm.records import record_hash
 from shoal.testing import Cluster
+from shoal.testing.client_host import AUTHORITY
+from shoal.testing.cluster import RUN_ID
 from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import Open, Prepared
 
@@ -61,7 +64,7 @@ def _forged(trained: tuple[Path, Identity], folder: Path, *, sign: bool) -> Reco
     hashes = msgspec.structs.replace(second.hashes, parameters="0" * 64)
     forged = msgspec.structs.replace(record, stages=(first, msgspec.structs.replace(second, hashes=hashes)))
     identity = trained[1]
-    resealed = seal(forged, identity.peer_id, identity.sign)
+    resealed = Signer(identity, AUTHORITY, RUN_ID).seal(forged)
     if not sign:
         resealed = msgspec.structs.replace(resealed, signature=signed.signature)
     write_round(folder, forged, resealed)
@@ -83,7 +86,46 @@ def test_a_record_that_nobody_has_signed_is_none(
 ) -> None:
     _forged(trained, folder, sign=False)
     assert main(["replay", str(folder)]) == 1
-    assert "round 3: the record is not signed by its coordinator" in capsys.readouterr().out
+    assert "round 3: the record is not signed by who may" in capsys.readouterr().out
+
+
+def _signed_by_a_stranger(folder: Path, *, also_the_first: bool) -> None:
+    """Sign all records anew, with a key of nobody's, which warrants itself; and let D_0 name that as the authority."""
+    stranger = Identity.generate()
+    signer = Signer(stranger, stranger, RUN_ID)
+    genesis = read_genesis(folder)
+    if also_the_first:
+        genesis = msgspec.structs.replace(genesis, authority=stranger.peer_id)
+        write_genesis(folder, genesis)
+    previous = genesis.hash(RUN_ID)
+    for record, signed in list(read_records(folder)):
+        ballot = record.ballot._replace(peer=stranger.peer_id)
+        eras = tuple(msgspec.structs.replace(era, ballot=ballot) for era in record.eras)
+        forged = msgspec.structs.replace(record, previous=previous, ballot=ballot, eras=eras)
+        signed = signer.seal(forged)
+        write_round(folder, forged, signed)
+        previous = record_hash(signed)
+
+
+def test_a_chain_that_a_stranger_has_signed_throughout_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _signed_by_a_stranger(folder, also_the_first=False)
+    assert main(["replay", str(folder)]) == 1
+    assert "round 1: the record is not signed by who may" in capsys.readouterr().out
+
+
+def test_a_run_with_a_first_record_of_its_own_is_refused_by_who_knows_the_swarm_key(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_file = tmp_path / "swarm.key"
+    key_file.write_bytes(bytes(32))
+    key_file.chmod(0o600)
+    assert main(["replay", str(folder), "--swarm-key-file", str(key_file)]) == 0
+    _signed_by_a_stranger(folder, also_the_first=True)
+    capsys.readouterr()
+    assert main(["replay", str(folder), "--swarm-key-file", str(key_file)]) == 1
+    assert "is of a run of another swarm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("round", [1, 2, 3])

@@ -155,7 +155,7 @@ class World:
                 case Verify():
                     if self.stored.keys() != set(range(self.num_chunks)):
                         raise Broken("verified before it was complete")
-                    is_right = all(self.stored[c] == content(self.round, c) for c in range(self.num_chunks))
+                    is_right = self._is_right()
                     self.at(self.now_s + 0.01, lambda m=self.machine, r=is_right: self._verified(m, r))
                 case Distrust(peer, _):
                     if peer not in self.liars:
@@ -166,7 +166,13 @@ class World:
                 case Late():
                     self.num_late += 1
                 case Done():
+                    if not self._is_right():
+                        raise Broken("other bytes than the record's are loaded")
                     self.done = True
+
+    def _is_right(self) -> bool:
+        """Whether what is stored are the record's bytes."""
+        return all(self.stored[chunk] == content(self.round, chunk) for chunk in range(self.num_chunks))
 
     def _verified(self, machine: StateTransfer, is_right: bool) -> None:
         if machine is self.machine:

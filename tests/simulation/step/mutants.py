@@ -70,8 +70,9 @@ class AbortsWithoutWaitingForTheSilent(StepReplica):
     def peer_lost(self, peer: PeerId) -> list[Send]:
         sends = super().peer_lost(peer)
         for step in list(self.open.values()):
-            if step.in_doubt and peer in step.unanswered():
-                sends += self.handle(peer, TellOutcome(step.request.key, Outcome.NOT_COMMITTED))
+            if step.in_doubt and peer in step.settle().unanswered():
+                denial = TellOutcome(step.request.key, Outcome.NOT_COMMITTED, forgotten=step.settle().forgotten)
+                sends += self.handle(peer, denial)
         return sends
 
 

@@ -17,6 +17,7 @@ from shoal.averaging.coordinator import RoundCoordinator
 from shoal.averaging.member import RoundMember
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
+from shoal.averaging.signing import Signer, unsealer
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_sync import StateSync
 from shoal.clock import SystemClock
@@ -33,6 +34,8 @@ from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Hop, SampleRange
 from shoal.wire.messages.step import StepEntry
+
+AUTHORITY = Identity.generate()
 
 
 class FakeStage:
@@ -184,7 +187,7 @@ class Run:
         endpoint = self.network.endpoint(identity.peer_id)
         coordinator = RoundCoordinator(
             endpoint=endpoint,
-            identity=identity,
+            signer=Signer(identity, AUTHORITY, "run"),
             incarnation=self.incarnation,
             settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=10.0),
             clock=SystemClock(),
@@ -204,7 +207,7 @@ class Run:
         self.streams += [send, receive]
         member = RoundMember(
             endpoint=endpoint,
-            run_id="run",
+            unseal=unsealer("run", AUTHORITY.peer_id),
             genesis="D0",
             stage=stage,
             steps=steps,

@@ -22,20 +22,24 @@ from shoal.averaging.journal import (
     write_genesis,
     write_round,
 )
+from shoal.averaging.signing import Signer
 from shoal.errors import RecordRejected, StorageError
+from shoal.identity import Identity
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.swarm.records import record_hash, seal
+from shoal.swarm.records import record_hash
 from shoal.wire.messages import SampleRange
 from shoal.wire.messages.round import Basis, Record, SignedRecord, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
 
-CLIENT = PeerId("C")
+IDENTITY, AUTHORITY = Identity.generate(), Identity.generate()
+CLIENT = IDENTITY.peer_id
+seal = Signer(IDENTITY, AUTHORITY, "run").seal
 
 
 def make_record(round: int, samples: Sequence[SampleRange] = (), *, lowest: int = 2) -> tuple[Record, SignedRecord]:
     outcome = StageOutcome(0, 1, (PeerId("R0"), PeerId("R1")), (3, 0), StageHashes("p", "m", "b"), 2)
     record = Record("run", round, Ballot(1, CLIENT, 1), "0", (outcome,), tuple(samples), (), {0: lowest})
-    return record, seal(record, CLIENT, lambda body: b"sig" + body[:2])
+    return record, seal(record)
 
 
 def entry(
@@ -56,7 +60,13 @@ def entry(
 Steps = Mapping[str, tuple[int, tuple[StepEntry, ...]]]
 
 
+def begin(directory: Path, outer_steps: int = 0) -> None:
+    if not (directory / "rounds/round_0000.json").exists():
+        write_genesis(directory, Genesis(1, AUTHORITY.peer_id, {"diloco": {"outer_steps": outer_steps}}, (1,), {}))
+
+
 def write(directory: Path, round: int, logs: Steps, samples: Sequence[SampleRange] = (), *, lowest: int = 2) -> None:
+    begin(directory)
     record, signed = make_record(round, samples, lowest=lowest)
     if logs:
         hold_steps(directory, round, record_hash(signed), {PeerId(peer): log for peer, log in logs.items()})
@@ -76,7 +86,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert content["hash"] == record_hash(signed)
     assert content["record"]["stages"][0]["members"] == {"R0": 3, "R1": 0}
     assert content["record"]["samples"] == [[0, 0, 4]]
-    assert content["record"]["ballot"] == {"number": 1, "peer": "C", "incarnation": 1}
+    assert content["record"]["ballot"] == {"number": 1, "peer": CLIENT, "incarnation": 1}
 
 
 def test_steps_are_one_line_each_with_peer_and_stage(tmp_path: Path) -> None:
@@ -113,11 +123,12 @@ def test_the_logs_of_the_record_that_was_decided_count_and_others_go(tmp_path: P
 
 
 def test_the_genesis_is_no_record_and_says_what_it_follows_from(tmp_path: Path) -> None:
-    genesis = Genesis(7, {"a": {"b": 1}}, (1, 2), {"torch": "2"}, {"processor": "one"})
+    genesis = Genesis(7, AUTHORITY.peer_id, {"a": {"b": 1}}, (1, 2), {"torch": "2"}, {"processor": "one"})
     write_genesis(tmp_path, genesis)
     content = json.loads((tmp_path / "rounds/round_0000.json").read_text())
     assert content == {
         "seed": 7,
+        "authority": AUTHORITY.peer_id,
         "configuration": {"a": {"b": 1}},
         "num_threads": [1, 2],
         "versions": {"torch": "2"},
@@ -140,7 +151,7 @@ def test_nothing_unfinished_is_left_when_the_disk_is_full(tmp_path: Path, monkey
     with pytest.raises(StorageError, match=r"No space.*free space there"):
         write(tmp_path, 1, {}, [])
     assert (tmp_path / "rounds/round_0001.json").read_bytes() == before
-    assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["round_0001.json"]
+    assert sorted(path.name for path in (tmp_path / "rounds").iterdir()) == ["round_0000.json", "round_0001.json"]
 
 
 def test_a_short_write_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +231,7 @@ def test_what_the_end_of_the_run_has_cut_off_is_not_missing(tmp_path: Path) -> N
 
 
 def test_what_the_last_round_before_an_interruption_has_left_out_is_not_missing(tmp_path: Path) -> None:
-    write_genesis(tmp_path, Genesis(1, {"diloco": {"outer_steps": 2}}, (1,), {}))
+    begin(tmp_path, outer_steps=2)
     write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 6, 8)))
     assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (0, 2)
     write(tmp_path, 2, both(entry(2, 8, 9)))
@@ -252,7 +263,7 @@ def test_an_audit_counts_the_rounds_that_a_restored_stage_has_lost(tmp_path: Pat
     hashes = StageHashes("p", "m", "b")
     outcome = StageOutcome(1, 0, (PeerId("b"),), (4,), hashes, 0, Basis(1, hashes))
     record = Record("run", 4, Ballot(1, CLIENT, 1), "0", (outcome,), (), (), {})
-    signed = seal(record, CLIENT, lambda body: b"sig" + body[:2])
+    signed = seal(record)
     logs = {PeerId(peer): log for peer, log in both(entry(4, 12, 16)).items()}
     hold_steps(tmp_path, 4, record_hash(signed), logs)
     write_round(tmp_path, record, signed)
@@ -270,7 +281,8 @@ def test_an_audit_counts_what_a_stage_has_lost(tmp_path: Path) -> None:
 def test_an_audit_counts_what_clients_of_other_hosts_have_used(tmp_path: Path) -> None:
     inherited, _ = make_record(3, [SampleRange(0, 8, 10), SampleRange(1, 0, 4)])
     inherited = msgspec.structs.replace(inherited, recorded=(SampleRange(0, 0, 8),))
-    write_round(tmp_path, inherited, seal(inherited, CLIENT, lambda body: b"sig" + body[:2]))
+    begin(tmp_path)
+    write_round(tmp_path, inherited, seal(inherited))
     write(tmp_path, 4, both(entry(0, 4, 7, pass_number=1)), [SampleRange(1, 4, 7)])
     found = audit(tmp_path, 10)
     assert (found.first_round, found.samples_before, found.samples) == (4, 14, 3)
@@ -285,8 +297,27 @@ def test_an_audit_of_nothing_is_empty(tmp_path: Path) -> None:
     assert (found.rounds, found.samples, found.missing, found.steps_lost) == (0, 0, 0, {})
 
 
+def test_an_audit_refuses_a_record_that_somebody_without_the_swarm_key_has_signed(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4)))
+    stranger, own_authority = Identity.generate(), Identity.generate()
+    record, _ = make_record(2)
+    record = msgspec.structs.replace(record, ballot=Ballot(2, stranger.peer_id, 1))
+    write_round(tmp_path, record, Signer(stranger, own_authority, "run").seal(record))
+    with pytest.raises(RecordRejected, match=f"{stranger.peer_id} signed record 2 of run run without having the swarm"):
+        audit(tmp_path, 10)
+    write_round(tmp_path, record, Signer(stranger, AUTHORITY, "run").seal(record))
+    assert audit(tmp_path, 10).rounds == 1, "a client of another host that has the key may take over"
+
+
+def test_an_audit_of_records_wants_to_know_who_may_sign_them(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4)))
+    (tmp_path / "rounds/round_0000.json").unlink()
+    with pytest.raises(FileNotFoundError, match="round_0000"):
+        audit(tmp_path, 10)
+
+
 def test_records_of_a_chain_that_was_left_are_put_away_and_those_of_the_run_stay(tmp_path: Path) -> None:
-    write_genesis(tmp_path, Genesis(1, {}, (1,), {}))
+    begin(tmp_path)
     first, signed = make_record(1)
     hold_steps(tmp_path, 1, record_hash(signed), {PeerId("R0"): (0, ())})
     write_round(tmp_path, first, signed)

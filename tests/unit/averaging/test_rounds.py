@@ -7,16 +7,19 @@ from collections.abc import Callable
 import anyio
 import pytest
 import torch
+from tests.unit.averaging.conftest import AUTHORITY
 
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.member import RoundSwapped
+from shoal.averaging.signing import Signer
 from shoal.errors import RoundAborted
 from shoal.identity import Identity, verify
-from shoal.ids import PeerId, StepKey
+from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import record_hash
 from shoal.swarm.round_effects import ReplicaOut
+from shoal.transport.base import PeerLost, Received
 from shoal.wire.messages import Message, SampleRange
-from shoal.wire.messages.round import Decide, Hold, RingPart, RingReady, SharedVector
+from shoal.wire.messages.round import Decide, Hold, Record, RingPart, RingReady, RoundState, SharedVector
 
 pytestmark = pytest.mark.anyio
 MakeRun = Callable[..., object]
@@ -267,3 +270,28 @@ async def test_a_member_that_refers_to_memory_it_does_not_share_is_refused_count
         assert endpoints[victim].metrics.totals()["ring.refused"] == 1
         assert len(outcome.record.stages[0].members) == 2
         assert outcome.record.stages[0].epoch == 1
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+async def test_a_replica_takes_no_record_of_somebody_without_the_swarm_key(make_run: MakeRun, has_key: bool) -> None:
+    async with make_run(1, 1) as run:
+        coordinator = run.start_client()
+        await coordinator.lead()
+        run.commit(0, 0)
+        await finish(run, coordinator, 1)
+        (replica,) = run.replicas[0]
+        other = Identity.generate()
+        ballot = Ballot(9, other.peer_id, 1)
+        record = Record("run", 5, ballot, "D4", (), (), (), {})
+        signed = Signer(other, AUTHORITY if has_key else other, "run").seal(record)
+        endpoint = run.network.endpoint(other.peer_id)
+        endpoint.introduce(run.hops[replica.peer])
+        endpoint.post(replica.peer, Decide(ballot, signed))
+        events = [event for event in [await anext(endpoint.events()) for _ in range(2)]]
+        answers = [event.message for event in events if isinstance(event, Received)]
+        if has_key:
+            assert [type(answer) for answer in answers] == [RoundState], "it says why it cannot follow"
+        else:
+            assert isinstance(events[-1], PeerLost)
+            assert "without having the swarm key" in events[-1].reason
+        assert replica.member.held_round == 1

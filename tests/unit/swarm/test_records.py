@@ -117,14 +117,6 @@ def test_a_sealed_record_comes_back_and_its_hash_is_that_of_its_bytes() -> None:
     assert record_hash(signed) != record_hash(seal(build([view(0, "z")], {"z": join(0)}), PeerId("C"), bytes))
 
 
-def test_the_genesis_depends_on_seed_and_configuration_not_on_the_order_of_keys() -> None:
-    base = genesis_hash("run", 1, {"a": 1, "b": {"c": 2, "d": 3}})
-    assert base == genesis_hash("run", 1, {"b": {"d": 3, "c": 2}, "a": 1})
-    assert (
-        len({base, genesis_hash("run", 2, {"a": 1}), genesis_hash("run", 1, {"a": 2}), genesis_hash("r", 1, {})}) == 4
-    )
-
-
 @pytest.mark.parametrize("key", SMALL_ORDER + NON_CANONICAL, ids=bytes.hex)
 def test_a_key_that_nobody_owns_signs_no_record_of_a_round(key: bytes) -> None:
     signer = peer_id(key)
@@ -133,3 +125,12 @@ def test_a_key_that_nobody_owns_signs_no_record_of_a_round(key: bytes) -> None:
         signed = seal(replace(record, ballot=Ballot(number, signer, 1)), signer, lambda _: SIGNATURE)
         with pytest.raises(SignatureError):
             unseal(signed, "run", verify)
+
+
+def test_the_genesis_depends_on_seed_configuration_and_authority_not_on_the_order_of_keys() -> None:
+    one, other = PeerId("one"), PeerId("other")
+    base = genesis_hash("run", 1, {"a": 1, "b": {"c": 2, "d": 3}}, one)
+    assert base == genesis_hash("run", 1, {"b": {"d": 3, "c": 2}, "a": 1}, one)
+    others = [("run", 1, {"a": 1}, one), ("run", 1, {"a": 1}, other), ("run", 2, {"a": 1}, one)]
+    others += [("run", 1, {"a": 2}, one), ("r", 1, {"a": 1}, one)]
+    assert len({base, *(genesis_hash(*each) for each in others)}) == 6

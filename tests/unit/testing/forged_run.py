@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.averaging.journal import Genesis, hold_steps, write_genesis, write_round
-from shoal.averaging.signing import sealer
+from shoal.averaging.signing import Signer
 from shoal.identity import Identity
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.swarm.records import genesis_hash, record_hash
+from shoal.swarm.records import record_hash
 from shoal.testing.launched import Launched
 from shoal.testing.observed import Swarm
 from shoal.testing.verdict import Evidence
@@ -41,16 +41,24 @@ class ForgedRun:
         self.logs = self.directory / "logs" / RUN_ID
         self.logs.mkdir(parents=True)
         self.identity = Identity.generate()
-        write_genesis(self.logs, Genesis(3, CONFIGURATION, (1,), {}))
-        self._previous = genesis_hash(RUN_ID, 3, CONFIGURATION)
+        self.authority = Identity.generate()
+        genesis = Genesis(3, self.authority.peer_id, CONFIGURATION, (1,), {})
+        write_genesis(self.logs, genesis)
+        self._previous = genesis.hash(RUN_ID)
         self._num_rounds = 0
         self._starts: set[int] = set()
         self._log("data_server_0", {"event": "dataset.opened", "num_train": 1000})
         for server in range(4):
             self._log(f"server_{server}", {"event": "server.ready", "peer": f"peer{server}", "stage": server % 2})
 
-    def round(self, *starts: int, previous: str | None = None, signer: Identity | None = None) -> None:
-        """Write the next round: a step for each of these first samples."""
+    def round(
+        self,
+        *starts: int,
+        previous: str | None = None,
+        signer: Identity | None = None,
+        authority: Identity | None = None,
+    ) -> None:
+        """Write the next round: a step for each of these first samples; `authority` warrants who signs its record."""
         signer, self._num_rounds = signer or self.identity, self._num_rounds + 1
         number = self._num_rounds
         self._starts |= set(starts)
@@ -63,7 +71,7 @@ class ForgedRun:
         samples = tuple(each for entry in entries for each in entry.samples)
         link = self._previous if previous is None else previous
         record = Record(RUN_ID, number, Ballot(1, signer.peer_id, 1), link, tuple(outcomes), samples, (), {0: 1})
-        signed = sealer(signer)(record)
+        signed = Signer(signer, authority or self.authority, RUN_ID).seal(record)
         logs = {PeerId(f"peer{stage}"): (stage, entries) for stage in range(2)}
         hold_steps(self.logs, number, record_hash(signed), logs)
         write_round(self.logs, record, signed)

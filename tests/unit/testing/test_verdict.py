@@ -100,7 +100,6 @@ def _no_summary(directory: Path) -> Evidence:
         (_sample_left_out, "samples"),
         (_record_left_out, "chain"),
         (_chain_cut, "chain"),
-        (_damaged_signature, "chain"),
         (lambda directory: _good(directory).evidence(exit_code=1), "end"),
         (lambda directory: _good(directory).evidence(leftovers=("process 7 shoal:server",)), "leftovers"),
         (lambda directory: _good(directory).evidence(samples=23), "summary"),
@@ -112,12 +111,31 @@ def test_what_is_violated_is_found_and_nothing_else(forge: Forge, check: str, tm
     assert _violated(forge(tmp_path)) == {check}
 
 
-def test_a_record_of_somebody_else_breaks_the_chain(tmp_path: Path) -> None:
+def test_with_a_damaged_signature_nothing_that_rests_on_the_records_holds(tmp_path: Path) -> None:
+    assert _violated(_damaged_signature(tmp_path)) == {"chain", "samples", "summary"}
+
+
+def test_a_client_of_another_host_may_go_on_with_the_chain(tmp_path: Path) -> None:
     run = ForgedRun(tmp_path)
     run.round(0, 4)
     run.round(8, 12, signer=Identity.generate())
-    # Who coordinates may change; a record is signed by the peer of its own ballot, and this one is.
     assert _violated(run.evidence()) == set()
+
+
+def test_a_record_of_somebody_else_breaks_the_chain(tmp_path: Path) -> None:
+    run = ForgedRun(tmp_path)
+    run.round(0, 4)
+    stranger = Identity.generate()
+    run.round(8, 12, signer=stranger, authority=stranger)
+    assert _violated(run.evidence()) >= {"chain", "samples"}
+
+
+def test_a_chain_that_a_stranger_has_signed_throughout_is_none(tmp_path: Path) -> None:
+    run = ForgedRun(tmp_path)
+    stranger = Identity.generate()
+    run.round(0, 4, signer=stranger, authority=stranger)
+    run.round(8, 12, signer=stranger, authority=stranger)
+    assert _violated(run.evidence()) >= {"chain", "samples"}
 
 
 def test_a_run_of_which_there_is_nothing_to_check_does_not_hold(tmp_path: Path) -> None:

@@ -99,11 +99,12 @@ class Record(Struct, frozen=True):
 
 
 class SignedRecord(Struct, frozen=True):
-    """The encoded record, its signer, and the Ed25519 signature over the bytes."""
+    """An encoded record and the Ed25519 signature over it; `warrant` says that the signer may sign (`signing.py`)."""
 
     body: bytes
     signer: PeerId
     signature: bytes
+    warrant: bytes = b""
 
 
 class AskRound(Struct, frozen=True, tag="ask_round"):
