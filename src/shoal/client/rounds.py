@@ -274,10 +274,10 @@ class RoundLoop:
             has_share = progress.has_share(round - 1, slot)
             self._start(round, slot, first_step, num_steps, None if has_share else shares[slot])
 
-        slots = frozenset(pipeline.slot for pipeline in self._homes.pipelines)
+        holders, slots = self._homes.holders.keys(), frozenset(pipeline.slot for pipeline in self._homes.pipelines)
         idle = frozenset[int]() if left is None else await self._adopt(left, slots)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._takeover.run, slots, first_step, inner_steps, go_on, idle)
+            tasks.start_soon(self._takeover.run, round, holders, slots, first_step, inner_steps, go_on, idle)
             await self._all_done(round, slots)
             tasks.cancel_scope.cancel()
 

@@ -1,16 +1,18 @@
 """In the middle of a round: a lost trainer's place is taken by its next incarnation, at the step where it stopped.
 
-    lost -> raise the incarnation -> start the next trainer ------------> its hello
-                 '-> fence the old one -> release its leases --------------'-> the rest of its steps
+    lost -> raise the incarnation -> start the next trainer, which ends the old one --> its hello
+                 '-> fence the old one ------------------'-> release its leases ---------'-> the rest of its steps
 
-No sample is trained twice: what a replica has applied, or may yet apply, counts as done until the record.
+No sample is trained twice: what a replica has applied, or may yet apply, counts as done until the record. What is known
+of that, and what follows from it, is decided in `swarm/takeover.py` and `swarm/lease.py`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,11 +22,15 @@ from shoal.client.fencing import Fencing
 from shoal.client.reports import Reports
 from shoal.client.trainers import TrainerPool
 from shoal.errors import ControlError
+from shoal.ids import PeerId
+from shoal.swarm.takeover import Settled, next_number
 
 logger = logging.getLogger(__name__)
 
 MAX_PER_ROUND = 3
 """A slot whose trainers are lost more often than this in one round does no more steps in it."""
+
+Settle = Callable[[int, int], Awaitable[Settled]]
 
 GoOn = Callable[[int, int, int], None]
 """Starts a slot's trainer at a step number, for a number of steps."""
@@ -49,6 +55,8 @@ class Takeover:
 
     async def run(
         self,
+        round: int,
+        holders: Collection[PeerId],
         slots: frozenset[int],
         first_step: int,
         num_steps: int,
@@ -58,6 +66,8 @@ class Takeover:
         """Replace lost trainers until cancelled.
 
         Args:
+            round: the one that is trained.
+            holders: the replicas with which it began.
             slots: of the round.
             first_step: number of the round's first step.
             num_steps: of the round, for each slot.
@@ -66,10 +76,11 @@ class Takeover:
         """
         taken = Counter[int]()
         busy: set[int] = set()
+        settle = partial(self._fencing.settle, round=round, holders=holders)
 
         async def replace(slot: int, is_there: bool) -> None:
             try:
-                await self._replace(slot, first_step, num_steps, go_on, is_there)
+                await self._replace(slot, settle, first_step, num_steps, go_on, is_there)
             except ControlError as error:
                 logger.error("trainer.not_replaced", extra={"slot": slot, "reason": str(error)})
                 self._reports.excuse(slot)
@@ -96,34 +107,32 @@ class Takeover:
                 look(tasks)
                 await self._trainers.changed()
 
-    async def _replace(self, slot: int, first_step: int, num_steps: int, go_on: GoOn, is_there: bool) -> None:
+    async def _replace(
+        self, slot: int, settle: Settle, first_step: int, num_steps: int, go_on: GoOn, is_there: bool
+    ) -> None:
         """Start the slot's next trainer, unless it is there, and settle the last one's steps meanwhile.
 
         Raises:
             ControlError: the launcher could not start it, or it did not say hello.
         """
         incarnation = self._trainers.incarnations[slot] if is_there else self._trainers.advance(slot)
-        next_step = first_step
+        settled, next_step = None, first_step
         async with anyio.create_task_group() as tasks:
             if not is_there:
                 tasks.start_soon(self._trainers.start, slot, incarnation)
             if num_steps:
-                next_step = await self._settle(slot, incarnation, first_step)
+                settled = await settle(slot, incarnation)
+        # The launcher has ended the last trainer by now: what is free, nobody trains any more.
+        if settled is not None:
+            next_step = await self._release(slot, incarnation, first_step, settled)
         if not await self._trainers.arrived(slot):
             raise ControlError(f"trainer {slot} was started but did not report; see its log")
         go_on(slot, next_step, max(0, first_step + num_steps - next_step))
 
-    async def _settle(self, slot: int, incarnation: int, first_step: int) -> int:
-        """Fence the trainers before `incarnation`, free what they have not trained; return the number to go on with."""
-        settled = await self._fencing.settle(slot, incarnation)
-        kept = sorted(settled.committed | settled.in_doubt)
-        done = [first_step - 1, self._reports.last_number(slot)]
-        next_step = max(done + [key.number for key in kept]) + 1
-        if settled.complete:
-            theirs = tuple(key for key in kept if key.incarnation == incarnation - 1)
-            await self._data.release(slot, incarnation - 1, theirs)
-        else:
-            # A silent replica may have one step more. Its samples wait for the record, like those of all its leases.
-            next_step += 1
+    async def _release(self, slot: int, incarnation: int, first_step: int, settled: Settled) -> int:
+        """Free what the trainer before `incarnation` has surely not trained; return the number to go on with."""
+        released = await self._data.release(slot, incarnation - 1, settled)
+        last = self._reports.last_number(slot)
+        next_step = next_number(settled, first_step, last, released.next_step, is_known=released.is_known)
         logger.info("trainer.replaced", extra={"slot": slot, "incarnation": incarnation, "next_step": next_step})
         return next_step

@@ -74,6 +74,15 @@ class AttemptLedger:
         for trainer, lowest in incarnations.items():
             self._lowest_incarnation[trainer] = max(lowest, self.lowest_incarnation(trainer))
 
+    def since(self, incarnations: dict[int, int]) -> dict[int, StepKey]:
+        """Of each trainer that has opened attempts here below the given incarnation, the oldest: see `remembers`."""
+        opened = {trainer: self._oldest_opened.get(trainer) for trainer in incarnations}
+        return {
+            trainer: oldest
+            for trainer, oldest in opened.items()
+            if oldest is not None and oldest.incarnation < incarnations[trainer]
+        }
+
     def committed(self, key: StepKey) -> Decision | None:
         """With what the attempt was committed here, in this round or the one before; None if it was not."""
         return self._committed.get(key) or self._committed_before.get(key)
@@ -96,10 +105,14 @@ class AttemptLedger:
             self.commit(key, decision)
         return True
 
-    def start_round(self, round: int) -> None:
-        """Forget the commits of the round before the one that has ended; in round 0 also what was opened."""
+    def start_round(self, *, is_next: bool) -> None:
+        """Forget the commits of the round before the one that has ended.
+
+        If the new round is not the next one, commits were dropped that nobody has recorded: then this replica is like
+        one that was started again, and forgets what was opened too.
+        """
         self._committed_before, self._committed = self._committed, {}
-        if round == 0:
+        if not is_next:
             self._oldest_opened.clear()
 
     def committed_below(self, incarnations: dict[int, int]) -> tuple[StepKey, ...]:

@@ -276,8 +276,9 @@ class StepReplica:
 
     def _on_fence(self, sender: PeerId, incarnations: dict[int, int]) -> list[Send]:
         sends = self._fence(incarnations)
-        committed = self._ledger.committed_below(incarnations)
-        return [*sends, Send(sender, Fenced(incarnations, committed, keys_below(self.open, incarnations)))]
+        committed, in_doubt = self._ledger.committed_below(incarnations), keys_below(self.open, incarnations)
+        since = self._ledger.since(incarnations)
+        return [*sends, Send(sender, Fenced(incarnations, committed, in_doubt, self.round, since))]
 
     def _fence(self, incarnations: dict[int, int]) -> list[Send]:
         self._ledger.fence(incarnations)
@@ -375,9 +376,9 @@ class StepReplica:
             self._remove(step)
             answer = Aborted(key) if step.commit_asked else Refused(key, CLOSED)
             sends.append(Send(step.trainer, answer))
+        self._ledger.start_round(is_next=round == self.round + 1)
         self.round, self.held = round, held
         self.log = []
-        self._ledger.start_round(round)
         self._closing = self._joined = False
         return sends
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from shoal.client import fencing
-from shoal.client.fencing import Fencing, Settled
+from shoal.client.fencing import Fencing
 from shoal.clock import SystemClock
 from shoal.ids import PeerId, StepKey
+from shoal.swarm import takeover
+from shoal.swarm.takeover import Settled
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.step import Fence, Fenced
@@ -33,10 +34,10 @@ class Desk:
         self.settled: Settled | None = None
 
     async def settle(self) -> None:
-        self.settled = await self.fencing.settle(1, 2)
+        self.settled = await self.fencing.settle(1, 2, 3, {A, B})
 
     def answer(self, peer: PeerId, *committed: StepKey, in_doubt: tuple[StepKey, ...] = ()) -> None:
-        assert self.fencing.receive(Received(peer, Fenced({1: 2}, committed, in_doubt), ()))
+        assert self.fencing.receive(Received(peer, Fenced({1: 2}, committed, in_doubt, 3, {}), ()))
 
 
 async def asked(replica: MemoryEndpoint) -> Fence:
@@ -56,7 +57,7 @@ async def test_every_live_replica_is_asked_and_their_answers_are_joined() -> Non
             await anyio.wait_all_tasks_blocked()
             assert desk.settled is None
             desk.answer(B, LATER)
-    assert desk.settled == Settled(frozenset({KEY, LATER}), frozenset(), complete=True)
+    assert desk.settled == Settled(3, frozenset({KEY, LATER}), frozenset(), {}, complete=True)
 
 
 async def test_a_replica_in_doubt_is_asked_again() -> None:
@@ -69,11 +70,11 @@ async def test_a_replica_in_doubt_is_asked_again() -> None:
             desk.answer(B)
             await asked(desk.replicas[A])
             desk.answer(A, KEY)
-    assert desk.settled == Settled(frozenset({KEY}), frozenset(), complete=True)
+    assert desk.settled == Settled(3, frozenset({KEY}), frozenset(), {}, complete=True)
 
 
 async def test_doubt_that_stays_is_left_to_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencing, "_DOUBT_S", 0.0)
+    monkeypatch.setattr(takeover, "_DOUBT_S", 0.0)
     desk = Desk()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
@@ -81,10 +82,10 @@ async def test_doubt_that_stays_is_left_to_the_record(monkeypatch: pytest.Monkey
             await anyio.wait_all_tasks_blocked()
             desk.answer(A, in_doubt=(KEY,))
             desk.answer(B)
-    assert desk.settled == Settled(frozenset(), frozenset({KEY}), complete=True)
+    assert desk.settled == Settled(3, frozenset(), frozenset({KEY}), {}, complete=True)
 
 
-async def test_a_replica_that_is_lost_meanwhile_does_not_count() -> None:
+async def test_a_replica_that_is_lost_meanwhile_is_not_waited_for_and_does_not_count_as_settled() -> None:
     desk = Desk()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
@@ -94,17 +95,25 @@ async def test_a_replica_that_is_lost_meanwhile_does_not_count() -> None:
             await anyio.wait_all_tasks_blocked()
             desk.live.remove(B)
             desk.fencing.peer_lost(B)
-    assert desk.settled == Settled(frozenset({KEY}), frozenset(), complete=True)
+    assert desk.settled == Settled(3, frozenset({KEY}), frozenset(), {}, complete=False)
 
 
 async def test_a_silent_replica_leaves_the_answer_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencing, "_SILENCE_S", 0.0)
     desk = Desk()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(desk.settle)
             await anyio.wait_all_tasks_blocked()
             desk.answer(A, KEY)
+            monkeypatch.setattr(takeover, "_SILENCE_S", 0.0)
     assert desk.settled is not None
     assert not desk.settled.complete
     assert desk.settled.committed == {KEY}
+
+
+async def test_without_any_replica_in_reach_nothing_is_waited_for_and_nothing_is_settled() -> None:
+    desk = Desk()
+    desk.live.clear()
+    with anyio.fail_after(60):
+        await desk.settle()
+    assert desk.settled == Settled(3, frozenset(), frozenset(), {}, complete=False)
