@@ -14,8 +14,9 @@ import anyio
 
 from shoal.clock import Backoff, Clock
 from shoal.errors import RemoteProtocolError
-from shoal.ids import PeerId, StepKey
+from shoal.ids import PeerId
 from shoal.swarm.sample_ranges import Ranges, merge
+from shoal.swarm.takeover import Settled
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.feed import (
@@ -78,7 +79,7 @@ class DataLink:
         self._held_round = 0
         self._chain = ""
         self._has_dead = False
-        self._released: dict[int, int] = {}
+        self._released: dict[int, Released] = {}
         self._is_up = True
         self._is_told = False
         self._sent: tuple[_Plan | None, int, str] = (None, 0, "")
@@ -100,7 +101,7 @@ class DataLink:
             return False
         if event.peer != self._server:
             raise RemoteProtocolError(f"Released from {event.peer}, which is not the data server")
-        self._released[message.trainer] = max(message.incarnation, self._released.get(message.trainer, 0))
+        self._released[message.trainer] = message
         self._notify()
         return True
 
@@ -199,14 +200,27 @@ class DataLink:
         if self._is_up:
             self._post(RecordSamples(round, samples, self._chain))
 
-    async def release(self, trainer: int, incarnation: int, kept: tuple[StepKey, ...]) -> None:
-        """Free what this incarnation has leased, but for the attempts in `kept`; returns when that is done."""
+    async def release(self, trainer: int, incarnation: int, settled: Settled) -> Released:
+        """Free what this incarnation has leased and surely not trained; return what the data server says to it."""
         self._has_dead = True
-        while self._released.get(trainer, 0) < incarnation:
+        self._released.pop(trainer, None)
+        order = ReleaseTrainer(
+            trainer=trainer,
+            incarnation=incarnation,
+            round=settled.round,
+            committed=tuple(sorted(key for key in settled.committed if key.incarnation == incarnation)),
+            in_doubt=tuple(sorted(key for key in settled.in_doubt if key.incarnation == incarnation)),
+            witnesses=dict(settled.witnesses),
+            complete=settled.complete,
+        )
+        while True:
             changed = self._changed
             if self._is_up:
-                self._post(ReleaseTrainer(trainer, incarnation, kept))
+                self._post(order)
             await changed.wait()
+            answer = self._released.get(trainer)
+            if answer is not None and answer.incarnation >= incarnation:
+                return answer
 
     def _up(self) -> None:
         """It has answered: what has changed since it was told comes now."""

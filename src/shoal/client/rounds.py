@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import anyio.to_thread
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator, RoundOutcome
@@ -268,6 +267,7 @@ class RoundLoop:
 
         Returns at the boundary.
         """
+        self._takeover.begin_round(round, self._homes.holders, self._coordinator.holders if left is None else None)
         if left is None:
             await self._begin(round, inner_steps)
         first_step = (round - 1) * self._config.diloco.inner_steps

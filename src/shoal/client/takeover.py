@@ -1,16 +1,17 @@
 """In the middle of a round: a lost trainer's place is taken by its next incarnation, at the step where it stopped.
 
-    lost -> raise the incarnation -> start the next trainer ------------> its hello
-                 '-> fence the old one -> release its leases --------------'-> the rest of its steps
+    lost -> raise the incarnation -> start the next trainer, which ends the old one --> its hello
+                 '-> fence the old one ------------------'-> release its leases ---------'-> the rest of its steps
 
-No sample is trained twice: what a replica has applied, or may yet apply, counts as done until the record.
+No sample is trained twice: what a replica has applied, or may yet apply, counts as done until the record. What is known
+of that, and what follows from it, is decided in `swarm/takeover.py` and `swarm/lease.py`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,6 +21,8 @@ from shoal.client.fencing import Fencing
 from shoal.client.reports import Reports
 from shoal.client.trainers import TrainerPool
 from shoal.errors import ControlError
+from shoal.ids import PeerId
+from shoal.swarm.takeover import Settled, next_number
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,10 @@ class Takeover:
         self._reports = reports
         self._fencing = fencing
         self._data = data
+
+    def begin_round(self, round: int, holders: Collection[PeerId], connected: Collection[PeerId] | None) -> None:
+        """See `Fencing.begin_round`."""
+        self._fencing.begin_round(round, holders, connected)
 
     async def run(
         self,
@@ -103,27 +110,23 @@ class Takeover:
             ControlError: the launcher could not start it, or it did not say hello.
         """
         incarnation = self._trainers.incarnations[slot] if is_there else self._trainers.advance(slot)
-        next_step = first_step
+        settled, next_step = None, first_step
         async with anyio.create_task_group() as tasks:
             if not is_there:
                 tasks.start_soon(self._trainers.start, slot, incarnation)
             if num_steps:
-                next_step = await self._settle(slot, incarnation, first_step)
+                settled = await self._fencing.settle(slot, incarnation)
+        # The launcher has ended the last trainer by now: what is free, nobody trains any more.
+        if settled is not None:
+            next_step = await self._release(slot, incarnation, first_step, num_steps, settled)
         if not await self._trainers.arrived(slot):
             raise ControlError(f"trainer {slot} was started but did not report; see its log")
         go_on(slot, next_step, max(0, first_step + num_steps - next_step))
 
-    async def _settle(self, slot: int, incarnation: int, first_step: int) -> int:
-        """Fence the trainers before `incarnation`, free what they have not trained; return the number to go on with."""
-        settled = await self._fencing.settle(slot, incarnation)
-        kept = sorted(settled.committed | settled.in_doubt)
-        done = [first_step - 1, self._reports.last_number(slot)]
-        next_step = max(done + [key.number for key in kept]) + 1
-        if settled.complete:
-            theirs = tuple(key for key in kept if key.incarnation == incarnation - 1)
-            await self._data.release(slot, incarnation - 1, theirs)
-        else:
-            # A silent replica may have one step more. Its samples wait for the record, like those of all its leases.
-            next_step += 1
+    async def _release(self, slot: int, incarnation: int, first: int, num_steps: int, settled: Settled) -> int:
+        """Free what the trainer before `incarnation` has surely not trained; return the number to go on with."""
+        released = await self._data.release(slot, incarnation - 1, settled)
+        last = self._reports.last_number(slot)
+        next_step = next_number(settled, first, num_steps, last, released.next_step, is_known=released.is_known)
         logger.info("trainer.replaced", extra={"slot": slot, "incarnation": incarnation, "next_step": next_step})
         return next_step

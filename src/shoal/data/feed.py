@@ -30,6 +30,7 @@ from shoal.wire.messages import Message
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.feed import (
     Acknowledge,
+    Attempt,
     BatchReady,
     DataHello,
     GiveBack,
@@ -228,7 +229,7 @@ class Feed:
         if isinstance(batch, NoBatch):
             logger.info("lease.denied", extra={"round": round_number, "step": step, "reason": batch.reason})
             return None
-        self._held[batch.ticket] = HeldBatch(batch.ticket, batch.samples, (), False)
+        self._held[batch.ticket] = HeldBatch(batch.ticket, batch.samples)
         return batch
 
     async def read_train(self, batch: int) -> LeasedBatch:
@@ -267,22 +268,29 @@ class Feed:
             finally:
                 self.give_back(batch)
 
-    def note(self, key: StepKey, batch: LeasedBatch) -> None:
+    def note(self, key: StepKey, path: tuple[PeerId, ...], batch: LeasedBatch) -> None:
         """Tell the data server, before any replica hears of it, which attempt will train on the batch."""
         if (held := self._held.get(batch.ticket)) is not None:
-            self._held[batch.ticket] = msgspec.structs.replace(held, keys=(*held.keys, key))
-        self._post(NoteAttempt(key, batch.ticket))
+            self._held[batch.ticket] = msgspec.structs.replace(held, attempts=(*held.attempts, Attempt(key, path)))
+        self._post(NoteAttempt(key, path, batch.ticket))
 
     def acknowledge(self, key: StepKey, batch: LeasedBatch, *, committed: bool) -> None:
         """The step is over: trained, or (`committed` false) its fate is left to the round's record. Ends the batch."""
         if (held := self._held.get(batch.ticket)) is not None:
-            self._held[batch.ticket] = msgspec.structs.replace(held, done=committed)
+            # The paths of what is done are of no interest, and a round may have many steps.
+            attempts = tuple(Attempt(attempt.key, ()) for attempt in held.attempts) if committed else held.attempts
+            self._held[batch.ticket] = msgspec.structs.replace(
+                held, attempts=attempts, done=committed, left=not committed
+            )
         self._post(Acknowledge(key, batch.ticket, committed))
 
     def give_back(self, batch: LeasedBatch) -> None:
         """End a batch that was only read, or a lease that was not trained on."""
-        if (held := self._held.get(batch.ticket)) is not None and not held.keys:
-            del self._held[batch.ticket]
+        if (held := self._held.get(batch.ticket)) is not None:
+            if held.attempts:
+                self._held[batch.ticket] = msgspec.structs.replace(held, left=True)
+            else:
+                del self._held[batch.ticket]
         self._post(GiveBack(batch.ticket))
 
     def _introduction(self) -> DataHello:

@@ -30,6 +30,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.swarm.lease import Denial, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream
+from shoal.swarm.takeover import Settled
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.feed import (
@@ -188,28 +189,27 @@ class DataService:
             case NoteAttempt():
                 holding = self._holding(peer, message.ticket)
                 if holding is not None and holding.lease is not None:
-                    self.table.note(holding.lease, message.key)
+                    self.table.note(holding.lease, message.key, message.path)
             case Acknowledge():
                 self._end(peer, message.ticket, committed=message.committed)
             case GiveBack():
                 self._end(peer, message.ticket, committed=None)
             case _:
                 return False
-        self._wake()
+        self._changed.set()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
         """Forget what the peer waits for and free what it only read; its leases stay."""
         for waiter in self._waiters:
             if waiter.peer == peer and waiter.lease is not None:
-                # It has never had it.
-                self.table.give_back(waiter.lease)
+                self.table.give_back(waiter.lease)  # its trainer has never had it
         self._waiters = [waiter for waiter in self._waiters if waiter.peer != peer]
         self._early = [(asker, message) for asker, message in self._early if asker != peer]
         for ticket, holding in list(self._holdings.items()):
             if holding.peer == peer and holding.lease is None:
                 self._free(ticket)
-        self._wake()
+        self._changed.set()
 
     async def run(self) -> None:
         """Prepare and answer until cancelled; sleeps while there is nothing to do.
@@ -234,9 +234,6 @@ class DataService:
 
     def _on_filled(self, job: Job) -> None:
         self.preparer.filled(job)
-        self._wake()
-
-    def _wake(self) -> None:
         self._changed.set()
 
     def _obey(self, peer: PeerId, message: PlanRound | ResumeRound | RecordSamples | ReleaseTrainer) -> None:
@@ -257,13 +254,14 @@ class DataService:
                 ended = self.table.record(number, samples, chain)
                 self._free_leases(ended)
                 logger.info("samples.recorded", extra={"round": number, "leases_ended": len(ended)})
-            case ReleaseTrainer(trainer, incarnation, committed):
+            case ReleaseTrainer(trainer, incarnation, number, committed, in_doubt, witnesses, complete):
                 if self._awaited.get(trainer) == incarnation:
                     self._skip(trainer)
-                released = self.table.release_trainer(trainer, incarnation, committed)
-                self._free_leases(released)
-                logger.info("trainer.released", extra={"trainer": trainer, "leases": len(released)})
-                self._endpoint.post(peer, Released(trainer, incarnation))
+                settled = Settled(number, frozenset(committed), frozenset(in_doubt), witnesses, complete)
+                released = self.table.release_trainer(trainer, incarnation, settled)
+                self._free_leases(released.leases)
+                logger.info("trainer.released", extra={"trainer": trainer, "leases": len(released.leases)})
+                self._endpoint.post(peer, Released(trainer, incarnation, released.next_step, released.is_known))
 
     def _planned(self, num_slots: int) -> None:
         # Each trainer takes a batch at about the same time, so the next one of each should lie ready.
@@ -288,7 +286,8 @@ class DataService:
                 self._skip(trainer)
                 continue
             for held in hello.held if hello.round == self.table.planned_round else ():
-                lease = self.table.resume(trainer, incarnation, held.samples, held.keys, done=held.done)
+                paths = {attempt.key: attempt.path for attempt in held.attempts}
+                lease = self.table.resume(trainer, incarnation, held.samples, paths, done=held.done, left=held.left)
                 if lease is not None:
                     self._holdings[held.ticket] = _Holding(peer, lease, None)
             del self._awaited[trainer]

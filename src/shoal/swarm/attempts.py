@@ -18,9 +18,14 @@ class AttemptLedger:
     A trainer's attempts are ordered by their keys, and it opens the next one only when the last is over. So one key per
     trainer, the newest heard of, is the tombstone of all older ones: what is not newer, not open and not committed is
     aborted.
+
+    Attributes:
+        is_steady: It has been in the round once only, and dropped nothing of it.
     """
 
     def __init__(self) -> None:
+        self._round = 0
+        self.is_steady = True
         self._lowest_incarnation: dict[int, int] = {}
         self._newest: dict[int, StepKey] = {}
         self._oldest_opened: dict[int, StepKey] = {}
@@ -74,6 +79,15 @@ class AttemptLedger:
         for trainer, lowest in incarnations.items():
             self._lowest_incarnation[trainer] = max(lowest, self.lowest_incarnation(trainer))
 
+    def since(self, incarnations: dict[int, int]) -> dict[int, StepKey]:
+        """Of each trainer that has opened attempts here below the given incarnation, the oldest: see `remembers`."""
+        opened = {trainer: self._oldest_opened.get(trainer) for trainer in incarnations}
+        return {
+            trainer: oldest
+            for trainer, oldest in opened.items()
+            if oldest is not None and oldest.incarnation < incarnations[trainer]
+        }
+
     def committed(self, key: StepKey) -> Decision | None:
         """With what the attempt was committed here, in this round or the one before; None if it was not."""
         return self._committed.get(key) or self._committed_before.get(key)
@@ -97,10 +111,18 @@ class AttemptLedger:
         return True
 
     def start_round(self, round: int) -> None:
-        """Forget the commits of the round before the one that has ended; in round 0 also what was opened."""
+        """Forget the commits of the round before the one that has ended.
+
+        If the new round is not the next one, commits were dropped that nobody has recorded: then this replica is like
+        one that was started again, and forgets what was opened too.
+        """
         self._committed_before, self._committed = self._committed, {}
-        if round == 0:
+        if round != self._round + 1:
             self._oldest_opened.clear()
+            self.is_steady = False
+        elif self._round > 0:
+            self.is_steady = True
+        self._round = round
 
     def committed_below(self, incarnations: dict[int, int]) -> tuple[StepKey, ...]:
         """This round's commits of incarnations below the given ones."""

@@ -6,8 +6,9 @@
 
 The unit is a batch: ranges of the shuffled order of one pass. A sample is free until it is leased. Only the record of
 a round makes it recorded; what was leased in that round and is not in the record becomes free, and what is free is
-handed out before anything new. The lease of a trainer that has died moves only when its steps are settled
-(`release_trainer`) or when a record without it is decided: until then a replica may still commit it.
+handed out before anything new. The lease of a trainer that has died moves only when it is proven that no replica has
+committed its batch, or will (`release_trainer`), or when a record without it is decided. One that its trainer has left
+to the record stays for it, whoever dies.
 
 Which batch a step gets is a `Deal`'s to say: in a deterministic run slot and step alone decide (`swarm.fixed_deal`),
 otherwise faster trainers get larger batches (`swarm.shared_deal`).
@@ -18,6 +19,7 @@ Source: docs/protocol.md, "The feed".
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal.errors import RemoteProtocolError
@@ -26,6 +28,7 @@ from shoal.swarm.deal import NO_PLACE, Deal
 from shoal.swarm.fixed_deal import FixedDeal
 from shoal.swarm.sample_ranges import Batch, BatchStream, Ranges, RecordedSamples
 from shoal.swarm.shared_deal import SharedDeal
+from shoal.swarm.takeover import Path, Settled
 
 MAX_PLANNED_BATCHES = 10_000_000
 """A round plan with more steps than this over all slots is refused as nonsense."""
@@ -46,6 +49,21 @@ class Denial:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What has become of the leases of a trainer that is gone.
+
+    Attributes:
+        leases: All of them, free now or not; nobody uses their bytes any more.
+        next_step: The first one of the slot in this round that none of its leases holds.
+        is_known: The table knows all leases of the round; otherwise there may be more.
+    """
+
+    leases: tuple[int, ...]
+    next_step: int
+    is_known: bool
+
+
 @dataclass(slots=True)
 class _Lease:
     trainer: int
@@ -54,17 +72,20 @@ class _Lease:
     index: int
     """Of the batch within the round's plan."""
     batch: Batch
-    keys: set[StepKey] = field(default_factory=lambda: set[StepKey]())
+    attempts: dict[StepKey, Path] = field(default_factory=dict[StepKey, Path])
     done: bool = False
+    left: bool = False
+    """Its trainer could not say whether it is trained: the record will."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """A round. `closed`: what dead trainers have leased in it is not known, so nothing more can be leased."""
+    """A round. `is_partial`: what dead trainers have leased in it is not known; `closed`: so nothing more is leased."""
 
     round: int = 0
     num_slots: int = 0
     inner_steps: int = 0
+    is_partial: bool = False
     closed: bool = False
 
 
@@ -177,10 +198,18 @@ class LeaseTable:
             RemoteProtocolError: as `plan_round`.
         """
         self._open(round_number, num_slots, inner_steps, speeds, is_resumed=True)
-        self._plan.closed = not complete and not self._deterministic
+        if not complete:
+            self.forgo()
 
     def resume(
-        self, trainer: int, incarnation: int, samples: Ranges, keys: tuple[StepKey, ...], *, done: bool
+        self,
+        trainer: int,
+        incarnation: int,
+        samples: Ranges,
+        attempts: Mapping[StepKey, Path],
+        *,
+        done: bool,
+        left: bool = False,
     ) -> int | None:
         """Take over a lease of the resumed round; returns None, and leases nothing more, if there is no such batch."""
         plan = self._plan
@@ -190,12 +219,13 @@ class LeaseTable:
             return None
         self._num_grants += 1
         self._leases[self._num_grants] = _Lease(
-            trainer, incarnation, plan.round, index, Batch(samples), set(keys), done
+            trainer, incarnation, plan.round, index, Batch(samples), dict(attempts), done, left
         )
         return self._num_grants
 
     def forgo(self) -> None:
         """A trainer of the resumed round has died and took with it what it had leased; see `resume_round`."""
+        self._plan.is_partial = True
         self._plan.closed = self._plan.closed or not self._deterministic
 
     def begun(self, lease: int, now_s: float) -> None:
@@ -204,50 +234,65 @@ class LeaseTable:
         if held is not None and held.index != NO_PLACE:
             self._deal.begun(held.index, now_s)
 
-    def note(self, lease: int, key: StepKey) -> None:
+    def note(self, lease: int, key: StepKey, path: Path) -> None:
         """Remember that attempt `key` trains on the leased batch; told before any replica hears of the attempt."""
         held = self._leases.get(lease)
         if held is not None and key[:2] == (held.trainer, held.incarnation):
-            held.keys.add(key)
+            held.attempts[key] = path
 
     def acknowledge(self, lease: int, *, committed: bool, now_s: float = 0.0) -> None:
         """The trainer is through with the lease: done, or (`committed` false) left to the round's record."""
         held = self._leases.get(lease)
-        if held is not None and committed:
-            held.done = True
-            if held.index != NO_PLACE:
-                self._deal.trained(held.index, now_s)
+        if held is None:
+            return
+        if not committed:
+            held.left = True
+            return
+        held.done = True
+        if held.index != NO_PLACE:
+            self._deal.trained(held.index, now_s)
 
     def give_back(self, lease: int) -> bool:
-        """Free an unused lease; returns False, and changes nothing, if an attempt was noted: its fate is open."""
+        """Free an unused lease; returns False if an attempt was noted: then its fate is left to the round's record."""
         held = self._leases.get(lease)
-        if held is None or held.keys or held.done:
+        if held is None or held.done:
+            return False
+        if held.attempts:
+            held.left = True
             return False
         self._free_lease(lease)
         return True
 
-    def release_trainer(self, trainer: int, incarnation: int, committed: tuple[StepKey, ...]) -> tuple[int, ...]:
+    def release_trainer(self, trainer: int, incarnation: int, settled: Settled) -> Release:
         """Settle all leases of this incarnation of `trainer`, and refuse it and earlier ones from now on.
 
-        Leases with a noted attempt in `committed` are done, the others are free. If `committed` names an attempt that
-        no lease has noted (the note died with the trainer), the leases without a note may be its: they wait for the
-        record.
-
-        Returns:
-            The leases of that trainer; nobody uses their bytes any more.
+        Leases with a kept attempt are done. Free are those of the settled round whose attempts are all denied. A lease
+        that was left to the record stays for it, and so does one without a note if its note may have died with the
+        trainer: if an attempt is kept that no lease has noted, or if somebody has not answered who may know of one.
         """
         self._lowest_incarnation[trainer] = max(self._lowest_incarnation.get(trainer, 0), incarnation + 1)
-        # Of exactly this incarnation: `committed` says nothing about leases of an earlier one that wait for the record.
+        # Of exactly this incarnation: nothing is said about leases of an earlier one that wait for the record.
         theirs = [n for n, held in self._leases.items() if (held.trainer, held.incarnation) == (trainer, incarnation)]
-        noted = {key for number in theirs for key in self._leases[number].keys}
-        unknown = set(committed) - noted
+        noted = {key for number in theirs for key in self._leases[number].attempts}
+        has_all_notes = settled.complete and all(key in noted for key in settled.kept if key.incarnation == incarnation)
         for number in theirs:
             held = self._leases[number]
-            if held.keys.intersection(committed):
-                held.done = True
-            elif not held.done and not (unknown and not held.keys):
+            held.done |= not settled.kept.isdisjoint(held.attempts)
+            if held.round == settled.round and self._is_untrained(held, settled, has_all_notes):
                 self._free_lease(number)
-        return tuple(theirs)
+        return Release(tuple(theirs), self._next_step(trainer), not self._plan.is_partial)
+
+    def _is_untrained(self, held: _Lease, settled: Settled, has_all_notes: bool) -> bool:
+        if held.done or held.left:
+            return False
+        if not held.attempts:
+            return has_all_notes
+        return all(settled.denies(key, path) for key, path in held.attempts.items())
+
+    def _next_step(self, slot: int) -> int:
+        num_slots = max(1, self._plan.num_slots)
+        places = [divmod(held.index, num_slots) for held in self._leases.values() if held.index != NO_PLACE]
+        return max((step + 1 for step, of_slot in places if of_slot == slot), default=0)
 
     def record(self, round_number: int, samples: Ranges, chain: str = "") -> tuple[int, ...]:
         """D_`round_number` is decided with `samples` (of skipped steps too); whatever else was leased up to it is free.

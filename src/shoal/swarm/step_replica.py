@@ -275,9 +275,10 @@ class StepReplica:
         return sends
 
     def _on_fence(self, sender: PeerId, incarnations: dict[int, int]) -> list[Send]:
-        sends = self._fence(incarnations)
-        committed = self._ledger.committed_below(incarnations)
-        return [*sends, Send(sender, Fenced(incarnations, committed, keys_below(self.open, incarnations)))]
+        sends, ledger = self._fence(incarnations), self._ledger
+        committed, in_doubt = ledger.committed_below(incarnations), keys_below(self.open, incarnations)
+        fenced = Fenced(incarnations, committed, in_doubt, self.round, ledger.since(incarnations), ledger.is_steady)
+        return [*sends, Send(sender, fenced)]
 
     def _fence(self, incarnations: dict[int, int]) -> list[Send]:
         self._ledger.fence(incarnations)

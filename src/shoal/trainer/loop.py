@@ -173,8 +173,8 @@ class TrainerLoop:
         microbatches = [Microbatch(*cut) for cut in batch.microbatches(self._config)]
         begun_s = self._clock.now_s()
 
-        def note(key: StepKey, _path: tuple[PeerId, ...]) -> None:
-            self._feed.note(key, batch)
+        def note(key: StepKey, path: tuple[PeerId, ...]) -> None:
+            self._feed.note(key, path, batch)
 
         while True:
             try:

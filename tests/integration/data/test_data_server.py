@@ -108,7 +108,7 @@ async def test_a_trainer_leases_over_a_socket_and_another_process_sees_the_same_
             inputs, labels = source.read(order[16 * step : 16 * step + 16])
             assert np.array_equal(batch.inputs, inputs)
             assert np.array_equal(batch.labels, labels)
-            feed.note(StepKey(0, 1, step, 0), batch)
+            feed.note(StepKey(0, 1, step, 0), (), batch)
             feed.acknowledge(StepKey(0, 1, step, 0), batch, committed=True)
         client.post(hop.peer, RecordSamples(1, ()))
         client.post(hop.peer, PlanRound(2, 1, 3))

@@ -26,6 +26,7 @@ from shoal.swarm.round_effects import (
     Send,
     Stuck,
     Swap,
+    TrainedTwice,
 )
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_orders import StepsClosed
@@ -65,6 +66,7 @@ class ReplicaHost:
         self.machine: RoundMemberMachine = world.member_class(
             hop, stage, Tip(0, world.settings.genesis, None), hashes_of(self.theta), world.unseal, is_behind
         )
+        self.begun: dict[int, int] = {}  # how often it has begun to train a round
         self.is_out = False
         self.offers: str | None = None  # the record whose bytes it gives to those that ask
         self.swapped_s = world.network.now_s
@@ -178,6 +180,7 @@ class ReplicaHost:
         self.swapped_s = self.world.network.now_s
         self._clear()
         effects = self.machine.swapped(hashes, {})
+        self.begun[self.machine.round] = self.begun.get(self.machine.round, 0) + 1
         if not self.machine.is_restored:
             self.offers = self.machine.tip.hash
         return effects
@@ -256,6 +259,8 @@ class ClientHost:
                     self.tip = tip
                 case Stuck(stages):
                     self.stuck = stages
+                case TrainedTwice():
+                    self.world.trained_twice(effect)
                 case Restored(stage, _, basis) if basis is not None:
                     self.world.checks.restored(self, stage)
                 case _:

@@ -10,11 +10,12 @@ from tests.simulation.faults import Faults
 from tests.simulation.network import Manners, Network
 from tests.simulation.round.checks import PATIENCE_S, Checks, samples_of
 from tests.simulation.round.hosts import ClientHost, ReplicaHost, holds, is_bulk
-from tests.simulation.safety import ChainSafety, SampleSafety, Split
+from tests.simulation.safety import Broken, ChainSafety, SampleSafety, Split
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import TrainedTwice
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.sample_ranges import merge
@@ -180,6 +181,10 @@ class World:
         self.checks.decided(record, signed)
         self.pool_of(client).record(record)
 
+    def trained_twice(self, found: TrainedTwice) -> None:
+        """A coordinator sees what no lease may let happen."""
+        raise Broken(f"{found.first} and {found.second} have trained on the same samples")
+
     def _start_replica(self, peer: PeerId, stage: int, is_behind: bool = False) -> None:
         self.network.start(peer, self.host_class(self, peer, stage, is_behind))
         self._tell_clients()
@@ -251,7 +256,7 @@ class World:
         )
         is_doubtful = self.doubt_rate and rng.random() < self.doubt_rate
         doubtful = {h.peer for h in path if rng.random() < 0.5} if is_doubtful else ()
-        self.checks.step_hosts[entry.key] = path
+        self.checks.opened(entry.key, path)
         for host in path:
             if host.peer in doubtful:
                 host.doubts[entry.key] = entry

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from tests.simulation.step.hosts import Join
 from tests.simulation.swarm.hosts import Server, Steps
 from tests.simulation.swarm.world import World
 
-from shoal.ids import StepKey
-from shoal.swarm.lease import LeaseTable
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.lease import LeaseTable, _Lease  # pyright: ignore[reportPrivateUsage]
+from shoal.swarm.round_coordinator import Effects, RoundCoordinatorMachine
+from shoal.swarm.round_effects import TrainedTwice
+from shoal.swarm.round_settings import CloseRequest, RoundSettings
+from shoal.swarm.round_views import RoundViews, first_view
+from shoal.swarm.takeover import Settled, TakeoverMachine
+from shoal.wire.messages.round import Join as RoundJoin
 
 
 class _JoinsWithWhatItHas(Steps):
@@ -40,12 +47,94 @@ class TrainsOnInTheOldRound(Server):
 class MovesLeasesAtOnce(LeaseTable):
     """Frees what a dead trainer had without asking what was committed."""
 
-    def release_trainer(self, trainer: int, incarnation: int, committed: tuple[StepKey, ...]) -> tuple[int, ...]:
-        return super().release_trainer(trainer, incarnation, ())
+    def _is_untrained(self, held: _Lease, settled: Settled, has_all_notes: bool) -> bool:
+        return True
+
+
+class _HearsOfNobodyElse(TakeoverMachine):
+    def settled(self, everyone: Collection[PeerId], steady: Collection[PeerId]) -> Settled:
+        return super().settled(self._answers, steady)
+
+
+class CountsTheLostAsSettled(LeaseTable):
+    """Frees what no replica that can be reached has committed, as if one that is cut off had committed nothing."""
+
+    def _is_untrained(self, held: _Lease, settled: Settled, has_all_notes: bool) -> bool:
+        return not (held.done or held.left) and has_all_notes
+
+
+class FreesWhatIsLeftToTheRecord(LeaseTable):
+    """Frees what its trainer has left to the record, when that one dies later."""
+
+    def _is_untrained(self, held: _Lease, settled: Settled, has_all_notes: bool) -> bool:
+        return held.left or super()._is_untrained(held, settled, has_all_notes)
+
+
+class TrainsTwice(World):
+    """What trainers leave is freed too early, and only the coordinator is left to notice.
+
+    Attributes:
+        noticed: What it has noticed.
+    """
+
+    def __init__(self, seed: int, coordinator_class: type[RoundCoordinatorMachine] = RoundCoordinatorMachine) -> None:
+        self.noticed: list[TrainedTwice] = []
+        super().__init__(
+            seed,
+            coordinator_class=coordinator_class,
+            table_class=CountsTheLostAsSettled,
+            takeover_class=_HearsOfNobodyElse,
+        )
+
+    def trained_twice(self, found: TrainedTwice) -> None:
+        self.noticed.append(found)
+
+
+class _LooksAtNoSamples(RoundViews):
+    def begin(
+        self, settings: RoundSettings, joins: Mapping[PeerId, RoundJoin], slots: Mapping[PeerId, int]
+    ) -> list[TrainedTwice]:
+        for stage in range(settings.num_stages):
+            self[stage] = first_view(stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio)
+        return []
+
+
+class RecordsWhatWasTrainedTwice(RoundCoordinatorMachine):
+    """Merges steps into one record that share samples."""
+
+    def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
+        views = _LooksAtNoSamples()
+        views.epochs = self._views.epochs
+        self._views = views
+        return super()._propose_all(request, now_s)
+
+
+class TakesAnyReplicaForAWitness(LeaseTable):
+    """Believes a replica that is not on the path of the attempt."""
+
+    def _is_untrained(self, held: _Lease, settled: Settled, has_all_notes: bool) -> bool:
+        paths = {key: tuple(settled.witnesses) for key in held.attempts}
+        return super()._is_untrained(replace(held, attempts=paths), settled, has_all_notes)
+
+
+class TakesNewLivesForWitnesses(TakeoverMachine):
+    """Believes a replica that was started again since, and has forgotten what its earlier life had committed."""
+
+    def settled(self, everyone: Collection[PeerId], steady: Collection[PeerId]) -> Settled:
+        oldest = StepKey(self._slot, self._lowest - 1, -1, -1)
+        return replace(super().settled(everyone, steady), witnesses=dict.fromkeys(self._answers, oldest))
 
 
 MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "JoinsTooEarly": (lambda seed: World(seed, host_class=JoinsTooEarly), 0),
     "TrainsOnInTheOldRound": (lambda seed: World(seed, host_class=TrainsOnInTheOldRound), 0),
     "MovesLeasesAtOnce": (lambda seed: World(seed, table_class=MovesLeasesAtOnce), 72),
+    "CountsTheLostAsSettled": (
+        lambda seed: World(seed, table_class=CountsTheLostAsSettled, takeover_class=_HearsOfNobodyElse),
+        13,
+    ),
+    "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 13),
+    "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 39),
+    "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 90),
+    "TakesNewLivesForWitnesses": (lambda seed: World(seed, takeover_class=TakesNewLivesForWitnesses), 0),
 }

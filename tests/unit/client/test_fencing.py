@@ -5,10 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from shoal.client import fencing
-from shoal.client.fencing import Fencing, Settled
+from shoal.client.fencing import Fencing
 from shoal.clock import SystemClock
 from shoal.ids import PeerId, StepKey
+from shoal.swarm import takeover
+from shoal.swarm.takeover import Settled
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.step import Fence, Fenced
@@ -30,13 +31,14 @@ class Desk:
         for replica in self.replicas.values():
             self.client.introduce(replica.hop)
         self.fencing = Fencing(endpoint=self.client, clock=SystemClock(), replicas=lambda: self.live)
+        self.fencing.begin_round(3, {A, B}, None)
         self.settled: Settled | None = None
 
     async def settle(self) -> None:
         self.settled = await self.fencing.settle(1, 2)
 
     def answer(self, peer: PeerId, *committed: StepKey, in_doubt: tuple[StepKey, ...] = ()) -> None:
-        assert self.fencing.receive(Received(peer, Fenced({1: 2}, committed, in_doubt), ()))
+        assert self.fencing.receive(Received(peer, Fenced({1: 2}, committed, in_doubt, 3, {}, steady=True), ()))
 
 
 async def asked(replica: MemoryEndpoint) -> Fence:
@@ -56,7 +58,7 @@ async def test_every_live_replica_is_asked_and_their_answers_are_joined() -> Non
             await anyio.wait_all_tasks_blocked()
             assert desk.settled is None
             desk.answer(B, LATER)
-    assert desk.settled == Settled(frozenset({KEY, LATER}), frozenset(), complete=True)
+    assert desk.settled == Settled(3, frozenset({KEY, LATER}), frozenset(), {}, complete=True)
 
 
 async def test_a_replica_in_doubt_is_asked_again() -> None:
@@ -69,11 +71,11 @@ async def test_a_replica_in_doubt_is_asked_again() -> None:
             desk.answer(B)
             await asked(desk.replicas[A])
             desk.answer(A, KEY)
-    assert desk.settled == Settled(frozenset({KEY}), frozenset(), complete=True)
+    assert desk.settled == Settled(3, frozenset({KEY}), frozenset(), {}, complete=True)
 
 
 async def test_doubt_that_stays_is_left_to_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencing, "_DOUBT_S", 0.0)
+    monkeypatch.setattr(takeover, "_DOUBT_S", 0.0)
     desk = Desk()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
@@ -81,10 +83,10 @@ async def test_doubt_that_stays_is_left_to_the_record(monkeypatch: pytest.Monkey
             await anyio.wait_all_tasks_blocked()
             desk.answer(A, in_doubt=(KEY,))
             desk.answer(B)
-    assert desk.settled == Settled(frozenset(), frozenset({KEY}), complete=True)
+    assert desk.settled == Settled(3, frozenset(), frozenset({KEY}), {}, complete=True)
 
 
-async def test_a_replica_that_is_lost_meanwhile_does_not_count() -> None:
+async def test_a_replica_that_is_lost_meanwhile_is_not_waited_for_and_does_not_count_as_settled() -> None:
     desk = Desk()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
@@ -94,17 +96,53 @@ async def test_a_replica_that_is_lost_meanwhile_does_not_count() -> None:
             await anyio.wait_all_tasks_blocked()
             desk.live.remove(B)
             desk.fencing.peer_lost(B)
-    assert desk.settled == Settled(frozenset({KEY}), frozenset(), complete=True)
+    assert desk.settled == Settled(3, frozenset({KEY}), frozenset(), {}, complete=False)
 
 
 async def test_a_silent_replica_leaves_the_answer_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencing, "_SILENCE_S", 0.0)
     desk = Desk()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(desk.settle)
             await anyio.wait_all_tasks_blocked()
             desk.answer(A, KEY)
+            monkeypatch.setattr(takeover, "_SILENCE_S", 0.0)
     assert desk.settled is not None
     assert not desk.settled.complete
     assert desk.settled.committed == {KEY}
+
+
+async def test_without_any_replica_in_reach_nothing_is_waited_for_and_nothing_is_settled() -> None:
+    desk = Desk()
+    desk.live.clear()
+    with anyio.fail_after(60):
+        await desk.settle()
+    assert desk.settled == Settled(3, frozenset(), frozenset(), {}, complete=False)
+
+
+async def test_who_was_there_when_the_round_began_and_was_not_lost_since_would_know_of_every_attempt() -> None:
+    desk = Desk()
+    desk.fencing.begin_round(3, {A, B}, {A, B})
+    desk.fencing.peer_lost(B)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            await anyio.wait_all_tasks_blocked()
+            desk.answer(A)
+            desk.answer(B)
+    assert desk.settled is not None
+    assert desk.settled.denies(KEY, (A,))
+    assert not desk.settled.denies(KEY, (B,)), "what answers now may have been started since"
+
+
+async def test_a_client_that_was_started_again_does_not_know_who_has_been_there_since_the_round_began() -> None:
+    desk = Desk()
+    desk.fencing.begin_round(3, {A, B}, None)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            await anyio.wait_all_tasks_blocked()
+            desk.answer(A)
+            desk.answer(B)
+    assert desk.settled is not None
+    assert not desk.settled.denies(KEY, (A, B))

@@ -130,7 +130,7 @@ async def train_round(feed: Feed, slot: int, round_number: int, steps: int) -> l
         batch = await feed.lease(round_number, step)
         assert batch is not None
         name = key(slot, (round_number - 1) * steps + step)
-        feed.note(name, batch)
+        feed.note(name, (), batch)
         batches.append(tuple(labels_of(batch)))
         feed.acknowledge(name, batch, committed=True)
     return batches

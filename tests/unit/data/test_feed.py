@@ -50,7 +50,7 @@ async def test_only_the_client_may_plan() -> None:
     async with host() as at:
         feed = at.trainer(0)
         await feed.hello()
-        for message in (PlanRound(1, 1, 1), RecordSamples(1, ()), ReleaseTrainer(0, 1, ())):
+        for message in (PlanRound(1, 1, 1), RecordSamples(1, ()), ReleaseTrainer(0, 1, 1, (), (), {}, complete=True)):
             with pytest.raises(RemoteProtocolError, match="not the client"):
                 at.service.receive(Received(at.endpoints[0].peer_id, message))
         assert at.service.table.planned_round == 0

@@ -109,7 +109,7 @@ async def test_a_dead_trainers_batch_and_its_memory_stay_until_it_is_released() 
         for start in range(0, 150, 50):
             reader.give_back(await reader.read_holdout(start, start + 50))
         assert batch.labels.tolist() == before
-        at.tell(ReleaseTrainer(0, 1, ()))
+        at.tell(ReleaseTrainer(0, 1, 1, (), (), {}, complete=True))
         again = await successor.lease(1, 0)
         assert again is not None
         assert again.samples == batch.samples

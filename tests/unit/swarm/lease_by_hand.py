@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.ids import StepKey
+from shoal.ids import PeerId, StepKey
 from shoal.swarm.lease import Denial, Grant, LeaseTable
 from shoal.swarm.sample_ranges import Batch, BatchStream
+from shoal.swarm.takeover import Settled
 from shoal.wire.messages.base import SampleRange
 
 
@@ -24,6 +25,17 @@ def granted(answer: Grant | Denial) -> Grant:
 def denied(answer: Grant | Denial) -> str:
     assert isinstance(answer, Denial), answer
     return answer.reason
+
+
+A, B = PeerId("A"), PeerId("B")
+PATH = (A, B)
+
+
+def settled(
+    *kept: StepKey, since: dict[PeerId, StepKey] | None = None, complete: bool = True, round: int = 1
+) -> Settled:
+    """What is known of trainer 0: by default A has lived since its first step, and everybody has answered."""
+    return Settled(round, frozenset(kept), frozenset(), {A: key(0, 0)} if since is None else since, complete)
 
 
 def key(trainer: int, number: int, incarnation: int = 1, attempt: int = 0) -> StepKey:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.swarm.lease_by_hand import batch, denied, granted, key, table
+from tests.unit.swarm.lease_by_hand import PATH, batch, denied, granted, key, table
 
 from shoal.errors import RemoteProtocolError
 from shoal.swarm.lease import Grant
@@ -88,47 +88,6 @@ def test_the_last_batch_of_a_pass_is_short_and_the_next_pass_begins_after_it() -
     assert got == [batch(0, 2), batch(2, 4), batch(4, 5), batch(0, 2, pass_number=1)]
 
 
-def test_a_dead_trainers_lease_moves_only_when_it_is_released() -> None:
-    leases = table()
-    leases.plan_round(1, 1, 1)
-    held = granted(leases.lease(0, 1, 1, 0))
-    leases.note(held.lease, key(0, 0))
-    assert "handed out" in denied(leases.lease(0, 2, 1, 0))
-    leases.release_trainer(0, 1, committed=())
-    assert granted(leases.lease(0, 2, 1, 0)).batch == held.batch
-
-
-def test_a_dead_trainers_committed_step_is_not_handed_out_again() -> None:
-    leases = table()
-    leases.plan_round(1, 1, 2)
-    held = granted(leases.lease(0, 1, 1, 0))
-    leases.note(held.lease, key(0, 0, attempt=1))
-    leases.release_trainer(0, 1, committed=(key(0, 0, attempt=1),))
-    # The new trainer counts its steps anew and still gets the batch that is missing.
-    assert granted(leases.lease(0, 2, 1, 0)).batch == batch(2, 4)
-    leases.record(1, (SampleRange(0, 0, 4),))
-    assert leases.free == ()
-
-
-def test_a_lease_whose_note_was_lost_waits_for_the_record() -> None:
-    leases = table()
-    leases.plan_round(1, 1, 1)
-    held = granted(leases.lease(0, 1, 1, 0))
-    leases.release_trainer(0, 1, committed=(key(0, 0),))
-    assert leases.leased == {held.lease: batch(0, 2)}
-    leases.record(1, ())
-    assert leases.free == (batch(0, 2),)
-
-
-def test_a_stale_incarnation_gets_no_lease() -> None:
-    leases = table()
-    leases.plan_round(1, 2, 4)
-    leases.release_trainer(0, 3, committed=())
-    assert "stale" in denied(leases.lease(0, 3, 1, 0))
-    granted(leases.lease(0, 4, 1, 0))
-    granted(leases.lease(1, 1, 1, 0))
-
-
 def test_a_later_incarnation_fences_the_earlier_one() -> None:
     leases = table()
     leases.plan_round(1, 1, 4)
@@ -148,7 +107,7 @@ def test_a_lease_with_a_noted_attempt_cannot_be_given_back() -> None:
     leases = table()
     leases.plan_round(1, 1, 1)
     held = granted(leases.lease(0, 1, 1, 0))
-    leases.note(held.lease, key(0, 0))
+    leases.note(held.lease, key(0, 0), PATH)
     assert not leases.give_back(held.lease)
     assert held.lease in leases.leased
 
@@ -253,7 +212,7 @@ def test_a_table_that_begins_in_the_middle_of_a_round_deals_the_batches_that_it_
     got = {(slot, step): granted(first.lease(slot, 1, 2, step)).batch for step in range(3) for slot in (0, 1)}
     again.resume_round(2, 2, 3, complete=True)
     for slot, step in ((1, 0), (0, 0), (1, 1)):
-        assert again.resume(slot, 1, got[slot, step].samples, (), done=step == 0) is not None
+        assert again.resume(slot, 1, got[slot, step].samples, {}, done=step == 0) is not None
     left = {(slot, step): granted(again.lease(slot, 1, 2, step)).batch for slot, step in ((0, 1), (0, 2), (1, 2))}
     assert left == {place: got[place] for place in left}
 
@@ -261,7 +220,7 @@ def test_a_table_that_begins_in_the_middle_of_a_round_deals_the_batches_that_it_
 def test_in_a_resumed_round_nobody_gets_the_batch_of_another_step() -> None:
     leases = table()
     leases.resume_round(1, 1, 3, complete=False)
-    leases.resume(0, 1, (SampleRange(0, 2, 4),), (key(0, 1),), done=True)
+    leases.resume(0, 1, (SampleRange(0, 2, 4),), {key(0, 1): PATH}, done=True)
     assert "handed out" in denied(leases.lease(0, 1, 1, 1))
     assert granted(leases.lease(0, 1, 1, 2)).batch == batch(4, 6)
 
@@ -283,18 +242,8 @@ def test_where_leases_are_unknown_nothing_more_is_leased_unless_steps_tell_them(
 def test_a_held_batch_that_this_table_would_not_deal_ends_the_round() -> None:
     leases = table()
     leases.resume_round(1, 1, 2, complete=True)
-    assert leases.resume(0, 1, (SampleRange(0, 1, 3),), (), done=False) is None
+    assert leases.resume(0, 1, (SampleRange(0, 1, 3),), {}, done=False) is None
     assert "ends here" in denied(leases.lease(0, 1, 1, 1))
-
-
-def test_resumed_leases_are_settled_like_others() -> None:
-    leases = table()
-    leases.resume_round(1, 1, 3, complete=True)
-    leases.resume(0, 1, (SampleRange(0, 0, 2),), (key(0, 0),), done=False)
-    leases.resume(0, 1, (SampleRange(0, 2, 4),), (key(0, 1),), done=False)
-    leases.release_trainer(0, 1, (key(0, 0),))
-    assert sorted(leases.leased.values()) == [batch(0, 2)]
-    assert granted(leases.lease(0, 2, 1, 1)).batch == batch(2, 4)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

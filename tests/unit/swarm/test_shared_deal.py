@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.swarm.lease_by_hand import batch, denied, granted, table
+from tests.unit.swarm.lease_by_hand import batch, denied, granted, settled, table
 
 from shoal.errors import RemoteProtocolError
 from shoal.swarm.lease import LeaseTable
@@ -61,13 +61,13 @@ def test_a_claim_to_what_is_not_free_ends_a_resumed_round(strange: tuple[SampleR
     leases = shared()
     leases.record(1, (SampleRange(0, 0, 4),))
     leases.resume_round(2, 2, 9, complete=True)
-    assert leases.resume(0, 1, (SampleRange(0, 10, 17),), (), done=False) is not None
-    assert leases.resume(0, 1, (SampleRange(0, 5, 6),), (), done=True) is not None
-    assert leases.resume(1, 1, (SampleRange(0, 16, 18),), (), done=False) is None
+    assert leases.resume(0, 1, (SampleRange(0, 10, 17),), {}, done=False) is not None
+    assert leases.resume(0, 1, (SampleRange(0, 5, 6),), {}, done=True) is not None
+    assert leases.resume(1, 1, (SampleRange(0, 16, 18),), {}, done=False) is None
     leases = shared()
     leases.record(1, (SampleRange(0, 0, 4),))
     leases.resume_round(2, 2, 9, complete=True)
-    assert leases.resume(1, 1, strange, (), done=False) is None
+    assert leases.resume(1, 1, strange, {}, done=False) is None
     assert "ends here" in denied(leases.lease(1, 1, 2, 1))
 
 
@@ -75,14 +75,14 @@ def test_a_table_that_begins_anew_deals_around_what_trainers_have() -> None:
     leases = shared()
     leases.record(1, (SampleRange(0, 0, 4),))
     leases.resume_round(2, 2, 9, (30.0, 10.0), complete=True)
-    leases.resume(0, 1, (SampleRange(0, 6, 8),), (), done=True)
-    leases.resume(1, 1, (SampleRange(0, 9, 11),), (), done=False)
+    leases.resume(0, 1, (SampleRange(0, 6, 8),), {}, done=True)
+    leases.resume(1, 1, (SampleRange(0, 9, 11),), {}, done=False)
     assert granted(leases.lease(0, 1, 2, 3)).batch.samples == (
         SampleRange(0, 4, 6),
         SampleRange(0, 8, 9),
         SampleRange(0, 11, 14),
     )
-    assert leases.release_trainer(1, 1, ()) != ()
+    assert leases.release_trainer(1, 1, settled(round=2)).leases != ()
     assert granted(leases.lease(1, 2, 2, 3)).batch == batch(9, 11)
 
 

@@ -7,7 +7,7 @@ In others its size follows the speed of its trainer.
 
 from __future__ import annotations
 
-from shoal.ids import StepKey
+from shoal.ids import PeerId, StepKey
 from shoal.wire.messages.base import SampleRange, Struct
 
 
@@ -53,19 +53,29 @@ class RecordSamples(Struct, frozen=True, tag="record_samples"):
 
 
 class ReleaseTrainer(Struct, frozen=True, tag="release_trainer"):
-    """A dead trainer's steps are settled: those in `committed` are done or in doubt, which the record will tell; its
-    other leases are free."""
+    """What is known of a dead trainer's steps (`swarm.takeover.Settled`): its leases that are surely trained by nobody
+    are free, the others wait for the record."""
 
     trainer: int
     incarnation: int
+    round: int
     committed: tuple[StepKey, ...]
+    in_doubt: tuple[StepKey, ...]
+    witnesses: dict[PeerId, StepKey]
+    complete: bool
 
 
 class Released(Struct, frozen=True, tag="released"):
-    """Answer to ReleaseTrainer: what comes after it is leased without the dead trainer's claims."""
+    """Answer to ReleaseTrainer: what comes after it is leased without the dead trainer's claims.
+
+    `next_step` (0-based in the round) is the first one of the slot without a lease that waits for the record.
+    `is_known`: the data server knows all that was leased in the round; otherwise there may be more.
+    """
 
     trainer: int
     incarnation: int
+    next_step: int
+    is_known: bool
 
 
 class Lease(Struct, frozen=True, tag="lease"):
@@ -116,9 +126,10 @@ class NoBatch(Struct, frozen=True, tag="no_batch"):
 
 
 class NoteAttempt(Struct, frozen=True, tag="note_attempt"):
-    """Before Open: which attempt will train the leased batch."""
+    """Before Open: which attempt will train the leased batch, and over which replicas."""
 
     key: StepKey
+    path: tuple[PeerId, ...]
     ticket: int
 
 
@@ -146,13 +157,22 @@ class HoldoutInfo(Struct, frozen=True, tag="holdout_info"):
     max_read_samples: int
 
 
+class Attempt(Struct, frozen=True):
+    """A noted attempt, as in NoteAttempt."""
+
+    key: StepKey
+    path: tuple[PeerId, ...]
+
+
 class HeldBatch(Struct, frozen=True):
-    """A lease that a trainer got in its round: the attempts noted for it, and whether one of them is committed."""
+    """A lease that a trainer got in its round: the attempts noted for it, whether one of them is committed (`done`; the
+    paths are of no interest then), and whether its fate is left to the record."""
 
     ticket: int
     samples: tuple[SampleRange, ...]
-    keys: tuple[StepKey, ...]
-    done: bool
+    attempts: tuple[Attempt, ...] = ()
+    done: bool = False
+    left: bool = False
 
 
 class DataHello(Struct, frozen=True, tag="data_hello"):

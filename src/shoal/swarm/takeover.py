@@ -1,0 +1,152 @@
+"""What a trainer that is gone has left: whom to ask, how long, and what the answers prove. Pure state, no I/O.
+
+    Fence to every live replica, repeated -> Fenced from each, none in doubt -> Settled -> LeaseTable.release_trainer
+                                              '-- still in doubt after a second, or silent for five: Settled as it is
+
+A replica that is cut off may have committed what nobody else knows of, and joins the round when it is back. So its
+silence proves nothing; a witness proves that an attempt is committed nowhere. A witness is a replica of the attempt's
+path that has lived since the attempt was opened, is in its round, and has neither committed it nor is in doubt about
+it. It has never prepared the attempt, so no Commit was sent; or it has, and the attempt was aborted everywhere. From
+its answer on the witness refuses the trainer, so what it has said stays true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.step_operations import Send
+from shoal.wire.messages.step import Fence, Fenced
+
+_REPEAT_S = 0.1
+_DOUBT_S = 1.0
+"""How long replicas may take to settle a step among themselves; what is in doubt then is left to the record."""
+_SILENCE_S = 5.0
+"""A frozen replica has lost its connection by then."""
+
+Path = tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is known of the incarnations of a slot's trainer below the fenced one.
+
+    Attributes:
+        round: The round in which they were asked for.
+        committed: Attempts that some replica has applied.
+        in_doubt: Others whose fate the record will tell.
+        witnesses: Replicas whose silence about an attempt denies it, each with the oldest attempt that it has lived
+            since.
+        complete: Every replica that may have taken part has answered, not only those that can be reached.
+    """
+
+    round: int
+    committed: frozenset[StepKey]
+    in_doubt: frozenset[StepKey]
+    witnesses: Mapping[PeerId, StepKey]
+    complete: bool
+
+    @property
+    def kept(self) -> frozenset[StepKey]:
+        """Attempts that count as trained until the record says otherwise."""
+        return self.committed | self.in_doubt
+
+    def denies(self, key: StepKey, path: Path) -> bool:
+        """Whether an attempt over this path is surely committed nowhere, and never will be."""
+        return key not in self.kept and any(self._is_witness(peer, key) for peer in path)
+
+    def _is_witness(self, peer: PeerId, key: StepKey) -> bool:
+        since = self.witnesses.get(peer)
+        return since is not None and since[:2] == key[:2] and since <= key
+
+
+class TakeoverMachine:
+    """Settles the steps of one slot's trainers below an incarnation.
+
+    Attributes:
+        wake_at_s: When to look again if nothing else happens.
+    """
+
+    def __init__(self, slot: int, lowest: int, round: int, now_s: float) -> None:
+        """Ask nobody yet.
+
+        Args:
+            slot: Of the trainer.
+            lowest: Its lowest incarnation that may still act.
+            round: The one that is trained.
+            now_s: The time.
+        """
+        self._slot, self._lowest, self._round = slot, lowest, round
+        self._begun_s = self.wake_at_s = now_s
+        self._answers: dict[PeerId, Fenced] = {}
+        self._committed: set[StepKey] = set()
+
+    def heard(self, peer: PeerId, answer: Fenced) -> None:
+        """Take an answer; one to an earlier fence says nothing about the trainers since."""
+        if answer.incarnations.get(self._slot, 0) < self._lowest:
+            return
+        self._answers[peer] = answer
+        self._committed.update(key for key in answer.committed if key.trainer == self._slot)
+
+    def asks(self, live: Collection[PeerId], now_s: float) -> list[Send]:
+        """Whom to ask now, out of those that can be reached: all of them again, since doubt may have ended."""
+        if now_s < self.wake_at_s:
+            return []
+        self.wake_at_s = now_s + _REPEAT_S
+        return [Send(peer, Fence({self._slot: self._lowest})) for peer in live]
+
+    def is_over(self, live: Collection[PeerId], now_s: float) -> bool:
+        """Whether nothing more is waited for. A replica that cannot be reached is not, though it may have committed."""
+        waited_s = now_s - self._begun_s
+        if waited_s > _SILENCE_S:
+            return True
+        have_answered = self._answers.keys() >= set(live)
+        return have_answered and (not self._in_doubt() or waited_s > _DOUBT_S)
+
+    def settled(self, everyone: Collection[PeerId], steady: Collection[PeerId]) -> Settled:
+        """What the answers prove.
+
+        Args:
+            everyone: The replicas over which the trainer may have trained, also those that are gone.
+            steady: Those that were in the round when it began, over connections that have not ended since.
+        """
+        witnesses: dict[PeerId, StepKey] = {}
+        for peer, answer in self._answers.items():
+            if answer.round != self._round:
+                continue
+            if answer.steady and peer in steady:
+                witnesses[peer] = StepKey(self._slot, self._lowest - 1, -1, -1)
+            elif self._slot in answer.since:
+                witnesses[peer] = answer.since[self._slot]
+        return Settled(
+            round=self._round,
+            committed=frozenset(self._committed),
+            in_doubt=frozenset(self._in_doubt() - self._committed),
+            witnesses=witnesses,
+            complete=self._answers.keys() >= set(everyone),
+        )
+
+    def _in_doubt(self) -> set[StepKey]:
+        doubts = (key for answer in self._answers.values() for key in answer.in_doubt)
+        return {key for key in doubts if key.trainer == self._slot}
+
+
+def next_number(
+    settled: Settled, first: int, num_steps: int, last_reported: int, next_step: int, *, is_known: bool
+) -> int:
+    """The number of the step at which the next trainer goes on: after all that may count.
+
+    Args:
+        settled: What the last trainer has left.
+        first: Number of the round's first step.
+        num_steps: Of the slot in the round.
+        last_reported: Number of the last step that a trainer of the slot has reported.
+        next_step: The first one, counted from 0 in the round, without a lease that waits for the record.
+        is_known: No trainer of the slot has had other leases than those.
+    """
+    numbers = [first - 1, last_reported, first + next_step - 1, *(key.number for key in settled.kept)]
+    if not is_known and not settled.complete:
+        # Neither all leases nor all replicas can be asked: there may be any number of steps that one that is away has.
+        numbers.append(first + num_steps - 1)
+    return max(numbers) + 1
