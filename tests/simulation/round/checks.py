@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.round.hosts import ClientHost, Contribution, ReplicaHost, digest, hashes_of
@@ -63,11 +64,28 @@ class Checks:
         if set(trained) != samples_of(record):
             raise Broken(f"record {record.round} does not name what its members have trained")
         keys = {peer: {entry.key for entry in log} for peer, (_, log) in logs.items()}
+        torn: list[tuple[StepKey, str]] = []
         for key in set[StepKey]().union(*keys.values()):
             for host in self.step_hosts[key]:
                 is_final = host.peer in logs and self.world.network.hosts.get(host.peer) is host
                 if is_final and key not in keys[host.peer]:
-                    raise Broken(f"step {key} is in record {record.round}, but {host.peer} has aborted it")
+                    torn.append((key, host.peer))
+        self._torn(record, keys, torn)
+
+    def _torn(self, record: Record, keys: Mapping[str, set[StepKey]], torn: Sequence[tuple[StepKey, str]]) -> None:
+        """Steps that some member has committed and another one has aborted: one of the two had to be left out.
+
+        But for the last of a stage: where all its members contradict others, the stage cannot do without them.
+        """
+        disputed = {key for key, _ in torn}
+        contradicting = {peer for peer in keys if keys[peer] & disputed} | {peer for _, peer in torn}
+        needed = {
+            peer for outcome in record.stages if contradicting.issuperset(outcome.members) for peer in outcome.members
+        }
+        for key, aborter in torn:
+            holders = {peer for peer in keys if key in keys[peer]}
+            if aborter not in needed and not holders <= needed:
+                raise Broken(f"step {key} is in record {record.round}, but {aborter} has aborted it")
 
     def belongs(self, record: Record, name: str) -> None:
         """A record goes on from what was decided before, and names no sample again."""

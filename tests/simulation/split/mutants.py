@@ -10,15 +10,16 @@ from tests.simulation.round.hosts import digest
 from tests.simulation.split.hosts import Client, Replica
 from tests.simulation.split.world import SplitWorld
 
-from shoal.ids import Ballot, PeerId
+from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import Tip, used_samples
 from shoal.swarm.round_choice import choose
 from shoal.swarm.round_coordinator import Effects as CoordinatorEffects
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import CoordinatorEffect, Fetch, MemberEffect, Overtaken, Ready, Send
+from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_judgement import Judgement
 from shoal.swarm.round_replicas import RoundReplicas
-from shoal.wire.messages.round import Decide
+from shoal.wire.messages.round import Decide, Join
 
 
 class _KnowsTheChoice(Judgement):
@@ -42,6 +43,34 @@ class WaitsForNoChain(RoundCoordinatorMachine):
         if states and choose(states, settings.num_stages, settings.genesis, self._unseal, False, True).is_contested:
             self._since_s = now_s - 1e6
         return super()._choose(now_s)
+
+
+class _KeepsTheFirstFate(RoundJoins):
+    def _contradicting(self) -> dict[PeerId, StepKey]:
+        return {peer: key for peer, key in super()._contradicting().items() if self._is_aborted(key)}
+
+
+class KeepsTheFirstFate(RoundCoordinatorMachine):
+    """Takes the join of a replica that has aborted, by another coordinator's order, what is committed here."""
+
+    def _joined(self, peer: PeerId, join: Join) -> None:
+        self._joins.__class__ = _KeepsTheFirstFate
+        super()._joined(peer, join)
+
+
+class _LeavesOutTheLast(RoundJoins):
+    def leave_out(self) -> dict[PeerId, StepKey]:
+        out = self._contradicting()
+        self.joins = {peer: join for peer, join in self.joins.items() if peer not in out}
+        return out
+
+
+class LeavesOutTheLast(RoundCoordinatorMachine):
+    """Goes on without who contradicts, also where nobody else serves the stage."""
+
+    def _joined(self, peer: PeerId, join: Join) -> None:
+        self._joins.__class__ = _LeavesOutTheLast
+        super()._joined(peer, join)
 
 
 class _NamesNoChain(RoundReplicas):
@@ -101,6 +130,8 @@ def _make(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld]
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
     "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
+    "KeepsTheFirstFate": _make(0, coordinator_class=KeepsTheFirstFate),
+    "LeavesOutTheLast": _make(0, coordinator_class=LeavesOutTheLast),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
     "TakesAnySteps": _make(11, host_class=TakesAnySteps),
