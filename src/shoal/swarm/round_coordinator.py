@@ -78,7 +78,7 @@ class RoundCoordinatorMachine:
         self.tip = Tip(0, settings.genesis, None)
         self._unseal = unseal
         self._restoration = Restoration(settings.lost_state_after_s)
-        self._replicas = RoundReplicas(settings.genesis, self._restoration)
+        self._replicas = RoundReplicas(settings.genesis, self._restoration, unseal)
         self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, unseal)
         self._judgement = Judgement(me, settings.genesis, unseal)
         self._trains = False  # the tip was announced as ready: a round is being trained on it
@@ -259,7 +259,7 @@ class RoundCoordinatorMachine:
             return [Send(peer, AskRound(self.ballot))]  # it has another record now, or other bytes, than it has said
         if self.tip.signed is None or peer not in self._replicas.states:
             return []
-        if message.round >= self.tip.round and message.record_hash != self.tip.hash:
+        if message.record_hash not in (self.tip.hash, self._unseal(self.tip.signed).previous):
             return [Send(peer, AskRound(self.ballot))]  # of another chain, it may be
         was_out = self._replicas.swapped(peer, message)
         if message.record_hash != self.tip.hash:

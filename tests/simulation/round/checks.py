@@ -151,8 +151,9 @@ class Checks:
             raise Broken(f"{host.peer} swaps to record {record.round}, and its machine does not know")
         self.follows(host, record, host.machine.swapping)
         own = {k for entry in host.log for item in entry.samples for k in [item.start]}
-        # One that was started again since, or restored, drops what it has trained, as one that was left out does.
-        is_restored = host.machine.tip.round >= record.round or outcome.hashes != hashes
-        has_joined = host.machine.joined is not None and not is_restored
+        # One that was started again since, or restored, or comes from another chain, drops what it has trained, as one
+        # that was left out does.
+        drops = host.machine.tip.hash != record.previous or outcome.hashes != hashes
+        has_joined = host.machine.joined is not None and not drops
         if host.peer in outcome.members and has_joined and not own <= samples_of(record):
             raise Broken(f"steps that {host.peer} has committed are not in record {record.round}")

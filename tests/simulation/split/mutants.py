@@ -18,6 +18,8 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import CoordinatorEffect, Fetch, MemberEffect, Overtaken, Ready, Send
 from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_judgement import Judgement
+from shoal.swarm.round_member import Effects as MemberEffects
+from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.wire.messages.round import Decide, Join
 
@@ -91,6 +93,23 @@ class NamesNoChain(RoundCoordinatorMachine):
         self._replicas.__class__ = _NamesNoChain
 
 
+class FollowsTheNewest(RoundMemberMachine):
+    """Leaves its chain for every record of a later round, also if its own one is not named."""
+
+    def _decide(self, message: Decide) -> MemberEffects:
+        if not message.instead_of and self._unseal(message.record).round > self.tip.round:
+            message = msgspec.structs.replace(message, instead_of=self.tip.hash)
+        return super()._decide(message)
+
+
+class IsSilentAboutMistakes(RoundMemberMachine):
+    """Does not answer to what was chosen in place of a record that it does not hold."""
+
+    def _decide(self, message: Decide) -> MemberEffects:
+        is_mistaken = message.instead_of not in ("", self.tip.hash)
+        return [] if is_mistaken else super()._decide(message)
+
+
 class DropsItsStateFirst(Replica):
     """Gives its old state up when it begins to load that of another chain."""
 
@@ -132,6 +151,8 @@ MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
     "KeepsTheFirstFate": _make(0, coordinator_class=KeepsTheFirstFate),
     "LeavesOutTheLast": _make(0, coordinator_class=LeavesOutTheLast),
+    "FollowsTheNewest": _make(0, member_class=FollowsTheNewest),
+    "IsSilentAboutMistakes": _make(0, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
     "TakesAnySteps": _make(11, host_class=TakesAnySteps),
