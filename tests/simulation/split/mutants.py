@@ -146,13 +146,17 @@ def _make(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld]
     return lambda seed: SplitWorld(seed, **classes), first_seed  # type: ignore[arg-type]
 
 
+def _meets(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld], int]:
+    return lambda seed: SplitWorld(seed, meets=True, **classes), first_seed  # type: ignore[arg-type]
+
+
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
     "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
-    "KeepsTheFirstFate": _make(0, coordinator_class=KeepsTheFirstFate),
-    "LeavesOutTheLast": _make(0, coordinator_class=LeavesOutTheLast),
-    "FollowsTheNewest": _make(0, member_class=FollowsTheNewest),
-    "IsSilentAboutMistakes": _make(0, member_class=IsSilentAboutMistakes),
+    "KeepsTheFirstFate": _meets(0, coordinator_class=KeepsTheFirstFate),
+    "LeavesOutTheLast": _meets(0, coordinator_class=LeavesOutTheLast),
+    "FollowsTheNewest": _meets(0, member_class=FollowsTheNewest),
+    "IsSilentAboutMistakes": _meets(0, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
     "TakesAnySteps": _make(11, host_class=TakesAnySteps),
