@@ -168,7 +168,7 @@ class StateDonor:
                 self._in_vain[peer] = request
             self._endpoint.post(peer, NoState(key.record_hash, self._held_round, key.is_average))
             return
-        self._keeping.asked(key)
+        self._keeping.asked(key, peer)
         if isinstance(request, AskState):
             # What is hashed stays alive meanwhile; if it is dropped, the reads that follow are told so.
             async with self._hashing:

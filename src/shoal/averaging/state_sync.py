@@ -21,6 +21,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.swarm.round_effects import Fetch
 from shoal.swarm.state_chain import Piece, StateChain
+from shoal.swarm.state_keeping import is_too_slow
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, PeerLost, Received
@@ -116,13 +117,15 @@ class StateSync:
         try:
             while True:
                 while (piece := chain.piece) is not None:
-                    found = await self._get(chain, piece, template, state if piece.is_average else None, successor)
-                    if found is None:
-                        _say_lost(self._context.stage, piece, chain.newest, template)
-                        chain.restart()
-                    else:
+                    base_state = state if piece.is_average else None
+                    is_here, found = await self._get(chain, piece, template, base_state, successor)
+                    if is_here:
                         state = found
                         chain.reached()
+                    else:
+                        is_wrong = piece.is_average and found is not None
+                        _say_lost(self._context.stage, piece, chain.newest, template, is_wrong)
+                        chain.restart()
                 newest = chain.newest
                 if state is not None:
                     await take(state, newest.hashes)
@@ -134,8 +137,11 @@ class StateSync:
 
     async def _get(
         self, chain: StateChain, piece: Piece, template: OuterState, base: OuterState | None, successor: Successor
-    ) -> OuterState | None:
-        """One piece, and the state that it leads to; None if it was given up."""
+    ) -> tuple[bool, OuterState | None]:
+        """Get one piece; returns whether it is here, and the state that it leads to, if all of it has come.
+
+        Without the one there may be the other: a state that is not the record's.
+        """
         result: OuterState | None = None
 
         async def verify(vectors: Sequence[Tensor]) -> bool:
@@ -146,14 +152,25 @@ class StateSync:
         like = template if base is None else Contribution(template.parameters_N, template.floats_F, template.integers_I)
         vectors = tuple(torch.empty_like(vector) for vector in like)
         transfer = self._transfer = PieceTransfer(self._context, piece, vectors, verify, chain.is_lost)
-        return result if await transfer.run() else None
+        is_here = await transfer.run()
+        return is_here, result
 
 
-def _say_lost(stage: int, piece: Piece, newest: Fetch, template: OuterState) -> None:
+def _say_lost(stage: int, piece: Piece, newest: Fetch, template: OuterState, is_wrong: bool) -> None:
+    round, newest_round = piece.order.record.round, newest.record.round
     average_bytes = sum(vector.nbytes for vector in template) - template.momentum_N.nbytes
-    reason = (
-        f"stage {stage}: nobody has what leads to record {piece.order.record.round} and on; the transfer starts again "
-        f"with record {newest.record.round}. It can only end if the link brings {average_bytes / 1e6:.1f} MB, "
-        "the averages of one round, in less time than a round takes: raise diloco.inner_steps or use a faster link"
-    )
-    logger.warning("state.overtaken", extra={"stage": stage, "round": piece.order.record.round, "reason": reason})
+    if is_wrong:
+        cause = f"The averages of record {round} have not led to the state that it names"
+    elif is_too_slow(piece.is_average, round, newest_round):
+        cause = (
+            f"The link is too slow: the transfer can only end if it brings {average_bytes / 1e6:.1f} MB, the averages "
+            "of one round, in less time than a round takes: raise diloco.inner_steps or use a faster link"
+        )
+    else:
+        cause = (
+            "The link is not the cause: the servers that kept it have gone, or have room only for what newcomers read "
+            "that came before this one; it arrives after them"
+        )
+    what = f"stage {stage}: nobody has what leads to record {round} and on"
+    reason = f"{what}; the transfer starts again with record {newest_round}. {cause}"
+    logger.warning("state.overtaken", extra={"stage": stage, "round": round, "reason": reason})

@@ -78,7 +78,7 @@ class RoundCoordinatorMachine:
         self.tip = Tip(0, settings.genesis, None)
         self._unseal = unseal
         self._restoration = Restoration(settings.lost_state_after_s)
-        self._replicas = RoundReplicas(settings.genesis, self._restoration)
+        self._replicas = RoundReplicas(settings.genesis, self._restoration, unseal)
         self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, unseal)
         self._judgement = Judgement(me, settings.genesis, unseal)
         self._trains = False  # the tip was announced as ready: a round is being trained on it
@@ -175,7 +175,8 @@ class RoundCoordinatorMachine:
             case Swapped():
                 effects = self._swapped(peer, message)
             case Join() if message.ballot == self.ballot and message.round == self.tip.round + 1:
-                effects = self._joined(peer, message)
+                effects = []
+                self._joined(peer, message)
             case Staged() if self._is_current(message):
                 effects = self._staged(peer, message)
             case MemberLost() if self._is_current(message):
@@ -258,7 +259,7 @@ class RoundCoordinatorMachine:
             return [Send(peer, AskRound(self.ballot))]  # it has another record now, or other bytes, than it has said
         if self.tip.signed is None or peer not in self._replicas.states:
             return []
-        if message.round >= self.tip.round and message.record_hash != self.tip.hash:
+        if message.record_hash not in (self.tip.hash, self._unseal(self.tip.signed).previous):
             return [Send(peer, AskRound(self.ballot))]  # of another chain, it may be
         was_out = self._replicas.swapped(peer, message)
         if message.record_hash != self.tip.hash:
@@ -304,16 +305,12 @@ class RoundCoordinatorMachine:
         close = Close(self.ballot, self.tip.round + 1)
         return [Send(p, close) for p in self._replicas.holders(self.tip) if p not in self._joins.joins]
 
-    def _joined(self, peer: PeerId, join: Join) -> Effects:
-        if self.phase is not Phase.JOINING or peer not in self._replicas.holders(self.tip):
-            return []
-        effects: Effects = []
-        for other, key in self._joins.note(peer, join).items():
-            effects += self._replicas.mark_out(other, f"it holds step {key}, which was settled as aborted")
-        return effects
+    def _joined(self, peer: PeerId, join: Join) -> None:
+        if self.phase is Phase.JOINING and peer in self._replicas.holders(self.tip):
+            self._joins.note(peer, join)
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:
-        """Settle the steps in doubt, once all have joined; then propose the views."""
+        """Settle the steps in doubt, once all have joined; then propose the views, without who contradicts."""
         holders = self._replicas.holders(self.tip)
         joins = self._joins.keep(holders)
         late = request.join_by_s is not None and now_s >= request.join_by_s
@@ -323,7 +320,10 @@ class RoundCoordinatorMachine:
         orders = self._joins.settle()
         if orders:
             return [Send(peer, Resolve(self.ballot, self.tip.round + 1, *fate)) for peer, fate in orders]
-        return self._propose_all(request, now_s)
+        effects: Effects = []
+        for peer, key in self._joins.leave_out().items():
+            effects += self._replicas.mark_out(peer, f"step {key} was settled in another way than here")
+        return effects + self._propose_all(request, now_s)
 
     def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
         self.phase, self._since_s = Phase.STAGING, now_s

@@ -3,6 +3,12 @@
 A step in doubt was prepared by a replica whose trainer, and then another replica of the path that could tell, was lost.
 It is committed if any join holds it and aborted otherwise; that is decided once everyone has joined, and it stays so
 for the round.
+
+Coordinators that follow each other, or lead on two sides of a split, may have settled a step in different ways. What a
+replica has committed or aborted by an order it cannot take back, so it contradicts the others, and is left out of the
+round: what this coordinator has settled itself counts, and where it has settled nothing, that some replica has aborted
+the step. But a stage keeps its replicas if all of them contradict. Without them the round could not end; so the step is
+in the record if one of them holds it, and counts as lost for the stages of which nobody does.
 """
 
 from __future__ import annotations
@@ -46,22 +52,39 @@ class RoundJoins:
             del self.joins[peer]
         return self.joins
 
-    def note(self, peer: PeerId, join: Join) -> dict[PeerId, StepKey]:
-        """Take a join, with what an earlier coordinator had aborted there.
-
-        Returns:
-            The replicas that hold a step which was settled as aborted, and that step: their joins are not kept.
-        """
+    def note(self, peer: PeerId, join: Join) -> None:
+        """Take a join, with what an earlier coordinator had aborted there."""
         self.joins[peer] = join
         for key in join.aborted:
             self._fates.setdefault(key, Fate(key, False, 0.0, 0.0, False))
-        aborted = {key for key, fate in self._fates.items() if not fate.commit}
-        contradicting = {
-            other: entry.key for other, held in self.joins.items() for entry in held.log if entry.key in aborted
-        }
-        for other in contradicting:
-            del self.joins[other]
-        return contradicting
+
+    def leave_out(self) -> dict[PeerId, StepKey]:
+        """Drop the joins that contradict, once everyone has joined and no doubt is left.
+
+        Not earlier: which replicas are the last of their stage is known only then.
+
+        Returns:
+            Whose they were, and of each a step that it has committed or aborted against its fate.
+        """
+        found = self._contradicting()
+        sound = {join.stage for peer, join in self.joins.items() if peer not in found}
+        out = {peer: key for peer, key in found.items() if self.joins[peer].stage in sound}
+        for peer in out:
+            del self.joins[peer]
+        return out
+
+    def _contradicting(self) -> dict[PeerId, StepKey]:
+        found: dict[PeerId, StepKey] = {}
+        for peer, join in self.joins.items():
+            denied = [key for key in join.aborted if self._fates[key].commit]
+            held = [entry.key for entry in join.log if self._is_aborted(entry.key)]
+            if denied or held:
+                found[peer] = (*denied, *held)[0]
+        return found
+
+    def _is_aborted(self, key: StepKey) -> bool:
+        fate = self._fates.get(key)
+        return fate is not None and not fate.commit
 
     def settle(self) -> list[tuple[PeerId, Fate]]:
         """Decide all doubts: who is to be told of which fate. Empty if there are none."""

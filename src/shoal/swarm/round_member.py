@@ -10,7 +10,8 @@ Rules, each of which a simulation breaks if it is left out:
 - What was staged is known by its hashes; only bytes whose hashes are the record's are swapped, else the replica is out.
 - Held is answered only by who has the record's bytes staged; they are then kept until a record replaces the old state.
 - A replica that cannot swap to a decided record fetches its bytes, always those of the newest; then it swaps as usual.
-- It leaves its own chain only for the record that names its tip, and keeps its state until the other one is there.
+- It leaves its own chain only for the record that names its tip, and keeps its state until the other one is there. One
+  that neither follows its tip nor names it was chosen without it: then it says what it holds.
 - A server is sent to another stage once: until it is there, further orders only hear where it goes. What it has
   promised goes with it: a promise is the peer's, not the stage's.
 - Where nobody has them, the coordinator says which older bytes stand for them. A replica follows that only if it has
@@ -38,7 +39,7 @@ from shoal.swarm.round_effects import (
     Send,
     Swap,
 )
-from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_view, is_late, move_refusal, why_fetched
+from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_view, fits, is_late, move_refusal, why_fetched
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
@@ -302,6 +303,8 @@ class RoundMemberMachine:
             return [self._swapped_report(self.basis.hashes)]
         if is_late(message, record, self.tip) or self.swapping is not None:
             return []
+        if not fits(message, record, self.tip, self._unseal):
+            return [self._state()]
         hashes = self._staged_for(record) if record.round == self.round and record.previous == self.tip.hash else None
         if hashes is None and names(record, self.stage, self.basis.hashes):
             hashes = self.basis.hashes  # nothing was trained since: what is held are the record's bytes
@@ -317,6 +320,8 @@ class RoundMemberMachine:
         is_held = digest == self.tip.hash
         if message.stage != self.stage or self.swapping is not None or is_late(message, record, self.tip):
             return []
+        if not fits(message, record, self.tip, self._unseal):
+            return [self._state()]
         has_better = is_held and not self.is_restored
         if has_better or message.basis.hashes == self.basis.hashes:
             self.fetching = self.fetching if has_better else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.record_chains import Unseal, is_before
 from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.round import (
@@ -33,8 +34,17 @@ NO_BYTES = Basis(NOTHING_HELD, StageHashes("", "", ""))
 
 
 def is_late(message: Decide | Restore, record: Record, tip: Tip) -> bool:
-    """Whether a decided record is not newer than the other one that the replica holds, nor to be taken in its place."""
-    return record.round <= tip.round and tip.hash not in (record_hash(message.record), message.instead_of)
+    """Whether a decided record is not newer than the other one that the replica holds, and is said in place of none."""
+    is_other = record_hash(message.record) != tip.hash
+    return is_other and not message.instead_of and record.round <= tip.round
+
+
+def fits(message: Decide | Restore, record: Record, tip: Tip, unseal: Unseal) -> bool:
+    """Whether a decided record follows what the replica holds, or was chosen in place of that. If not, the coordinator
+    believes that the replica holds something else."""
+    digest = record_hash(message.record)
+    is_meant = tip.hash in (digest, message.instead_of)
+    return is_meant or is_before(tip, Tip(record.round, digest, message.record), unseal)
 
 
 def why_fetched(message: Decide, record: Record, tip: Tip) -> str:

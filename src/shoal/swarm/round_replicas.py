@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shoal.ids import Ballot, PeerId
+from shoal.swarm.record_chains import Unseal, is_before
 from shoal.swarm.records import Tip
 from shoal.swarm.round_choice import Choice, tip_of
 from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut, Send
@@ -26,6 +27,7 @@ class RoundReplicas:
     Args:
         genesis: Hash that stands for D_0.
         restoration: Which bytes stand for the tip's.
+        unseal: Decodes a record.
 
     Attributes:
         known: Those that the client has named, with their addresses.
@@ -34,8 +36,9 @@ class RoundReplicas:
         here: What stage those serve, and with which bytes.
     """
 
-    def __init__(self, genesis: str, restoration: Restoration) -> None:
+    def __init__(self, genesis: str, restoration: Restoration, unseal: Unseal) -> None:
         self.genesis = genesis
+        self._unseal = unseal
         self._restoration = restoration
         self.known: dict[PeerId, Hop] = {}
         self.states: dict[PeerId, RoundState] = {}
@@ -198,9 +201,7 @@ class RoundReplicas:
             return []
         here = self.here[peer]
         standing = self._restoration.standing(here.stage)
-        # Of another chain, if it is as new as the tip: it was not chosen.
-        is_other = self._tips[peer] != tip.hash and self.states[peer].held_round >= tip.round
-        instead_of = self._tips[peer] if is_other else ""
+        instead_of = self._other_chain(peer, tip)
         is_concerned = self._tips[peer] == tip.hash or here.stage in self._restoration.bases
         has_bytes = standing is not None and standing.hashes == here.basis.hashes
         if self._holds(peer, tip):
@@ -208,6 +209,13 @@ class RoundReplicas:
         if standing is not None and is_concerned and (has_bytes or self._tips[peer] == tip.hash):
             return [Send(peer, Restore(ballot, tip.signed, here.stage, standing, instead_of))]
         return [Send(peer, Decide(ballot, tip.signed, instead_of))]
+
+    def _other_chain(self, peer: PeerId, tip: Tip) -> str:
+        """The hash of the record that a replica holds, if it is none of those before the tip; empty otherwise."""
+        held = tip_of(self.states[peer], self.genesis)
+        has_swapped = self._tips[peer] != held.hash  # since it said that: to the tip, or to the record before
+        is_own = has_swapped or held.hash == tip.hash or is_before(held, tip, self._unseal)
+        return "" if is_own else held.hash
 
     def _holds(self, peer: PeerId, tip: Tip) -> bool:
         return self._tips[peer] == tip.hash and self._restoration.fits(self.here[peer])

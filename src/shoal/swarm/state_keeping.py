@@ -1,19 +1,26 @@
 """What a holder keeps for newcomers whose transfer takes longer than a round: a pure rule, no memory of its own.
 
-Held is the state of the newest record. One older state is kept as long as somebody reads it, and with it the averages
-of the rounds since (see `swarm.state_chain`). As nobody says when he has finished, what was not asked for in the last
-rounds is dropped; and so is the oldest of what is more than two older states would be: that is enough for every
-newcomer that is fast enough to arrive.
+Held is the state of the newest record. A newcomer reads one piece after the other (see `swarm.state_chain`), so what it
+has asked for last says what it needs: that piece, and the averages of all rounds since. What no newcomer needs is
+dropped, and there is room for no more than two older states would take. Where that is not enough for all, they are
+served in the order of what they read, the oldest first. So who has come furthest goes on until he arrives, and then it
+is the next one's turn; till then that one begins again with a newer state. As nobody says when he has finished, he
+counts for two records more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
+from shoal.ids import PeerId
+
 GRACE_ROUNDS = 2
-"""A piece is dropped after so many records without a request for it."""
+"""Who has asked for nothing since so many records needs nothing any more."""
 MAX_AVERAGES = 4
-"""So many are kept beside the state that is held; an older state, which is about twice as large, counts as two."""
+"""So many are kept beside the state that is held."""
+_STATE_AVERAGES = 2
+"""An older state is about twice as large as averages, and counts as two."""
 
 
 class PieceKey(NamedTuple):
@@ -23,33 +30,33 @@ class PieceKey(NamedTuple):
     is_average: bool
 
 
-class _Kept:
-    def __init__(self, round: int) -> None:
-        self.round = round
-        self.asked_in_round = -GRACE_ROUNDS
+class _Reader(NamedTuple):
+    """What a newcomer has asked for last, and which record was held then."""
+
+    key: PieceKey
+    asked_in_round: int
 
 
 class StateKeeping:
-    """The pieces of one holder."""
+    """The pieces of one holder, and who reads them."""
 
     def __init__(self) -> None:
         self._round = 0
-        self._pieces: dict[PieceKey, _Kept] = {}
-        self._followed_in_round = -GRACE_ROUNDS
+        self._pieces: dict[PieceKey, int] = {}  # with the rounds of their records
+        self._readers: dict[PeerId, _Reader] = {}
 
     @property
     def is_followed(self) -> bool:
         """Whether some newcomer is on its way: then the averages of the next round may be needed."""
-        return self._followed_in_round > self._round - GRACE_ROUNDS
+        return bool(self._reading(self._round + 1))
 
     def keeps(self, key: PieceKey) -> bool:
         """Whether a piece is held or kept."""
         return key in self._pieces
 
-    def asked(self, key: PieceKey) -> None:
-        """Somebody has asked for a piece that is held or kept, or for a part of it."""
-        self._followed_in_round = self._round
-        self._pieces[key].asked_in_round = self._round
+    def asked(self, key: PieceKey, reader: PeerId) -> None:
+        """A newcomer has asked for a piece that is held or kept, or for a part of it."""
+        self._readers[reader] = _Reader(key, self._round)
 
     def swapped(self, record_hash: str, round: int, has_average: bool) -> list[PieceKey]:
         """The holder has the state of a newer record; returns what it is to drop.
@@ -59,26 +66,44 @@ class StateKeeping:
             round: Its number.
             has_average: The averages that led to it are at hand.
         """
-        old, was_followed = self._pieces, self.is_followed
+        old = self._pieces
+        here = dict(old)
+        if has_average:
+            here[PieceKey(record_hash, is_average=True)] = round
+        self._readers = self._reading(round)
+        kept = self._needed(here)
         self._round = round
-        self._pieces = {}
-        room = MAX_AVERAGES
-        if has_average and was_followed:
-            self._pieces[PieceKey(record_hash, is_average=True)] = _Kept(round)
-            room -= 1
-        averages = sorted(((kept.round, key) for key, kept in old.items() if key.is_average), reverse=True)
-        for _, key in averages if was_followed else ():
-            if room:
-                self._pieces[key] = old[key]
-                room -= 1
-        read = self._read_states(old)
-        if read and room > 1:
-            self._pieces[read[0]] = old[read[0]]
-        self._pieces[PieceKey(record_hash, is_average=False)] = _Kept(round)
+        self._pieces = {key: here[key] for key in here if key in kept}
+        self._pieces[PieceKey(record_hash, is_average=False)] = round
         return [key for key in old if key not in self._pieces]
 
-    def _read_states(self, pieces: dict[PieceKey, _Kept]) -> list[PieceKey]:
-        """Those that somebody still reads; first the one that was asked for last, of these the oldest."""
-        recent = self._round - GRACE_ROUNDS
-        found = [(-kept.asked_in_round, kept.round, key) for key, kept in pieces.items() if not key.is_average]
-        return [key for asked_in_round, _, key in sorted(found) if -asked_in_round >= recent]
+    def _reading(self, round: int) -> dict[PeerId, _Reader]:
+        """Those who still read something when the record of `round` is there."""
+        recent = round - GRACE_ROUNDS
+        return {peer: reader for peer, reader in self._readers.items() if reader.asked_in_round >= recent}
+
+    def _needed(self, here: dict[PieceKey, int]) -> set[PieceKey]:
+        """What to keep of the pieces that are here: what readers need, the oldest first, as far as there is room."""
+        keys = {reader.key for reader in self._readers.values() if reader.key in here}
+        kept: set[PieceKey] = set()
+        # Of one round averages come before the state: who reads them has a state already. Then nobody who comes later
+        # takes from those before him: all averages that he needs are of later rounds.
+        for key in sorted(keys, key=lambda key: (here[key], not key.is_average)):
+            since = {other for other, round in here.items() if other.is_average and round > here[key]}
+            # A part of it is of no use: the chain of averages would have a gap, and all would be fetched again.
+            together = kept | {key} | since
+            if _size(together) <= MAX_AVERAGES:
+                kept = together
+        return kept
+
+
+def _size(keys: Collection[PieceKey]) -> int:
+    """Of these pieces, in averages."""
+    return sum(1 if key.is_average else _STATE_AVERAGES for key in keys)
+
+
+def is_too_slow(is_average: bool, round: int, newest_round: int) -> bool:
+    """Whether a reader of this piece has not got it in the time for which it is kept, if he is the only one."""
+    size = 1 if is_average else _STATE_AVERAGES
+    num_since = newest_round - round
+    return size + num_since > MAX_AVERAGES

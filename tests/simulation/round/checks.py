@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.round.hosts import ClientHost, Contribution, ReplicaHost, digest, hashes_of
@@ -70,13 +71,30 @@ class Checks:
         if set(trained) != samples_of(record):
             raise Broken(f"record {record.round} does not name what its members have trained")
         keys = {peer: {entry.key for entry in log} for peer, (_, log) in logs.items()}
+        torn: list[tuple[StepKey, str]] = []
         for key in set[StepKey]().union(*keys.values()):
             for host in self.step_hosts[key]:
                 is_final = host.peer in logs and self.world.network.hosts.get(host.peer) is host
                 # One whose stage was restored, or found, since has begun the round anew without it.
                 is_final = is_final and host.begun.get(record.round, 0) == self._begun[key, host.peer]
                 if is_final and key not in keys[host.peer]:
-                    raise Broken(f"step {key} is in record {record.round}, but {host.peer} has aborted it")
+                    torn.append((key, host.peer))
+        self._torn(record, keys, torn)
+
+    def _torn(self, record: Record, keys: Mapping[str, set[StepKey]], torn: Sequence[tuple[StepKey, str]]) -> None:
+        """Steps that some member has committed and another one has aborted: one of the two had to be left out.
+
+        But for the last of a stage: where all its members contradict others, the stage cannot do without them.
+        """
+        disputed = {key for key, _ in torn}
+        contradicting = {peer for peer in keys if keys[peer] & disputed} | {peer for _, peer in torn}
+        needed = {
+            peer for outcome in record.stages if contradicting.issuperset(outcome.members) for peer in outcome.members
+        }
+        for key, aborter in torn:
+            holders = {peer for peer in keys if key in keys[peer]}
+            if aborter not in needed and not holders <= needed:
+                raise Broken(f"step {key} is in record {record.round}, but {aborter} has aborted it")
 
     def belongs(self, record: Record, name: str) -> None:
         """A record goes on from what was decided before, and names no sample again."""
@@ -142,8 +160,9 @@ class Checks:
             raise Broken(f"{host.peer} swaps to record {record.round}, and its machine does not know")
         self.follows(host, record, host.machine.swapping)
         own = {k for entry in host.log for item in entry.samples for k in [item.start]}
-        # One that was started again since, or restored, drops what it has trained, as one that was left out does.
-        is_restored = host.machine.tip.round >= record.round or outcome.hashes != hashes
-        has_joined = host.machine.joined is not None and not is_restored
+        # One that was started again since, or restored, or comes from another chain, drops what it has trained, as one
+        # that was left out does.
+        drops = host.machine.tip.hash != record.previous or outcome.hashes != hashes
+        has_joined = host.machine.joined is not None and not drops
         if host.peer in outcome.members and has_joined and not own <= samples_of(record):
             raise Broken(f"steps that {host.peer} has committed are not in record {record.round}")

@@ -212,17 +212,10 @@ class MovingWorld(World):
                 return other
         return None
 
-    def donor_for(self, host: ReplicaHost, digest: str) -> ReplicaHost | None:
-        return super().donor_for(host, digest) or next(
-            (
-                before
-                for other in self.replica_hosts()
-                if isinstance(other, MovingReplica) and (before := other.before) is not None
-                if other is not host and before.stage == host.stage and before.machine.tip.hash == digest
-                if self.network.awake(other.peer) and not self.network.blocked(host.peer, other.peer)
-            ),
-            None,
-        )
+    def givers(self) -> list[ReplicaHost]:
+        """Whoever moves gives the state of its old stage away until it has that of the new one."""
+        hosts = self.replica_hosts()
+        return [*hosts, *(host.before for host in hosts if isinstance(host, MovingReplica) and host.before is not None)]
 
     # -- faults
 

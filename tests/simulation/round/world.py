@@ -323,11 +323,15 @@ class World:
                 return other
         return None
 
+    def givers(self) -> list[ReplicaHost]:
+        """Who gives away what it holds."""
+        return self.replica_hosts()
+
     def donor_for(self, host: ReplicaHost, digest: str) -> ReplicaHost | None:
-        """A replica of the same stage that holds a record and can be reached."""
-        for other in self.replica_hosts():
-            holds_it = other.stage == host.stage and other is not host and other.offers == digest
-            if holds_it and self.network.awake(other.peer) and not self.network.blocked(host.peer, other.peer):
+        """A replica of the same stage that gives the bytes of a record away and can be reached."""
+        for other in self.givers():
+            gives_it = other.stage == host.stage and other.peer != host.peer and other.offers == digest
+            if gives_it and self.network.awake(other.peer) and not self.network.blocked(host.peer, other.peer):
                 return other
         return None
 

@@ -10,15 +10,18 @@ from tests.simulation.round.hosts import digest
 from tests.simulation.split.hosts import Client, Replica
 from tests.simulation.split.world import SplitWorld
 
-from shoal.ids import Ballot, PeerId
+from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import Tip, used_samples
 from shoal.swarm.round_choice import choose
 from shoal.swarm.round_coordinator import Effects as CoordinatorEffects
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import CoordinatorEffect, Fetch, MemberEffect, Overtaken, Ready, Send
+from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_judgement import Judgement
+from shoal.swarm.round_member import Effects as MemberEffects
+from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_replicas import RoundReplicas
-from shoal.wire.messages.round import Decide
+from shoal.wire.messages.round import Decide, Join
 
 
 class _KnowsTheChoice(Judgement):
@@ -44,6 +47,34 @@ class WaitsForNoChain(RoundCoordinatorMachine):
         return super()._choose(now_s)
 
 
+class _KeepsTheFirstFate(RoundJoins):
+    def _contradicting(self) -> dict[PeerId, StepKey]:
+        return {peer: key for peer, key in super()._contradicting().items() if self._is_aborted(key)}
+
+
+class KeepsTheFirstFate(RoundCoordinatorMachine):
+    """Takes the join of a replica that has aborted, by another coordinator's order, what is committed here."""
+
+    def _joined(self, peer: PeerId, join: Join) -> None:
+        self._joins.__class__ = _KeepsTheFirstFate
+        super()._joined(peer, join)
+
+
+class _LeavesOutTheLast(RoundJoins):
+    def leave_out(self) -> dict[PeerId, StepKey]:
+        out = self._contradicting()
+        self.joins = {peer: join for peer, join in self.joins.items() if peer not in out}
+        return out
+
+
+class LeavesOutTheLast(RoundCoordinatorMachine):
+    """Goes on without who contradicts, also where nobody else serves the stage."""
+
+    def _joined(self, peer: PeerId, join: Join) -> None:
+        self._joins.__class__ = _LeavesOutTheLast
+        super()._joined(peer, join)
+
+
 class _NamesNoChain(RoundReplicas):
     def offer(self, peer: PeerId, ballot: Ballot, tip: Tip) -> list[CoordinatorEffect]:
         return [
@@ -60,6 +91,23 @@ class NamesNoChain(RoundCoordinatorMachine):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._replicas.__class__ = _NamesNoChain
+
+
+class FollowsTheNewest(RoundMemberMachine):
+    """Leaves its chain for every record of a later round, also if its own one is not named."""
+
+    def _decide(self, message: Decide) -> MemberEffects:
+        if not message.instead_of and self._unseal(message.record).round > self.tip.round:
+            message = msgspec.structs.replace(message, instead_of=self.tip.hash)
+        return super()._decide(message)
+
+
+class IsSilentAboutMistakes(RoundMemberMachine):
+    """Does not answer to what was chosen in place of a record that it does not hold."""
+
+    def _decide(self, message: Decide) -> MemberEffects:
+        is_mistaken = message.instead_of not in ("", self.tip.hash)
+        return [] if is_mistaken else super()._decide(message)
 
 
 class DropsItsStateFirst(Replica):
@@ -98,9 +146,17 @@ def _make(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld]
     return lambda seed: SplitWorld(seed, **classes), first_seed  # type: ignore[arg-type]
 
 
+def _meets(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld], int]:
+    return lambda seed: SplitWorld(seed, meets=True, **classes), first_seed  # type: ignore[arg-type]
+
+
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
     "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
+    "KeepsTheFirstFate": _meets(0, coordinator_class=KeepsTheFirstFate),
+    "LeavesOutTheLast": _meets(0, coordinator_class=LeavesOutTheLast),
+    "FollowsTheNewest": _meets(0, member_class=FollowsTheNewest),
+    "IsSilentAboutMistakes": _meets(0, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
     "TakesAnySteps": _make(11, host_class=TakesAnySteps),

@@ -10,7 +10,7 @@ from tests.simulation.state.world import World
 from shoal.ids import PeerId
 from shoal.swarm.round_effects import Fetch
 from shoal.swarm.state_chain import StateChain
-from shoal.swarm.state_keeping import PieceKey, StateKeeping
+from shoal.swarm.state_keeping import MAX_AVERAGES, PieceKey, StateKeeping
 from shoal.swarm.state_transfer import Effects, StateTransfer
 
 
@@ -62,23 +62,26 @@ class BeginsAgain(StateChain):
 class KeepsNoAverages(StateKeeping):
     """Holders keep what is read, and nothing that leads on from it."""
 
-    @property
-    def is_followed(self) -> bool:
-        return False
+    def _needed(self, here: dict[PieceKey, int]) -> set[PieceKey]:
+        return {key for key in super()._needed(here) if not key.is_average}
 
 
 class KeepsNoState(StateKeeping):
     """Holders keep averages, and only the newest state."""
 
-    def _read_states(self, pieces: object) -> list[PieceKey]:
-        return []
+    def _needed(self, here: dict[PieceKey, int]) -> set[PieceKey]:
+        return {key for key in super()._needed(here) if key.is_average}
 
 
-class KeepsTheOldest(StateKeeping):
-    """Of two states that are read the older one is kept, although nobody reads it any more."""
+class KeepsWhatNobodyNeeds(StateKeeping):
+    """While anybody reads, the newest averages come first: also those that lead on from nothing that is read."""
 
-    def _read_states(self, pieces: object) -> list[PieceKey]:
-        return sorted(super()._read_states(pieces), key=lambda key: int(key.record_hash[1:]))
+    def _needed(self, here: dict[PieceKey, int]) -> set[PieceKey]:
+        read = {reader.key for reader in self._readers.values() if reader.key in here}
+        averages = sorted((key for key in here if key.is_average), key=lambda key: here[key])
+        kept = set(averages[-MAX_AVERAGES:]) if self._readers else set[PieceKey]()
+        states = sorted((key for key in read if not key.is_average), key=lambda key: here[key])
+        return kept | set(states[:1]) if len(kept) <= MAX_AVERAGES - 2 else kept
 
 
 class NeverGivesUp(StateChain):
@@ -89,7 +92,7 @@ class NeverGivesUp(StateChain):
 
 
 def _keeps(keeping: type[StateKeeping]) -> Callable[[int], SlowWorld]:
-    return lambda seed: SlowWorld(seed, 1.7, keeping_class=keeping)
+    return lambda seed: SlowWorld(seed, keeping_class=keeping)
 
 
 MUTANTS: dict[str, tuple[Callable[[int], World | SlowWorld], int]] = {
@@ -99,7 +102,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World | SlowWorld], int]] = {
     "AsksForStateOnce": (lambda seed: World(seed, AsksOnce), 106),
     "BeginsAgain": (lambda seed: SlowWorld(seed, 1.5, chain_class=BeginsAgain), 0),
     "NeverGivesUp": (lambda seed: SlowWorld(seed, 2.6, chain_class=NeverGivesUp, calm_round=12), 0),
-    "KeepsNoAverages": (_keeps(KeepsNoAverages), 45),
+    "KeepsNoAverages": (_keeps(KeepsNoAverages), 0),
     "KeepsNoState": (_keeps(KeepsNoState), 0),
-    "KeepsTheOldest": (_keeps(KeepsTheOldest), 57),
+    "KeepsWhatNobodyNeeds": (_keeps(KeepsWhatNobodyNeeds), 1),
 }

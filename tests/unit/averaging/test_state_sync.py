@@ -167,9 +167,11 @@ async def test_newcomers_alone_do_not_make_the_run_start_again(make_run: MakeRun
         assert coordinator.holders is None
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize(
+    ("is_kept", "last", "cause"), [(True, 3, ""), (False, 3, "link is not the cause"), (False, 4, "too slow")]
+)
 async def test_a_record_that_is_decided_meanwhile_is_reached_from_the_one_that_is_being_fetched(
-    make_run: MakeRun, caplog: pytest.LogCaptureFixture, is_kept: bool
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture, is_kept: bool, last: int, cause: str
 ) -> None:
     caplog.set_level("INFO")
     async with make_run(1, 2) as run:
@@ -188,7 +190,7 @@ async def test_a_record_that_is_decided_meanwhile_is_reached_from_the_one_that_i
         run.network.before_delivery = hook
         joined = join(run, coordinator, 0)
         await until(lambda: started != [])
-        for round in (2, 3):
+        for round in range(2, last + 1):
             run.commit(0, 10 * round)
             run.commit(1, 10 * round)
             coordinator.close_round(round, {r.peer: slot for slot, r in enumerate(run.replicas[0][:2])})
@@ -197,18 +199,21 @@ async def test_a_record_that_is_decided_meanwhile_is_reached_from_the_one_that_i
         assert joined.member.held_round == 0
         for donor in run.replicas[0][:2]:
             offered = donor.member._donor._offered
-            assert len(offered) == 4, "the first state, two averages, the newest state"
+            if is_kept:
+                assert len(offered) == 4, "the first state, two averages, the newest state"
             if not is_kept:
                 newest_key = PieceKey(donor.member._machine.tip.hash, False)
                 for key in offered.keys() - {newest_key}:
                     del offered[key]
             run.network.heal(donor.peer, newcomer)
         await until(lambda: newcomer in (coordinator.holders or {}))
-        assert joined.member.held_round == 3
+        assert joined.member.held_round == last
         assert joined.member.hashes == newest.record.stages[0].hashes
-        assert fetched(caplog) == ([(1, False), (2, True), (3, True)] if is_kept else [(3, False)])
-        assert len(messages(caplog, "state.overtaken")) == (0 if is_kept else 1)
-        await one_round(run, coordinator, 4)
+        assert fetched(caplog) == ([(1, False), (2, True), (3, True)] if is_kept else [(last, False)])
+        reasons = messages(caplog, "state.overtaken")
+        assert len(reasons) == (0 if is_kept else 1)
+        assert all(cause in reason for reason in reasons)
+        await one_round(run, coordinator, last + 1)
         assert joined.member.hashes == run.replicas[0][0].member.hashes
 
 
@@ -221,7 +226,7 @@ async def test_a_replica_that_missed_one_record_needs_only_its_averages_if_someb
         await coordinator.lead()
         await one_round(run, coordinator, 1)
         for replica in run.replicas[0]:
-            replica.member._donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False))
+            replica.member._donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False), PeerId("N"))
         faulty = run.replicas[0][0]
         faulty.state.faults = 2
         await one_round(run, coordinator, 2)
@@ -239,7 +244,7 @@ async def test_averages_that_do_not_lead_to_the_record_are_given_up_for_the_whol
         await coordinator.lead()
         await one_round(run, coordinator, 1)
         for replica in run.replicas[0]:
-            replica.member._donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False))
+            replica.member._donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False), PeerId("N"))
             honest = replica.member._donor.hold
 
             def hold(round: int, digest: str, state: object, average: object = None, honest: object = honest) -> None:
@@ -252,6 +257,8 @@ async def test_averages_that_do_not_lead_to_the_record_are_given_up_for_the_whol
         await one_round(run, coordinator, 2)
         await until(lambda: faulty.peer in (coordinator.holders or {}))
         assert fetched(caplog) == [(2, False)]
+        [reason] = messages(caplog, "state.overtaken")
+        assert "averages of record 2 have not led to the state" in reason
         assert messages(caplog, "state.donor_distrusted") == []
         assert faulty.member.hashes == run.replicas[0][1].member.hashes
 

@@ -14,7 +14,7 @@ from shoal.swarm.round_settings import RoundSettings
 from shoal.wire.messages.base import Era, Hop, SampleRange
 from shoal.wire.messages.round import AskRound, Basis, Decide, Record, RoundState, SignedRecord, StageOutcome, Swapped
 
-ME, A, B = PeerId("C"), PeerId("a"), PeerId("b")
+ME, A, B, C = PeerId("C"), PeerId("a"), PeerId("b"), PeerId("c")
 
 
 def chain_of(ballot: int, samples: int) -> SignedRecord:
@@ -80,3 +80,28 @@ def test_a_record_that_is_none_is_refused_before_anything_is_chosen() -> None:
     machine, _ = met(LARGE, SMALL)
     with pytest.raises(RemoteProtocolError):
         ask(machine, {B: SignedRecord(b"no record", PeerId("D"), b"")})
+
+
+def test_a_replica_of_another_chain_is_told_so_though_its_record_is_older() -> None:
+    ballot = Ballot(2, PeerId("D"), 1)
+    outcome = StageOutcome(0, 0, (A,), (1,), BYTES, 0)
+    ranges = (SampleRange(0, 0, 30),)
+    newer = Record("run", 2, ballot, record_hash(LARGE), (outcome,), ranges, (), {}, (), (Era(1, ballot),))
+    signed = seal(newer, ballot.peer, lambda _: b"")
+    settings = RoundSettings("run", 1, "D0", retry_s=1.0)
+    machine = RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+    machine.replicas({peer: Hop(peer, ()) for peer in (A, B, C)}, 0.0)
+    machine.lead(0.0)
+    held = {A: (2, signed), B: (1, SMALL), C: (1, LARGE)}
+    effects: list[CoordinatorEffect] = []
+    for peer, (round, record) in held.items():
+        state = RoundState(machine.ballot, 0, round, record, None, Hop(peer, ()), "", Basis(round, BYTES))
+        effects += machine.receive(peer, state, 1.0)
+    told = {e.peer: e.message.instead_of for e in effects if isinstance(e, Send) and isinstance(e.message, Decide)}
+    assert told == {A: "", B: record_hash(SMALL), C: ""}
+
+
+def test_who_swaps_to_what_is_neither_the_tip_nor_the_record_before_is_asked_what_it_holds() -> None:
+    machine, _ = met(SMALL, LARGE)
+    asked = machine.receive(A, Swapped(0, 0, "another record", BYTES, {}), 2.0)
+    assert [(e.peer, type(e.message)) for e in asked if isinstance(e, Send)] == [(A, AskRound)]

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.swarm.test_round_coordinator import BYTES, ME, sent, state, unsealed
 
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.records import seal
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import Journal
 from shoal.swarm.round_joins import Fate, RoundJoins
-from shoal.wire.messages.round import Join
+from shoal.swarm.round_settings import CloseRequest, RoundSettings
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.round import Join, Propose, Staged
 from shoal.wire.messages.step import StepEntry
 
-A, B = PeerId("a"), PeerId("b")
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 KEY = StepKey(0, 1, 2, 0)
-ENTRY = StepEntry(KEY, (A, B), 0, (), 4, 0.5, 0.25, True)
+ENTRY = StepEntry(KEY, (A, B), 0, (SampleRange(0, 8, 12),), 4, 0.5, 0.25, True)
 
 
 def join(
-    *, doubts: tuple[StepKey, ...] = (), log: tuple[StepEntry, ...] = (), aborted: tuple[StepKey, ...] = ()
+    *,
+    doubts: tuple[StepKey, ...] = (),
+    log: tuple[StepEntry, ...] = (),
+    aborted: tuple[StepKey, ...] = (),
+    stage: int = 0,
 ) -> Join:
-    return Join(Ballot(1, A, 1), 1, 0, 0, doubts, log, aborted)
+    return Join(Ballot(1, A, 1), 1, stage, 0, doubts, log, aborted)
 
 
 def test_a_doubt_that_some_join_holds_is_committed_by_its_numbers() -> None:
@@ -35,13 +45,36 @@ def test_a_doubt_that_nobody_holds_is_aborted() -> None:
     assert joins.settle() == [(A, Fate(KEY, False, 0.0, 0.0, False)), (B, Fate(KEY, False, 0.0, 0.0, False))]
 
 
-def test_a_later_join_that_contradicts_is_not_taken() -> None:
+def test_a_later_join_that_contradicts_is_left_out() -> None:
     joins = RoundJoins()
     joins.note(A, join(doubts=(KEY,)))
     joins.settle()
-    joins.restart()
-    assert joins.note(B, join(log=(ENTRY,))) == {B: KEY}
-    assert B not in joins.joins
+    joins.note(A, join())
+    joins.note(B, join(log=(ENTRY,)))
+    assert joins.leave_out() == {B: KEY}
+    assert joins.joins.keys() == {A}
+
+
+def test_who_has_aborted_by_another_coordinator_s_order_what_is_settled_as_committed_here_is_left_out() -> None:
+    joins = RoundJoins()
+    joins.note(A, join(doubts=(KEY,)))
+    joins.note(B, join(log=(ENTRY,), stage=1))
+    joins.settle()
+    joins.note(A, join(log=(ENTRY,)))
+    joins.note(C, join(aborted=(KEY,)))
+    assert joins.leave_out() == {C: KEY}
+    assert joins.joins.keys() == {A, B}
+
+
+@pytest.mark.parametrize("num_last", [1, 2])
+def test_a_stage_of_which_all_contradict_keeps_them(num_last: int) -> None:
+    joins = RoundJoins()
+    last = (A, C)[:num_last]
+    for peer in last:
+        joins.note(peer, join(log=(ENTRY,)))
+    joins.note(B, join(aborted=(KEY,), stage=1))
+    assert joins.leave_out() == {}
+    assert joins.joins.keys() == {*last, B}
 
 
 def test_a_fate_stays_though_its_only_witness_is_lost() -> None:
@@ -58,10 +91,9 @@ def test_a_fate_stays_though_its_only_witness_is_lost() -> None:
 def test_what_an_earlier_coordinator_has_aborted_stays_so(first: PeerId) -> None:
     joins = RoundJoins()
     both = {A: join(aborted=(KEY,)), B: join(log=(ENTRY,))}
-    found: dict[PeerId, StepKey] = {}
     for peer in sorted(both, key=lambda peer: peer != first):
-        found |= joins.note(peer, both[peer])
-    assert found == {B: KEY}
+        joins.note(peer, both[peer])
+    assert joins.leave_out() == {B: KEY}
     assert joins.joins.keys() == {A}
 
 
@@ -70,3 +102,22 @@ def test_without_doubts_there_is_nothing_to_settle() -> None:
     joins.note(A, join(log=(ENTRY,)))
     assert joins.settle() == []
     assert joins.joins.keys() == {A}
+
+
+def test_a_round_ends_though_the_last_of_its_stage_has_what_was_aborted_elsewhere() -> None:
+    """A alone serves stage 0, and has committed a step that an earlier coordinator has aborted at B, of stage 1."""
+    settings = RoundSettings("run", 2, "D0")
+    machine = RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    for stage, peer in enumerate((A, B)):
+        machine.receive(peer, state(machine, stage=stage), 0.0)
+    machine.close(CloseRequest(1, {}, {}), 1.0)
+    machine.receive(A, Join(machine.ballot, 1, 0, 4, (), (ENTRY,), ()), 1.0)
+    effects = machine.receive(B, Join(machine.ballot, 1, 1, 0, (), (), (KEY,)), 1.0)
+    assert sent(effects, Propose).keys() == {A, B}
+    machine.receive(A, Staged(machine.ballot, 1, 0, 0, BYTES), 2.0)
+    [journal] = machine.receive(B, Staged(machine.ballot, 1, 0, 1, BYTES), 2.0)
+    assert isinstance(journal, Journal)
+    assert journal.record.skipped == ENTRY.samples
+    assert [outcome.steps_lost for outcome in journal.record.stages] == [0, 1]

@@ -45,7 +45,10 @@ def member() -> RoundMemberMachine:
 
 def test_an_older_record_is_taken_only_in_place_of_the_own_one(member: RoundMemberMachine) -> None:
     assert member.receive(THERE.peer, Decide(THERE, OTHER)) == []
-    assert member.receive(THERE.peer, Decide(THERE, OTHER, instead_of="another record")) == []
+    [answer] = member.receive(THERE.peer, Decide(THERE, OTHER, instead_of="another record"))
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, RoundState)
+    assert (answer.message.record, answer.message.refused) == (OWN, "")
     out, fetch, state = member.receive(THERE.peer, Decide(THERE, OTHER, instead_of=record_hash(OWN)))
     assert isinstance(out, ReplicaOut)
     assert "record 3, of another chain, was chosen over the record 7" in out.reason
@@ -76,8 +79,22 @@ def test_a_record_that_follows_later_is_of_its_chain_if_it_was_decided_after_the
 ) -> None:
     """Of the chain that it goes on with, the optimizer has learnt; of one that it leaves, it forgets that."""
     newest = follower(10, *eras)
-    assert member.receive(THERE.peer, Decide(THERE, newest)) != []
+    out, _, _ = member.receive(THERE.peer, Decide(THERE, newest, record_hash(OWN) if leaves_chain else ""))
+    assert isinstance(out, ReplicaOut)
     assert member.fetched(record_hash(newest), THEIRS) == [Swap(opened(newest), THEIRS, leaves_chain)]
+
+
+@pytest.mark.parametrize("instead_of", ["", "another record"])
+def test_for_a_newer_record_of_another_chain_it_leaves_its_own_only_if_that_is_named(
+    member: RoundMemberMachine, instead_of: str
+) -> None:
+    newest = follower(10, Era(1, HERE), Era(6, THERE))
+    restore = Restore(THERE, newest, 0, Basis(7, MINE), instead_of)
+    for message in (Decide(THERE, newest, instead_of), restore):
+        [answer] = member.receive(THERE.peer, message)
+        assert isinstance(answer, Send)
+        assert isinstance(answer.message, RoundState)
+        assert member.fetching is None
 
 
 def test_a_stage_of_the_other_chain_may_go_on_from_the_bytes_that_are_here(member: RoundMemberMachine) -> None:
