@@ -254,6 +254,12 @@ class RoundCoordinator:
         return self._machine.tip.round + 1
 
     @property
+    def standing(self) -> RoundOutcome | None:
+        """The record that stands, or that everybody was told to swap to; None for D_0."""
+        signed = self._machine.tip.signed
+        return None if signed is None else RoundOutcome(self._unseal(signed), signed, {}, self._machine.holders or {})
+
+    @property
     def record_hash(self) -> str:
         """Of the record that stands."""
         return self._machine.tip.hash

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,18 @@ def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
             yield msgspec.msgpack.decode(body, type=Record), signed
         except (msgspec.MsgspecError, ValueError, KeyError) as error:
             raise RecordRejected(f"{path} is no round record: {error}; remove it or restore it from a copy") from error
+
+
+def last_record(directory: Path) -> tuple[Record, SignedRecord] | None:
+    """The newest record of a run; None if there is none but D_0. Raises as `read_records` does."""
+    newest = deque(read_records(directory), maxlen=1)
+    return newest[0] if newest else None
+
+
+def follows(directory: Path, record: Record) -> bool:
+    """Whether a record is the next one of those that are there. Raises as `read_records` does."""
+    newest = last_record(directory)
+    return record.round == 1 if newest is None else record.previous == record_hash(newest[1])
 
 
 def read_steps(directory: Path, round: int) -> list[StepLine]:
