@@ -11,7 +11,6 @@ A file is there as a whole or not at all: it is written under another name, forc
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections import deque
@@ -23,7 +22,7 @@ import msgspec
 
 from shoal.errors import RecordRejected, StorageError
 from shoal.ids import PeerId
-from shoal.swarm.records import Logs, record_hash
+from shoal.swarm.records import Logs, record_hash, signed_from_json, signed_to_json
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
@@ -116,13 +115,7 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
         _sync(steps.parent)
     for path in steps.parent.glob(f"{steps.stem}.*.held"):
         path.unlink()
-    content = {
-        "record": _readable(record),
-        "body": base64.b64encode(signed.body).decode(),
-        "signer": signed.signer,
-        "signature": signed.signature.hex(),
-        "hash": record_hash(signed),
-    }
+    content = {"record": _readable(record), **signed_to_json(signed)}
     write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
 
 
@@ -176,9 +169,8 @@ def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
             content = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
             if "body" not in content:
                 continue  # D_0
-            body = base64.b64decode(str(content["body"]), validate=True)
-            signed = SignedRecord(body, PeerId(str(content["signer"])), bytes.fromhex(str(content["signature"])))
-            yield msgspec.msgpack.decode(body, type=Record), signed
+            signed = signed_from_json(content)
+            yield msgspec.msgpack.decode(signed.body, type=Record), signed
         except (msgspec.MsgspecError, ValueError, KeyError) as error:
             raise RecordRejected(f"{path} is no round record: {error}; remove it or restore it from a copy") from error
 

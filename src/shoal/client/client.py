@@ -23,11 +23,13 @@ from shoal.client.adoption import adopt
 from shoal.client.chain_watch import ChainWatch
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
-from shoal.client.diary import ChainsLeft, Counts, Diary, Lost, Plan, Saved, ServersMoved, StagesRestored, Started
+from shoal.client.diary import ChainsLeft, Counts, Diary, Plan, Saved, ServersMoved, StagesRestored
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
+from shoal.client.model_export import ModelExport, StageFetch
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
+from shoal.client.resumption import count_again
 from shoal.client.rounds import RoundLoop
 from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import Succession
@@ -40,16 +42,18 @@ from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.data.feed import Feed
+from shoal.errors import RoundAborted, ShoalError
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime.hardware import machine_type, program_versions
+from shoal.runtime.role import leaves
 from shoal.swarm.records import INCARNATIONS_APART, genesis_hash
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import Heartbeat, StepReport
+from shoal.wire.messages.control import Heartbeat
 
 TRAINER_START_TIMEOUT_S = 20.0
 
@@ -67,6 +71,7 @@ class Client:
         stages: which ones nobody serves, and which had to be restored.
         chains: which ones were left when sides of a split have met.
         trainers: the trainer of each slot.
+        model: what is left of it when the run ends.
     """
 
     def __init__(
@@ -221,6 +226,9 @@ class Client:
             patient=patient,
             stages=self.stages,
         )
+        self._training = anyio.CancelScope()
+        self._fetch = StageFetch(endpoint, membership, clock)
+        self.model = ModelExport(config, run_id, log_dir, fetch=self._fetch, clock=clock, notice=notice)
         if diary.is_resumed:
             self._resume()
         else:
@@ -239,13 +247,11 @@ class Client:
         return self._succeeds and saved.plan is None and not saved.is_finished
 
     async def run(self) -> None:
-        """Train all rounds; of a run that another host has begun, when its client is gone and it goes on.
+        """Train all rounds, of another host's run when it is this client's turn; in any case leave the model then.
 
         Raises:
             ShoalError: the run failed.
         """
-        if self._diary.saved.is_finished:
-            return
         if self._diary.is_resumed:
             adopt(await self._launcher.request("adopt"), self._diary.saved.plan, self.trainers, self.watch)
         async with anyio.create_task_group() as tasks:
@@ -260,14 +266,31 @@ class Client:
                 self._feed,
                 self.counters,
                 self._succession,
+                self._fetch,
             )
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found)
-            tasks.start_soon(self._coordinator.run)
+            try:
+                with self._training:
+                    await self._train()
+            except* ShoalError as errors:
+                if self.ends_run and not any(isinstance(error, RoundAborted) for error in leaves(errors)):
+                    await self.model.leave()
+                raise
+            if self.ends_run:
+                await self.model.leave()
+            tasks.cancel_scope.cancel()
+
+    def stop(self) -> None:
+        """Train no more; `run` returns when it has left the model."""
+        self._training.cancel()
+
+    async def _train(self) -> None:
+        if self._diary.saved.is_finished:
+            return
+        async with anyio.create_task_group() as tasks:
+            for part in (self._coordinator, self.stages, self._data, self._feed, self.counters):
+                tasks.start_soon(part.run)
             tasks.start_soon(self._coordinator.deposed)
-            tasks.start_soon(self.stages.run)
-            tasks.start_soon(self._data.run)
-            tasks.start_soon(self._feed.run)
-            tasks.start_soon(self.counters.run)
             if self.must_wait:
                 if not await self._succession.turn():
                     tasks.cancel_scope.cancel()
@@ -315,6 +338,7 @@ class Client:
             servers_moved=self._reassignment.moved,
             stages_restored=self.stages.as_json(),
             chains_left=self.chains.as_json(),
+            model=self.model.left,
             exit_reason=exit_reason,
         )
 
@@ -359,24 +383,7 @@ class Client:
         self._reassignment.moved = saved.servers_moved
         self.stages.resume(saved.stages_restored)
         self.chains.resume(saved.chains_left)
-        for event in events:
-            match event:
-                case StepReport():
-                    self.watch.step_committed(event)
-                case Lost(kind, slots, at_s):
-                    self.watch.failovers.lost(kind, slots, at_s)
-                case Counts(peer, counts):
-                    counted.take(peer, counts)
-                case Started():
-                    counted.started_again(me)
-                case StagesRestored(stages):
-                    self.stages.resume(stages)
-                case ChainsLeft(chains):
-                    self.chains.resume(chains)
-                case ServersMoved(number):
-                    self._reassignment.moved = number
-                case _:
-                    pass
+        count_again(events, me, counted, self.watch, self.stages, self.chains, self._reassignment)
         self.counters.resume(counted)
         self._data.know(max(0, round - 1), saved.recorded, saved.chain)
         # The registry takes a moment to be read; it corrects this as soon as it is.
