@@ -26,11 +26,13 @@ from shoal.client.data_link import DataLink
 from shoal.client.diary import ChainsLeft, Counts, Diary, Plan, Saved, ServersMoved, StagesRestored
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
-from shoal.client.model_export import ModelExport, StageFetch
+from shoal.client.keeping import Keeping
+from shoal.client.model_export import ModelExport
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.resumption import count_again
 from shoal.client.rounds import RoundLoop
+from shoal.client.stage_fetch import StageFetch
 from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary
@@ -206,6 +208,8 @@ class Client:
         )
         self.chains = ChainWatch(notice=notice, note=lambda chains: diary.note(ChainsLeft(chains)))
         self.stages = StageWatch(clock=clock, notice=notice, note=lambda stages: diary.note(StagesRestored(stages)))
+        self._fetch = StageFetch(endpoint, membership, clock)
+        self._keeping = Keeping(config, endpoint, self._coordinator, self._fetch, notice)
         self.rounds: RoundLoop = RoundLoop(
             config=config,
             log_dir=log_dir,
@@ -225,10 +229,10 @@ class Client:
             succeeds=succeeds,
             patient=patient,
             stages=self.stages,
+            before_close=self._keeping.settled,
         )
         self._training = anyio.CancelScope()
-        self._fetch = StageFetch(endpoint, membership, clock)
-        self.model = ModelExport(config, run_id, log_dir, fetch=self._fetch, clock=clock, notice=notice)
+        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping.state, clock, notice)
         if diary.is_resumed:
             self._resume()
         else:
@@ -255,19 +259,8 @@ class Client:
         if self._diary.is_resumed:
             adopt(await self._launcher.request("adopt"), self._diary.saved.plan, self.trainers, self.watch)
         async with anyio.create_task_group() as tasks:
-            handlers = (
-                self.watch,
-                self.trainers,
-                self.reports,
-                self._coordinator,
-                self._reassignment,
-                self._fencing,
-                self._data,
-                self._feed,
-                self.counters,
-                self._succession,
-                self._fetch,
-            )
+            parts = (self.watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
+            handlers = (*parts, self._data, self._feed, self.counters, self._succession, self._fetch, self._keeping)
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found)
             try:
                 with self._training:
@@ -288,7 +281,7 @@ class Client:
         if self._diary.saved.is_finished:
             return
         async with anyio.create_task_group() as tasks:
-            for part in (self._coordinator, self.stages, self._data, self._feed, self.counters):
+            for part in (self._coordinator, self.stages, self._data, self._feed, self.counters, self._keeping):
                 tasks.start_soon(part.run)
             tasks.start_soon(self._coordinator.deposed)
             if self.must_wait:

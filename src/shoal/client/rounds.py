@@ -10,7 +10,7 @@ What a round decides is the coordinator's; this module says when it begins and e
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -84,6 +84,7 @@ class RoundLoop:
         succeeds: bool = False,
         patient: bool = False,
         stages: StageWatch,
+        before_close: Callable[[], Awaitable[None]],
     ) -> None:
         """Connect the parts; `run` does the work.
 
@@ -94,6 +95,7 @@ class RoundLoop:
             succeeds: other hosts' clients have begun the run, and are gone.
             patient: wait for them, or for one complete pipeline if there are 0, however long it takes.
             stages: knows which stages nobody serves.
+            before_close: returns when a round may be ended.
         """
         self.hashes = dict(saved.hashes)
         self.rounds = saved.rounds
@@ -109,7 +111,7 @@ class RoundLoop:
         self._reports = reports
         self._takeover = takeover
         self._divergence = divergence
-        self._stages = stages
+        self._stages, self._before_close = stages, before_close
         self._data = data
         self._reassignment = reassignment
         self._clock = clock
@@ -244,6 +246,7 @@ class RoundLoop:
 
     async def _close(self, round: int) -> None:
         """End the round and act on its record; raises as `_recorded` does."""
+        await self._before_close()
         slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
         lowest = {
             slot: incarnation + (slot not in self._trainers.present)
