@@ -62,7 +62,7 @@ class HostLeaves:
         self.has_begun = True
         leaving = list(servers.values())
         for server in servers:
-            if server.running and server.was_ready:
+            if server.serves:
                 with suppress(ConnectionLost):
                     server.send(leave=leaving)
                     self._servers[server] = _Server()

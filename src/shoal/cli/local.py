@@ -181,13 +181,13 @@ class HostRun:
     async def _client_leaves(self) -> None:
         """Have the client leave, and give it time as long as it says that it is at it: it fetches the model first."""
         client = self._client
-        if client is None or not client.was_ready:
+        if client is None or not client.serves:
             return
         # It tells servers of other hosts why the run is over, unless it has ended itself.
         with suppress(ConnectionLost):
             client.send(stop="graceful", reason=self.failure or "")
         patience_s = GRACE_S / 2
-        while client.running:
+        while client.serves:
             with anyio.move_on_after(patience_s) as timer:
                 await self._client_heard.wait()
             if timer.cancelled_caught:

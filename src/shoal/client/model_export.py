@@ -49,10 +49,6 @@ class ModelLeft(NamedTuple):
     reason: str = ""
 
 
-class _NobodyHolds(Exception):
-    """No replica gives the state of a stage."""
-
-
 class ModelExport:
     """Leaves the model of a run in its log folder.
 
@@ -100,7 +96,7 @@ class ModelExport:
                 logger.info("model.left", extra={"folder": str(self.left.folder), "round": self.left.round})
                 return
             reason = f"its parameters had not all come within {_MOST_S:.0f} s"
-        except* (_NobodyHolds, RecordRejected, StateMismatch, StorageError, OSError) as errors:
+        except* (RecordRejected, StateMismatch, StorageError, OSError) as errors:
             reason = "; ".join(map(str, leaves(errors)))
         self.left = ModelLeft(reason=reason)
         logger.error("model.not_left", extra={"reason": reason})
@@ -117,7 +113,7 @@ class ModelExport:
                     digest = record_hash(signed)
                     state = self._kept(stage, digest) or await self._fetch.fetch(stage, layout, record, digest)
                     if state is None:
-                        raise _NobodyHolds(
+                        raise StateMismatch(
                             f"nobody holds the parameters of stage {stage} after round {record.round} any more"
                         )
                     vectors = (state.parameters_N, state.floats_F, state.integers_I)
