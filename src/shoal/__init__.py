@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shoal.checkpoint.loading import load_model
     from shoal.config.load import load_config
 
-__all__ = ["__version__", "load_config"]
+__all__ = ["__version__", "load_config", "load_model"]
 
 __version__ = "0.1.0"
 
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> object:
         from shoal.config.load import load_config
 
         return load_config
+    if name == "load_model":
+        from shoal.checkpoint.loading import load_model
+
+        return load_model
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

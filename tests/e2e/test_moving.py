@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.launched import END_S, ENDLESS, START_S, Launched, until
 from tests.e2e.test_hosts import _key, hosts_of, invited
 
+import shoal
 from shoal.averaging.journal import read_records
 
 pytestmark = pytest.mark.timeout(600)
@@ -70,6 +71,9 @@ def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_proc
         ended = client.events("client_0", "move.ended")[num_moves:]
         summary = client.summary()
         assert client.log_dir is not None
+        # Fetched from other hosts although the client was interrupted; what is loaded hashes to the last record.
+        shoal.load_model(client.log_dir / "model")
+        assert f"model: {client.log_dir / 'model'}" in client.output
         records = [record for record, _ in read_records(client.log_dir)]
     # Exactly one moved, to the stage that had lost one, and all are the processes that were started first.
     moved = [i for i in alive if after[i] != before[i]]
@@ -79,6 +83,7 @@ def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_proc
     assert (
         f"moves from stage {1 - weak} to stage {weak}: stage {weak} has less capacity than the others" in client.output
     )
+    assert summary["model_round"] == records[-1].round
     assert summary["servers_moved"] == num_moves + 1
     assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("interrupted", 0, 0)
     # All replicas of a stage hold the same bytes, at the stages where they are now.

@@ -45,6 +45,7 @@ from shoal.wire.messages.round import (
     RoundState,
     SignedRecord,
     Staged,
+    StageHashes,
     StaleBallot,
     Swapped,
 )
@@ -201,9 +202,7 @@ class RoundCoordinator:
         if self._is_overtaken:
             return
         if round != self._machine.tip.round + 1:
-            raise LocalProtocolError(
-                f"round {round} cannot be closed, the run is in round {self._machine.tip.round + 1}"
-            )
+            raise LocalProtocolError(f"round {round} cannot be closed, the run is in round {self.round}")
         now_s = self._clock.now_s()
         join_by_s = None if join_within_s is None else now_s + join_within_s
         self._do(self._machine.close(CloseRequest(round, dict(slots), dict(incarnations or {}), join_by_s), now_s))
@@ -252,6 +251,16 @@ class RoundCoordinator:
     def round(self) -> int:
         """The round after the record that stands."""
         return self._machine.tip.round + 1
+
+    @property
+    def standing(self) -> RoundOutcome | None:
+        """The record that stands, or that everybody was told to swap to; None for D_0."""
+        signed = self._machine.tip.signed
+        return None if signed is None else RoundOutcome(self._unseal(signed), signed, {}, self._machine.holders or {})
+
+    def keep(self, stage: int, hashes: StageHashes) -> None:
+        """This client gives the bytes of a stage whose servers have left: they are not lost."""
+        self._machine.kept[stage] = hashes
 
     @property
     def record_hash(self) -> str:
@@ -335,11 +344,8 @@ class RoundCoordinator:
                     logger.info("replica.in", extra={"peer": peer, "round": self._machine.tip.round + 1})
                     self._tell(effect)
                 case Stuck(stages):
-                    logger.log(
-                        logging.WARNING if stages else logging.INFO,
-                        "round.stuck" if stages else "round.goes_on",
-                        extra={"stages": stages or self._stuck},
-                    )
+                    level, event = (logging.WARNING, "round.stuck") if stages else (logging.INFO, "round.goes_on")
+                    logger.log(level, event, extra={"stages": stages or self._stuck})
                     self._stuck = stages
                     self._tell(effect)
                 case Restored(stage, round, basis):

@@ -11,9 +11,9 @@ A file is there as a whole or not at all: it is written under another name, forc
 
 from __future__ import annotations
 
-import base64
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import msgspec
 
 from shoal.errors import RecordRejected, StorageError
 from shoal.ids import PeerId
-from shoal.swarm.records import Logs, genesis_hash, record_hash
+from shoal.swarm.records import Logs, genesis_hash, record_hash, signed_from_json, signed_to_json
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
@@ -121,14 +121,7 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
         _sync(steps.parent)
     for path in steps.parent.glob(f"{steps.stem}.*.held"):
         path.unlink()
-    content = {
-        "record": _readable(record),
-        "body": base64.b64encode(signed.body).decode(),
-        "signer": signed.signer,
-        "signature": signed.signature.hex(),
-        "warrant": signed.warrant.hex(),
-        "hash": record_hash(signed),
-    }
+    content = {"record": _readable(record), **signed_to_json(signed)}
     write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
 
 
@@ -182,12 +175,22 @@ def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
             content = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
             if "body" not in content:
                 continue  # D_0
-            body = base64.b64decode(str(content["body"]), validate=True)
-            signature, warrant = (bytes.fromhex(str(content[name])) for name in ("signature", "warrant"))
-            signed = SignedRecord(body, PeerId(str(content["signer"])), signature, warrant)
-            yield msgspec.msgpack.decode(body, type=Record), signed
+            signed = signed_from_json(content)
+            yield msgspec.msgpack.decode(signed.body, type=Record), signed
         except (msgspec.MsgspecError, ValueError, KeyError) as error:
             raise RecordRejected(f"{path} is no round record: {error}; remove it or restore it from a copy") from error
+
+
+def last_record(directory: Path) -> tuple[Record, SignedRecord] | None:
+    """The newest record of a run; None if there is none but D_0. Raises as `read_records` does."""
+    newest = deque(read_records(directory), maxlen=1)
+    return newest[0] if newest else None
+
+
+def follows(directory: Path, record: Record) -> bool:
+    """Whether a record is the next one of those that are there. Raises as `read_records` does."""
+    newest = last_record(directory)
+    return record.round == 1 if newest is None else record.previous == record_hash(newest[1])
 
 
 def read_steps(directory: Path, round: int) -> list[StepLine]:

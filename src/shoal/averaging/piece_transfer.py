@@ -141,8 +141,10 @@ class PieceTransfer:
         return True
 
     def _replicas(self) -> dict[PeerId, Hop]:
-        replicas = self._context.view().by_stage(self._context.stage)
-        return {replica.peer: replica.hop for replica in replicas if replica.peer != self._endpoint.peer_id}
+        view = self._context.view()
+        # A client keeps the state of a stage whose last server has left.
+        holders = (*view.by_stage(self._context.stage), *view.clients)
+        return {holder.peer: holder.hop for holder in holders if holder.peer != self._endpoint.peer_id}
 
     async def _take(self, event: Received | PeerLost) -> None:
         if isinstance(event, PeerLost):

@@ -12,7 +12,6 @@ Shapes: N elements of the parameters, F of the floating buffers, I of the intege
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import StateMismatch
-from shoal.optim.flat import tensor_sha256
+from shoal.optim.flat import buffers_sha256, tensor_sha256
 from shoal.optim.norm import squared_norm
 from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.wire.messages.round import StageHashes
@@ -79,11 +78,10 @@ class OuterState(NamedTuple):
 
     def hashes(self) -> StageHashes:
         """What a record says of it."""
-        buffers = tensor_sha256(self.floats_F) + tensor_sha256(self.integers_I)
         return StageHashes(
             parameters=tensor_sha256(self.parameters_N),
             momentum=tensor_sha256(self.momentum_N),
-            buffers=hashlib.sha256(buffers.encode()).hexdigest(),
+            buffers=buffers_sha256(self.floats_F, self.integers_I),
         )
 
 

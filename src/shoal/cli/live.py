@@ -173,6 +173,8 @@ class LiveView:
             self._print(_results(summary))
         elif summary is not None and failure is None:
             self._say("no round was completed, so nothing was trained for good")
+        if summary is not None and summary.get("model"):
+            self._say(f"model: {summary['model']}")
         if path is not None:
             self._say(f"summary: {path}")
         if failure is not None:

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 3.0
 """Time for all roles together to leave; a Ctrl-C has to be over within five seconds."""
+LEAVING_S = 5.0
+"""So long may a client be silent that has said that it is leaving; it speaks four times a second."""
 USAGE_INTERVAL_S, USAGE_MAX_INTERVAL_S = 5.0, 60.0
 """Between looks at the memory of all processes, for the summary; it doubles, as each costs up to 0.1 s of a core."""
 ESSENTIAL = ("client", "data_server")
@@ -126,6 +128,7 @@ class HostRun:
     _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _client: RoleHandle | None = None
     _client_followed: anyio.Event | None = None
+    _client_heard: anyio.Event = field(default_factory=anyio.Event)
     _data_ready: anyio.Event = field(default_factory=anyio.Event)
     _baseline_done: anyio.Event = field(default_factory=anyio.Event)
 
@@ -167,16 +170,29 @@ class HostRun:
             view.stopping(interrupted=self.exit_code == INTERRUPTED)
             self.usage.sample()
             tasks.start_soon(self._stop_at_once, supervisor)
-            if self._client is not None and self.failure is not None:
-                # It tells servers of other hosts why the run is over, unless it has ended itself.
-                with suppress(ConnectionLost):
-                    self._client.send(stop="graceful", reason=self.failure)
+            await self._client_leaves()
             await supervisor.stop(GRACE_S, STOP_ORDER)
             if self._client_followed is not None:
                 # What it said last may still be on its way: an interrupted client says what was reached.
                 with anyio.move_on_after(GRACE_S):
                     await self._client_followed.wait()
             tasks.cancel_scope.cancel()
+
+    async def _client_leaves(self) -> None:
+        """Have the client leave, and give it time as long as it says that it is at it: it fetches the model first."""
+        client = self._client
+        if client is None or not client.serves:
+            return
+        # It tells servers of other hosts why the run is over, unless it has ended itself.
+        with suppress(ConnectionLost):
+            client.send(stop="graceful", reason=self.failure or "")
+        patience_s = GRACE_S / 2
+        while client.serves:
+            with anyio.move_on_after(patience_s) as timer:
+                await self._client_heard.wait()
+            if timer.cancelled_caught:
+                return
+            patience_s = LEAVING_S
 
     async def _start_roles(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         with self._starting:
@@ -235,6 +251,8 @@ class HostRun:
 
     async def _follow_client(self, tasks: TaskGroup, client: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         async for event in client.events:
+            self._client_heard.set()
+            self._client_heard = anyio.Event()
             match event.name:
                 case "request":
                     started = await host.answer(client, event)
@@ -250,6 +268,7 @@ class HostRun:
                     self.usage.sample()
                 case _:
                     self._lives_on(event, client, host, view)
+        self._client_heard.set()
         if self._client_followed is not None:
             self._client_followed.set()
         status = await client.wait()

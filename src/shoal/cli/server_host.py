@@ -24,6 +24,7 @@ from shoal.cli.finding import run_of
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.joining import LastingIdentities, continuation, require_membership
+from shoal.cli.leaving import HostLeaves
 from shoal.cli.run_files import make_server_log_dir, remove_empty_outputs
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
@@ -31,6 +32,7 @@ from shoal.config.shared import adopt_shared
 from shoal.control.peers_file import PeersFile
 from shoal.errors import BootstrapError, RemoteError, ShoalError
 from shoal.identity import Identity
+from shoal.ids import PeerId
 from shoal.runtime.role_handle import RoleEvent, RoleHandle
 from shoal.runtime.supervisor import Supervisor
 
@@ -86,6 +88,10 @@ class ServerHost:
     _log_dir: Path | None = None
     _peers_file: PeersFile | None = None
     _serving: int = 0
+    _servers: dict[RoleHandle, PeerId] = field(default_factory=dict[RoleHandle, PeerId])
+
+    def __post_init__(self) -> None:
+        self._leaves = HostLeaves(self._say, self.clock)
 
     async def run(self) -> int:
         """Serve.
@@ -95,7 +101,7 @@ class ServerHost:
         """
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch_signals, signals)
+                tasks.start_soon(self._watch_signals, signals, tasks)
                 try:
                     async with Supervisor(
                         fork_servers=self.early.fork_servers, clock=self.clock, notice=self._say
@@ -144,6 +150,7 @@ class ServerHost:
             # Servers of other hosts start too, so nobody knows how many there will be.
             server = await host.start_server(index, expected_servers=0, device=device)
             self._serving += 1
+            self._servers[server] = host.hop("server", index).peer
             tasks.start_soon(self._follow_server, server, host)
 
     def _host(self, config: Config, run_id: str, log_dir: Path, supervisor: Supervisor) -> SwarmHost:
@@ -180,7 +187,8 @@ class ServerHost:
             self._hear(event, server, host)
         status = await server.wait()
         self._serving -= 1
-        if self._ended.is_set():
+        self._leaves.gone(server)
+        if self._ended.is_set() or self._leaves.has_begun:
             return
         reason = server.last_error or str(status)
         logger.warning("server.lost", extra={"role": name, "reason": reason})
@@ -213,20 +221,27 @@ class ServerHost:
                 host.restarted(role)
             case "joined":
                 host.joined(role, event.fields["maddrs"])
+            case "may_leave" | "last_of_stage":
+                self._leaves.take(event, role)
             case "peers" if self._peers_file is not None:
                 self._peers_file.write(event.fields["maddrs"])
             case _:
                 pass
 
-    async def _watch_signals(self, signals: AsyncIterator[signal.Signals]) -> None:
+    async def _watch_signals(self, signals: AsyncIterator[signal.Signals], tasks: TaskGroup) -> None:
         async for number in signals:
             logger.info("servers.interrupted", extra={"signal": number.name})
-            if self._ended.is_set():
+            if self._ended.is_set() or self._leaves.has_begun:
+                self._ended.set()
                 self._hurry.set()
                 continue
             self._say("leaving; press Ctrl-C again to end at once")
             self.exit_code = INTERRUPTED
-            self._ended.set()
+            tasks.start_soon(self._leave)
+
+    async def _leave(self) -> None:
+        await self._leaves.run(self._servers)
+        self._ended.set()
 
     async def _stop_at_once(self, supervisor: Supervisor) -> None:
         await self._hurry.wait()

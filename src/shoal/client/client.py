@@ -24,12 +24,16 @@ from shoal.client.adoption import adopt
 from shoal.client.chain_watch import ChainWatch
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
-from shoal.client.diary import ChainsLeft, Counts, Diary, Lost, Plan, Saved, ServersMoved, StagesRestored, Started
+from shoal.client.diary import ChainsLeft, Counts, Diary, Plan, Saved, ServersMoved, StagesRestored
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
+from shoal.client.keeping import Keeping
+from shoal.client.model_export import ModelExport
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
+from shoal.client.resumption import count_again
 from shoal.client.rounds import RoundLoop
+from shoal.client.stage_fetch import StageFetch
 from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary
@@ -42,15 +46,17 @@ from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
+from shoal.errors import RoundAborted, ShoalError
 from shoal.ids import PeerId
 from shoal.runtime.hardware import machine_type, program_versions
+from shoal.runtime.role import leaves
 from shoal.swarm.records import INCARNATIONS_APART, genesis_hash
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import Heartbeat, StepReport
+from shoal.wire.messages.control import Heartbeat
 
 TRAINER_START_TIMEOUT_S = 20.0
 
@@ -68,6 +74,7 @@ class Client:
         stages: which ones nobody serves, and which had to be restored.
         chains: which ones were left when sides of a split have met.
         trainers: the trainer of each slot.
+        model: what is left of it when the run ends.
         teller: says which run it is.
     """
 
@@ -205,6 +212,8 @@ class Client:
         )
         self.chains = ChainWatch(notice=notice, note=lambda chains: diary.note(ChainsLeft(chains)))
         self.stages = StageWatch(clock=clock, notice=notice, note=lambda stages: diary.note(StagesRestored(stages)))
+        self._fetch = StageFetch(endpoint, membership, clock)
+        self._keeping = Keeping(config, endpoint, self._coordinator, self._fetch, notice)
         self.rounds: RoundLoop = RoundLoop(
             config=config,
             log_dir=log_dir,
@@ -224,7 +233,10 @@ class Client:
             succeeds=succeeds,
             patient=patient,
             stages=self.stages,
+            before_close=self._keeping.settled,
         )
+        self._training = anyio.CancelScope()
+        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping.state, clock, notice)
         if diary.is_resumed:
             self._resume()
         else:
@@ -243,36 +255,40 @@ class Client:
         return self._succeeds and saved.plan is None and not saved.is_finished
 
     async def run(self) -> None:
-        """Train all rounds; of a run that another host has begun, when its client is gone and it goes on.
+        """Train all rounds, of another host's run when it is this client's turn; in any case leave the model then.
 
         Raises:
             ShoalError: the run failed.
         """
-        if self._diary.saved.is_finished:
-            return
         if self._diary.is_resumed:
             adopt(await self._launcher.request("adopt"), self._diary.saved.plan, self.trainers, self.watch)
         async with anyio.create_task_group() as tasks:
-            handlers = (
-                self.watch,
-                self.trainers,
-                self.reports,
-                self._coordinator,
-                self._reassignment,
-                self._fencing,
-                self._data,
-                self._feed,
-                self.counters,
-                self._succession,
-                self.teller,
-            )
+            parts = (self.watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
+            asked = (self._data, self._feed, self.counters, self._succession, self._fetch, self._keeping, self.teller)
+            handlers = (*parts, *asked)
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found)
-            tasks.start_soon(self._coordinator.run)
+            try:
+                with self._training:
+                    await self._train()
+            except* ShoalError as errors:
+                if self.ends_run and not any(isinstance(error, RoundAborted) for error in leaves(errors)):
+                    await self.model.leave()
+                raise
+            if self.ends_run:
+                await self.model.leave()
+            tasks.cancel_scope.cancel()
+
+    def stop(self) -> None:
+        """Train no more; `run` returns when it has left the model."""
+        self._training.cancel()
+
+    async def _train(self) -> None:
+        if self._diary.saved.is_finished:
+            return
+        async with anyio.create_task_group() as tasks:
+            for part in (self._coordinator, self.stages, self._data, self._feed, self.counters, self._keeping):
+                tasks.start_soon(part.run)
             tasks.start_soon(self._coordinator.deposed)
-            tasks.start_soon(self.stages.run)
-            tasks.start_soon(self._data.run)
-            tasks.start_soon(self._feed.run)
-            tasks.start_soon(self.counters.run)
             if self.must_wait:
                 if not await self._succession.turn():
                     tasks.cancel_scope.cancel()
@@ -321,6 +337,7 @@ class Client:
             servers_moved=self._reassignment.moved,
             stages_restored=self.stages.as_json(),
             chains_left=self.chains.as_json(),
+            model=self.model.left,
             exit_reason=exit_reason,
         )
 
@@ -365,24 +382,7 @@ class Client:
         self._reassignment.moved = saved.servers_moved
         self.stages.resume(saved.stages_restored)
         self.chains.resume(saved.chains_left)
-        for event in events:
-            match event:
-                case StepReport():
-                    self.watch.step_committed(event)
-                case Lost(kind, slots, at_s):
-                    self.watch.failovers.lost(kind, slots, at_s)
-                case Counts(peer, counts):
-                    counted.take(peer, counts)
-                case Started():
-                    counted.started_again(me)
-                case StagesRestored(stages):
-                    self.stages.resume(stages)
-                case ChainsLeft(chains):
-                    self.chains.resume(chains)
-                case ServersMoved(number):
-                    self._reassignment.moved = number
-                case _:
-                    pass
+        count_again(events, me, counted, self.watch, self.stages, self.chains, self._reassignment)
         self.counters.resume(counted)
         self._data.know(max(0, round - 1), saved.recorded, saved.chain)
         # The registry takes a moment to be read; it corrects this as soon as it is.

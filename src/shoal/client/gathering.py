@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import anyio
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator
+from shoal.client.diary import Plan
 from shoal.client.stage_watch import StageWatch
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
-from shoal.errors import NoPipeline
+from shoal.errors import ControlError, NoPipeline
 
 logger = logging.getLogger(__name__)
 
@@ -135,3 +136,27 @@ def no_replica(stages: Sequence[int]) -> str:
 def names(stages: Sequence[int]) -> str:
     """Name stages in a sentence."""
     return ", ".join(map(str, stages)) or "of some pipeline"
+
+
+def is_where_it_was(plan: Plan | None, held: str, leading: Leading, *, succeeds: bool) -> bool:
+    """Whether the run has not gone on without this client since its last start; a successor was never there.
+
+    Args:
+        plan: the round that the last start was in; None: there was none.
+        held: hash of the record on top of which that was trained, if it is known.
+        leading: what the replicas hold.
+        succeeds: the run was begun on another host.
+
+    Raises:
+        ControlError: the replicas are further back.
+    """
+    if plan is None:
+        return not succeeds
+    if leading.held_round == plan.round - 1 and held in ("", leading.record_hash):
+        return True
+    if leading.outcome is None:
+        raise ControlError(
+            f"the servers hold record {leading.held_round}, but this client was in round {plan.round} before it "
+            "was started again: start a new run, or servers that hold the record before"
+        )
+    return leading.held_round == plan.round and held in ("", leading.outcome.record.previous)

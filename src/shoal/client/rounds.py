@@ -10,7 +10,7 @@ What a round decides is the coordinator's; this module says when it begins and e
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio.to_thread
@@ -20,8 +20,9 @@ from shoal.averaging.journal import write_round
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Plan, Saved
 from shoal.client.divergence import Divergence
-from shoal.client.gathering import lead, look_for_servers, settled, wait_for_servers
+from shoal.client.gathering import is_where_it_was, lead, look_for_servers, settled, wait_for_servers
 from shoal.client.homes import Homes
+from shoal.client.last_words import write_last
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.shares import evaluation_shares
@@ -38,6 +39,7 @@ from shoal.swarm.records import parameters_of
 from shoal.swarm.round_deadline import boundary_s
 from shoal.transport.base import Endpoint
 from shoal.wire.messages.control import Evaluation, StartRound
+from shoal.wire.messages.round import Record
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class RoundLoop:
         succeeds: bool = False,
         patient: bool = False,
         stages: StageWatch,
+        before_close: Callable[[], Awaitable[None]],
     ) -> None:
         """Connect the parts; `run` does the work.
 
@@ -91,6 +94,7 @@ class RoundLoop:
             succeeds: other hosts' clients have begun the run, and are gone.
             patient: wait for them, or for one complete pipeline if there are 0, however long it takes.
             stages: knows which stages nobody serves.
+            before_close: returns when a round may be ended.
         """
         self.hashes = dict(saved.hashes)
         self.rounds = saved.rounds
@@ -106,7 +110,7 @@ class RoundLoop:
         self._reports = reports
         self._takeover = takeover
         self._divergence = divergence
-        self._stages = stages
+        self._stages, self._before_close = stages, before_close
         self._data = data
         self._reassignment = reassignment
         self._clock = clock
@@ -147,6 +151,13 @@ class RoundLoop:
             TrainingDiverged: nothing but skipped steps.
             StorageError: records or step logs cannot be written.
         """
+        try:
+            await self._run()
+        finally:
+            if (record := await write_last(self._coordinator.standing, self._log_dir)) is not None:
+                self._note(record)
+
+    async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._homes.follow_view)
             tasks.start_soon(self._reassignment.run, self.update_trainers)
@@ -160,7 +171,7 @@ class RoundLoop:
             leading = await lead(self._coordinator, self._membership, self._config, patient=self._patient)
             if self._left is None and not self._succeeds:
                 await self._reassignment.place()
-            goes_on = self._is_where_it_was(leading)
+            goes_on = is_where_it_was(self._left, self.held, leading, succeeds=self._succeeds)
             while not await self._train_all(leading, goes_on):
                 leading, goes_on = await self._coordinator.leading(), False
             self._save(None)
@@ -190,24 +201,6 @@ class RoundLoop:
             is_done = True
             tasks.cancel_scope.cancel()
         return is_done
-
-    def _is_where_it_was(self, leading: Leading) -> bool:
-        """Whether the run has not gone on without this client since its last start; a successor was never there.
-
-        Raises:
-            ControlError: the replicas are further back.
-        """
-        plan, outcome = self._left, leading.outcome
-        if plan is None:
-            return not self._succeeds
-        if leading.held_round == plan.round - 1 and self.held in ("", leading.record_hash):
-            return True
-        if outcome is None:
-            raise ControlError(
-                f"the servers hold record {leading.held_round}, but this client was in round {plan.round} before it "
-                "was started again: start a new run, or servers that hold the record before"
-            )
-        return leading.held_round == plan.round and self.held in ("", outcome.record.previous)
 
     async def _take_up(self, leading: Leading) -> Plan | None:
         """Go on where an earlier start of this client has left the run; return the round that it was in, if any.
@@ -252,6 +245,7 @@ class RoundLoop:
 
     async def _close(self, round: int) -> None:
         """End the round and act on its record; raises as `_recorded` does."""
+        await self._before_close()
         slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
         lowest = {
             slot: incarnation + (slot not in self._trainers.present)
@@ -373,13 +367,13 @@ class RoundLoop:
         """
         record = outcome.record
         # It is forced to the disk, which may take long; the event loop has connections to keep.
-        await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)
+        self._note(record)
         self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
         self._homes.holders = outcome.holders
         if record.round < self._config.diloco.outer_steps:
             self._reassignment.recorded(outcome.holders, record.round)
-        self.rounds += 1
-        self.hashes = parameters_of(record)
         self._reports.round_over(record.round)
         self._reports.progress.add_sent(outcome.sent_bytes)
         loss = self._reports.progress.take_round_loss()
@@ -390,6 +384,11 @@ class RoundLoop:
         self.idle_rounds = 0 if record.samples or record.skipped else self.idle_rounds + 1
         if self.idle_rounds > _MAX_IDLE_ROUNDS:
             raise ControlError(f"{self.idle_rounds} rounds have passed without a step: see the trainers' logs")
+
+    def _note(self, record: Record) -> None:
+        """A record is on the disk."""
+        self.rounds += 1
+        self.hashes = parameters_of(record)
 
     def update_trainers(self) -> None:
         """Tell every trainer of the round which replicas it may use now; to be called when these have changed."""

@@ -34,6 +34,8 @@ from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
 from shoal.transport.base import Endpoint
 
+LEAVING_EVERY_S = 0.25
+
 
 async def main(payload: bytes, control: RoleControl) -> None:
     """Run a client.
@@ -104,7 +106,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
             tasks.start_soon(take_part)
             if client.must_wait or not diary.is_resumed:
                 await joined.wait()
-            await _train(client, control, end)
+            await _train(client, control, clock, end)
             await joined.wait()
             turn.set()
             trained.set()
@@ -158,7 +160,7 @@ class RunEnd:
     goes_on_elsewhere: bool = False
 
 
-async def _train(client: Client, control: RoleControl, end: RunEnd) -> None:
+async def _train(client: Client, control: RoleControl, clock: Clock, end: RunEnd) -> None:
     """Run the rounds until they are done, fail, or the launcher says stop; then say what was reached.
 
     Of a run that another host has begun, only the client that has led it ends it.
@@ -170,12 +172,17 @@ async def _train(client: Client, control: RoleControl, end: RunEnd) -> None:
                 await control.stopping.wait()
                 end.failure = control.stop_reason
                 end.exit = "failed" if end.failure else "interrupted"
-                tasks.cancel_scope.cancel()
+                client.stop()
+                while True:
+                    # What follows may take long, and is waited for as long as this is heard.
+                    control.event("leaving")
+                    await clock.sleep_s(LEAVING_EVERY_S)
 
             tasks.start_soon(stop_when_told)
             control.ready()
             await client.run()
-            end.exit = "done"
+            if not control.stopping.is_set():
+                end.exit = "done"
             tasks.cancel_scope.cancel()
     except Exception as error:
         causes = list(leaves(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.averaging.audit import Audit
+from shoal.client.model_export import ModelLeft
 from shoal.client.progress import Progress
 from shoal.config import Config
 from shoal.wire.messages.base import Traffic
@@ -25,6 +26,7 @@ def build_summary(
     servers_moved: int,
     stages_restored: list[dict[str, Any]],
     chains_left: list[dict[str, Any]],
+    model: ModelLeft,
     exit_reason: str,
 ) -> dict[str, Any]:
     """Return the client's part of the summary.
@@ -43,6 +45,7 @@ def build_summary(
         servers_moved: that have come to another stage.
         stages_restored: see `client.stage_watch`.
         chains_left: see `client.chain_watch`.
+        model: see `client.model_export`.
     """
     evaluated = sorted(progress.eval_losses)
     return {
@@ -79,5 +82,8 @@ def build_summary(
         "stages_restored": stages_restored,
         "chains_left": chains_left,
         "suspects": [{"round": round, **suspect._asdict()} for round, suspect in audit.suspects],
+        "model": None if model.folder is None else str(model.folder),
+        "model_round": model.round if model.folder is not None else None,
+        "model_missing": model.reason or None,
         "exit": exit_reason,
     }

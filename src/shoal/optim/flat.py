@@ -164,6 +164,11 @@ def tensor_sha256(tensor: Tensor) -> str:
     return hashlib.sha256(cast("Buffer", flat.view(torch.uint8).numpy())).hexdigest()
 
 
+def buffers_sha256(floats_F: Tensor, integers_I: Tensor) -> str:
+    """What stands for a stage's floating and integer buffers together in a record."""
+    return hashlib.sha256((tensor_sha256(floats_F) + tensor_sha256(integers_I)).encode()).hexdigest()
+
+
 def packed(tensors: Iterable[Tensor]) -> Tensor:
     """A copy of the tensors' elements as bytes, one after the other, in one vector on the CPU."""
     parts = [tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]

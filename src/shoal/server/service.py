@@ -34,6 +34,7 @@ from shoal.pipeline.device_pace import emulated_pace
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
+from shoal.server.leaving import Leaving
 from shoal.server.memory import server_memory, snapshot_room, stage_needs
 from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import Replica, build_replica, device_initialiser
@@ -61,8 +62,13 @@ async def main(payload: bytes, control: RoleControl) -> None:
     spec = msgspec.msgpack.decode(payload, type=ServerSpec)
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_serve, spec, control)
-        await control.stopping.wait()
+
+        async def stop() -> None:
+            await control.stopping.wait()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(stop)
+        await _serve(spec, control)
         tasks.cancel_scope.cancel()
 
 
@@ -133,12 +139,22 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             coordinator=lambda: monitor.replica.member.coordinator,
         )
         teller = RunTeller(endpoint, shared_configuration(config), lambda: monitor.client)
+        leaving = Leaving(
+            endpoint,
+            replica=lambda: monitor.replica,
+            view=lambda: registry.membership.view,
+            clock=clock,
+            tell=control.event,
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(monitor.run)
-            tasks.start_soon(dispatch, endpoint, watched(deaths, (monitor, listener, teller)), monitor.peer_up)
+            tasks.start_soon(dispatch, endpoint, watched(deaths, (leaving, monitor, listener, teller)), monitor.peer_up)
             place = {"device": spec.device, "threads": await device.run(torch.get_num_threads), "nice": os.nice(0)}
             logger.info("server.ready", extra={"stage": stage, **place, "peer": endpoint.peer_id})
             control.ready(stage=stage)
+            await leaving.run(control.messages)
+            if leaving.has_left:
+                tasks.cancel_scope.cancel()
 
 
 def _require_few_parts(config: Config) -> None:

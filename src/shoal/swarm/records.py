@@ -5,6 +5,7 @@ D_0 is computed from configuration and seed, never decided; its hash is what D_1
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,6 +97,29 @@ def unseal(signed: SignedRecord, run_id: str, verify: Verify) -> Record:
             f"{record.ballot.peer}; this is run {run_id}"
         )
     return record
+
+
+def signed_to_json(signed: SignedRecord) -> dict[str, str]:
+    """A record as the files of a run have it."""
+    return {
+        "body": base64.b64encode(signed.body).decode(),
+        "signer": signed.signer,
+        "signature": signed.signature.hex(),
+        "warrant": signed.warrant.hex(),
+        "hash": record_hash(signed),
+    }
+
+
+def signed_from_json(content: Mapping[str, object]) -> SignedRecord:
+    """The same back; nothing of it is checked.
+
+    Raises:
+        KeyError: something is missing.
+        ValueError: it is not of this form.
+    """
+    body = base64.b64decode(str(content["body"]), validate=True)
+    signature, warrant = (bytes.fromhex(str(content[name])) for name in ("signature", "warrant"))
+    return SignedRecord(body, PeerId(str(content["signer"])), signature, warrant)
 
 
 def weight(log: Iterable[StepEntry]) -> int:

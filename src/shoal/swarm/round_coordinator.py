@@ -79,10 +79,10 @@ class RoundCoordinatorMachine:
         self._unseal = unseal
         self._restoration = Restoration(settings.lost_state_after_s)
         self._replicas = RoundReplicas(settings.genesis, self._restoration, unseal)
+        self.kept = self._restoration.kept  # the driver says what this client keeps of stages whose servers have left
         self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, unseal)
         self._judgement = Judgement(me, settings.genesis, unseal)
-        self._trains = False  # the tip was announced as ready: a round is being trained on it
-        self._ready = False
+        self._trains = self._ready = False  # the tip was announced as ready: a round is being trained on it
         self._unsaid: Tip | None = None  # the tip before, while it is not known that anybody has swapped to this one
         self._request: CloseRequest | None = None
         self._joins, self._views = RoundJoins(), RoundViews()
@@ -224,7 +224,7 @@ class RoundCoordinatorMachine:
         effects = self._stages.miss(choice.missing, now_s)
         lost = {} if choice.may_be_dropped else self._stages.lost(choice.tip, now_s)
         if lost.keys() != set(choice.missing):
-            return effects + self._replicas.hint(choice, self.ballot)
+            return effects + self._replicas.hint(choice, self.ballot, self.tip)
         effects += self._judgement.chose(states.values(), choice)
         self.phase = Phase.IDLE
         others: Iterable[PeerId] = ()

@@ -220,13 +220,14 @@ class RoundReplicas:
     def _holds(self, peer: PeerId, tip: Tip) -> bool:
         return self._tips[peer] == tip.hash and self._restoration.fits(self.here[peer])
 
-    def hint(self, choice: Choice, ballot: Ballot) -> list[CoordinatorEffect]:
+    def hint(self, choice: Choice, ballot: Ballot, known: Tip) -> list[CoordinatorEffect]:
         """Tell the replicas of the stages that lack a holder, once, what they are to look for: if it is decided.
 
-        That a replica has swapped to a record shows that it is; one that is only held may still be dropped.
+        That a replica has swapped to a record shows that it is, and so it is if the coordinator has known it before;
+        one that is only held may still be dropped.
         """
         signed, digest = choice.tip.signed, choice.tip.hash
-        if signed is None or digest not in self._tips.values():
+        if signed is None or digest not in (known.hash, *self._tips.values()):
             return []
         concerned = {(peer, digest) for peer, state in self.states.items() if state.stage in choice.missing}
         new = sorted(concerned - self._hinted)

@@ -38,11 +38,13 @@ class Restoration:
     Attributes:
         bases: Of the restored stages.
         missing: Stages that nobody can be trained on now, since when.
+        kept: Of stages whose last server has left, the bytes that the client has; they are not lost.
     """
 
     def __init__(self, patience_s: float) -> None:
         self.bases: dict[int, Basis] = {}
         self.missing: dict[int, float] = {}
+        self.kept: dict[int, StageHashes] = {}
         self._patience_s = patience_s
         self._record: Record | None = None
         self._standing: dict[int, Basis] = {}  # the record's own bytes
@@ -100,7 +102,7 @@ class Restoration:
             outcome = None if record is None else outcome_of(record, stage)
             peers = {peer for peer, each in here.items() if each.stage == stage}
             bases = [here[peer].basis for peer in peers if here[peer].basis.round != NOTHING_HELD]
-            if outcome is None or not bases:
+            if outcome is None or not bases or self.kept.get(stage) == outcome.hashes:
                 continue
             holders = {*outcome.members, *(self._seen.get(stage, ()) if record == self._record else ())}
             is_held = any(basis.hashes == outcome.hashes for basis in bases)  # by one that was left out

@@ -34,6 +34,7 @@ from shoal.ids import PeerId, RunId
 from shoal.pipeline.device_pace import DevicePace
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
+from shoal.server.leaving import Leaving
 from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import Replica, build_replica, device_initialiser
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
@@ -60,10 +61,12 @@ class Server:
     Attributes:
         monitor: hosts its replica.
         process: kills it.
+        leaving: ends it when what it holds is elsewhere.
     """
 
     monitor: ReassignmentMonitor
     process: Process
+    leaving: Leaving
 
     @property
     def replica(self) -> Replica:
@@ -97,6 +100,7 @@ class Cluster:
         servers: in the order of `replicas`, then those that were started later.
         host: of the client.
         monitor: what the client has reported.
+        said: what the servers have told their launcher about their leaving.
         device: the thread that computes.
     """
 
@@ -149,6 +153,7 @@ class Cluster:
         self._caps = dict(caps or {})
         self._paces = dict(paces or {})
         self._num_started = 0
+        self.said: list[tuple[PeerId, str, dict[str, Any]]] = []
         self._faults = Faults()
         self.registry = LocalRegistry(self._clock)
         self._begun_s = self._clock.now_s()
@@ -164,6 +169,18 @@ class Cluster:
     def kill_server(self, index: int) -> None:
         """End a server as SIGKILL would."""
         self.servers[index].process.kill()
+
+    async def leave_servers(self, *indices: int) -> None:
+        """End servers as Ctrl-C on their host does: each when it may go."""
+        leaving = {self.servers[index].peer for index in indices}
+
+        async def leave(server: Server) -> None:
+            await server.leaving.leave(leaving)
+            server.process.kill()
+
+        async with anyio.create_task_group() as tasks:
+            for index in indices:
+                tasks.start_soon(leave, self.servers[index])
 
     def freeze_server(self, index: int) -> None:
         """Stop a server as SIGSTOP would: nobody loses it, and it answers nothing until it is killed."""
@@ -342,13 +359,24 @@ class Cluster:
             num_stages=self._config.num_stages,
         )
 
+        def tell(name: str, **fields: Any) -> None:
+            self.said.append((process.peer, name, fields))
+
+        leaving = Leaving(
+            process.endpoint,
+            replica=lambda: monitor.replica,
+            view=lambda: membership.view,
+            clock=self._clock,
+            tell=tell,
+        )
+
         async def serve() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(monitor.run)
-                tasks.start_soon(dispatch, process.endpoint, (monitor,), monitor.peer_up)
+                tasks.start_soon(dispatch, process.endpoint, (leaving, monitor), monitor.peer_up)
 
         self._tasks.start_soon(process.run, serve)
-        return Server(monitor, process)
+        return Server(monitor, process, leaving)
 
 
 @asynccontextmanager

@@ -137,12 +137,14 @@ def test_a_run_goes_on_when_nobody_takes_what_is_printed(monkeypatch: pytest.Mon
 def test_the_end_shows_results_and_where_the_summary_is() -> None:
     screen = _Screen(terminal=False)
     summary = {"samples": 12345, "eval_loss_last": 2.1, "peak_pss_bytes": 3 * 2**20, "duplicates": 0, "steps_lost": {}}
+    summary["model"] = "/logs/test-run/model"
     screen.view.finish(summary, None, Path("/logs/test-run/summary.json"), Path("/logs/test-run"))
     assert [line.split() for line in screen.text.splitlines()] == [
         ["samples", "12,345"],
         ["duplicate", "samples", "0"],
         ["eval", "loss,", "last", "2.100"],
         ["memory", "at", "most", "(PSS)", "3", "MiB"],
+        ["model:", "/logs/test-run/model"],
         ["summary:", "/logs/test-run/summary.json"],
     ]
 

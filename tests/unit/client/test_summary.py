@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from shoal.averaging.audit import Audit
+from shoal.client.model_export import ModelLeft
 from shoal.client.progress import Progress
 from shoal.client.summary import build_summary
 from shoal.config import Config
@@ -30,6 +32,7 @@ def summary(progress: Progress, **fields: object) -> dict[str, object]:
         "servers_moved": 1,
         "stages_restored": [],
         "chains_left": [],
+        "model": ModelLeft(Path("/logs/fish-1/model"), 2),
         "exit_reason": "done",
     }
     return build_summary(**{**values, **fields})
@@ -45,6 +48,13 @@ def test_the_first_and_last_evaluation_are_those_of_the_lowest_and_highest_recor
     found = summary(Progress(eval_losses={2: 3.0, 0: 5.0, 1: 4.0}))
     assert (found["eval_loss_first"], found["eval_loss_last"]) == (5.0, 3.0)
     assert found["eval_losses"] == {"0": 5.0, "1": 4.0, "2": 3.0}
+
+
+def test_the_folder_of_the_model_is_named_or_why_there_is_none() -> None:
+    found = summary(Progress())
+    assert (found["model"], found["model_round"], found["model_missing"]) == ("/logs/fish-1/model", 2, None)
+    found = summary(Progress(), model=ModelLeft(reason="nobody holds stage 1"))
+    assert (found["model"], found["model_round"], found["model_missing"]) == (None, None, "nobody holds stage 1")
 
 
 def test_every_kind_of_traffic_is_named() -> None:

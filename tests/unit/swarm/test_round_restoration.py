@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from shoal.ids import Ballot, PeerId
+from shoal.swarm.records import Tip
+from shoal.swarm.round_choice import Choice
+from shoal.swarm.round_effects import Send
+from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_restoration import Here, Restoration
 from shoal.swarm.view import NOTHING_HELD
-from shoal.wire.messages.round import Basis, Record, StageHashes, StageOutcome
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import Basis, Decide, Record, RoundState, SignedRecord, StageHashes, StageOutcome
 
 A, B, N = PeerId("a"), PeerId("b"), PeerId("n")
 OWN = Basis(5, StageHashes("p5", "m5", ""))
@@ -57,6 +62,29 @@ def test_the_time_begins_when_the_last_holder_is_lost(restoration: Restoration) 
     assert not restoration.miss([0], 9.0)
     assert due(restoration, 17.9, n=FRESH) == {}
     assert due(restoration, 18.0, n=FRESH) == {0: FRESH}
+
+
+def test_what_the_client_keeps_is_not_lost_whoever_has_come_back_without_it(restoration: Restoration) -> None:
+    restoration.kept[0] = OWN.hashes
+    assert due(restoration, 0.1, a=FRESH, b=FRESH) == {}
+    assert due(restoration, 100.0, n=FRESH) == {}
+    restoration.kept[0] = OLD.hashes
+    assert due(restoration, 100.0, n=FRESH) == {0: FRESH}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_newcomers_are_told_of_a_record_that_nobody_holds_if_the_coordinator_knows_that_it_is_decided(
+    is_known: bool,
+) -> None:
+    tip = Tip(5, "hash", SignedRecord(b"", PeerId("C"), b""))
+    replicas = RoundReplicas("genesis", Restoration(10.0))
+    hop, ballot = Hop(N, ("unix:/n",)), Ballot(1, PeerId("C"), 1)
+    replicas.name(N, hop)
+    replicas.answer(N, RoundState(ballot, 0, 0, None, None, hop, "", FRESH))
+    known = tip if is_known else Tip(0, "genesis", None)
+    sent = replicas.hint(Choice(tip, (0,)), ballot, known)
+    assert sent == ([Send(N, Decide(ballot, tip.signed))] if is_known else [])
+    assert replicas.hint(Choice(tip, (0,)), ballot, known) == [], "once"
 
 
 def test_the_newest_bytes_are_taken_and_broken_ones_never(restoration: Restoration) -> None:

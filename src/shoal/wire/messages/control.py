@@ -129,6 +129,23 @@ class TellRun(Struct, frozen=True, tag="tell_run"):
     client: PeerId | None
 
 
+class Leave(Struct, frozen=True, tag="leave"):
+    """A server is about to leave: is what it holds of `stage` elsewhere as well? Repeated until it may go."""
+
+    stage: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class MayLeave(Struct, frozen=True, tag="may_leave"):
+    """The client's answer. With `is_safe` others of the stage hold the newest record, or, if there is a `record_hash`,
+    the client keeps the state of that record. Without, the client fetches it now, unless `refused` says why not."""
+
+    stage: Annotated[int, msgspec.Meta(ge=0)]
+    round: Number
+    is_safe: bool
+    record_hash: str = ""
+    refused: str = ""
+
+
 COUNTERS = "counters/"
 """How names of numbers begin that only grow and are summed up over peers: `counters/transport.refused{offence=tls}`."""
 
@@ -161,6 +178,8 @@ ControlMessage = (
     | RunOver
     | AskRun
     | TellRun
+    | Leave
+    | MayLeave
     | Metrics
     | AskCounters
 )

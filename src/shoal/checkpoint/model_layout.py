@@ -1,0 +1,77 @@
+"""Which tensors a model consists of, by stage and by name, without having them.
+
+stage 0: FlatLayout of parameters, of floating buffers, of integer buffers      as a record's hashes are taken
+stage 1: ...                                                                    names are those of the uncut model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from shoal.config.schema import Config
+from shoal.errors import StateMismatch
+from shoal.model.meta import build_without_values
+from shoal.model.registry import load_family
+from shoal.model.stage import StageModule, stage_ranges
+from shoal.optim.flat import FlatEntry, FlatLayout, buffers_sha256, tensor_sha256
+from shoal.quant.apply import apply_quant
+from shoal.wire.messages.round import StageHashes
+
+
+class StageLayout(NamedTuple):
+    """The tensors of one stage, in the order of its flat vectors."""
+
+    parameters: FlatLayout
+    floats: FlatLayout
+    integers: FlatLayout
+
+    @classmethod
+    def of(cls, module: nn.Module) -> StageLayout:
+        """The layout of a stage that is built."""
+        return cls(
+            FlatLayout.of_parameters(module),
+            FlatLayout.of_float_buffers(module),
+            FlatLayout.of_integer_buffers(module),
+        )
+
+    @property
+    def entries(self) -> tuple[FlatEntry, ...]:
+        """All tensors."""
+        return tuple(entry for layout in self for entry in layout.entries)
+
+
+def stage_layouts(config: Config) -> list[StageLayout]:
+    """The tensors of every stage of a run's model; no values are made.
+
+    Raises:
+        ConfigError: the model does not fit the configuration.
+    """
+    family, pipeline = load_family(config.model, config.data), config.model_pipeline
+    ranges = stage_ranges(family, pipeline.stages, pipeline.cut)
+    found: list[StageLayout] = []
+    for stage, indices in enumerate(ranges):
+        units = nn.ModuleDict(
+            {family.unit_name(index): build_without_values(family, index, config.run.seed) for index in indices}
+        )
+        module = StageModule(family, units, indices, stage, pipeline.stages)
+        apply_quant(module, config.quant)
+        found.append(StageLayout.of(module))
+    return found
+
+
+def require_hashes(stage: int, vectors: Sequence[Tensor], hashes: StageHashes) -> None:
+    """Compare a stage's parameters, floating and integer buffers, as flat vectors, with what a record says of them.
+
+    Raises:
+        StateMismatch: they are others.
+    """
+    parameters, floats, integers = vectors
+    found = (tensor_sha256(parameters), buffers_sha256(floats, integers))
+    if found != (hashes.parameters, hashes.buffers):
+        raise StateMismatch(
+            f"the tensors of stage {stage} hash to {found[0][:16]} (parameters) and {found[1][:16]} (buffers), the "
+            f"record says {hashes.parameters[:16]} and {hashes.buffers[:16]}: not what the run has signed"
+        )

@@ -1,0 +1,144 @@
+"""A host of servers leaves: each server goes when what it holds is elsewhere; the last ones of a stage hand it over.
+
+Ctrl-C -> every server is told to leave -> it says that it may, and ends -> all have ended: the host leaves
+                                       '-> it is the last of its stage: said, and waited for; a second Ctrl-C ends all
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.errors import ConnectionLost
+from shoal.ids import PeerId
+from shoal.runtime.role_handle import RoleEvent, RoleHandle
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 30.0
+"""So long is somebody waited for who takes what would be lost, and so long may a server be silent."""
+
+
+@dataclass
+class _Server:
+    stage: int | None = None
+    round: int = 0
+    problem: str = ""
+    is_kept: bool = False
+    is_done: bool = False
+
+
+class HostLeaves:
+    """The leaving of one host's servers.
+
+    Attributes:
+        has_begun: whether the servers were told.
+    """
+
+    def __init__(self, say: Callable[[str], None], clock: Clock, patience_s: float = PATIENCE_S) -> None:
+        """Stay.
+
+        Args:
+            say: shows the user a line.
+            clock: for patience.
+            patience_s: see `PATIENCE_S`.
+        """
+        self.has_begun = False
+        self._say = say
+        self._clock = clock
+        self._patience_s = patience_s
+        self._servers: dict[RoleHandle, _Server] = {}
+        self._told: set[str] = set()
+        self._changed = anyio.Event()
+        self._since_s = 0.0
+
+    async def run(self, servers: Mapping[RoleHandle, PeerId]) -> None:
+        """Tell these servers to leave, and return when all have, or when nothing more can be done for their state."""
+        self.has_begun = True
+        leaving = list(servers.values())
+        for server in servers:
+            if server.serves:
+                with suppress(ConnectionLost):
+                    server.send(leave=leaving)
+                    self._servers[server] = _Server()
+        self._since_s = self._clock.now_s()
+        while not all(state.is_done for state in self._servers.values()):
+            left_s = self._since_s + self._patience_s - self._clock.now_s()
+            with anyio.move_on_after(left_s) as timer:
+                await self._changed.wait()
+            if timer.cancelled_caught:
+                self._give_up()
+                return
+
+    def take(self, event: RoleEvent, server: RoleHandle) -> None:
+        """Take what a server says about its leaving."""
+        state = self._servers.get(server)
+        if state is None:
+            return
+        state.stage, state.round = int(event.fields["stage"]), int(event.fields["round"])
+        if event.name == "may_leave":
+            state.is_done, state.is_kept = True, bool(event.fields["is_kept"])
+        else:
+            state.problem = str(event.fields["problem"])
+        if not state.problem:
+            self._since_s = self._clock.now_s()
+        self._tell()
+        self._notify()
+
+    def gone(self, server: RoleHandle) -> None:
+        """A server has ended, one way or another."""
+        if server in self._servers:
+            self._servers[server].is_done = True
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _tell(self) -> None:
+        """Say what is being handed over once all servers have spoken, and how it goes on."""
+        states = self._servers.values()
+        if any(state.stage is None and not state.is_done for state in states):
+            return
+        last = [state for state in states if state.is_kept or (state.stage is not None and not state.is_done)]
+        if last:
+            round = max(state.round for state in last)
+            self._once(
+                "last",
+                f"this host is the last with {_name(last)}: it hands over what they have learnt up to round {round}, "
+                "so that it is not lost. Press Ctrl-C again to leave at once",
+            )
+        for state in last:
+            if state.is_kept:
+                self._once(
+                    f"kept {state.stage}", f"stage {state.stage} as of round {state.round} is with the client now"
+                )
+            elif state.problem:
+                self._once(
+                    f"problem {state.stage} {state.problem}",
+                    f"nobody takes stage {state.stage} ({state.problem}): what it has learnt is lost if this host "
+                    f"leaves; waiting for {self._patience_s:.0f} s",
+                )
+
+    def _once(self, key: str, text: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            logger.info("host.leaving", extra={"reason": text})
+            self._say(text)
+
+    def _give_up(self) -> None:
+        lost = [state for state in self._servers.values() if not state.is_done and state.stage is not None]
+        if lost:
+            text = f"leaving: what {_name(lost)} learnt on this host is lost, unless a server of it comes back"
+            logger.warning("host.state_lost", extra={"reason": text})
+            self._say(text)
+
+
+def _name(states: list[_Server]) -> str:
+    stages = sorted({state.stage for state in states if state.stage is not None})
+    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"

@@ -1,0 +1,233 @@
+"""Keeps the state of a stage whose last server leaves, until the stage has servers again.
+
+    Leave -> others hold the newest record: MayLeave
+         '-> it is the last: fetch its state -> keep it, give it to newcomers -> MayLeave
+                                  '-> a newer record was decided meanwhile: fetch that one
+
+A newcomer asks the clients as it asks the replicas of its stage, and gets it by the same transfer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+
+from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
+from shoal.averaging.replica_state import OuterState
+from shoal.averaging.state_donor import StateDonor
+from shoal.checkpoint.model_layout import StageLayout, stage_layouts
+from shoal.client.stage_fetch import StageFetch, state_bytes
+from shoal.config.schema import Config
+from shoal.errors import RemoteProtocolError
+from shoal.ids import PeerId
+from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.memory import free_memory_bytes
+from shoal.swarm.records import outcome_of, record_hash
+from shoal.swarm.view import NOTHING_HELD
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.control import Leave, MayLeave
+from shoal.wire.messages.round import AskState, NoState, ReadState
+
+logger = logging.getLogger(__name__)
+
+_GONE_S = 5.0
+"""So long may a server take to end that may leave."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    round: int
+    record_hash: str
+    state: OuterState
+    donor: StateDonor
+
+
+class Keeping:
+    """The states that one client keeps. A `transport.dispatch.Handler`."""
+
+    def __init__(
+        self,
+        config: Config,
+        endpoint: Endpoint,
+        coordinator: RoundCoordinator,
+        fetch: StageFetch,
+        notice: Callable[[str], None],
+    ) -> None:
+        """Keep nothing.
+
+        Args:
+            config: of the run.
+            endpoint: of the client.
+            coordinator: knows who holds the newest record, and is told what is kept.
+            fetch: gets the states.
+            notice: tells the user something that stays on the screen.
+        """
+        self._config = config
+        self._endpoint = endpoint
+        self._coordinator = coordinator
+        self._fetch = fetch
+        self._notice = notice
+        self._layouts: list[StageLayout] = []
+        self._kept: dict[int, _Kept] = {}
+        self._asked: dict[PeerId, int] = {}
+        self._leaving: dict[PeerId, int] = {}
+        self._refused: dict[int, tuple[str, str]] = {}
+        self._to_fetch = Mailbox[int]()
+        self._awaited: set[int] = set()
+        self._going: set[PeerId] = set()
+        self._changed = anyio.Event()
+
+    def state(self, stage: int, digest: str) -> OuterState | None:
+        """Return what is kept of a stage, if it is the state of this record."""
+        kept = self._kept.get(stage)
+        return kept.state if kept is not None and kept.record_hash == digest else None
+
+    async def settled(self) -> None:
+        """Wait until nothing is being handed over: a record that is decided meanwhile would have to be fetched anew."""
+        while self._awaited:
+            await self._changed.wait()
+        with anyio.move_on_after(_GONE_S):
+            while self._going:
+                await self._changed.wait()
+
+    # -- events
+
+    def receive(self, event: Received) -> bool:
+        """Take a server's word that it leaves, and a newcomer's questions.
+
+        Raises:
+            RemoteProtocolError: the sender serves no such stage.
+        """
+        message = event.message
+        match message:
+            case Leave():
+                self._leave(event.peer, message.stage)
+            case AskState():
+                self._asked[event.peer] = message.stage
+                self._give(event, message)
+            case ReadState():
+                self._give(event, message)
+            case _:
+                return False
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+        self._leaving.pop(peer, None)
+        self._going.discard(peer)
+        self._notify()
+        self._asked.pop(peer, None)
+        for kept in self._kept.values():
+            kept.donor.peer_lost(peer)
+
+    async def run(self) -> None:
+        """Fetch what is to be kept, and give it to who asks, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._drop_what_is_old)
+            async for stage in self._to_fetch:
+                if (kept := await self._take_over(stage)) is not None:
+                    tasks.start_soon(kept.donor.run)
+                self._awaited.discard(stage)
+                self._answer_all(stage)
+                self._notify()
+
+    # -- parts
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _leave(self, peer: PeerId, stage: int) -> None:
+        if self._coordinator.stages.get(peer, stage) != stage or not 0 <= stage < self._config.num_stages:
+            raise RemoteProtocolError(f"{peer} leaves stage {stage}, which it does not serve")
+        if peer not in self._leaving:
+            logger.info("server.leaving", extra={"peer": peer, "stage": stage})
+        self._leaving[peer] = stage
+        self._answer(peer, stage)
+
+    def _answer_all(self, stage: int) -> None:
+        for peer in [peer for peer, left in self._leaving.items() if left == stage]:
+            self._answer(peer, stage)
+
+    def _answer(self, peer: PeerId, stage: int) -> None:
+        standing = self._coordinator.standing
+        if standing is None or self._others_hold(stage):
+            self._endpoint.post(peer, MayLeave(stage, 0 if standing is None else standing.record.round, True))
+            return
+        round, digest = standing.record.round, record_hash(standing.signed)
+        if self.state(stage, digest) is not None:
+            self._going.add(peer)
+            self._endpoint.post(peer, MayLeave(stage, round, True, digest))
+            return
+        refused_for, reason = self._refused.get(stage, ("", ""))
+        if refused_for == digest:
+            self._endpoint.post(peer, MayLeave(stage, round, False, refused=reason))
+            return
+        if stage not in self._awaited:
+            self._awaited.add(stage)
+            self._to_fetch.put(stage)
+        self._endpoint.post(peer, MayLeave(stage, round, False))
+
+    def _others_hold(self, stage: int) -> bool:
+        """Whether a server that stays holds the record that stands."""
+        holders: Mapping[PeerId, int] = self._coordinator.holders or {}
+        return any(of == stage and peer not in self._leaving for peer, of in holders.items())
+
+    async def _take_over(self, stage: int) -> _Kept | None:
+        """Fetch the state of the record that stands, from the servers that leave; None if it is here, or cannot be."""
+        standing = self._coordinator.standing
+        if standing is None or self._others_hold(stage):
+            return None
+        record, digest = standing.record, record_hash(standing.signed)
+        outcome = outcome_of(record, stage)
+        if outcome is None or self.state(stage, digest) is not None:
+            return None
+        if not self._layouts:
+            self._layouts = await anyio.to_thread.run_sync(stage_layouts, self._config)
+        layout = self._layouts[stage]
+        needed, free = state_bytes(layout), free_memory_bytes()
+        state = None
+        if free and needed > free:
+            reason = f"the client's host has {free / 1e6:,.0f} MB of free memory, it needs {needed / 1e6:,.0f} MB"
+        else:
+            reason = f"no server gives its state after round {record.round}"
+            state = await self._fetch.fetch(stage, layout, record, digest)
+        if state is None:
+            self._refused[stage] = (digest, reason)
+            logger.warning("stage.not_kept", extra={"stage": stage, "round": record.round, "reason": reason})
+            return None
+        donor = StateDonor(self._endpoint, stage)
+        donor.hold(record.round, digest, state)
+        kept = self._kept[stage] = _Kept(record.round, digest, state, donor)
+        self._coordinator.keep(stage, outcome.hashes)
+        logger.info("stage.kept", extra={"stage": stage, "round": record.round, "record": digest})
+        self._notice(
+            f"the last servers of stage {stage} leave: its state after round {record.round} is kept here, and given to "
+            "the next server of this stage"
+        )
+        return kept
+
+    def _give(self, event: Received, message: AskState | ReadState) -> None:
+        """Hand a question to the donor of its stage; a question for a chunk is about the stage that was asked for."""
+        stage = self._asked.get(event.peer)
+        kept = None if stage is None else self._kept.get(stage)
+        if kept is None:
+            self._endpoint.post(event.peer, NoState(message.record_hash, NOTHING_HELD, message.is_average))
+        else:
+            kept.donor.receive(event)
+
+    async def _drop_what_is_old(self) -> None:
+        """What is kept of a record is needed until the next one is decided, whose bytes the stage's members hold."""
+        while True:
+            await self._coordinator.changed()
+            standing: RoundOutcome | None = self._coordinator.standing
+            round = 0 if standing is None else standing.record.round
+            for stage in [
+                stage for stage, kept in self._kept.items() if kept.round < round and self._others_hold(stage)
+            ]:
+                self._kept.pop(stage).donor.release()
+                logger.info("stage.released", extra={"stage": stage, "round": round})

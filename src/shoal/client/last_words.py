@@ -1,0 +1,52 @@
+"""What a client still writes down when it ends, however that comes about.
+
+Between `Decide` and the file of the record there is time for a Ctrl-C. The replicas hold the record then, and without
+the file nobody could check what they hold.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from shoal.averaging.coordinator import RoundOutcome
+from shoal.averaging.journal import follows, write_round
+from shoal.wire.messages.round import Record
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 5.0
+"""So long may the disk take; then the client ends without the file."""
+
+
+async def write_last(standing: RoundOutcome | None, log_dir: Path) -> Record | None:
+    """Write the record that the replicas were told to swap to, if it is the next one; shielded, and bounded in time.
+
+    Args:
+        standing: what the coordinator knows; None for D_0.
+        log_dir: of this client; what it has written there may be of another chain.
+
+    Returns:
+        The record that was written, if there was one.
+
+    Raises:
+        RecordRejected: a file that is there is no record.
+        StorageError: it cannot be written.
+    """
+    if standing is None:
+        return None
+
+    def write() -> bool:
+        is_next = follows(log_dir, standing.record)
+        if is_next:
+            write_round(log_dir, standing.record, standing.signed)
+        return is_next
+
+    with anyio.move_on_after(_PATIENCE_S, shield=True):
+        is_written = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+        return standing.record if is_written else None
+    logger.error("round.not_written", extra={"round": standing.record.round, "waited_s": _PATIENCE_S})
+    return None

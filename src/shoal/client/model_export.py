@@ -1,0 +1,134 @@
+"""What a run leaves of its model: the parameters of its last record, fetched from a replica of each stage and written.
+
+    last record on the disk -> stage 0: fetch -> write -> forget -> stage 1 ... -> put into place
+                                           '-> nobody holds it: say so, and leave no folder
+
+It is fetched as a newcomer fetches it, over the connections that the client has with servers of all hosts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from shoal.averaging.journal import last_record
+from shoal.averaging.replica_state import OuterState
+from shoal.checkpoint.model_folder import ModelFolder
+from shoal.checkpoint.model_layout import stage_layouts
+from shoal.client.stage_fetch import StageFetch, state_bytes
+from shoal.clock import Clock
+from shoal.config.schema import Config
+from shoal.errors import RecordRejected, StateMismatch, StorageError
+from shoal.runtime.role import leaves
+from shoal.swarm.records import record_hash
+from shoal.wire.messages.round import Record, SignedRecord
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "model"
+_MOST_S = 3600.0
+_SAY_EVERY_S = 5.0
+
+
+class ModelLeft(NamedTuple):
+    """What there is of the model at the end of a run.
+
+    Attributes:
+        folder: Where it is; None: nowhere.
+        round: Of the record whose parameters these are; 0 without a folder.
+        reason: Why there is none, in words.
+    """
+
+    folder: Path | None = None
+    round: int = 0
+    reason: str = ""
+
+
+class ModelExport:
+    """Leaves the model of a run in its log folder.
+
+    Attributes:
+        left: what there is now.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run_id: str,
+        log_dir: Path,
+        fetch: StageFetch,
+        kept: Callable[[int, str], OuterState | None],
+        clock: Clock,
+        notice: Callable[[str], None],
+    ) -> None:
+        """Leave nothing yet.
+
+        Args:
+            config: of the run.
+            run_id: the training job.
+            log_dir: has the records; gets the folder.
+            fetch: gets the states.
+            kept: see `Keeping.state`.
+            clock: for saying how far it is.
+            notice: tells the user something that stays on the screen.
+        """
+        self.left = ModelLeft(reason="the run has not ended")
+        self._config, self._run_id, self._log_dir = config, run_id, log_dir
+        self._fetch = fetch
+        self._kept = kept
+        self._clock = clock
+        self._notice = notice
+
+    async def leave(self) -> None:
+        """Fetch and write; what hinders it is said, and is no failure of the run."""
+        try:
+            newest = await anyio.to_thread.run_sync(last_record, self._log_dir)
+            if newest is None:
+                self.left = ModelLeft(reason="no round was completed, so there is nothing but the initial parameters")
+                return
+            with anyio.move_on_after(_MOST_S):
+                self.left = await self._leave(*newest)
+                logger.info("model.left", extra={"folder": str(self.left.folder), "round": self.left.round})
+                return
+            reason = f"its parameters had not all come within {_MOST_S:.0f} s"
+        except* (RecordRejected, StateMismatch, StorageError, OSError) as errors:
+            reason = "; ".join(map(str, leaves(errors)))
+        self.left = ModelLeft(reason=reason)
+        logger.error("model.not_left", extra={"reason": reason})
+        self._notice(f"no model is left: {reason}")
+
+    async def _leave(self, record: Record, signed: SignedRecord) -> ModelLeft:
+        layouts = await anyio.to_thread.run_sync(stage_layouts, self._config)
+        path = self._log_dir / FOLDER
+        folder = await anyio.to_thread.run_sync(ModelFolder, path, layouts)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._say, sum(map(state_bytes, layouts)))
+                for stage, layout in enumerate(layouts):
+                    digest = record_hash(signed)
+                    state = self._kept(stage, digest) or await self._fetch.fetch(stage, layout, record, digest)
+                    if state is None:
+                        raise StateMismatch(
+                            f"nobody holds the parameters of stage {stage} after round {record.round} any more"
+                        )
+                    vectors = (state.parameters_N, state.floats_F, state.integers_I)
+                    del state
+                    await anyio.to_thread.run_sync(folder.write_stage, stage, vectors, record)
+                    del vectors
+                tasks.cancel_scope.cancel()
+            await anyio.to_thread.run_sync(folder.commit, self._config, self._run_id, record, signed)
+        finally:
+            folder.discard()
+        return ModelLeft(path, record.round)
+
+    async def _say(self, num_bytes: int) -> None:
+        """Say how far it is, where it takes long."""
+        while True:
+            await self._clock.sleep_s(_SAY_EVERY_S)
+            done = min(1.0, self._fetch.fetched_bytes / max(1, num_bytes))
+            self._notice(f"fetching the model from the servers: {done:.0%} of {num_bytes / 1e6:,.0f} MB")

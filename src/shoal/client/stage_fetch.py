@@ -1,0 +1,114 @@
+"""Fetches the state of a stage for the client, as a newcomer of the stage would, and gives up where nobody has it."""
+
+from __future__ import annotations
+
+import anyio
+import torch
+
+from shoal.averaging.replica_state import Contribution, OuterState
+from shoal.averaging.state_sync import StateSync
+from shoal.checkpoint.model_layout import StageLayout
+from shoal.clock import Clock
+from shoal.control.membership import Membership
+from shoal.errors import InvariantViolation
+from shoal.ids import PeerId
+from shoal.swarm.records import outcome_of
+from shoal.swarm.round_effects import Fetch
+from shoal.swarm.state_transfer import TransferSettings
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.round import NoState, Record, StageHashes, StateChunk, StateOffer
+
+_LOOK_S = 0.5
+_NOBODY_S = 2.0
+"""After all replicas of a stage have said that they do not hold the record, or are gone: one may be about to swap."""
+_SILENT_S = 30.0
+"""Without a word from those that may hold it: they hash a large state before they offer it."""
+
+
+class StageFetch:
+    """Fetches the state that a record names, stage by stage. A `transport.dispatch.Handler`."""
+
+    def __init__(self, endpoint: Endpoint, membership: Membership, clock: Clock) -> None:
+        self._endpoint = endpoint
+        self._membership = membership
+        self._clock = clock
+        self._sync: StateSync | None = None
+        self._stage = 0
+        self._refused: set[PeerId] = set()
+        self._heard_s = 0.0
+        self.fetched_bytes = 0
+
+    def receive(self, event: Received) -> bool:
+        """Take a donor's answer."""
+        message = event.message
+        if not isinstance(message, StateOffer | NoState | StateChunk):
+            return False
+        self._heard_s = self._clock.now_s()
+        if isinstance(message, NoState):
+            self._refused.add(event.peer)
+        else:
+            self._refused.discard(event.peer)
+            self.fetched_bytes += sum(tensor.data.nbytes for tensor in event.tensors)
+        return self._sync is None or self._sync.receive(event)
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+        if self._sync is not None:
+            self._sync.peer_lost(peer)
+
+    async def fetch(self, stage: int, layout: StageLayout, record: Record, digest: str) -> OuterState | None:
+        """Return the state of a stage, verified; None if nobody gives it."""
+        outcome = outcome_of(record, stage)
+        if outcome is None:
+            return None
+        self._stage, self._refused, self._heard_s = stage, set(), self._clock.now_s()
+        self._sync = StateSync(
+            self._endpoint,
+            stage,
+            view=lambda: self._membership.view,
+            clock=self._clock,
+            settings=TransferSettings(),
+        )
+        found: OuterState | None = None
+
+        async def take(state: OuterState, hashes: StageHashes) -> None:
+            nonlocal found
+            found = state
+
+        order = Fetch(record, digest, outcome.hashes, follows_held=False)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch, tasks.cancel_scope)
+                await self._sync.fetch(order, _template(layout), None, _no_successor, take)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._sync = None
+        return found
+
+    async def _watch(self, fetching: anyio.CancelScope) -> None:
+        """Give up when nobody who is there can give it, or nobody says anything any more."""
+        nobody_since_s: float | None = None
+        while True:
+            await self._clock.sleep_s(_LOOK_S)
+            now_s = self._clock.now_s()
+            others = {replica.peer for replica in self._membership.view.by_stage(self._stage)} - self._refused
+            nobody_since_s = None if others else nobody_since_s or now_s
+            is_hopeless = nobody_since_s is not None and now_s - nobody_since_s >= _NOBODY_S
+            if is_hopeless or now_s - self._heard_s >= _SILENT_S:
+                fetching.cancel()
+
+
+def state_bytes(layout: StageLayout) -> int:
+    """Return the bytes of a stage's state."""
+    sizes = [each.numel * each.dtype.itemsize for each in layout]
+    return sizes[0] + sum(sizes)
+
+
+def _template(layout: StageLayout) -> OuterState:
+    """Sizes and types of a state; memory that is not touched is not used."""
+    parameters, floats, integers = (torch.empty(each.numel, dtype=each.dtype) for each in layout)
+    return OuterState(parameters, torch.empty_like(parameters), floats, integers)
+
+
+async def _no_successor(state: OuterState, average: Contribution) -> OuterState:
+    raise InvariantViolation("whoever begins with a whole state needs no averages before a newer record")

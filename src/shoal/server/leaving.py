@@ -1,0 +1,146 @@
+"""A server that is to leave: it goes when what it holds is elsewhere, and until then it serves as ever.
+
+the launcher says leave -> Leave to the client -> others hold it, or the client has fetched it: the server may go
+                                          '-> no answer: whoever announces the stage counts
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterable, Callable, Collection, Mapping
+from typing import Any, Protocol, cast
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.ids import PeerId
+from shoal.swarm.snapshots import Base
+from shoal.swarm.view import SwarmView
+from shoal.transport.base import Endpoint, Received
+from shoal.wire.messages.control import Leave as AskToLeave
+from shoal.wire.messages.control import MayLeave
+
+logger = logging.getLogger(__name__)
+
+_REPEAT_S = 0.5
+_NO_CLIENT_S = 3.0
+"""Without an answer for so long, there is no client that could be reached."""
+
+
+class _Member(Protocol):
+    @property
+    def coordinator(self) -> PeerId | None: ...
+
+    @property
+    def is_closing(self) -> bool: ...
+
+    @property
+    def base(self) -> Base: ...
+
+
+class _Replica(Protocol):
+    @property
+    def stage(self) -> int: ...
+
+    @property
+    def member(self) -> _Member: ...
+
+
+class Leaving:
+    """The end of one server. A `transport.dispatch.Handler`.
+
+    Attributes:
+        has_left: it has said that it may go, and takes nothing any more.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        replica: Callable[[], _Replica],
+        view: Callable[[], SwarmView],
+        clock: Clock,
+        tell: Callable[..., None],
+    ) -> None:
+        """Stay.
+
+        Args:
+            endpoint: of the server.
+            replica: that it hosts now.
+            view: the swarm as it is now.
+            clock: for patience.
+            tell: told `may_leave(stage=..., round=..., is_kept=...)` once, and before it now and then
+                `last_of_stage(stage=..., round=..., problem=...)` while it is the last.
+        """
+        self._endpoint = endpoint
+        self._replica = replica
+        self._view = view
+        self._clock = clock
+        self._tell = tell
+        self.has_left = False
+        self._answer: MayLeave | None = None
+        self._answered = anyio.Event()
+
+    def receive(self, event: Received) -> bool:
+        """Take the client's answer; nobody else is asked."""
+        message = event.message
+        if not isinstance(message, MayLeave):
+            return self.has_left  # what comes now is for a server that is there
+        replica = self._replica()
+        if event.peer == replica.member.coordinator and message.stage == replica.stage:
+            self._answer = message
+            self._answered.set()
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """See `transport.dispatch.Handler`."""
+
+    async def run(self, messages: AsyncIterable[Mapping[str, Any]]) -> None:
+        """Return when the launcher has said `leave`, with the servers that it ends, and this one may go."""
+        async for message in messages:
+            if "leave" in message:
+                await self.leave({PeerId(peer) for peer in cast("list[str]", message["leave"])})
+                return
+
+    async def leave(self, leaving: Collection[PeerId]) -> None:
+        """Return when this server may go, however long that takes.
+
+        Args:
+            leaving: the servers that leave with this one.
+        """
+        heard_s, is_due = self._clock.now_s(), True
+        while True:
+            replica, self._answer, self._answered = self._replica(), None, anyio.Event()
+            client = replica.member.coordinator
+            if is_due and client is not None:
+                self._endpoint.post(client, AskToLeave(replica.stage))
+            with anyio.move_on_after(_REPEAT_S) as timer:
+                await self._answered.wait()
+            is_due = timer.cancelled_caught  # an answer that it may not go yet is followed by one that it may
+            answer, base = self._answer, replica.member.base
+            if answer is not None:
+                heard_s = self._clock.now_s()
+            if base.round == 0 or self._is_safe(replica, answer):
+                logger.info("server.may_leave", extra={"stage": replica.stage, "round": base.round})
+                self._go(replica, is_kept=answer is not None and bool(answer.record_hash))
+                return
+            problem = "" if answer is None else answer.refused
+            if self._clock.now_s() - heard_s >= _NO_CLIENT_S:
+                others = {other.peer for other in self._view().by_stage(replica.stage)} - set(leaving)
+                if others - {self._endpoint.peer_id}:
+                    self._go(replica, is_kept=False)
+                    return
+                problem = "no client can be reached"
+            if answer is not None or problem:
+                self._tell("last_of_stage", stage=replica.stage, round=base.round, problem=problem)
+
+    def _go(self, replica: _Replica, *, is_kept: bool) -> None:
+        self.has_left = True
+        self._tell("may_leave", stage=replica.stage, round=replica.member.base.round, is_kept=is_kept)
+
+    def _is_safe(self, replica: _Replica, answer: MayLeave | None) -> bool:
+        """Whether this server may go: not with a record that is being decided, of which it may be the only holder."""
+        if answer is None or not answer.is_safe:
+            return False
+        member = replica.member
+        return not answer.record_hash or (answer.record_hash == member.base.record_hash and not member.is_closing)

@@ -1,0 +1,198 @@
+"""The folder `model/` at the end of a run, loaded in one piece, is what the run has evaluated last."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import shoal
+from shoal.checkpoint import model_folder
+from shoal.config import Config
+from shoal.data.catalog import open_source
+from shoal.data.source import Source
+from shoal.errors import ConfigError, RecordRejected, StateMismatch
+from shoal.testing import Cluster
+from shoal.wire.messages.round import StateChunk
+from shoal.wire.messages.step import Forward
+
+from .conftest import MakeCluster, make_config, make_text
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "own_model"
+OWN_FAMILY = "residual_mlp:ResidualMlp"
+SHORT = {"inner_steps": 2, "outer_steps": 2, "batch_size_per_step": 4}
+
+
+def uncut_loss(module: Any, holdout: Source) -> float:
+    """The mean loss over the held-out samples, as anybody computes it who has nothing but the module."""
+    losses: list[float] = []
+    with torch.no_grad():
+        for index in range(holdout.num_samples):
+            inputs, labels = (torch.from_numpy(array) for array in holdout.read(np.array([index])))
+            losses.append(module.loss(module(inputs), labels).item())
+    return sum(losses) / len(losses)
+
+
+def of_models(log_dir: Path) -> list[str]:
+    return [path.name for path in log_dir.iterdir() if "model" in path.name]
+
+
+def digits(**sections: dict[str, Any]) -> Config:
+    data = {"dataset_name": "digits", "task_type": "cv", "num_channels": 1, "img_size": 8, "holdout_fraction": 0.02}
+    values = {"run": {"seed": 3}, "data": data, "model_pipeline": {"stages": 2, "microbatches": 2}, "diloco": SHORT}
+    return Config.model_validate({"device": "cpu", "wandb": False, "servers": {"replicas": 2}, **values, **sections})
+
+
+def text(**sections: dict[str, Any]) -> Config:
+    return make_config(diloco={"inner_steps": 2, "outer_steps": 2}, **sections)
+
+
+QUANTISED = {"quant": {"rules": [{"stages": [1], "weight_quant": {"num_bits": 4, "per_channel": True}}]}}
+"""What is quantised how depends on the stage, which the uncut model has not."""
+CASES: dict[str, Callable[[], Config]] = {
+    "gpt in two stages": text,
+    "gpt in three": lambda: text(model={"num_layers": 3}, model_pipeline={"stages": 3, "microbatches": 2}),
+    "resnet18 with its running statistics": lambda: digits(model={"family": "resnet18", "num_classes": 10}),
+    "a quantised one": lambda: text(**QUANTISED),
+    "a family of somebody's own": lambda: digits(
+        model={"family": OWN_FAMILY, "num_classes": 10, "extra": {"width": 16, "depth": 2}}
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_the_model_that_is_left_has_the_loss_of_the_last_evaluation(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    config = CASES[case]()
+    dataset = open_source(config) if config.data.task_type == "cv" else make_text(200)
+    async with Cluster(config, log_dir=tmp_path, dataset=dataset) as cluster:
+        with anyio.fail_after(200):
+            result = await cluster.run()
+    folder = tmp_path / "model"
+    assert (result.summary["model"], result.summary["model_round"]) == (str(folder), 2)
+    assert of_models(tmp_path) == ["model"], "nothing is left beside it"
+    own = OWN_FAMILY if config.model.family == OWN_FAMILY else None
+    model = shoal.load_model(folder, family=own)
+    assert not model.training
+    assert uncut_loss(model, dataset.holdout) == pytest.approx(result.summary["eval_loss_last"], abs=1e-6)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert tensors.keys() == state.keys()
+
+
+async def _left(tmp_path: Path) -> Path:
+    async with Cluster(text(), log_dir=tmp_path, dataset=make_text(200)) as cluster:
+        with anyio.fail_after(60):
+            await cluster.run()
+    return tmp_path / "model"
+
+
+async def test_a_folder_that_was_changed_is_refused_and_the_reason_is_named(tmp_path: Path) -> None:
+    folder = await _left(tmp_path)
+    weights = (folder / "model.safetensors").read_bytes()
+    for changed, says in ((weights[:-1] + bytes([weights[-1] ^ 1]), "hash to"), (weights[:-8], "damaged")):
+        (folder / "model.safetensors").write_bytes(changed)
+        with pytest.raises(StateMismatch, match=says):
+            shoal.load_model(folder)
+    (folder / "model.safetensors").write_bytes(weights)
+    described = json.loads((folder / "config.json").read_text())
+    for name, value, kind in (("run_id", "another", RecordRejected), ("record", "0" * 64, RecordRejected)):
+        (folder / "config.json").write_text(json.dumps({**described, name: value}))
+        with pytest.raises(kind):
+            shoal.load_model(folder)
+    (folder / "config.json").write_text(json.dumps({**described, "format": 99}))
+    with pytest.raises(ConfigError, match="format 99"):
+        shoal.load_model(folder)
+    with pytest.raises(ConfigError, match="does not exist"):
+        shoal.load_model(tmp_path)
+
+
+async def test_code_of_somebody_else_is_imported_only_if_the_caller_names_it(tmp_path: Path) -> None:
+    folder = await _left(tmp_path)
+    described = json.loads((folder / "config.json").read_text())
+    described["configuration"]["model"]["family"] = "antigravity:Class"
+    (folder / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ConfigError, match=r"load_model\(\.\.\., family='antigravity:Class'\)"):
+        shoal.load_model(folder)
+    assert "antigravity" not in sys.modules
+
+
+async def test_a_model_of_an_earlier_end_is_replaced_and_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    for left in ("model", ".model.1.unfinished", ".model.1.old"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "old").touch()
+    folder = await _left(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "record.json"]
+    assert of_models(tmp_path) == ["model"]
+
+
+async def test_an_interrupted_run_leaves_the_model_of_its_last_record(make_cluster: MakeCluster) -> None:
+    async with make_cluster(make_config(diloco={"inner_steps": 4, "outer_steps": 50})) as cluster:
+        cluster.when(Forward, action=lambda: cluster.client.stop(), receiver=cluster.servers[1].peer, number=9)
+        with anyio.fail_after(60):
+            result = await cluster.run()
+        assert result.records[-1].round < 50
+        assert result.summary["model_round"] == result.records[-1].round
+        shoal.load_model(cluster.host.log_dir / "model")
+
+
+async def test_a_donor_that_dies_in_the_transfer_of_the_model_is_replaced(make_cluster: MakeCluster) -> None:
+    async with make_cluster(text(), chunk_bytes=1 << 20) as cluster:
+        cluster.when(StateChunk, action=lambda: cluster.kill_server(1), sender=cluster.servers[1].peer)
+        cluster.when(StateChunk, action=lambda: cluster.kill_server(0), sender=cluster.servers[0].peer)
+        with anyio.fail_after(60):
+            result = await cluster.run()
+        assert result.summary["model_round"] == 2
+        shoal.load_model(cluster.host.log_dir / "model")
+
+
+async def test_a_stage_that_nobody_holds_any_more_is_named_and_no_half_of_a_model_is_left(
+    make_cluster: MakeCluster,
+) -> None:
+    notices: list[str] = []
+    async with make_cluster(make_config(diloco={"inner_steps": 4, "outer_steps": 50})) as cluster:
+        cluster.client.model._notice = notices.append
+
+        def end() -> None:
+            for index in (1, 3):
+                cluster.kill_server(index)
+            cluster.client.stop()
+
+        cluster.when(Forward, action=end, receiver=cluster.servers[1].peer, number=9)
+        with anyio.fail_after(60):
+            result = await cluster.run()
+        log_dir = cluster.host.log_dir
+    round = result.records[-1].round
+    reason = f"nobody holds the parameters of stage 1 after round {round} any more"
+    assert (result.summary["model"], result.summary["model_missing"]) == (None, reason)
+    assert notices == [f"no model is left: {reason}"]
+    assert of_models(log_dir) == []
+
+
+async def test_a_full_disk_leaves_the_old_model_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "old").touch()
+    monkeypatch.setattr(model_folder, "_write_json", full)
+    async with Cluster(text(), log_dir=tmp_path, dataset=make_text(200)) as cluster:
+        with anyio.fail_after(60):
+            result = await cluster.run()
+    assert "No space left on device" in result.summary["model_missing"]
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["old"]
+    assert of_models(tmp_path) == ["model"]

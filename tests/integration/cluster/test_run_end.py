@@ -1,0 +1,74 @@
+"""What a run leaves when it ends: whatever was decided is on the disk, at whichever message the end comes."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import anyio
+import pytest
+
+from shoal.averaging import journal
+from shoal.averaging.journal import read_records
+from shoal.errors import StorageError
+from shoal.runtime.role import leaves
+from shoal.swarm.records import names
+from shoal.testing import Cluster
+from shoal.wire.messages.round import Decide, Swapped
+
+from .conftest import MakeCluster, make_config, make_text
+
+pytestmark = pytest.mark.anyio
+
+CONFIG = make_config(diloco={"inner_steps": 2, "outer_steps": 50})
+
+
+async def interrupted(cluster: Cluster, *kinds: type, **which: object) -> None:
+    """Run the client until such a message is about to be delivered; end it as Ctrl-C does."""
+    with anyio.fail_after(60), anyio.CancelScope() as run:
+        cluster.when(*kinds, action=run.cancel, **which)
+        await cluster.run()
+    assert run.cancelled_caught
+
+
+async def everybody_holds(cluster: Cluster, round: int) -> None:
+    with anyio.fail_after(30):
+        await cluster.registry.watch().wait_for(lambda view: all(each.held_round == round for each in view.replicas))
+
+
+@pytest.mark.parametrize("kind", [Decide, Swapped])
+@pytest.mark.parametrize("after", [0, 3])
+async def test_a_record_that_was_decided_is_on_the_disk_when_the_client_is_interrupted(
+    make_cluster: MakeCluster, kind: type, after: int
+) -> None:
+    async with make_cluster(CONFIG) as cluster:
+        which = {"round": 2} if kind is Swapped else {}
+        await interrupted(cluster, kind, after=after if which else 4 + after, **which)
+        records = [record for record, _ in read_records(cluster.host.log_dir)]
+        assert [record.round for record in records] == [1, 2]
+        await everybody_holds(cluster, 2)
+        for server in cluster.servers:
+            assert names(records[-1], server.stage, server.replica.member.hashes)
+        summary = (await cluster.result("interrupted")).summary
+    assert summary["outer_rounds"] == 2
+    assert summary["hashes"] == {str(stage.stage): stage.hashes.parameters for stage in records[-1].stages}
+
+
+async def test_a_full_disk_gives_its_error_also_when_the_client_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = journal._write_whole
+
+    def on_a_full_disk(path: Path, content: bytes) -> None:
+        if path.name == "round_0002.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(journal, "_write_whole", on_a_full_disk)
+    async with Cluster(CONFIG, log_dir=tmp_path, dataset=make_text(1000)) as cluster:
+        with pytest.raises((StorageError, BaseExceptionGroup)) as caught:
+            await interrupted(cluster, Decide, after=4)
+        [error] = leaves(caught.value)
+        assert isinstance(error, StorageError)
+        assert "round_0002.json (No space left on device)" in str(error)
+        assert [record.round for record, _ in read_records(cluster.host.log_dir)] == [1]
