@@ -176,7 +176,9 @@ class Client:
             clock=clock,
             notice=notice,
         )
-        self.counters = CounterTotals(endpoint, monitor, clock, note=lambda peer, all: diary.note(Counts(peer, all)))
+        self.counters = CounterTotals(
+            endpoint, self.reports.post, clock, note=lambda peer, all: diary.note(Counts(peer, all))
+        )
         self._reassignment = Reassignment(
             endpoint=endpoint,
             coordinator=self._coordinator,
@@ -268,6 +270,7 @@ class Client:
             tasks.start_soon(self._data.run)
             tasks.start_soon(self._feed.run)
             tasks.start_soon(self.counters.run)
+            tasks.start_soon(self.reports.follow, self._membership.changed)
             if self.must_wait:
                 if not await self._succession.turn():
                     tasks.cancel_scope.cancel()
@@ -384,10 +387,13 @@ class Client:
         logger.info("client.resumed", extra={"start": self._diary.start, "round": round, "events": len(events)})
 
     def _swarm_numbers(self) -> Mapping[str, float]:
-        view = self._membership.view
+        view, num_stages = self._membership.view, self._config.num_stages
+        replicas = view.num_replicas(num_stages)
         return {
-            "pipelines": float(self.rounds.num_pipelines),
+            # Those of the round, as far as there is a server for each of their stages.
+            "pipelines": float(min(self.rounds.num_pipelines, *replicas)),
             # The data server and the trainers announce themselves to nobody but this client.
             "alive_peers": float(view.num_peers + len(self.trainers.present) + 1),
-            "missing_stages": float(len(view.missing_stages(self._config.num_stages))),
+            "missing_stages": float(len(view.missing_stages(num_stages))),
+            **{f"replicas/{stage}": float(number) for stage, number in enumerate(replicas)},
         }
