@@ -161,6 +161,7 @@ class HostRun:
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_usage)
+            tasks.start_soon(view.run)
             tasks.start_soon(self._start_roles, tasks, host, view)
             await self._ended.wait()
             self._starting.cancel()
@@ -222,10 +223,10 @@ class HostRun:
                     logger.info("swarm.open", extra={"initial_peers": maddrs})
                     host.monitor_known(maddrs)
                     for line in () if self.invite is None else self.invite(maddrs):
-                        view.notice(line)
+                        view.say(line)
                 case "status":
                     self._status = event.fields["status"]
-                    view.update(self._status)
+                    view.update(self._status, event.fields["at_s"])
                 case "notice":
                     view.notice(event.fields["text"])
                 case _:
