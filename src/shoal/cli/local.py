@@ -193,7 +193,7 @@ class HostRun:
         tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0
         client = self._client = await host.start_client(
-            expected, patient=self.invite is not None, succeeds=self.succeeds
+            expected, num_own=len(self.devices), patient=self.invite is not None, succeeds=self.succeeds
         )
         self._client_followed = anyio.Event()
         tasks.start_soon(self._follow_client, tasks, client, host, view)
@@ -285,7 +285,8 @@ class HostRun:
         elif not status.ok:
             name = f"{role.spec.role} {role.spec.index}"
             logger.warning("role.lost", extra={"role": name, "status": str(status)})
-            view.notice(f"{name} has ended ({role.last_error or status}); the swarm goes on without it")
+            onwards = "its client replaces it" if role.spec.role == "trainer" else "the swarm goes on without it"
+            view.notice(f"{name} has ended ({role.last_error or status}); {onwards}")
 
     def _has_servers(self, host: SwarmHost) -> bool:
         """Whether a server runs here, is started again, or has yet to be started."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,14 @@ from shoal.client.data_link import DataLink
 from shoal.client.diary import ChainsLeft, Counts, Diary, Lost, Plan, Saved, ServersMoved, StagesRestored, Started
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
+from shoal.client.loss_notices import LossNotices, ServerNames
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.rounds import RoundLoop
 from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary
+from shoal.client.swarm_numbers import swarm_numbers
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import Launcher, TrainerPool
 from shoal.client.watch import Watch
@@ -87,6 +89,7 @@ class Client:
         expected_servers: int,
         succeeds: bool = False,
         patient: bool = False,
+        own_servers: Sequence[PeerId] = (),
         notice: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
@@ -109,6 +112,7 @@ class Client:
             succeeds: other hosts' clients have begun the run; it is taken over when they are gone.
             on_turn: told when it is.
             notice: tells the user something that stays on the screen.
+            own_servers: those of this host, in the order of their numbers.
             patient: wait for them, or for the first complete pipeline, however long it takes.
 
         Raises:
@@ -135,12 +139,14 @@ class Client:
             start_timeout_s=TRAINER_START_TIMEOUT_S,
             above=INCARNATIONS_APART if succeeds else 0,
         )
+        name_of = ServerNames(own_servers, lambda: membership.view)
         self.watch = Watch(
             membership=membership,
             trainers=self.trainers,
             slots_of_replica=lambda peer: self.rounds.slots_of(peer),
             age_s=age_s,
             clock=clock,
+            notices=LossNotices(clock=clock, notice=notice, name_of=name_of),
             note=diary.note,
             is_moving=lambda peer: self._reassignment.is_moving(peer),
             dial=lambda peer: endpoint.post(peer, Heartbeat()),
@@ -186,6 +192,7 @@ class Client:
             clock=clock,
             num_stages=config.num_stages,
             notice=notice,
+            name_of=name_of,
             note=lambda number: diary.note(ServersMoved(number)),
         )
         self._fencing = Fencing(
@@ -199,7 +206,7 @@ class Client:
             clock=clock,
             trainers=lambda: {slot: self.trainers.incarnations[slot] for slot in self.trainers.present},
             replace=lambda: launcher.request("replace_data_server"),
-            on_lost=lambda: self.watch.lost("data_server", self.trainers.present),
+            on_lost=self.watch.data_server_lost,
         )
         self.chains = ChainWatch(notice=notice, note=lambda chains: diary.note(ChainsLeft(chains)))
         self.stages = StageWatch(clock=clock, notice=notice, note=lambda stages: diary.note(StagesRestored(stages)))
@@ -263,7 +270,8 @@ class Client:
                 self.counters,
                 self._succession,
             )
-            tasks.start_soon(dispatch, self._endpoint, handlers, self._found)
+            tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self.watch.notices.connection_ended)
+            tasks.start_soon(self.watch.notices.run, self._coordinator.changed, lambda: self._coordinator.holders or {})
             tasks.start_soon(self._coordinator.run)
             tasks.start_soon(self._coordinator.deposed)
             tasks.start_soon(self.stages.run)
@@ -284,6 +292,7 @@ class Client:
 
     def _found(self, peer: PeerId) -> None:
         self._membership.found(peer)
+        self.watch.notices.found(peer)
         self._succession.peer_up(peer)
 
     def _round_event(self, event: CoordinatorEvent) -> None:
@@ -387,13 +396,5 @@ class Client:
         logger.info("client.resumed", extra={"start": self._diary.start, "round": round, "events": len(events)})
 
     def _swarm_numbers(self) -> Mapping[str, float]:
-        view, num_stages = self._membership.view, self._config.num_stages
-        replicas = view.num_replicas(num_stages)
-        return {
-            # Those of the round, as far as there is a server for each of their stages.
-            "pipelines": float(min(self.rounds.num_pipelines, *replicas)),
-            # The data server and the trainers announce themselves to nobody but this client.
-            "alive_peers": float(view.num_peers + len(self.trainers.present) + 1),
-            "missing_stages": float(len(view.missing_stages(num_stages))),
-            **{f"replicas/{stage}": float(number) for stage, number in enumerate(replicas)},
-        }
+        view, num_trainers = self._membership.view, len(self.trainers.present)
+        return swarm_numbers(view, self._config.num_stages, self.rounds.num_pipelines, num_trainers)

@@ -142,6 +142,7 @@ def _build(
         expected_servers=spec.expected_servers,
         succeeds=spec.succeeds,
         patient=spec.patient,
+        own_servers=spec.own_servers,
         notice=notice,
         on_turn=on_turn,
     )

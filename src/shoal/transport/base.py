@@ -38,10 +38,14 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The connection with `peer` ended, or none could be made; what was queued for it is dropped."""
+    """The connection with `peer` ended, or none could be made; what was queued for it is dropped.
+
+    `silent_s` is for how long nothing had been heard of the peer if that is why, else 0.
+    """
 
     peer: PeerId
     reason: str
+    silent_s: float = 0.0
 
 
 TransportEvent = Received | PeerUp | PeerLost

@@ -57,7 +57,10 @@ class Rest:
 
 
 async def dispatch(
-    endpoint: Endpoint, handlers: Sequence[Handler], on_up: Callable[[PeerId], None] | None = None
+    endpoint: Endpoint,
+    handlers: Sequence[Handler],
+    on_up: Callable[[PeerId], None] | None = None,
+    on_lost: Callable[[PeerLost], None] | None = None,
 ) -> None:
     """Hand every event of `endpoint` to the handlers, until the endpoint is closed.
 
@@ -65,6 +68,7 @@ async def dispatch(
         endpoint: whose events are nobody else's.
         handlers: asked in this order.
         on_up: told of each new connection.
+        on_lost: told of each loss, before the handlers.
     """
     gate, metrics = FloodGate(logger), endpoint.metrics
 
@@ -89,8 +93,9 @@ async def dispatch(
         match event:
             case Received():
                 receive(event)
-            case PeerLost(peer, reason):
-                logger.info("peer.lost", extra={"peer": peer, "reason": reason})
+            case PeerLost(peer):
+                if on_lost is not None:
+                    on_lost(event)
                 for handler in handlers:
                     handler.peer_lost(peer)
             case PeerUp(peer):

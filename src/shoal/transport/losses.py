@@ -39,8 +39,8 @@ class Losses:
         self._metrics = metrics
         self._untaken: Counter[PeerId] = Counter()
 
-    def report(self, peer: PeerId, reason: str, cause: Loss) -> None:
-        """Say that a peer is lost."""
+    def report(self, peer: PeerId, reason: str, cause: Loss, silent_s: float = 0.0) -> None:
+        """Say that a peer is lost; see `PeerLost`."""
 
         def taken() -> None:
             self._untaken[peer] -= 1
@@ -50,7 +50,7 @@ class Losses:
         self._metrics.counter("transport.lost", cause=cause.value).add()
         logger.info("transport.lost", extra={"peer": peer, "reason": reason, "cause": cause.value})
         self._untaken[peer] += 1
-        self._events.put(PeerLost(peer, reason), taken)
+        self._events.put(PeerLost(peer, reason, silent_s), taken)
 
     def pending(self, peer: PeerId) -> bool:
         """Whether the consumer has not yet taken a loss of this peer: until then what is posted to it is dropped."""

@@ -337,7 +337,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._sent[frame.traffic] += frame.num_bytes
         connection.send(frame)
 
-    def _lose(self, peer: PeerId, state: PeerState, reason: str, cause: Loss) -> None:
+    def _lose(self, peer: PeerId, state: PeerState, reason: str, cause: Loss, silent_s: float = 0.0) -> None:
         """Report the end of the connection or of the attempt to make one."""
         connection, state.connection = state.connection, None
         state.waiting, state.waiting_bytes = [], 0
@@ -347,7 +347,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                 end.close(reason)
         self._end_dialling(state)
         if not self._closed:
-            self._losses.report(peer, reason, cause)
+            self._losses.report(peer, reason, cause, silent_s)
 
     def _end_dialling(self, state: PeerState) -> None:
         state.dialling, state.dial = False, None
@@ -368,7 +368,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _on_silent(self, connection: Connection, silent_s: float) -> None:
         if connection.peer is not None and not connection.closing:
-            self._lose(connection.peer, self._peers[connection.peer], f"silent for {silent_s:.1f} s", Loss.SILENT)
+            state, reason = self._peers[connection.peer], f"silent for {silent_s:.1f} s"
+            self._lose(connection.peer, state, reason, Loss.SILENT, silent_s)
 
     # Tasks.
 
