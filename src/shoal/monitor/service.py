@@ -176,7 +176,7 @@ def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> Wand
         config=public_values(config),
         project=config.wandb_project,
         entity=config.wandb_entity,
-        run_id=config.wandb_run_id,
+        run_id=config.wandb_run_id or start.run_id,
     )
     return WandbRun(settings, _notice_from_thread(control))
 
