@@ -91,6 +91,9 @@ async def main(payload: bytes, control: RoleControl) -> None:
                         last, view = _last_word(run, end), membership.view
                         others = [server.peer for server in view.replicas]
                         others += [other.peer for other in view.clients if other.peer != endpoint.peer_id]
+                        # Those of this host end a moment later, and are not to look for this process.
+                        others += [hop.peer for hop in client.trainers.present.values()]
+                        others += [spec.data_server.peer, spec.monitor.peer]
                         say_run_is_over(endpoint, others, interrupted=last.interrupted, failure=last.failure)
                         await registry.conclude(last)
 

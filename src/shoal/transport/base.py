@@ -151,6 +151,13 @@ class Endpoint(Protocol):
         """Close the connection with the peer, if there is one; `PeerLost` follows at both ends."""
         ...
 
+    def leaves(self, peer: PeerId) -> None:
+        """Learn that a peer is about to end for good: once its connection has ended, what is posted to it is dropped.
+
+        Nobody dials it then; it may connect anew by itself.
+        """
+        ...
+
     def events(self) -> EventStream:
         """Return the stream of events, for one consumer; it ends when the endpoint is closed."""
         ...

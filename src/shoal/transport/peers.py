@@ -210,6 +210,10 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         if state is not None and (state.connection is not None or state.dialling):
             self._lose(peer, state, reason, Loss.DISCONNECTED)
 
+    def leaves(self, peer: PeerId) -> None:
+        """See `Endpoint.leaves`."""
+        self._losses.leaves(peer)
+
     def events(self) -> EventStream:
         """See `Endpoint.events`."""
         return self._events
@@ -327,6 +331,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             state.dial.close("the peer's own connection is used")
         self._metrics.counter("transport.accepted" if connection.dialled is None else "transport.dialled").add()
         logger.info("transport.up", extra={"peer": theirs.peer, "peer_role": theirs.role})
+        self._losses.up(theirs.peer)
         self._events.put(PeerUp(theirs.peer))
         waiting, state.waiting, state.waiting_bytes = state.waiting, [], 0
         for frame in waiting:
@@ -357,8 +362,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         for carrier in self._carriers:
             carrier.stop_listening()
 
-    # Told by watchers.
-
     def _on_late(self, connection: Connection, error: HandshakeError) -> None:
         self.on_violation(connection, error)
         connection.close(str(error))
@@ -368,10 +371,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _on_silent(self, connection: Connection, silent_s: float) -> None:
         if connection.peer is not None and not connection.closing:
-            state, reason = self._peers[connection.peer], f"silent for {silent_s:.1f} s"
-            self._lose(connection.peer, state, reason, Loss.SILENT, silent_s)
-
-    # Tasks.
+            reason = f"silent for {silent_s:.1f} s"
+            self._lose(connection.peer, self._peers[connection.peer], reason, Loss.SILENT, silent_s)
 
     async def _dial(self, peer: PeerId, state: PeerState) -> None:
         """Try the peer's addresses, the shortest way first, until there is a connection, dialled here or there."""
