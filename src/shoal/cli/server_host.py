@@ -118,6 +118,7 @@ class ServerHost:
             starting = anyio.CancelScope()
             tasks.start_soon(self._start, supervisor, tasks, starting)
             await self._ended.wait()
+            self._display.shown = None
             starting.cancel()
             tasks.start_soon(self._stop_at_once, supervisor)
             await supervisor.stop(GRACE_S, _STOP_ORDER)
