@@ -5,6 +5,7 @@ Importing the package imports neither torch nor hivemind nor pydantic; public na
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "load_config", "load_model"]
 
 __version__ = "0.1.0"
+
+# Until a process has a log file, what it logs goes nowhere: names of events are not what people read.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> object:

@@ -137,6 +137,11 @@ def utc_stamp(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%d-%H%M%S")
 
 
+def utc_time_of_day(unix_s: float) -> str:
+    """Return wall-clock seconds as `HH:MM:SSZ` in UTC, for what people read."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%H:%M:%SZ")
+
+
 def utc_iso(unix_s: float) -> str:
     """Return wall-clock seconds as ISO 8601 in UTC with milliseconds, for log lines."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -44,6 +45,25 @@ def summed_up(run: Launched) -> dict:
     assert (found.duplicates, found.missing) == (0, 0)
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
     return summary
+
+
+def test_the_user_reads_that_a_server_is_frozen_over_whom_its_work_goes_on_and_when_it_is_back(tmp_path: Path) -> None:
+    with launched(tmp_path, *_RUN, "--diloco.outer-steps=10000") as run:
+        run.saw("client_0", "round.recorded", round=1)
+        run.processes()
+        frozen = run.pid_of("server:0")
+        os.kill(frozen, signal.SIGSTOP)
+        until(lambda: "server 0 (stage" in run.output, END_S, "the notice of the freeze")
+        os.kill(frozen, signal.SIGCONT)
+        until(lambda: "server 0 has caught up" in run.output, START_S, "the notice of its return")
+        run.interrupt()
+        assert run.ends(END_S) == 130, run.output
+        summed_up(run)
+    told = re.search(r"^\d\d:\d\d:\d\dZ  server 0 \(stage \d\) has said nothing for (.*)$", run.output, re.MULTILINE)
+    assert told is not None, run.output
+    assert re.search(r"\(since \d\d:\d\d:\d\dZ\), so it is frozen .*; its work goes on over server \d$", told[1]), told[
+        1
+    ]
 
 
 def test_a_run_goes_on_over_the_other_replica_while_a_killed_server_is_started_again(tmp_path: Path) -> None:
@@ -100,7 +120,8 @@ def test_the_slot_of_a_killed_trainer_goes_on_in_its_round(tmp_path: Path) -> No
     assert failover["kind"] == "trainer"
     # Two slots, eight steps a round: none is left out.
     assert summary["steps"] >= 2 * 8 * _ROUNDS - 1
-    assert "trainer 1 has ended" in run.output
+    assert "trainer 1 has ended (killed by SIGKILL); its client replaces it" in run.output
+    assert "the swarm goes on without it" not in run.output
 
 
 @pytest.fixture(scope="module")

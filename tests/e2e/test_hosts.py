@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -175,6 +176,9 @@ def test_a_host_is_told_what_it_lacks_and_what_differs(tmp_path: Path) -> None:
         assert "none of the initial peers answered" in strange.output
         assert lost.ends(START_S) == 2, lost.output
         assert "experiment_prefix = elsewhere" in lost.output
+        for refused in (nothing, other, strange, lost):
+            # A word alone with a full stop in it is the name of an event, which is for the logs.
+            assert not re.search(r"^[a-z_]+\.[a-z_.]+$", refused.output, re.MULTILINE), refused.output
         assert client.process.poll() is None
         client.interrupt()
         assert client.ends(END_S) == 130, client.output

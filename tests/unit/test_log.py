@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,3 +124,9 @@ def test_a_log_that_cannot_be_made_is_said_and_ends_nothing(tmp_path: Path, caps
     shoal.log.configure("server_0", tmp_path / "file" / "logs")
     logging.getLogger("shoal.test").info("lost")
     assert "cannot write" in capsys.readouterr().err
+
+
+def test_what_is_logged_before_there_is_a_log_file_goes_nowhere() -> None:
+    code = "import logging, shoal; logging.getLogger('shoal.cli.server_host').error('servers.failed')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

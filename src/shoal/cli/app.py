@@ -30,6 +30,7 @@ ConfigPath = Annotated[Path | None, Parameter(help="YAML file; configs/reference
 Switch = Parameter(negative=())
 PrintConfig = Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")]
 
+_SANDBOX = Path("configs/sandbox.yaml")
 _OWN_FLAGS = ("config-path", "baseline", "print-config", "run-locally", "trainer-id", "json", "help", "version")
 
 app = App(
@@ -128,7 +129,7 @@ def start_servers(
     from shoal.cli.early import early_start
     from shoal.cli.joining import load_joining_config, require_membership
 
-    config, origins = load_joining_config(config_path, flags, os.environ, _OWN_FLAGS)
+    config, origins = load_joining_config(config_path and _found(config_path), flags, os.environ, _OWN_FLAGS)
     if print_config:
         return _print_config(config)
     require_membership(config)
@@ -239,7 +240,7 @@ def chaos(
     from shoal.testing.chaos.session import TRAINING_FLAGS
     from shoal.testing.faults.deaths import KINDS
 
-    config_path = config_path or _sandbox_path()
+    config_path = _found(config_path or _SANDBOX)
     run_flags = (*TRAINING_FLAGS, *flags)
     config = _load_whole(config_path, run_flags)
     options = ChaosOptions(
@@ -264,7 +265,7 @@ def profile(
 
     Without --config-path it is the model of configs/sandbox.yaml. Nothing is kept: a run measures by itself.
     """
-    config = _load(config_path or _sandbox_path(), flags)
+    config = _load(config_path or _SANDBOX, flags)
     from shoal.cli.model import print_profile
 
     print_profile(config, as_json=as_json)
@@ -292,20 +293,16 @@ def reference() -> None:
     _emit(reference_yaml())
 
 
-def _sandbox_path() -> Path:
-    """Return the sandbox of the folder that the user is in, or of the checkout that this code runs from."""
-    beside = Path("configs/sandbox.yaml")
-    candidates = (beside, Path(__file__).parents[3] / beside)
-    for path in candidates:
-        if path.is_file():
-            return path
-    raise ConfigError(f"give a configuration file with --config-path: there is no {beside} here")
+def _found(path: Path) -> Path:
+    """Return this file, or where the user has none of that name the one that comes with shoal (`configs/...`)."""
+    shipped = Path(__file__).parents[1] / path
+    return shipped if not path.exists() and shipped.is_file() else path
 
 
 def _load(config_path: Path | None, flags: Sequence[str]) -> Config:
     from shoal.config.load import load_config
 
-    return load_config(config_path, flags, other_flags=_OWN_FLAGS)
+    return load_config(config_path and _found(config_path), flags, other_flags=_OWN_FLAGS)
 
 
 def _load_client(config_path: Path | None, flags: Sequence[str]) -> tuple[Config, Mapping[str, str] | None]:
@@ -315,20 +312,20 @@ def _load_client(config_path: Path | None, flags: Sequence[str]) -> tuple[Config
     # That variable is set on a host for its servers.
     env = {name: value for name, value in os.environ.items() if name != PEERS_VARIABLE}
     try:
-        config, origins = load_joining_config(config_path, flags, env, _OWN_FLAGS)
+        config, origins = load_joining_config(config_path and _found(config_path), flags, env, _OWN_FLAGS)
     except ConfigError:
-        config = _load(config_path or _sandbox_path(), flags)
+        config = _load(config_path or _SANDBOX, flags)
         if config.network.initial_peers:
             raise
         return config, None
     if config.network.initial_peers:
         return config, origins
-    return _load(config_path or _sandbox_path(), flags), None
+    return _load(config_path or _SANDBOX, flags), None
 
 
 def _load_whole(config_path: Path | None, flags: Sequence[str]) -> Config:
     """Load the configuration of a swarm that this machine alone has to be."""
-    config = _load(config_path or _sandbox_path(), flags)
+    config = _load(config_path or _SANDBOX, flags)
     if problem := config.whole_swarm_problem():
         raise ConfigError(problem)
     return config

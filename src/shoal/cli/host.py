@@ -126,11 +126,14 @@ class SwarmHost:
             )
         )
 
-    async def start_client(self, expected_servers: int, *, patient: bool = False, succeeds: bool = False) -> RoleHandle:
+    async def start_client(
+        self, expected_servers: int, *, num_own: int = 0, patient: bool = False, succeeds: bool = False
+    ) -> RoleHandle:
         """Start the client.
 
         Args:
             expected_servers: That its first round waits for, for a while.
+            num_own: Servers of this host.
             patient: It waits for these servers however long it takes.
             succeeds: The run was begun on another host.
         """
@@ -140,6 +143,7 @@ class SwarmHost:
             0,
             launcher_pid=os.getpid(),
             expected_servers=expected_servers,
+            own_servers=tuple(self.hop("server", index).peer for index in range(num_own)),
             patient=patient,
             succeeds=succeeds,
             data_server=self.hop("data_server"),

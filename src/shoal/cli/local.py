@@ -164,6 +164,7 @@ class HostRun:
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_usage)
+            tasks.start_soon(view.run)
             tasks.start_soon(self._start_roles, tasks, host, view)
             await self._ended.wait()
             self._starting.cancel()
@@ -208,7 +209,7 @@ class HostRun:
         tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0
         client = self._client = await host.start_client(
-            expected, patient=self.invite is not None, succeeds=self.succeeds
+            expected, num_own=len(self.devices), patient=self.invite is not None, succeeds=self.succeeds
         )
         self._client_followed = anyio.Event()
         tasks.start_soon(self._follow_client, tasks, client, host, view)
@@ -238,10 +239,10 @@ class HostRun:
                     logger.info("swarm.open", extra={"initial_peers": maddrs})
                     host.monitor_known(maddrs)
                     for line in () if self.invite is None else self.invite(maddrs):
-                        view.notice(line)
+                        view.say(line)
                 case "status":
                     self._status = event.fields["status"]
-                    view.update(self._status)
+                    view.update(self._status, event.fields["at_s"])
                 case "notice":
                     view.notice(event.fields["text"])
                 case _:
@@ -303,7 +304,8 @@ class HostRun:
         elif not status.ok:
             name = f"{role.spec.role} {role.spec.index}"
             logger.warning("role.lost", extra={"role": name, "status": str(status)})
-            view.notice(f"{name} has ended ({role.last_error or status}); the swarm goes on without it")
+            onwards = "its client replaces it" if role.spec.role == "trainer" else "the swarm goes on without it"
+            view.notice(f"{name} has ended ({role.last_error or status}); {onwards}")
 
     def _has_servers(self, host: SwarmHost) -> bool:
         """Whether a server runs here, is started again, or has yet to be started."""

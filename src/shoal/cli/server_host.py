@@ -14,10 +14,10 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
-from rich.console import Console
 
 from shoal import log
 from shoal.cli.devices import devices_of_servers
+from shoal.cli.display import Display
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.finding import run_of
@@ -26,6 +26,7 @@ from shoal.cli.host_network import HostNetwork
 from shoal.cli.joining import LastingIdentities, continuation, require_membership
 from shoal.cli.leaving import HostLeaves
 from shoal.cli.run_files import make_server_log_dir, remove_empty_outputs
+from shoal.cli.servers_row import ServersRow
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared
@@ -82,7 +83,8 @@ class ServerHost:
     early: EarlyStart
     exit_code: int = FAILED
     _failure: ShoalError | None = None
-    _console: Console = field(default_factory=Console)
+    _display: Display = field(default_factory=Display)
+    _row: ServersRow | None = None
     _ended: anyio.Event = field(default_factory=anyio.Event)
     _hurry: anyio.Event = field(default_factory=anyio.Event)
     _log_dir: Path | None = None
@@ -99,9 +101,10 @@ class ServerHost:
         Raises:
             ShoalError: the run could not be joined.
         """
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with self._display, anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_signals, signals, tasks)
+                tasks.start_soon(self._display.run)
                 try:
                     async with Supervisor(
                         fork_servers=self.early.fork_servers, clock=self.clock, notice=self._say
@@ -121,6 +124,7 @@ class ServerHost:
             starting = anyio.CancelScope()
             tasks.start_soon(self._start, supervisor, tasks, starting)
             await self._ended.wait()
+            self._display.shown = None
             starting.cancel()
             tasks.start_soon(self._stop_at_once, supervisor)
             await supervisor.stop(GRACE_S, _STOP_ORDER)
@@ -144,6 +148,7 @@ class ServerHost:
         self._peers_file = PeersFile(log_dir, "launcher", self._say)
         log.configure("launcher", log_dir, config.log_level)
         self._say(f"run {run_id}, logs in {log_dir}")
+        self._row = self._display.shown = ServersRow(config.diloco.outer_steps, self.clock.now_s())
         host = self._host(config, run_id, log_dir, supervisor)
         tasks.start_soon(self._watch_run, scout, host)
         for index, device in enumerate(self.devices):
@@ -188,6 +193,8 @@ class ServerHost:
         status = await server.wait()
         self._serving -= 1
         self._leaves.gone(server)
+        if self._row is not None:
+            self._row.gone(server.spec.index)
         if self._ended.is_set() or self._leaves.has_begun:
             return
         reason = server.last_error or str(status)
@@ -203,13 +210,15 @@ class ServerHost:
         match event.name:
             case "ready" if role.spec.role == "server":
                 self._say(f"{name} serves stage {event.fields['stage']}")
+            case "work" | "silent" | "heard" if self._row is not None:
+                self._hear_of_work(event, role.spec.index, self._row)
             case "run_announced":
                 back, silent = "is announced again", "is not announced any more: its client is gone without a word"
                 is_announced = event.fields["is_announced"]
                 told = back if is_announced else f"{silent}; the servers keep their state and wait (Ctrl-C ends)"
                 self._say(f"run {host.run_id} {told}")
                 for line in () if is_announced else continuation(host.config, host.maddrs):
-                    self._say(line)
+                    self._display.say(line)
             case "run_over" if not self._ended.is_set():
                 self._say(f"{event.fields['reason']}: the servers of this host leave")
                 self.exit_code = DONE if event.fields["ended_well"] else FAILED
@@ -225,6 +234,19 @@ class ServerHost:
                 self._leaves.take(event, role)
             case "peers" if self._peers_file is not None:
                 self._peers_file.write(event.fields["maddrs"])
+            case _:
+                pass
+
+    def _hear_of_work(self, event: RoleEvent, index: int, row: ServersRow) -> None:
+        """Show what a server says of its work, and of peers that fall silent."""
+        fields, now_s = event.fields, self.clock.now_s()
+        match event.name:
+            case "work":
+                row.update(index, fields["numbers"], now_s)
+            case "silent" if row.silent(fields["peer"], fields["who"], now_s - fields["silent_s"]):
+                self._say(f"{fields['who']} has said nothing for {fields['silent_s']:.1f} s: frozen or cut off")
+            case "heard" if (since_s := row.heard(fields["peer"])) is not None:
+                self._say(f"{fields['who']} is heard again after {now_s - since_s:.1f} s")
             case _:
                 pass
 
@@ -254,4 +276,4 @@ class ServerHost:
             self._ended.set()
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._display.notice(text)

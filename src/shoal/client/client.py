@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from shoal.client.diary import ChainsLeft, Counts, Diary, Plan, Saved, ServersMo
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
 from shoal.client.keeping import Keeping
+from shoal.client.loss_notices import LossNotices, ServerNames
 from shoal.client.model_export import ModelExport
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
@@ -37,6 +38,7 @@ from shoal.client.stage_fetch import StageFetch
 from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary
+from shoal.client.swarm_numbers import swarm_numbers
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import Launcher, TrainerPool
 from shoal.client.watch import Watch
@@ -96,6 +98,7 @@ class Client:
         expected_servers: int,
         succeeds: bool = False,
         patient: bool = False,
+        own_servers: Sequence[PeerId] = (),
         notice: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
@@ -118,6 +121,7 @@ class Client:
             succeeds: other hosts' clients have begun the run; it is taken over when they are gone.
             on_turn: told when it is.
             notice: tells the user something that stays on the screen.
+            own_servers: those of this host, in the order of their numbers.
             patient: wait for them, or for the first complete pipeline, however long it takes.
 
         Raises:
@@ -144,12 +148,14 @@ class Client:
             start_timeout_s=TRAINER_START_TIMEOUT_S,
             above=INCARNATIONS_APART if succeeds else 0,
         )
+        name_of = ServerNames(own_servers, lambda: membership.view)
         self.watch = Watch(
             membership=membership,
             trainers=self.trainers,
             slots_of_replica=lambda peer: self.rounds.slots_of(peer),
             age_s=age_s,
             clock=clock,
+            notices=LossNotices(clock=clock, notice=notice, name_of=name_of),
             note=diary.note,
             is_moving=lambda peer: self._reassignment.is_moving(peer),
             dial=lambda peer: endpoint.post(peer, Heartbeat()),
@@ -187,7 +193,9 @@ class Client:
             clock=clock,
             notice=notice,
         )
-        self.counters = CounterTotals(endpoint, monitor, clock, note=lambda peer, all: diary.note(Counts(peer, all)))
+        self.counters = CounterTotals(
+            endpoint, self.reports.post, clock, note=lambda peer, all: diary.note(Counts(peer, all))
+        )
         self._reassignment = Reassignment(
             endpoint=endpoint,
             coordinator=self._coordinator,
@@ -195,6 +203,7 @@ class Client:
             clock=clock,
             num_stages=config.num_stages,
             notice=notice,
+            name_of=name_of,
             note=lambda number: diary.note(ServersMoved(number)),
         )
         self._fencing = Fencing(
@@ -208,7 +217,7 @@ class Client:
             clock=clock,
             trainers=lambda: {slot: self.trainers.incarnations[slot] for slot in self.trainers.present},
             replace=lambda: launcher.request("replace_data_server"),
-            on_lost=lambda: self.watch.lost("data_server", self.trainers.present),
+            on_lost=self.watch.data_server_lost,
         )
         self.chains = ChainWatch(notice=notice, note=lambda chains: diary.note(ChainsLeft(chains)))
         self.stages = StageWatch(clock=clock, notice=notice, note=lambda stages: diary.note(StagesRestored(stages)))
@@ -266,7 +275,7 @@ class Client:
             parts = (self.watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
             asked = (self._data, self._feed, self.counters, self._succession, self._fetch, self._keeping, self.teller)
             handlers = (*parts, *asked)
-            tasks.start_soon(dispatch, self._endpoint, handlers, self._found)
+            tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self.watch.notices.connection_ended)
             try:
                 with self._training:
                     await self._train()
@@ -289,6 +298,8 @@ class Client:
             for part in (self._coordinator, self.stages, self._data, self._feed, self.counters, self._keeping):
                 tasks.start_soon(part.run)
             tasks.start_soon(self._coordinator.deposed)
+            tasks.start_soon(self.watch.notices.run, self._coordinator.changed, lambda: self._coordinator.holders or {})
+            tasks.start_soon(self.reports.follow, self._membership.changed)
             if self.must_wait:
                 if not await self._succession.turn():
                     tasks.cancel_scope.cancel()
@@ -303,6 +314,7 @@ class Client:
 
     def _found(self, peer: PeerId) -> None:
         self._membership.found(peer)
+        self.watch.notices.found(peer)
         self._succession.peer_up(peer)
 
     def _round_event(self, event: CoordinatorEvent) -> None:
@@ -390,10 +402,5 @@ class Client:
         logger.info("client.resumed", extra={"start": self._diary.start, "round": round, "events": len(events)})
 
     def _swarm_numbers(self) -> Mapping[str, float]:
-        view = self._membership.view
-        return {
-            "pipelines": float(self.rounds.num_pipelines),
-            # The data server and the trainers announce themselves to nobody but this client.
-            "alive_peers": float(view.num_peers + len(self.trainers.present) + 1),
-            "missing_stages": float(len(view.missing_stages(self._config.num_stages))),
-        }
+        view, num_trainers = self._membership.view, len(self.trainers.present)
+        return swarm_numbers(view, self._config.num_stages, self.rounds.num_pipelines, num_trainers)

@@ -1,6 +1,6 @@
 """The counters of all roles of a run, summed up: refused connections, dropped records, lost peers, ...
 
-every role -- Metrics ("counters/...") --> CounterTotals -- sums --> monitor, summary
+every role -- Metrics ("counters/...") --> CounterTotals -- sums --> Reports, summary
      '<------------- AskCounters (at the end) ---'    '-- what has changed --> diary
 """
 
@@ -18,7 +18,6 @@ from shoal.control.counter_report import INTERVAL_S
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.dispatch import Rest, dispatch
-from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import COUNTERS, AskCounters, Metrics
 
 ANSWER_WITHIN_S: Final = 2.0
@@ -69,7 +68,7 @@ class CounterTotals:
     def __init__(
         self,
         endpoint: Endpoint,
-        monitor: Hop,
+        tell: Callable[[Mapping[str, float]], None],
         clock: Clock,
         note: Callable[[PeerId, dict[str, int]], None] = lambda _peer, _counts: None,
     ) -> None:
@@ -77,12 +76,12 @@ class CounterTotals:
 
         Args:
             endpoint: of the client.
-            monitor: gets the sums whenever they have changed.
+            tell: passes the sums on to the monitor whenever they have changed.
             clock: for the pauses.
             note: writes a process's counts down.
         """
         self._endpoint = endpoint
-        self._monitor = monitor.peer
+        self._tell = tell
         self._clock = clock
         self._note = note
         self._counted = Counted()
@@ -154,7 +153,7 @@ class CounterTotals:
             self._all_answered.set()
 
     async def run(self) -> None:
-        """Tell the monitor and write down what has changed, until cancelled."""
+        """Pass on and write down what has changed, until cancelled."""
         told: dict[str, int] = {}
         noted = dict(self.counted.latest)
         while True:
@@ -166,5 +165,4 @@ class CounterTotals:
             totals = self.totals()
             if totals != told:
                 told = totals
-                values = {COUNTERS + name: float(count) for name, count in totals.items()}
-                self._endpoint.post(self._monitor, Metrics("client", self._endpoint.peer_id, 0, values))
+                self._tell({COUNTERS + name: float(count) for name, count in totals.items()})

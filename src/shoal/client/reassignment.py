@@ -42,6 +42,7 @@ class Reassignment:
         clock: Clock,
         num_stages: int,
         notice: Callable[[str], None] = lambda _: None,
+        name_of: Callable[[PeerId], str] = str,
         note: Callable[[int], None] = lambda _: None,
         settings: MoveSettings | None = None,
     ) -> None:
@@ -54,6 +55,7 @@ class Reassignment:
             clock: for patience.
             num_stages: of the model.
             notice: tells the user something that stays on the screen.
+            name_of: what a server is called.
             note: writes down how many servers have moved so far.
             settings: how patient it is.
         """
@@ -63,6 +65,7 @@ class Reassignment:
         self._membership = membership
         self._clock = clock
         self._notice = notice
+        self._name_of = name_of
         self._note = note
         self._machine = MoveOrders(num_stages, settings)
         self._holders: Mapping[PeerId, int] = {}
@@ -182,22 +185,18 @@ class Reassignment:
                     self._endpoint.post(move.peer, order)
                 case Begun():
                     logger.info("move.ordered", extra={**places, "urgent": move.urgent})
-                    self._notice(_announcement(move, self._is_placing))
+                    self._notice(f"{self._name_of(move.peer)} {_announcement(move, self._is_placing)}")
                 case Ended(_, End.ARRIVED):
                     self.moved += move.origin != move.stage
                     self._note(self.moved)
                     logger.info("move.ended", extra=places)
-                    self._notice(f"server {_short(move.peer)} serves stage {move.stage}")
+                    self._notice(f"{self._name_of(move.peer)} serves stage {move.stage}")
                 case Ended(_, how, reason):
                     logger.warning("move.failed", extra={**places, "how": str(how), "reason": reason})
-                    self._notice(f"server {_short(move.peer)} does not move to stage {move.stage}: {reason or how}")
+                    self._notice(f"{self._name_of(move.peer)} does not move to stage {move.stage}: {reason or how}")
 
 
 def _announcement(move: reassignment.Move, is_placing: bool) -> str:
     gains = "had no replica" if move.urgent else "has less capacity than the others"
     why = "not all servers saw each other when they chose" if is_placing else f"stage {move.stage} {gains}"
-    return f"server {_short(move.peer)} moves from stage {move.origin} to stage {move.stage}: {why}"
-
-
-def _short(peer: PeerId) -> str:
-    return peer[-8:]
+    return f"moves from stage {move.origin} to stage {move.stage}: {why}"

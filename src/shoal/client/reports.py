@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import anyio
 
@@ -74,6 +74,7 @@ class Reports:
         self._notice = notice
         self._clock = clock
         self._monitor_rests = Deadline.after(clock, 0.0)
+        self._monitor_lost = anyio.Event()
         self._round = 0
         self._done: set[int] = set()
         self._last_number: dict[int, int] = {}
@@ -104,6 +105,7 @@ class Reports:
         """What a lost trainer has reported stands; a lost monitor is not dialled again for each number."""
         if peer == self._monitor:
             self._monitor_rests = Deadline.after(self._clock, _MONITOR_RESTS_S)
+            self._monitor_lost.set()
 
     def resume(
         self,
@@ -203,6 +205,24 @@ class Reports:
         if self._monitor_rests.expired():
             numbers = Metrics("client", self._endpoint.peer_id, self.progress.round, dict(values))
             self._endpoint.post(self._monitor, numbers)
+
+    async def follow(self, swarm_changed: Callable[[], Awaitable[object]]) -> None:
+        """Tell the monitor who is there, also while no step is committed, until cancelled.
+
+        Whenever that changes; and after the monitor was lost, since the next one knows nothing.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow_monitor)
+            while True:
+                self.post(self._swarm_numbers())
+                await swarm_changed()
+
+    async def _follow_monitor(self) -> None:
+        while True:
+            await self._monitor_lost.wait()
+            self._monitor_lost = anyio.Event()
+            await self._clock.sleep_s(self._monitor_rests.remaining_s())
+            self.post(self._swarm_numbers())
 
     def _step(self, report: StepReport) -> None:
         if report.key.number <= self.last_number(report.slot):

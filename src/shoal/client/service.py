@@ -97,6 +97,10 @@ async def main(payload: bytes, control: RoleControl) -> None:
                         # Servers and other clients may go; without this word they would wait for this one to come back.
                         view = membership.view
                         others = {hop.peer for hop in (*view.replicas, *view.clients)} | client.teller.askers
+                        # Those of this host end a moment later, and are not to look for this process.
+                        others |= {
+                            hop.peer for hop in (*client.trainers.present.values(), spec.data_server, spec.monitor)
+                        }
                         others.discard(endpoint.peer_id)
                         interrupted = end.exit == "interrupted"
                         say_run_is_over(endpoint, others, interrupted=interrupted, failure=end.failure)
@@ -140,6 +144,7 @@ def _build(
         expected_servers=spec.expected_servers,
         succeeds=spec.succeeds,
         patient=spec.patient,
+        own_servers=spec.own_servers,
         notice=notice,
         on_turn=on_turn,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.config.start import RoleStart
+from shoal.ids import PeerId
 from shoal.wire.messages.base import Hop
 
 
@@ -13,6 +14,7 @@ class ClientSpec(RoleStart, frozen=True, kw_only=True):
         launcher_pid: Process whose start time is the run's beginning.
         expected_servers: Servers that are being started with it: the first round waits for them, for a while.
         succeeds: The run was begun by a client of another host.
+        own_servers: Those of this host, in the order of their numbers.
         patient: Wait for them, or without a number for one complete pipeline, however long it takes.
         data_server: The data server of this host, which the client asks the launcher to start.
         monitor: Where numbers go.
@@ -22,5 +24,6 @@ class ClientSpec(RoleStart, frozen=True, kw_only=True):
     expected_servers: int
     succeeds: bool = False
     patient: bool = False
+    own_servers: tuple[PeerId, ...] = ()
     data_server: Hop
     monitor: Hop

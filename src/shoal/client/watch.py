@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from shoal.client.diary import Lost
 from shoal.client.failovers import Failovers
+from shoal.client.loss_notices import LossNotices
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.control.membership import Membership
@@ -23,6 +24,7 @@ class Watch:
     Attributes:
         failovers: what broke.
         seconds_to_first_step: from the launch to the first committed step, None before it.
+        notices: tells the user what is lost, and what follows.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Watch:
         slots_of_replica: Callable[[PeerId], frozenset[int]],
         age_s: Callable[[], float],
         clock: Clock,
+        notices: LossNotices,
         note: Callable[[Lost], None] = lambda _: None,
         is_moving: Callable[[PeerId], bool] = lambda _: False,
         dial: Callable[[PeerId], None] = lambda _: None,
@@ -45,6 +48,7 @@ class Watch:
             slots_of_replica: the slots whose home pipeline runs over a peer.
             age_s: seconds since the run was launched.
             clock: that of the steps' times.
+            notices: tells the user what is lost, and what follows.
             note: writes a loss down.
             dial: tries to connect with a server; each that is lost is dialled once. The view has no use for a server
                 that this process could not hear while it was frozen itself, until it is connected or announced anew,
@@ -53,6 +57,7 @@ class Watch:
         """
         self.failovers = Failovers()
         self.seconds_to_first_step: float | None = None
+        self.notices = notices
         self._note = note
         self._clock = clock
         self._membership = membership
@@ -75,6 +80,7 @@ class Watch:
         if self.seconds_to_first_step is None:
             self.seconds_to_first_step = round(at_s, 3)
         self.failovers.step_committed(report.slot, at_s)
+        self.notices.step_committed(report.slot, report.at_s)
 
     def lost(self, kind: str, slots: Iterable[int], at_s: float | None = None) -> None:
         """A process of this kind was lost, now or so many seconds after the launch, and these slots needed it."""
@@ -82,13 +88,22 @@ class Watch:
         self._note(loss)
         self.failovers.lost(loss.kind, loss.slots, loss.at_s)
 
+    def data_server_lost(self) -> None:
+        """The data server is lost: all trainers need it."""
+        self.lost("data_server", self._trainers.present)
+        self.notices.lost("the data server", self._trainers.present)
+
     def peer_lost(self, peer: PeerId) -> None:
         """A connection has ended, which beats whatever the registry says."""
         if (slot := self._trainers.slot_of(peer)) is not None:
             self.lost("trainer", {slot})
-        is_server = self._membership.view.replica(peer) is not None
-        if is_server and not self._is_moving(peer):
-            self.lost("server", self.slots_of_replica(peer))
+            self.notices.lost(f"trainer {slot}", {slot}, peer)
+        server = self._membership.view.replica(peer)
+        if server is not None and not self._is_moving(peer):
+            slots = self.slots_of_replica(peer)
+            self.lost("server", slots)
+            others = [other for other in self._membership.view.by_stage(server.stage) if other.peer != peer]
+            self.notices.server_lost(server, others, slots)
         self._membership.lost(peer)
-        if is_server:
+        if server is not None:
             self._dial(peer)

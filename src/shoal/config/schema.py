@@ -40,7 +40,9 @@ class Config(Section):
     wandb: bool = Field(default=True, description="Log to Weights & Biases, offline without an account.")
     wandb_project: str | None = Field(default="shoal", description="W&B project; null: W&B's own default.")
     wandb_entity: str | None = Field(default=None, description="W&B user or team; null: your default one.")
-    wandb_run_id: str | None = Field(default=None, description="W&B run to continue; null: a new one.")
+    wandb_run_id: str | None = Field(
+        default=None, description="W&B run to continue; null: a new one, with the run's id."
+    )
     run: RunConfig = Field(default=RunConfig(), description="The run as a whole.")
     data: DataConfig = Field(default=DataConfig(), description="Samples.")
     model: ModelConfig = Field(default=ModelConfig(), description="The uncut model.")

@@ -195,7 +195,8 @@ class Registry:
         )
         stored = await self._store.store(topic, value, expires_unix_s)
         if not stored:
-            logger.warning("registry.store_refused", extra={"topic": topic})
+            # It is tried again soon, and a neighbour may have it: nobody has to do anything.
+            logger.info("registry.store_refused", extra={"topic": topic})
         return stored
 
     async def _watch(self) -> None:

@@ -32,7 +32,7 @@ def how_it_ended(run_id: str, *, interrupted: bool, failure: str) -> tuple[str, 
 
 
 def say_run_is_over(endpoint: Endpoint, peers: Iterable[PeerId], *, interrupted: bool, failure: str) -> None:
-    """Tell servers and other clients; closing the endpoint writes what is queued first."""
+    """Tell servers, other clients and the roles of this host; closing the endpoint writes what is queued first."""
     for peer in peers:
         endpoint.post(peer, RunOver(interrupted, failure[:MAX_FAILURE_CHARS]))
 

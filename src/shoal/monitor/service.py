@@ -50,7 +50,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
     Args:
         spec: `MonitorSpec` in msgpack.
         control: told `ready(maddrs=..., hop=...)` once others can join the DHT through this peer; later events are
-            `status` (numbers by name) and `notice` (a line for the user).
+            `status` (numbers by name, and when each came, in monotonic time) and `notice` (a line for the user).
 
     Raises:
         BootstrapError: there are initial peers, and none of them answered.
@@ -68,7 +68,7 @@ async def _serve(start: MonitorSpec, control: RoleControl) -> None:
     config, clock, identity = start.config(), SystemClock(), Identity(start.identity_key)
     joined_unix_s = clock.unix_s()
     peers_file = PeersFile(Path(start.log_dir), start.role, lambda text: control.event("notice", text=text))
-    gatherer = Gatherer(Status(config.num_stages), _wandb_run(start, config, control))
+    gatherer = Gatherer(Status(config.num_stages), _wandb_run(start, config, control), clock)
     try:
         async with (
             open_role_endpoint(start, identity) as endpoint,
@@ -90,7 +90,7 @@ async def _serve(start: MonitorSpec, control: RoleControl) -> None:
                 tasks.start_soon(registry.run)
                 tasks.start_soon(gatherer.follow, registry)
                 tasks.start_soon(keep_peers_file, peers_file, registry.membership, maddrs)
-                tasks.start_soon(gatherer.report, control, clock)
+                tasks.start_soon(gatherer.report, control)
                 await dispatch(endpoint, (gatherer,))
     finally:
         with anyio.CancelScope(shield=True):
@@ -113,10 +113,11 @@ async def _known_before(peers_file: PeersFile, control: RoleControl) -> tuple[st
 class Gatherer:
     """Takes Metrics messages and hands their numbers on."""
 
-    def __init__(self, status: Status, wandb_run: WandbRun | None) -> None:
+    def __init__(self, status: Status, wandb_run: WandbRun | None, clock: Clock) -> None:
         """Start with nothing; `wandb_run` None logs nowhere."""
         self._status = status
         self._wandb_run = wandb_run
+        self._clock = clock
         self._changed = anyio.Event()
 
     def receive(self, event: Received) -> bool:
@@ -124,14 +125,16 @@ class Gatherer:
         if not isinstance(event.message, Metrics):
             return False
         # Nobody speaks for another peer.
-        values = self._status.add(msgspec.structs.replace(event.message, peer=event.peer))
+        values = self._status.add(msgspec.structs.replace(event.message, peer=event.peer), self._clock.now_s())
         if values and self._wandb_run is not None:
             self._wandb_run.log(values)
         self._changed.set()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """Nothing depends on a connection."""
+        """What a client says of the swarm counts as long as it is there."""
+        if self._status.lost(peer):
+            self._changed.set()
 
     async def follow(self, registry: Registry) -> None:
         """Take over the registry's view whenever it changes."""
@@ -139,13 +142,13 @@ class Gatherer:
             self._status.seen(await registry.membership.changed())
             self._changed.set()
 
-    async def report(self, control: RoleControl, clock: Clock) -> None:
+    async def report(self, control: RoleControl) -> None:
         """Send the status to the launcher when it has changed, at most every `STATUS_INTERVAL_S`."""
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
-            control.event("status", status=self._status.values)
-            await clock.sleep_s(STATUS_INTERVAL_S)
+            control.event("status", status=self._status.values, at_s=dict(self._status.at_s))
+            await self._clock.sleep_s(STATUS_INTERVAL_S)
 
     async def aclose(self) -> None:
         """Finish the W&B run; bounded."""
@@ -173,7 +176,7 @@ def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> Wand
         config=public_values(config),
         project=config.wandb_project,
         entity=config.wandb_entity,
-        run_id=config.wandb_run_id,
+        run_id=config.wandb_run_id or start.run_id,
     )
     return WandbRun(settings, _notice_from_thread(control))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+from shoal.ids import PeerId
 from shoal.swarm.view import SwarmView
 from shoal.wire.messages.control import Metrics
 
@@ -18,32 +20,50 @@ class Status:
     """What is known now.
 
     Names of the run as a whole: `round`, `step`, `loss/train`, `loss/eval`, `loss/baseline` (nats), `samples`,
-    `samples_per_s`, `pipelines`, `alive_peers`, `missing_stages` (how many).
+    `samples_per_s`, `pipelines`, `alive_peers`, `missing_stages` (how many), `replicas/0` and so on (of each stage).
     """
 
     def __init__(self, num_stages: int) -> None:
         """Start with nothing known."""
         self._num_stages = num_stages
         self._values: dict[str, float] = {}
+        self._at_s: dict[str, float] = {}
         self._seen: dict[str, float] = {}
+        self._client: PeerId | None = None
 
-    def add(self, message: Metrics) -> dict[str, float]:
+    def add(self, message: Metrics, now_s: float) -> dict[str, float]:
         """Take over a message's numbers; return them under the names that they have here, `round` included.
 
         What is not finite, or one name too many, is left out: a peer must not fill this process's memory.
+
+        Args:
+            message: whose `peer` has sent it.
+            now_s: monotonic time.
         """
         prefix = "" if message.role in SHARED_ROLES else f"{message.role}/{message.peer[-_PEER_CHARS:]}/"
         named = {prefix + name: value for name, value in message.values.items() if math.isfinite(value)}
         added = {name: v for name, v in named.items() if name in self._values or len(self._values) < _MAX_NAMES}
         if message.role == "client":
-            added["round"] = float(message.round)
+            self._client = message.peer
+            if message.round:  # the first one has begun
+                added["round"] = float(message.round)
         self._values |= added
+        self._at_s |= dict.fromkeys(added, now_s)
         return added
+
+    def lost(self, peer: PeerId) -> bool:
+        """A connection has ended. Returns whether it was the client's: until it speaks again the registry counts."""
+        is_client = peer == self._client
+        if is_client:
+            self._client = None
+        return is_client
 
     def seen(self, view: SwarmView) -> None:
         """Take over what the registry says; it counts as long as no client says better."""
+        replicas = view.num_replicas(self._num_stages)
         self._seen = {
             "alive_peers": float(view.num_peers),
+            **{f"replicas/{stage}": float(number) for stage, number in enumerate(replicas)},
             "missing_stages": float(len(view.missing_stages(self._num_stages))),
             "pipelines": float(view.max_pipelines(self._num_stages)),
         }
@@ -51,4 +71,9 @@ class Status:
     @property
     def values(self) -> dict[str, float]:
         """All numbers by name."""
-        return self._seen | self._values
+        return self._values | self._seen if self._client is None else self._seen | self._values
+
+    @property
+    def at_s(self) -> Mapping[str, float]:
+        """When each number came, in monotonic time; what the registry says has none."""
+        return self._at_s

@@ -2,6 +2,9 @@
 
 Without an account or without a network the run is written to disk, and one notice says so. Without the package, or
 where it fails altogether, there is no run, and the notice says that.
+
+A monitor that is started again goes on with the same W&B run: under the same id, in the row after the last one. W&B
+appends to nothing that was written offline, so there each start leaves a folder of its own, and they fit together.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _INIT_TIMEOUT_S = 15.0
 _MAX_QUEUED = 10_000
+_ROWS_FILE, _ROW_DIGITS = "wandb.rows", 12
 
 
 @dataclass(frozen=True)
@@ -29,15 +34,46 @@ class WandbSettings:
         name: what the run is called.
         directory: existing folder in which W&B makes its `wandb` folder.
         config: shown with the run; no secrets.
-        project, entity, run_id: None leaves the choice to W&B.
+        run_id: the same at every start.
+        project, entity: None leaves the choice to W&B.
     """
 
     name: str
     directory: Path
     config: Mapping[str, Any]
+    run_id: str
     project: str | None = None
     entity: str | None = None
-    run_id: str | None = None
+
+
+class Rows:
+    """The numbers of a run's rows: each is given once, over all starts of the monitor."""
+
+    def __init__(self, file: int, first: int) -> None:
+        """Go on after the last number in this file, and from `first` on at least: W&B may have rows of other hosts."""
+        self._file = file
+        self._next = max(first, int(os.pread(file, _ROW_DIGITS, 0) or b"0"))
+
+    def next(self) -> int:
+        """Return the number of the next row."""
+        row, self._next = self._next, self._next + 1
+        # First: a process that is killed in between leaves a gap, which W&B takes; what repeats it drops.
+        os.pwrite(self._file, b"%0*d" % (_ROW_DIGITS, self._next), 0)
+        return row
+
+
+@contextmanager
+def open_rows(directory: Path, first: int) -> Generator[Rows]:
+    """Give the numbers of the rows of the run whose logs are in this directory; see `Rows`.
+
+    Raises:
+        OSError: they cannot be kept there.
+    """
+    file = os.open(directory / _ROWS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield Rows(file, first)
+    finally:
+        os.close(file)
 
 
 class WandbRun:
@@ -83,8 +119,9 @@ class WandbRun:
         api = cast(Any, wandb)
         try:
             run = self._start(api)
-            while (values := self._queue.get()) is not None:
-                run.log(dict(values))
+            with open_rows(self._settings.directory, first=int(run.step)) as rows:
+                while (values := self._queue.get()) is not None:
+                    run.log(dict(values), step=rows.next())
             run.finish()
             api.teardown()
         except (api.Error, OSError) as error:
@@ -99,7 +136,8 @@ class WandbRun:
         # Curves over samples can be compared between runs of any batch size and with the baseline.
         run.define_metric("*", step_metric="samples")
         if run.settings.mode == "offline":
-            self._notice(f"wandb: offline; to upload this run: wandb sync {run.settings.sync_dir}")
+            parts = Path(run.settings.sync_dir).parent / f"offline-run-*-{self._settings.run_id}"
+            self._notice(f"wandb: offline; to upload this run: wandb sync {parts}")
         elif run.settings.mode == "online":
             self._notice(f"wandb: {run.url}")
         return run
@@ -111,7 +149,7 @@ class WandbRun:
             project=wanted.project,
             entity=wanted.entity,
             id=wanted.run_id,
-            resume="allow" if wanted.run_id and mode is None else None,
+            resume="allow" if mode is None else None,
             name=wanted.name,
             dir=str(wanted.directory),
             config=dict(wanted.config),

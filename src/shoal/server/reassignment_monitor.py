@@ -31,7 +31,7 @@ from shoal.server.replica import Replica
 from shoal.swarm.round_effects import Relocate
 from shoal.swarm.view import NOTHING_HELD, SwarmView
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import AskState, ReadState
+from shoal.wire.messages.round import AskState, ReadState, Record
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class ReassignmentMonitor:
         view: Callable[[], SwarmView],
         num_stages: int,
         drain_s: float = DRAIN_S,
+        on_record: Callable[[Record], None] = lambda _: None,
     ) -> None:
         """Announce a replica; `run` hosts it.
 
@@ -78,6 +79,7 @@ class ReassignmentMonitor:
             view: the swarm as it is now.
             num_stages: stages are 0..num_stages-1.
             drain_s: how long begun steps are waited for.
+            on_record: told of each record that the replica has come to hold.
         """
         self._endpoint = endpoint
         self._announcer = announcer
@@ -86,6 +88,7 @@ class ReassignmentMonitor:
         self._view = view
         self._num_stages = num_stages
         self._drain_s = drain_s
+        self._on_record = on_record
         self._connected: set[PeerId] = set()
         self._hosts: dict[int, _Host] = {}
         self._trial: Replica | None = None
@@ -142,6 +145,7 @@ class ReassignmentMonitor:
         match await self._replica.events.receive():
             case RoundSwapped(record):
                 self._announcer.announce(self._replica)
+                self._on_record(record)
                 log_links(self._endpoint, "round.links", logging.DEBUG, round=record.round)
             case CapLowered():
                 self._announcer.announce(self._replica)

@@ -29,7 +29,7 @@ from shoal.control.run_question import RunTeller
 from shoal.control.view_builder import server_of
 from shoal.errors import ConfigError
 from shoal.identity import Identity, swarm_authority
-from shoal.ids import RunId
+from shoal.ids import PeerId, RunId
 from shoal.pipeline.device_pace import emulated_pace
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
@@ -39,6 +39,7 @@ from shoal.server.memory import server_memory, snapshot_room, stage_needs
 from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import Replica, build_replica, device_initialiser
 from shoal.server.spec import ServerSpec
+from shoal.server.work_report import WorkReport
 from shoal.swarm.assignment import StageNeed
 from shoal.swarm.microbatch_cut import MAX_MICROBATCHES, cut
 from shoal.transport.base import Endpoint
@@ -53,7 +54,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     Args:
         payload: `ServerSpec` in msgpack.
         control: told `ready(stage=...)` once the replica can be used, and `run_over(reason=..., ended_well=...)` when
-            the client says so.
+            the client says so; between them what `WorkReport` says.
 
     Raises:
         BootstrapError: no initial peer answered.
@@ -131,7 +132,20 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             rebuild=build,
             view=lambda: registry.membership.view,
             num_stages=config.num_stages,
+            on_record=lambda record: work.recorded(record),
         )
+        work = WorkReport(
+            peer=endpoint.peer_id,
+            replica=lambda: monitor.replica,
+            view=lambda: registry.membership.view,
+            clock=clock,
+            tell=control.event,
+        )
+
+        def peer_up(peer: PeerId) -> None:
+            monitor.peer_up(peer)
+            work.found(peer)
+
         listener = RunEndListener(
             spec.run_id,
             view=lambda: registry.membership.view,
@@ -148,10 +162,12 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(monitor.run)
-            tasks.start_soon(dispatch, endpoint, watched(deaths, (leaving, monitor, listener, teller)), monitor.peer_up)
+            handlers = watched(deaths, (leaving, monitor, listener, teller))
+            tasks.start_soon(dispatch, endpoint, handlers, peer_up, work.lost)
             place = {"device": spec.device, "threads": await device.run(torch.get_num_threads), "nice": os.nice(0)}
             logger.info("server.ready", extra={"stage": stage, **place, "peer": endpoint.peer_id})
             control.ready(stage=stage)
+            tasks.start_soon(work.run)
             await leaving.run(control.messages)
             if leaving.has_left:
                 tasks.cancel_scope.cancel()

@@ -38,10 +38,14 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The connection with `peer` ended, or none could be made; what was queued for it is dropped."""
+    """The connection with `peer` ended, or none could be made; what was queued for it is dropped.
+
+    `silent_s` is for how long nothing had been heard of the peer if that is why, else 0.
+    """
 
     peer: PeerId
     reason: str
+    silent_s: float = 0.0
 
 
 TransportEvent = Received | PeerUp | PeerLost
@@ -145,6 +149,13 @@ class Endpoint(Protocol):
 
     def disconnect(self, peer: PeerId, reason: str) -> None:
         """Close the connection with the peer, if there is one; `PeerLost` follows at both ends."""
+        ...
+
+    def leaves(self, peer: PeerId) -> None:
+        """Learn that a peer is about to end for good: once its connection has ended, what is posted to it is dropped.
+
+        Nobody dials it then; it may connect anew by itself.
+        """
         ...
 
     def events(self) -> EventStream:

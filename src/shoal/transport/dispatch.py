@@ -2,7 +2,8 @@
 
 A message belongs to exactly one protocol, so the first handler that recognises it gets it. What none recognises is a
 peer's mistake: it is logged and counted, and nothing else happens. What this process has counted is not a matter of any
-one protocol: whoever asks for it gets it from here, whatever the role.
+one protocol: whoever asks for it gets it from here, whatever the role. Nor is that a client ends, and is not to be
+looked for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
-from shoal.wire.messages.control import COUNTERS, AskCounters, Metrics
+from shoal.wire.messages.control import COUNTERS, AskCounters, Metrics, RunOver
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,10 @@ class Rest:
 
 
 async def dispatch(
-    endpoint: Endpoint, handlers: Sequence[Handler], on_up: Callable[[PeerId], None] | None = None
+    endpoint: Endpoint,
+    handlers: Sequence[Handler],
+    on_up: Callable[[PeerId], None] | None = None,
+    on_lost: Callable[[PeerLost], None] | None = None,
 ) -> None:
     """Hand every event of `endpoint` to the handlers, until the endpoint is closed.
 
@@ -65,6 +69,7 @@ async def dispatch(
         endpoint: whose events are nobody else's.
         handlers: asked in this order.
         on_up: told of each new connection.
+        on_lost: told of each loss, before the handlers.
     """
     gate, metrics = FloodGate(logger), endpoint.metrics
 
@@ -72,6 +77,9 @@ async def dispatch(
         if isinstance(event.message, AskCounters):
             endpoint.post(event.peer, counters_of(endpoint, "", event.message.number))
             return
+        is_farewell = isinstance(event.message, RunOver)
+        if is_farewell:
+            endpoint.leaves(event.peer)
         try:
             for handler in handlers:
                 if handler.receive(event):
@@ -81,6 +89,8 @@ async def dispatch(
             gate.warning("protocol.violated", event.peer, peer=event.peer, error=str(error))
             endpoint.disconnect(event.peer, str(error))
             return
+        if is_farewell:
+            return  # it means nothing more in this role
         kind = type(event.message).__name__
         metrics.counter("protocol.unexpected", kind=kind).add()
         gate.warning("protocol.unexpected", event.peer, peer=event.peer, kind=kind)
@@ -89,8 +99,9 @@ async def dispatch(
         match event:
             case Received():
                 receive(event)
-            case PeerLost(peer, reason):
-                logger.info("peer.lost", extra={"peer": peer, "reason": reason})
+            case PeerLost(peer):
+                if on_lost is not None:
+                    on_lost(event)
                 for handler in handlers:
                     handler.peer_lost(peer)
             case PeerUp(peer):

@@ -38,9 +38,11 @@ class Losses:
         self._events = events
         self._metrics = metrics
         self._untaken: Counter[PeerId] = Counter()
+        self._leaving: set[PeerId] = set()
+        self._gone: set[PeerId] = set()
 
-    def report(self, peer: PeerId, reason: str, cause: Loss) -> None:
-        """Say that a peer is lost."""
+    def report(self, peer: PeerId, reason: str, cause: Loss, silent_s: float = 0.0) -> None:
+        """Say that a peer is lost; see `PeerLost`."""
 
         def taken() -> None:
             self._untaken[peer] -= 1
@@ -49,9 +51,20 @@ class Losses:
 
         self._metrics.counter("transport.lost", cause=cause.value).add()
         logger.info("transport.lost", extra={"peer": peer, "reason": reason, "cause": cause.value})
+        if peer in self._leaving:
+            self._gone.add(peer)
         self._untaken[peer] += 1
-        self._events.put(PeerLost(peer, reason), taken)
+        self._events.put(PeerLost(peer, reason, silent_s), taken)
 
     def pending(self, peer: PeerId) -> bool:
-        """Whether the consumer has not yet taken a loss of this peer: until then what is posted to it is dropped."""
-        return peer in self._untaken
+        """Whether what is posted to a peer is dropped: a loss of it was not taken yet, or it has left."""
+        return peer in self._untaken or peer in self._gone
+
+    def leaves(self, peer: PeerId) -> None:
+        """A peer has said that it ends: when its connection has ended as well, nobody is to look for it."""
+        self._leaving.add(peer)
+
+    def up(self, peer: PeerId) -> None:
+        """There is a new connection with a peer, so it has not left."""
+        self._leaving.discard(peer)
+        self._gone.discard(peer)

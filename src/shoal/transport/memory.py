@@ -219,6 +219,10 @@ class MemoryEndpoint(Endpoint):
         if peer in self._linked:
             self._network.unlink(self._peer_id, peer, reason)
 
+    def leaves(self, peer: PeerId) -> None:
+        """See `Endpoint.leaves`."""
+        self._losses.leaves(peer)
+
     def events(self) -> EventStream:
         """See `Endpoint.events`."""
         return self._events
@@ -243,6 +247,7 @@ class MemoryEndpoint(Endpoint):
         """Take note that a connection with `other` stands."""
         self._linked[other.peer_id] = other
         self._known.setdefault(other.peer_id, other.addresses)  # a hello carries them
+        self._losses.up(other.peer_id)
         self._events.put(PeerUp(other.peer_id))
 
     def _dial(self, peer: PeerId) -> bool:

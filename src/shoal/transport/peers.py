@@ -212,6 +212,10 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         if state is not None and (state.connection is not None or state.dialling):
             self._lose(peer, state, reason, Loss.DISCONNECTED)
 
+    def leaves(self, peer: PeerId) -> None:
+        """See `Endpoint.leaves`."""
+        self._losses.leaves(peer)
+
     def events(self) -> EventStream:
         """See `Endpoint.events`."""
         return self._events
@@ -329,6 +333,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             state.dial.close("the peer's own connection is used")
         self._metrics.counter("transport.accepted" if connection.dialled is None else "transport.dialled").add()
         logger.info("transport.up", extra={"peer": theirs.peer, "peer_role": theirs.role})
+        self._losses.up(theirs.peer)
         self._events.put(PeerUp(theirs.peer))
         waiting, state.waiting, state.waiting_bytes = state.waiting, [], 0
         for frame in waiting:
@@ -339,7 +344,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._sent[frame.traffic] += frame.num_bytes
         connection.send(frame)
 
-    def _lose(self, peer: PeerId, state: PeerState, reason: str, cause: Loss) -> None:
+    def _lose(self, peer: PeerId, state: PeerState, reason: str, cause: Loss, silent_s: float = 0.0) -> None:
         """Report the end of the connection or of the attempt to make one."""
         connection, state.connection = state.connection, None
         state.waiting, state.waiting_bytes = [], 0
@@ -349,7 +354,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                 end.close(reason)
         self._end_dialling(state)
         if not self._closed:
-            self._losses.report(peer, reason, cause)
+            self._losses.report(peer, reason, cause, silent_s)
 
     def _end_dialling(self, state: PeerState) -> None:
         state.dialling, state.dial = False, None
@@ -358,8 +363,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
     def _stop_listening(self) -> None:
         for carrier in self._carriers:
             carrier.stop_listening()
-
-    # Told by watchers.
 
     def _on_late(self, connection: Connection, error: HandshakeError) -> None:
         self.on_violation(connection, error)
@@ -370,9 +373,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _on_silent(self, connection: Connection, silent_s: float) -> None:
         if connection.peer is not None and not connection.closing:
-            self._lose(connection.peer, self._peers[connection.peer], f"silent for {silent_s:.1f} s", Loss.SILENT)
-
-    # Tasks.
+            reason = f"silent for {silent_s:.1f} s"
+            self._lose(connection.peer, self._peers[connection.peer], reason, Loss.SILENT, silent_s)
 
     async def _dial(self, peer: PeerId, state: PeerState) -> None:
         """Try the peer's addresses, the shortest way first, until there is a connection, dialled here or there."""

@@ -23,7 +23,7 @@ from shoal.identity import Identity, namespace
 from shoal.ids import RunId
 from shoal.monitor.service import listen_maddrs, main
 from shoal.monitor.spec import MonitorSpec
-from shoal.monitor.wandb_run import WandbRun, WandbSettings
+from shoal.monitor.wandb_run import WandbRun, WandbSettings, open_rows
 from shoal.runtime.control_pipe import ControlPipe, RoleControl
 from shoal.runtime.mailbox import Mailbox
 from shoal.transport.unix import open_unix_endpoint
@@ -133,12 +133,21 @@ async def _joins(tmp_path: Path, identity: Identity, maddrs: Sequence[str], moni
 
 def _logged(directory: Path, name: str) -> list[float]:
     """Read the values of one metric back from W&B's own file."""
-    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
+    (part,) = directory.glob("wandb/offline-run-*")
+    return [item[name] for item in _items(part) if name in item]
+
+
+def _rows(part: Path) -> list[tuple[int, float]]:
+    """Read row numbers and training losses back from one folder of W&B."""
+    return [(int(item["_step"]), item["loss/train"]) for item in _items(part) if "loss/train" in item]
+
+
+def _items(part: Path) -> list[dict[str, float]]:
+    (path,) = part.glob("*.wandb")
     command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     records = [json.loads(line) for line in output.splitlines()]
-    items = [record["history"]["item"] for record in records if record["type"] == "history"]
-    return [item[name] for item in items if name in item]
+    return [record["history"]["item"] for record in records if record["type"] == "history"]
 
 
 @pytest.mark.anyio
@@ -158,12 +167,54 @@ def test_a_missing_package_is_said_once_and_numbers_are_dropped(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     notices: list[str] = []
-    run = WandbRun(WandbSettings("test", tmp_path, {}), notices.append)
+    run = WandbRun(WandbSettings("test", tmp_path, {}, "test"), notices.append)
     for i in range(3):
         run.log({"loss/train": float(i)})
     assert run.close(5.0)
     assert len(notices) == 1
     assert "shoal[wandb]" in notices[0]
+
+
+@pytest.mark.anyio
+async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    identity, logs = Identity.generate(), tmp_path / "logs"
+    spec = _spec(tmp_path, identity, wandb=True)
+    notices: list[str] = []
+    for start in range(2):
+        client = Identity.generate()
+        with anyio.fail_after(120):
+            async with _Launcher() as launcher, anyio.create_task_group() as tasks:
+                tasks.start_soon(main, spec, launcher.role)
+                if start:
+                    launcher.pipe.send({"initial_peers": []})
+                ready = await launcher.until("ready")
+                hop = msgspec.convert(ready["hop"], Hop)
+                async with open_unix_endpoint(
+                    peer_id=client.peer_id, run_id=RunId("test-run"), role="client", path=tmp_path / f"client_{start}"
+                ) as endpoint:
+                    endpoint.introduce(hop)
+                    for step in range(3):
+                        values = {"loss/train": 5.0 - step - 3 * start}
+                        endpoint.post(hop.peer, Metrics("client", client.peer_id, 1, values))
+                    await launcher.until("status", **{"loss/train": 3.0 - 3 * start})
+                    notices.append((await launcher.until("notice"))["text"])
+                launcher.role.stopping.set()
+    assert len(set(notices)) == 1
+    pattern = Path(notices[0].rpartition(" ")[2])
+    parts = sorted(logs.glob(str(pattern.relative_to(logs))))
+    assert [part.name.endswith("-test-run") for part in parts] == [True, True], "each start has its folder"
+    rows = [row for part in parts for row in await anyio.to_thread.run_sync(_rows, part)]
+    assert rows == [(0, 5.0), (1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0), (5, 0.0)]
+
+
+def test_rows_go_on_from_what_wandb_knows_of_other_hosts(tmp_path: Path) -> None:
+    with open_rows(tmp_path, first=0) as rows:
+        assert [rows.next(), rows.next()] == [0, 1]
+    with open_rows(tmp_path, first=0) as rows:
+        assert rows.next() == 2
+    with open_rows(tmp_path, first=40) as rows:
+        assert rows.next() == 40
 
 
 def test_the_monitor_port_replaces_any_free_port_only() -> None:

@@ -39,6 +39,7 @@ async def test_a_frozen_process_is_lost_and_can_dial_anew_when_it_wakes(host: An
         (lost,) = await take(a, 1)
         assert isinstance(lost, PeerLost)
         assert lost.reason.startswith("silent for ")
+        assert lost.silent_s > 0.0
         assert a.metrics.counter("transport.lost", cause="silent").value == 1
         os.kill(int(pid), signal.SIGCONT)
         # What it says over the old connection is heard by nobody; it notices, and dials anew.

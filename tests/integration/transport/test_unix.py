@@ -110,6 +110,24 @@ async def test_a_peer_that_cannot_be_dialled_is_lost_once_with_the_reason(endpoi
     assert "tcp:1.2.3.4:5" in lost.reason
 
 
+async def test_a_peer_that_has_said_that_it_ends_is_not_dialled_once_it_is_gone_until_it_connects_anew(
+    endpoint: Any,
+) -> None:
+    a, b = await linked(endpoint)
+    a.leaves(B)
+    a.post(B, Opened(step(1)))
+    assert await take(b, 1) == [Received(A, Opened(step(1)))]
+    b.disconnect(A, "at its end")
+    assert await take(b, 1) == [PeerLost(A, "at its end")]
+    assert await take(a, 1) == [PeerLost(B, "connection closed by the peer")]
+    a.post(B, Opened(step(2)))
+    assert a.counters["transport.dropped"] == 1
+    b.post(A, Opened(step(3)))
+    assert await take(a, 2) == [PeerUp(B), Received(B, Opened(step(3)))]
+    a.post(B, Opened(step(4)))
+    assert await take(b, 2) == [PeerUp(A), Received(A, Opened(step(4)))]
+
+
 async def test_a_lost_peer_is_dialled_anew_after_the_loss_was_taken(endpoint: Any) -> None:
     a, b = await linked(endpoint)
     b.disconnect(A, "told to")

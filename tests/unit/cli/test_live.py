@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shoal.cli.live import PLAIN_INTERVAL_S, LiveView
+from shoal.cli.display import PLAIN_INTERVAL_S
+from shoal.cli.live import LiveView
 from shoal.clock import SystemClock
 from shoal.config import load_config
 
@@ -26,12 +27,26 @@ STATUS = {
 
 
 class _Clock(SystemClock):
-    """Monotonic time that a test moves."""
+    """Time that a test moves, or whoever sleeps; after a number of sleeps time stands still."""
 
     now = 100.0
+    sleeps = 0
 
     def now_s(self) -> float:
         return self.now
+
+    def unix_s(self) -> float:
+        return 7 * 3600 + self.now
+
+    async def sleep_s(self, duration_s: float) -> None:
+        if not self.sleeps:
+            raise _Enough
+        self.sleeps -= 1
+        self.now += duration_s
+
+
+class _Enough(Exception):
+    """Time stands still."""
 
 
 class _Screen:
@@ -45,27 +60,53 @@ class _Screen:
     def text(self) -> str:
         return self._file.getvalue()
 
+    async def wait(self, num_intervals: int = 1) -> None:
+        """Let time pass in which nothing happens."""
+        self.clock.sleeps = num_intervals
+        with pytest.raises(_Enough):
+            await self.view.run()
+
 
 class _FullDisk(io.StringIO):
     def write(self, text: str, /) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_where_there_is_no_terminal_plain_lines_come_every_few_seconds() -> None:
+@pytest.mark.anyio
+async def test_where_there_is_no_terminal_a_line_comes_every_few_seconds_even_if_nothing_changes() -> None:
     screen = _Screen(terminal=False)
     with screen.view as view:
-        for _ in range(20):
-            view.update(STATUS)
-            screen.clock.now += PLAIN_INTERVAL_S / 10
+        await screen.wait()
+        view.update(STATUS, dict.fromkeys(STATUS, screen.clock.now + PLAIN_INTERVAL_S))
+        await screen.wait(2)
     lines = screen.text.splitlines()
     assert lines[0] == "run test-run, logs in /logs/test-run"
     rounds = load_config().diloco.outer_steps
     assert lines[1:] == [
-        f"time 0:{second:02d}  round 2/{rounds}  step 40  loss 3.142  eval loss 3.500  samples/s 1,234.6  pipelines 2  "
-        "peers 6  training"
-        for second in (0, 5)
+        "07:01:45Z  time 0:05  starting",
+        f"07:01:50Z  time 0:10  round 2/{rounds}  step 40  loss 3.142  eval loss 3.500  samples/s 1,234.6  "
+        "pipelines 2  peers 6  training",
+        f"07:01:55Z  time 0:15  round 2/{rounds}  step 40 (5 s ago)  loss 3.142 (5 s ago)  eval loss 3.500  "
+        "samples/s 1,234.6 (5 s ago)  pipelines 2  peers 6  training",
     ]
     assert "\x1b" not in screen.text
+
+
+@pytest.mark.anyio
+async def test_a_terminal_that_cannot_write_over_a_row_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    screen = _Screen(terminal=True)
+    with screen.view:
+        await screen.wait()
+    assert screen.text.splitlines()[1:] == ["07:01:45Z  time 0:05  starting"]
+
+
+def test_what_happens_is_shown_at_once_with_the_time_of_day_and_what_is_to_be_copied_without() -> None:
+    screen = _Screen(terminal=False)
+    with screen.view as view:
+        view.notice("server 1 has ended")
+        view.say("export INITIAL_PEERS=x")
+    assert screen.text.splitlines()[1:] == ["07:01:40Z  server 1 has ended", "export INITIAL_PEERS=x"]
 
 
 def test_on_a_terminal_the_numbers_stand_in_a_table() -> None:
@@ -93,22 +134,16 @@ def test_on_a_terminal_too_narrow_for_the_table_nothing_is_cut() -> None:
     assert "eval loss 3.500 samples/s 1,234.6 pipelines 2 peers 6 training" in " ".join(screen.text.split())
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("interrupted", [True, False])
-def test_only_ctrl_c_is_confirmed_and_a_swarm_that_ends_lacks_no_servers(interrupted: bool) -> None:
+async def test_only_ctrl_c_is_confirmed_and_a_swarm_that_ends_lacks_no_servers(interrupted: bool) -> None:
     screen = _Screen(terminal=False)
     with screen.view as view:
         view.stopping(interrupted=interrupted)
-        view.update({"missing_stages": 1.0})
+        view.update({"replicas/0": 0.0})
+        await screen.wait()
     assert ("stopping; press Ctrl-C again to end at once" in screen.text) == interrupted
     assert screen.text.endswith("stopping\n")
-
-
-@pytest.mark.parametrize(("missing", "text"), [(1.0, "1 stage without a server"), (2.0, "2 stages without a server")])
-def test_missing_stages_are_said(missing: float, text: str) -> None:
-    screen = _Screen(terminal=False)
-    with screen.view as view:
-        view.update({"missing_stages": missing})
-    assert screen.text.splitlines()[-1].endswith(text)
 
 
 def test_a_notice_is_shown_as_it_is() -> None:
@@ -126,7 +161,7 @@ def test_a_log_directory_is_shown_as_it_is() -> None:
 
 def test_a_run_goes_on_when_nobody_takes_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     discarded: list[bool] = []
-    monkeypatch.setattr("shoal.cli.live.discard_stdout", lambda: discarded.append(True))
+    monkeypatch.setattr("shoal.cli.display.discard_stdout", lambda: discarded.append(True))
     with LiveView(load_config(), "test-run", Path("/logs"), console=Console(file=_FullDisk())) as view:
         view.update(STATUS)
         view.notice("a notice")
@@ -181,14 +216,19 @@ def test_a_failure_names_the_reason_and_the_logs() -> None:
     ]
 
 
-def test_numbers_are_said_to_be_old_while_the_monitor_is_started_again() -> None:
+@pytest.mark.anyio
+async def test_numbers_stand_and_are_said_to_be_old_while_the_monitor_is_started_again() -> None:
     screen = _Screen(terminal=False)
     with screen.view as view:
         view.update(STATUS)
         view.outdated()
-        assert "these numbers are old" in view._line()
-        view.update(STATUS)
-        assert "these numbers are old" not in view._line()
+        await screen.wait()
+        assert "step 40" in screen.text
+        assert "these numbers are old" in screen.text.splitlines()[-1]
+        view.update({"alive_peers": 1.0})
+        await screen.wait()
+        assert "these numbers are old" not in screen.text.splitlines()[-1]
+        assert "eval loss 3.500" in screen.text.splitlines()[-1], "a monitor that starts anew knows less"
 
 
 def test_a_run_that_is_interrupted_in_its_first_round_has_no_results() -> None:

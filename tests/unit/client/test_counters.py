@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import anyio
 import pytest
@@ -12,7 +13,7 @@ from shoal.clock import SystemClock
 from shoal.control import counter_report
 from shoal.control.counter_report import counters_reported
 from shoal.ids import PeerId
-from shoal.transport.base import PeerUp, Received
+from shoal.transport.base import Received
 from shoal.transport.dispatch import Rest, counters_of, dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.control import COUNTERS, Heartbeat, Metrics
@@ -45,11 +46,15 @@ class _StoppedClock(SystemClock):
         await self._sleeping.wait()
 
 
+def _nobody(values: Mapping[str, float]) -> None:
+    """Is told the sums."""
+
+
 def _totals() -> CounterTotals:
     network = MemoryNetwork()
     endpoint = network.endpoint(PeerId("client"))
     endpoint.metrics.counter("refused").add(2)
-    return CounterTotals(endpoint, network.endpoint(PeerId("monitor")).hop, _Clock())
+    return CounterTotals(endpoint, _nobody, _Clock())
 
 
 def _report(totals: CounterTotals, peer: str, **counts: float) -> bool:
@@ -91,9 +96,7 @@ async def test_a_client_that_is_started_again_goes_on_from_what_was_counted_befo
 async def test_what_has_changed_is_written_down_and_nothing_else() -> None:
     network, noted = MemoryNetwork(), list[tuple[PeerId, dict[str, int]]]()
     endpoint, clock = network.endpoint(PeerId("client")), _StoppedClock()
-    hop = network.endpoint(PeerId("monitor")).hop
-    totals = CounterTotals(endpoint, hop, clock, lambda peer, counts: noted.append((peer, counts)))
-    endpoint.introduce(hop)
+    totals = CounterTotals(endpoint, _nobody, clock, lambda peer, counts: noted.append((peer, counts)))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(totals.run)
         await clock.passes()
@@ -120,12 +123,17 @@ async def test_what_no_counter_can_be_is_left_out_and_memory_is_bounded() -> Non
     assert len(totals.totals()) <= 202
 
 
-async def test_a_role_reports_to_the_client_which_tells_the_monitor(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="shoal")
     network = MemoryNetwork()
-    server, client, monitor = (network.endpoint(PeerId(name)) for name in ("server", "client", "monitor"))
-    totals = CounterTotals(client, monitor.hop, _Clock())
-    client.introduce(monitor.hop)
+    server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
+    told, wanted = anyio.Event(), "counters/refused{offence=tls}"
+
+    def tell(values: Mapping[str, float]) -> None:
+        if values.get(wanted) == 7.0:
+            told.set()
+
+    totals = CounterTotals(client, tell, _Clock())
     server.metrics.counter("refused", offence="tls").add(7)
 
     async def hear() -> None:
@@ -133,17 +141,12 @@ async def test_a_role_reports_to_the_client_which_tells_the_monitor(caplog: pyte
             if isinstance(event, Received):
                 totals.receive(event)
 
-    wanted = "counters/refused{offence=tls}"
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(hear)
         tasks.start_soon(totals.run)
         with anyio.fail_after(60):
             async with counters_reported(server, "server", lambda: client.hop, _Clock()):
-                async for event in monitor.events():
-                    assert isinstance(event, PeerUp | Received)
-                    message = event.message if isinstance(event, Received) else None
-                    if isinstance(message, Metrics) and message.values.get(wanted) == 7.0:
-                        break
+                await told.wait()
         tasks.cancel_scope.cancel()
     [line] = [record for record in caplog.records if record.getMessage() == "role.counters"]
     assert line.name == counter_report.__name__
@@ -153,7 +156,7 @@ async def test_a_role_reports_to_the_client_which_tells_the_monitor(caplog: pyte
 async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report() -> None:
     network = MemoryNetwork()
     server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
-    totals = CounterTotals(client, network.endpoint(PeerId("monitor")).hop, _StoppedClock())
+    totals = CounterTotals(client, _nobody, _StoppedClock())
     with anyio.fail_after(60):
         async with counters_reported(server, "server", lambda: client.hop, _StoppedClock()):
             server.metrics.counter("refused").add(7)
@@ -167,7 +170,7 @@ async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report
 async def test_who_still_runs_is_asked_and_who_is_lost_is_not_waited_for() -> None:
     network = MemoryNetwork()
     client, server, gone = (network.endpoint(PeerId(name)) for name in ("client", "server", "gone"))
-    totals = CounterTotals(client, network.endpoint(PeerId("monitor")).hop, _StoppedClock())
+    totals = CounterTotals(client, _nobody, _StoppedClock())
     async with anyio.create_task_group() as tasks:
         for endpoint in (server, gone):
             endpoint.introduce(client.hop)
@@ -191,7 +194,7 @@ async def test_who_still_runs_is_asked_and_who_is_lost_is_not_waited_for() -> No
 async def test_a_report_that_was_under_way_is_no_answer() -> None:
     network = MemoryNetwork()
     client, server = (network.endpoint(PeerId(name)) for name in ("client", "server"))
-    totals = CounterTotals(client, network.endpoint(PeerId("monitor")).hop, _StoppedClock())
+    totals = CounterTotals(client, _nobody, _StoppedClock())
     _report(totals, "server", refused=1)
     client.introduce(server.hop)
     done = list[int]()

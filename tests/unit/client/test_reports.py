@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 
+from shoal.client.counters import CounterTotals
 from shoal.client.diary import Done
 from shoal.client.divergence import Divergence
 from shoal.client.progress import Progress
@@ -44,10 +45,37 @@ class Launcher:
 
 
 class _Clock(SystemClock):
+    """Time passes when the test says so."""
+
     time_s = 100.0
+
+    def __init__(self) -> None:
+        self._passed = anyio.Event()
 
     def now_s(self) -> float:
         return self.time_s
+
+    def pass_s(self, duration_s: float) -> None:
+        self.time_s += duration_s
+        self._passed.set()
+
+    async def sleep_s(self, duration_s: float) -> None:
+        await self._passed.wait()
+
+
+class _Enough(Exception):
+    """The second sleep."""
+
+
+class _OneTick(SystemClock):
+    """Sleeps once, for no time."""
+
+    slept = False
+
+    async def sleep_s(self, duration_s: float) -> None:
+        if self.slept:
+            raise _Enough
+        self.slept = True
 
 
 @dataclass
@@ -56,6 +84,7 @@ class Desk:
     clock: _Clock
     pool: TrainerPool
     monitor: MemoryEndpoint
+    client: MemoryEndpoint
     stuck: list[TrainerStuck] = field(default_factory=list)
     noted: list[StepReport | EvalReport | Done] = field(default_factory=list)
 
@@ -68,13 +97,17 @@ class Desk:
         self.reports.peer_lost(PeerId(f"T{slot}"))
 
     async def metrics(self) -> list[dict[str, float]]:
+        return [message.values for message in await self.messages()]
+
+    async def messages(self) -> list[Metrics]:
+        """All that the monitor was sent until now, and has not been asked for yet."""
         self.monitor.post(self.monitor.peer_id, Metrics("end", self.monitor.peer_id, 0, {}))
-        found: list[dict[str, float]] = []
+        found: list[Metrics] = []
         async for event in self.monitor.events():
             if isinstance(event, Received) and isinstance(event.message, Metrics):
                 if event.message.role == "end":
                     break
-                found.append(event.message.values)
+                found.append(event.message)
         return found
 
 
@@ -102,7 +135,7 @@ async def desk() -> Desk:
     reports.num_holdout = 10
     await pool.ensure(2)
     reports.begin_round(1, PIPELINES, trains=True)
-    return Desk(reports, clock, pool, monitor, stuck, noted)
+    return Desk(reports, clock, pool, monitor, endpoint, stuck, noted)
 
 
 def step(slot: int, number: int = 0) -> StepReport:
@@ -237,3 +270,43 @@ async def test_a_client_that_was_started_again_counts_on_from_what_was_noted(des
     assert after.steps == 2
     desk.hear(1, step(1, 4))
     assert after.steps == 3
+
+
+async def test_counters_reach_the_monitor_with_the_round_that_is_trained(desk: Desk) -> None:
+    desk.reports.begin_round(4, PIPELINES, trains=True)
+    desk.client.metrics.counter("refused").add(1)
+    totals = CounterTotals(desk.client, desk.reports.post, _OneTick())
+    with pytest.raises(_Enough):
+        await totals.run()
+    assert [(message.round, message.values) for message in await desk.messages()] == [(4, {"counters/refused": 1.0})]
+
+
+async def test_the_monitor_hears_who_is_there_while_no_step_is_committed(desk: Desk) -> None:
+    changed = anyio.Event()
+
+    async def swarm_changed() -> None:
+        await changed.wait()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.reports.follow, swarm_changed)
+        await anyio.wait_all_tasks_blocked()
+        assert await desk.metrics() == [{"pipelines": 2.0}]
+        before, changed = changed, anyio.Event()
+        before.set()
+        await anyio.wait_all_tasks_blocked()
+        assert await desk.metrics() == [{"pipelines": 2.0}]
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_monitor_that_was_lost_is_told_again_who_is_there(desk: Desk) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.reports.follow, anyio.Event().wait)
+        await anyio.wait_all_tasks_blocked()
+        await desk.metrics()
+        desk.reports.peer_lost(desk.monitor.peer_id)
+        await anyio.wait_all_tasks_blocked()
+        assert await desk.metrics() == []
+        desk.clock.pass_s(5.0)
+        await anyio.wait_all_tasks_blocked()
+        assert await desk.metrics() == [{"pipelines": 2.0}]
+        tasks.cancel_scope.cancel()

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from shoal.client.diary import Lost
+from shoal.client.loss_notices import LossNotices
 from shoal.client.trainers import TrainerPool
 from shoal.client.watch import Watch
 from shoal.clock import SystemClock
@@ -32,7 +33,9 @@ class Launcher:
         return {}
 
 
-async def make_watch(dialled: list[PeerId] | None = None) -> tuple[Watch, Membership, list[float]]:
+async def make_watch(
+    dialled: list[PeerId] | None = None, said: list[str] | None = None
+) -> tuple[Watch, Membership, list[float]]:
     registry = LocalRegistry(SystemClock())
     registry.of(SERVER).advertise(StageRecord(("memory:server",), 0.0, stage=0))
     membership = registry.watch()
@@ -47,6 +50,7 @@ async def make_watch(dialled: list[PeerId] | None = None) -> tuple[Watch, Member
         slots_of_replica=lambda _: frozenset({0}),
         age_s=lambda: now_s[0],
         clock=Clock(now_s),
+        notices=LossNotices(clock=Clock(now_s), notice=said.append if said is not None else str, name_of=str),
         dial=lambda peer: None if dialled is None else dialled.append(peer),
     )
     return watch, membership, now_s
@@ -129,3 +133,19 @@ async def test_a_lost_server_is_dialled_once_and_nobody_else_is() -> None:
     membership.found(SERVER)
     watch.peer_lost(SERVER)
     assert dialled == [SERVER, SERVER]
+
+
+async def test_the_user_is_told_who_is_lost_and_when_the_trainer_that_it_hit_trains_again() -> None:
+    said: list[str] = []
+    watch, _, now_s = await make_watch(said=said)
+    watch.step_committed(step(at_s=1.0))
+    now_s[0] = 2.0
+    watch.peer_lost(SERVER)
+    watch.peer_lost(TRAINER)
+    watch.data_server_lost()
+    now_s[0] = 4.0
+    watch.step_committed(step(at_s=3.5))
+    assert said == [
+        "server (stage 0) is gone: its connection has closed; nobody else serves stage 0",
+        "trainer 0 trains again after 2.5 s without a step (server, trainer 0 and the data server lost)",
+    ]

@@ -366,3 +366,12 @@ async def registry_has(shelf: Shelf) -> None:
     """Wait until something is stored."""
     while not shelf:
         await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+async def test_a_record_that_nobody_takes_at_once_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="shoal")
+    mine, store, _ = _registry({})
+    store.full = True
+    await mine.conclude(MonitorRecord(ADDRESSES, 1.0))
+    assert [(r.getMessage(), r.levelname) for r in caplog.records] == [("registry.store_refused", "INFO")]

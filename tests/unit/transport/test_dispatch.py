@@ -13,7 +13,7 @@ from shoal.transport.base import PeerLost, Received
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
-from shoal.wire.messages.control import UpdateReplicas
+from shoal.wire.messages.control import RunOver, UpdateReplicas
 from shoal.wire.messages.step import Opened, Refused
 
 pytestmark = pytest.mark.anyio
@@ -83,3 +83,21 @@ async def test_a_message_that_breaks_its_protocol_ends_the_connection_of_its_sen
     assert handler.lost == [INSIDER]
     events = insider.events()
     assert [await anext(events) for _ in range(2)][1] == PeerLost(ROLE, "nobody asked")
+
+
+async def test_a_client_that_says_that_the_run_is_over_is_not_looked_for_by_any_role(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="shoal")
+    role, insider, handler = await _after(RunOver(False, ""), 1)
+    assert not role.metrics.counts()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(dispatch, role, [handler])
+        await insider.aclose()
+        await anyio.wait_all_tasks_blocked()
+        role.post(INSIDER, Opened(KEY))
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert handler.lost == [INSIDER]
+    assert role.metrics.counts() == {"transport.dropped": 1, "transport.lost{cause=closed}": 1}
+    assert [r.getMessage() for r in caplog.records if "lost" in r.getMessage()] == ["transport.lost"], "once"

@@ -1,0 +1,140 @@
+"""How a process with roles shows what goes on: one live row on a terminal, and lines that stay.
+
+Where standard output is no terminal (a file, a pipe, a build log) the row comes as a plain line every few seconds,
+whether it has changed or not. There and here each line that stays begins with the time of day, in UTC as in the logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from shoal.cli.output import discard_stdout
+from shoal.cli.run_row import Cell, duration
+from shoal.clock import Clock, SystemClock, utc_time_of_day
+
+PLAIN_INTERVAL_S = 5.0
+_REFRESH_PER_S = 4.0
+_GAP = 2
+
+
+class Row(Protocol):
+    """What the live row says at a monotonic time."""
+
+    def cells(self, now_s: float) -> Sequence[Cell]:
+        """Return the columns."""
+        ...
+
+    def state(self, now_s: float) -> str:
+        """Return what goes on, in words."""
+        ...
+
+
+class _Output(Console):
+    """Standard output. A run does not end because nobody reads it any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError, which `Display` handles; what is inherited here ends the process."""
+        raise BrokenPipeError
+
+
+class Display:
+    """The terminal of one process. As a context it shows the live row, if there is a terminal.
+
+    Attributes:
+        shown: the row, once there is one.
+    """
+
+    def __init__(self, *, console: Console | None = None, clock: Clock | None = None) -> None:
+        """Show nothing yet.
+
+        Args:
+            console: where to write; by default standard output.
+            clock: for the time of day and the age of numbers.
+        """
+        self.shown: Row | None = None
+        self._console = console or _Output()
+        self._clock = clock or SystemClock()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._is_screen:
+            self._live = Live(
+                get_renderable=self._screen,
+                console=self._console,
+                refresh_per_second=_REFRESH_PER_S,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    async def run(self) -> None:
+        """Print the row every few seconds where there is no terminal that would show it, until cancelled."""
+        while not self._is_screen:
+            await self._clock.sleep_s(PLAIN_INTERVAL_S)
+            if self.shown is not None:
+                self.notice(plain_line(self.shown, self._clock.now_s()))
+
+    def notice(self, text: str) -> None:
+        """Show what has just happened: one line that stays."""
+        self.say(f"{utc_time_of_day(self._clock.unix_s())}  {text}")
+
+    def say(self, text: str) -> None:
+        """Show a line that stays as it is, without the time: it may be there to be copied."""
+        # Text from outside must not be read as rich's markup.
+        self._print(Text(text))
+
+    @property
+    def _is_screen(self) -> bool:
+        """Whether a row can be written over."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
+    def _print(self, what: RenderableType) -> None:
+        """Print; not cut at the width of a pipe, and nothing more once nobody takes it (`| head`, a full disk)."""
+        try:
+            self._console.print(what, highlight=False, soft_wrap=True)
+        except OSError:
+            self._console.quiet = True
+            discard_stdout()
+
+    def _screen(self) -> RenderableType:
+        return Text() if self.shown is None else screen(self.shown, self._clock.now_s(), self._console.width)
+
+
+def plain_line(row: Row, now_s: float) -> str:
+    """Return the row as one line: `round 2/12  step 40 (35 s ago)  ...  stopped: ...`."""
+    return "  ".join(filter(None, (_numbers(row.cells(now_s)), row.state(now_s))))
+
+
+def screen(row: Row, now_s: float, width: int) -> Group:
+    """Return the numbers as a table, old ones dim, and the state under it; as wrapped text where it is too narrow."""
+    cells, state = row.cells(now_s), row.state(now_s)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for cell in cells:
+        table.add_column(cell.title, justify="right", no_wrap=True)
+    table.add_row(*(Text(cell.text, style="" if cell.age_s is None else "dim") for cell in cells))
+    fits = sum(max(len(cell.title), len(cell.text)) + _GAP for cell in cells) - _GAP <= width
+    ages = [cell.age_s for cell in cells if cell.age_s is not None]
+    if fits and ages:
+        titles = [cell.title for cell in cells if cell.age_s is not None]
+        state += f"  ({', '.join(titles)}: {duration(max(ages))} old)"
+    return Group(table if fits else Text(_numbers(cells)), Text(state, style="dim"))
+
+
+def _numbers(cells: Sequence[Cell]) -> str:
+    known = (cell for cell in cells if cell.text != "-")
+    ages = ((cell, "" if cell.age_s is None else f" ({duration(cell.age_s)} ago)") for cell in known)
+    return "  ".join(f"{cell.title} {cell.text}{age}" for cell, age in ages)

@@ -1,0 +1,134 @@
+"""What a server tells its launcher of its work, for the terminal of whoever lends the machine.
+
+    every few seconds, if it has changed    `work(numbers=...)`
+    a peer of the swarm falls silent        `silent(peer=..., who=..., silent_s=...)`, then `heard(peer=..., who=...)`
+
+The share of the work is that of the last record: what this server has trained of all that its stage has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from shoal.clock import Clock
+from shoal.ids import PeerId
+from shoal.swarm.records import outcome_of
+from shoal.swarm.view import SwarmView
+from shoal.transport.base import PeerLost
+from shoal.wire.messages.round import Record
+
+INTERVAL_S = 2.0
+
+
+class _Worker(Protocol):
+    @property
+    def num_committed(self) -> int: ...
+
+    @property
+    def num_samples(self) -> int: ...
+
+
+class _Member(Protocol):
+    @property
+    def offered_round(self) -> int: ...
+
+
+class Working(Protocol):
+    """What is said of a replica; `server.replica.Replica` is one."""
+
+    @property
+    def stage(self) -> int: ...
+
+    @property
+    def worker(self) -> _Worker: ...
+
+    @property
+    def member(self) -> _Member: ...
+
+
+class WorkReport:
+    """Of one server."""
+
+    def __init__(
+        self,
+        *,
+        peer: PeerId,
+        replica: Callable[[], Working],
+        view: Callable[[], SwarmView],
+        clock: Clock,
+        tell: Callable[..., None],
+    ) -> None:
+        """Say nothing yet.
+
+        Args:
+            peer: this server.
+            replica: that it hosts now.
+            view: the swarm as it is now.
+            clock: for the pauses, and the time between two records.
+            tell: takes an event's name and its fields.
+        """
+        self._peer = peer
+        self._replica = replica
+        self._view = view
+        self._clock = clock
+        self._tell = tell
+        self._recorded = 0
+        self._last_record: tuple[int, float] | None = None
+        self._of_record: dict[str, float] = {}
+        self._silent: dict[PeerId, str] = {}
+
+    def recorded(self, record: Record) -> None:
+        """The replica holds this record now."""
+        now_s = self._clock.now_s()
+        outcome = outcome_of(record, self._replica().stage)
+        if outcome is not None:
+            weights = dict(zip(outcome.members, outcome.weights, strict=True))
+            mine, total = weights.get(self._peer, 0), sum(weights.values())
+            self._recorded += mine
+            self._of_record["share"] = mine / total if total else 0.0
+        if self._last_record is not None and self._last_record[0] == record.round - 1:
+            samples = sum(len(trained) for trained in record.samples)
+            self._of_record["run_samples_per_s"] = samples / max(now_s - self._last_record[1], 1e-3)
+        self._last_record = (record.round, now_s)
+
+    def numbers(self) -> dict[str, float]:
+        """Return what is known now, by name."""
+        replica, view = self._replica(), self._view()
+        return {
+            "stage": float(replica.stage),
+            "round": float(replica.member.offered_round + 1),
+            "steps": float(replica.worker.num_committed),
+            "samples": float(self._recorded + replica.worker.num_samples),
+            "alive_peers": float(view.num_peers),
+            **self._of_record,
+        }
+
+    async def run(self) -> None:
+        """Say it now and then, until cancelled."""
+        told: dict[str, float] = {}
+        while True:
+            numbers = self.numbers()
+            if numbers != told:
+                told = numbers
+                self._tell("work", numbers=numbers)
+            await self._clock.sleep_s(INTERVAL_S)
+
+    def lost(self, lost: PeerLost) -> None:
+        """A connection has ended; only a peer that says nothing any more is worth a word here."""
+        name = self._name(lost.peer)
+        if lost.silent_s and name and lost.peer not in self._silent:
+            self._silent[lost.peer] = name
+            self._tell("silent", peer=lost.peer, who=name, silent_s=lost.silent_s)
+
+    def found(self, peer: PeerId) -> None:
+        """There is a connection with a peer."""
+        if name := self._silent.pop(peer, ""):
+            self._tell("heard", peer=peer, who=name)
+
+    def _name(self, peer: PeerId) -> str:
+        """What a peer that announces itself is called; trainers, which do not, are their client's to watch."""
+        view = self._view()
+        if (server := view.replica(peer)) is not None:
+            return f"server {peer[-8:]} (stage {server.stage})"
+        return "the client" if peer in {client.peer for client in view.clients} else ""

@@ -1,0 +1,126 @@
+"""What a server says of its work: its share is that of the record, and who falls silent has a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.ids import Ballot, PeerId, StageIndex
+from shoal.server.work_report import WorkReport
+from shoal.swarm.view import Client, Replica, SwarmView
+from shoal.transport.base import PeerLost
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.round import Record, StageHashes, StageOutcome
+
+ME, OTHER, CLIENT = PeerId("me"), PeerId("12D3KooWtheirs"), PeerId("client")
+
+
+class _Clock(SystemClock):
+    time_s = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+
+@dataclass
+class _Replica:
+    """Stage 1, in round 3, with seven steps."""
+
+    stage: int = 1
+    num_committed: int = 7
+    num_samples: int = 20
+    offered_round: int = 2
+
+    @property
+    def worker(self) -> _Replica:
+        return self
+
+    @property
+    def member(self) -> _Replica:
+        return self
+
+
+@dataclass
+class _Desk:
+    clock: _Clock = field(default_factory=_Clock)
+    replica: _Replica = field(default_factory=_Replica)
+    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+
+    def __post_init__(self) -> None:
+        there = Replica(Hop(OTHER, ()), 0.0, stage=StageIndex(0))
+        view = SwarmView(replicas=(there,), clients=(Client(Hop(CLIENT, ()), 0.0),))
+        self.report = WorkReport(
+            peer=ME,
+            replica=lambda: self.replica,
+            view=lambda: view,
+            clock=self.clock,
+            tell=lambda name, **fields: self.told.append((name, fields)),
+        )
+
+
+def _record(round: int, num_samples: int, **weights: int) -> Record:
+    members = tuple(PeerId(peer) for peer in weights)
+    outcome = StageOutcome(1, 0, members, tuple(weights.values()), StageHashes("", "", ""), 0)
+    return Record("run", round, Ballot(1, CLIENT, 1), "", (outcome,), (SampleRange(0, 0, num_samples),), (), {})
+
+
+def test_the_share_and_the_speed_of_the_run_are_those_of_the_records() -> None:
+    desk = _Desk()
+    assert desk.report.numbers() == {"stage": 1, "round": 3, "steps": 7, "samples": 20, "alive_peers": 2}
+    desk.report.recorded(_record(1, 100, me=30, other=70))
+    desk.clock.time_s = 4.0
+    desk.report.recorded(_record(2, 80, me=20, other=60))
+    assert desk.report.numbers() == {
+        "stage": 1,
+        "round": 3,
+        "steps": 7,
+        "samples": 30 + 20 + 20,
+        "alive_peers": 2,
+        "share": 0.25,
+        "run_samples_per_s": 20,
+    }
+    desk.report.recorded(_record(3, 80, other=80))
+    assert desk.report.numbers()["share"] == 0
+
+
+def test_a_peer_that_falls_silent_is_named_once_and_is_heard_again_once() -> None:
+    desk = _Desk()
+    for lost in (PeerLost(CLIENT, "closed"), PeerLost(PeerId("a trainer"), "silent", 2.0)):
+        desk.report.lost(lost)
+    for peer in (CLIENT, OTHER, OTHER):
+        desk.report.lost(PeerLost(peer, "silent", 2.5))
+    for peer in (OTHER, OTHER, PeerId("a trainer")):
+        desk.report.found(peer)
+    other = "server oWtheirs (stage 0)"
+    assert desk.told == [
+        ("silent", {"peer": CLIENT, "who": "the client", "silent_s": 2.5}),
+        ("silent", {"peer": OTHER, "who": other, "silent_s": 2.5}),
+        ("heard", {"peer": OTHER, "who": other}),
+    ]
+
+
+class _Enough(Exception):
+    """The last sleep."""
+
+
+@pytest.mark.anyio
+async def test_nothing_is_said_while_nothing_changes() -> None:
+    desk, sleeps = _Desk(), 0
+
+    async def sleep_s(duration_s: float) -> None:
+        nonlocal sleeps
+        sleeps += 1
+        await anyio.lowlevel.checkpoint()
+        if sleeps == 2:
+            desk.replica.num_committed += 1
+        if sleeps == 4:
+            raise _Enough
+
+    desk.clock.sleep_s = sleep_s  # type: ignore[method-assign]
+    with pytest.raises(_Enough):
+        await desk.report.run()
+    assert [fields["numbers"]["steps"] for _, fields in desk.told] == [7, 8]
