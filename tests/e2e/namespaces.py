@@ -83,6 +83,10 @@ class Lan:
         for link in ("home", "nobody"):
             _ip("-n", name, "link", "set", link, "up")
 
+    def add_address(self, host: str, address: str) -> None:
+        """Give the host one more address in the common network."""
+        _ip("-n", self.namespace(host), "address", "add", f"{address}/24", "dev", "eth0")
+
     def set_link(self, host: str, *, up: bool) -> None:
         """Put the host's network cable in, or take it out."""
         _ip("-n", self.namespace(host), "link", "set", "eth0", "up" if up else "down")

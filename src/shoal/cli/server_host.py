@@ -28,6 +28,7 @@ from shoal.cli.run_files import make_server_log_dir, remove_empty_outputs
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared
+from shoal.control.dial_back import REMEDY
 from shoal.control.initial_peers import require_reachable
 from shoal.control.peers_file import PeersFile
 from shoal.errors import BootstrapError, RemoteError, ShoalError
@@ -217,6 +218,11 @@ class ServerHost:
                 self._say(f"{name} has ended ({status}); it is started again")
             case "restarted":
                 host.restarted(role)
+            case "dialled_back" if reason := event.fields["reason"]:
+                self._say(f"{name} cannot be dialled from the client's host, so nobody trains over it: {reason}")
+                self._say(f"  {REMEDY}")
+            case "dialled_back":
+                self._say(f"{name} can be dialled from the client's host now")
             case "joined":
                 host.joined(role, event.fields["maddrs"])
                 if role.spec.role == "server":

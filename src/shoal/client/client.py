@@ -29,6 +29,7 @@ from shoal.client.fencing import Fencing
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.rounds import RoundLoop
+from shoal.client.run_status import StatusAnswers
 from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary
@@ -260,6 +261,7 @@ class Client:
                 self._feed,
                 self.counters,
                 self._succession,
+                self._status_answers(),
             )
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found)
             tasks.start_soon(self._coordinator.run)
@@ -278,6 +280,11 @@ class Client:
                 self._num_train, self.reports.num_holdout = sizes.num_train, sizes.num_holdout
             await self.rounds.run()
             tasks.cancel_scope.cancel()
+
+    def _status_answers(self) -> StatusAnswers:
+        num_rounds, num_stages = self._config.diloco.outer_steps, self._config.num_stages
+        parts = (self._membership, self.reports, self.stages, self.trainers, self._clock)
+        return StatusAnswers(self._endpoint, num_rounds, num_stages, *parts)
 
     def _found(self, peer: PeerId) -> None:
         self._membership.found(peer)

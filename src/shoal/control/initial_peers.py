@@ -11,7 +11,6 @@ See https://github.com/multiformats/multistream-select and https://github.com/li
 
 from __future__ import annotations
 
-import errno
 import re
 import socket
 import ssl
@@ -29,13 +28,12 @@ from shoal.clock import Clock, Deadline
 from shoal.errors import BootstrapError, IdentityError
 from shoal.identity import peer_id_of
 from shoal.ids import PeerId
-from shoal.runtime.role import leaves
+from shoal.transport.reach import DIAL_TIMEOUT_S, DialFailure, dial_failure
 
 PATIENCE_S: Final = 3.0
 """What starts at this moment may not listen yet: so long it is tried again."""
 _PAUSE_S: Final = 0.25
-_ANSWER_TIMEOUT_S: Final = 4.0
-"""Of each step; Linux says after 3 s that no machine has an address of the own network."""
+_ANSWER_TIMEOUT_S: Final = DIAL_TIMEOUT_S
 
 _MADDR: Final = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)(?:/p2p/([^/]+))?/?")
 _FAMILIES: Final = {"ip4": socket.AF_INET, "dns4": socket.AF_INET, "ip6": socket.AF_INET6, "dns6": socket.AF_INET6}
@@ -158,12 +156,12 @@ async def _obstacle(place: Place) -> Obstacle | None:
         except TimeoutError:
             cause = f"{here}: something listens there and says nothing: a program that hangs, or another one than shoal"
             return Obstacle(place.maddr, cause, "see what runs there, and compare the port with the printed one")
-        except _AnotherProgram as error:
-            cause = f"{here}: another program than shoal listens there; it said {error.said!r}"
-            return Obstacle(place.maddr, cause, "compare the port with the one that the client's host has printed")
         except (OSError, ssl.SSLError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead):
             cause = f"{here}: what listens there closes the connection: it may be ending, or another program than shoal"
             return Obstacle(place.maddr, cause, "see whether the run is up there, and compare the port")
+    if isinstance(there, bytes):
+        cause = f"{here}: another program than shoal listens there; it said {there!r}"
+        return Obstacle(place.maddr, cause, "compare the port with the one that the client's host has printed")
     if place.peer is None or there in (None, place.peer):
         return None
     return Obstacle(
@@ -175,39 +173,25 @@ async def _obstacle(place: Place) -> Obstacle | None:
 
 def _unconnected(here: str, port: int, error: BaseException) -> tuple[str, str]:
     """Say why there is no connection, and what to do."""
-    # Of several addresses of one name the first one that says something counts.
-    causes = [each for each in leaves(error.__cause__ or error) if isinstance(each, OSError)]
-    numbers = {each.errno for each in causes}
-    if errno.ECONNREFUSED in numbers:
-        return f"{here}: refused: that host is there, but nothing listens on the port", _RUN_UP
-    if numbers & {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL}:
-        return (
-            f"{here}: no way leads there: the host is off, or in a network that this one is not connected to",
-            "a private address (10., 172.16., 192.168.) means something in its own network only: then the client's "
-            "host needs --public-ip and a forwarded port",
-        )
-    if isinstance(error, TimeoutError) or errno.ETIMEDOUT in numbers:
-        return (
-            f"{here}: no answer within {_ANSWER_TIMEOUT_S:.0f} s: the host is off, or a firewall or router drops what "
-            "is sent to it",
-            f"open TCP port {port} there and have it forwarded; {_RUN_UP}",
-        )
-    reason = next((each.strerror for each in causes if each.strerror), error)
-    return f"{here}: {reason}", _RUN_UP
+    match failure := dial_failure(error):
+        case DialFailure.NO_WAY:
+            remedy = (
+                "a private address (10., 172.16., 192.168.) means something in its own network only: then the client's "
+                "host needs --public-ip and a forwarded port"
+            )
+        case DialFailure.SILENT:
+            remedy = f"open TCP port {port} there and have it forwarded; {_RUN_UP}"
+        case _:
+            remedy = _RUN_UP
+    return f"{here}: {failure}", remedy
 
 
-class _AnotherProgram(Exception):
-    """Something else than libp2p answers."""
-
-    def __init__(self, said: bytes) -> None:
-        self.said = said[:_SHOWN_BYTES]
-
-
-async def _peer_behind(stream: ByteStream) -> PeerId | None:
+async def _peer_behind(stream: ByteStream) -> PeerId | bytes | None:
     """Return who has the certificate of a libp2p program at the other end; None if it is not told this way.
 
+    Of another program, what it has said.
+
     Raises:
-        _AnotherProgram: it is not libp2p.
         OSError, SSLError: the connection breaks; anyio's errors of streams likewise.
     """
     await stream.send(_GREETING + _WANTED)
@@ -215,7 +199,7 @@ async def _peer_behind(stream: ByteStream) -> PeerId | None:
     while said != _GREETING:
         said += await stream.receive(len(_GREETING) - len(said))
         if not _GREETING.startswith(said):
-            raise _AnotherProgram(said)
+            return said[:_SHOWN_BYTES]
     # The answer to the second line may be a shorter one, which says no.
     length = await stream.receive(1)
     line = await BufferedByteReceiveStream(stream).receive_exactly(length[0])

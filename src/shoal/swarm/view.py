@@ -90,12 +90,13 @@ class Replica(Candidate):
 
 @dataclass(frozen=True)
 class Client:
-    """A client, when it joined, and whether it waits for its turn."""
+    """A client, when it joined, whether it waits for its turn, and which servers it has dialled in vain, and why."""
 
     hop: Hop
     join_unix_s: float
     held_round: int = 0
     waits: bool = False
+    undialled: tuple[tuple[PeerId, str], ...] = ()
 
     @property
     def peer(self) -> PeerId:

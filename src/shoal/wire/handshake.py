@@ -22,7 +22,7 @@ from shoal.errors import HandshakeError, Offence
 from shoal.ids import PeerId, RunId
 from shoal.wire.messages.base import Struct
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 """Of connections and of records in the DHT. Goes up, once between two releases, when the form of any message, record,
 hello or frame changes, or the meaning of one: peers of two versions refuse each other, and say who has to upgrade."""
 
