@@ -75,6 +75,18 @@ class Lan:
         """Return the name of the host's namespace."""
         return f"{self.tag}-{host}"
 
+    def add_home(self, host: str, address: str) -> None:
+        """Give the host a second network of its own, which leads nowhere else; others may use the same address."""
+        name = self.namespace(host)
+        _ip("-n", name, "link", "add", "home", "type", "veth", "peer", "name", "nobody")
+        _ip("-n", name, "address", "add", f"{address}/24", "dev", "home")
+        for link in ("home", "nobody"):
+            _ip("-n", name, "link", "set", link, "up")
+
+    def add_address(self, host: str, address: str) -> None:
+        """Give the host one more address in the common network."""
+        _ip("-n", self.namespace(host), "address", "add", f"{address}/24", "dev", "eth0")
+
     def set_link(self, host: str, *, up: bool) -> None:
         """Put the host's network cable in, or take it out."""
         _ip("-n", self.namespace(host), "link", "set", "eth0", "up" if up else "down")

@@ -52,8 +52,9 @@ def last_hashes(servers: Sequence[Launched]) -> dict[str, list[str]]:
     for host in servers:
         assert host.log_dir is not None
         for log in host.log_dir.glob("server_*.log"):
-            [ready] = host.events(log.stem, "server.ready")
-            found.setdefault(str(ready["stage"]), []).append(host.events(log.stem, "round.swapped")[-1]["parameters"])
+            placed = [*host.events(log.stem, "server.ready"), *host.events(log.stem, "server.moved")]
+            swapped = host.events(log.stem, "round.swapped")[-1]
+            found.setdefault(str(placed[-1]["stage"]), []).append(swapped["parameters"])
     return found
 
 
@@ -108,6 +109,8 @@ def test_two_server_hosts_and_a_client_host_share_no_socket_and_end_with_equal_h
         network.sniffed("canary", "SHOL", "SHHI", "sandbox-2") as seen,
     ):
         network.say_in_clear("client", "left", "a canary")
+        for host in ("left", "right"):
+            network.add_home(host, "192.168.1.5")  # two homes with one private address are two machines
         client = hosts.run("client", "start_trainer_client.py", *SMALL, "--num-servers=4")
         variable, command = invited(client)
         assert network.address("client") in variable["INITIAL_PEERS"]
@@ -119,6 +122,8 @@ def test_two_server_hosts_and_a_client_host_share_no_socket_and_end_with_equal_h
     assert (summary["exit"], summary["replicas"], summary["pipelines_max"]) == ("done", 4, 2)
     assert (summary["duplicates"], summary["missing"], summary["failovers"]) == (0, 0, [])
     assert last_hashes(servers) == {stage: [value] * 2 for stage, value in summary["hashes"].items()}
+    for each in servers:
+        assert sorted(last_hashes([each])) == ["0", "1"], "no stage has all of its replicas on one machine"
     # Frames, hellos and the run's name would be there in clear without TLS.
     assert seen["packets"] > 500
     assert seen["seen"].pop("canary") > 0
@@ -173,9 +178,9 @@ def test_a_host_is_told_what_it_lacks_and_what_differs(tmp_path: Path) -> None:
         assert other.ends(START_S) == 2, other.output
         assert "model.hidden_size = 64 (--model.hidden-size): the run has 48" in other.output
         assert strange.ends(START_S) == 2, strange.output
-        assert "none of the initial peers answered" in strange.output
+        assert "127.0.0.1 port 9: refused: that host is there, but nothing listens on the port" in strange.output
         assert lost.ends(START_S) == 2, lost.output
-        assert "experiment_prefix = elsewhere" in lost.output
+        assert "join it with --experiment-prefix sandbox" in lost.output
         for refused in (nothing, other, strange, lost):
             # A word alone with a full stop in it is the name of an event, which is for the logs.
             assert not re.search(r"^[a-z_]+\.[a-z_.]+$", refused.output, re.MULTILINE), refused.output

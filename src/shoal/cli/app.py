@@ -140,6 +140,34 @@ def start_servers(
 
 
 @app.command
+def status(
+    *flags: ConfigFlags,
+    initial_peers: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Addresses of the swarm as for start-servers; else INITIAL_PEERS, else this host's newest run's."
+        ),
+    ] = None,
+    config_path: ConfigPath = None,
+    as_json: Annotated[
+        bool, Switch, Parameter(name="--json", help="Print one JSON object, see docs/status.schema.json.")
+    ] = False,
+) -> int:
+    """Say how a run is, from any host with the swarm's key: state, round, loss, speed, stages with their servers.
+
+    A run of `shoal run-local` has a key that nobody else has: it is seen on its own terminal alone.
+    """
+    for peers in initial_peers or ():
+        flags = (*flags, "--initial-peers", peers)
+    from shoal.cli.joining import load_joining_config
+
+    config, origins = load_joining_config(config_path, flags, os.environ, _OWN_FLAGS)
+    from shoal.cli.status import print_status
+
+    return print_status(config, origins, as_json=as_json)
+
+
+@app.command
 def trainer(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,

@@ -8,6 +8,7 @@ takes the place of a client that is gone: run and configuration are those that t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import anyio
 
@@ -49,6 +50,7 @@ def start_trainer_client(config: Config, origins: Mapping[str, str] | None, earl
             if origins is None:
                 found = FoundRun(new_run_id(config, clock), with_known_cut(config))
             else:
+                log.configure("launcher", None)
                 print(f"looking for the run at {', '.join(config.network.initial_peers)}", flush=True)
                 found = await find_run(
                     config,
@@ -57,6 +59,7 @@ def start_trainer_client(config: Config, origins: Mapping[str, str] | None, earl
                     identity_of=identities.identity,
                     run_dir=early.run_dir,
                     clock=clock,
+                    say=partial(print, flush=True),
                 )
             return await train(found.config, found.run_id)
 

@@ -16,6 +16,7 @@ from shoal.cli.host_network import HostNetwork
 from shoal.clock import Clock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared
+from shoal.control.initial_peers import require_reachable
 from shoal.errors import BootstrapError, RemoteError
 from shoal.identity import Identity
 from shoal.ids import RunId
@@ -48,6 +49,7 @@ async def find_run(
     identity_of: Callable[[str, int], Identity],
     run_dir: RunDir,
     clock: Clock,
+    say: Callable[[str], None],
 ) -> FoundRun:
     """Return the run that the initial peers know.
 
@@ -58,12 +60,14 @@ async def find_run(
         identity_of: Gives each role its identity.
         run_dir: Of this launcher's sockets.
         clock: For deadlines.
+        say: Tells the user how far it is.
 
     Raises:
-        BootstrapError: No initial peer answered in time, or none of them knows a run.
+        BootstrapError: No initial peer can be joined, or none of them knows a run; says why.
         ConfigError: A shared key differs from the run's.
         RemoteError: The scout failed.
     """
+    await require_reachable(config.network.initial_peers, clock, say)
     async with Supervisor(preload=_PRELOAD, clock=clock) as supervisor:
         host = SwarmHost(
             config=config,
@@ -76,21 +80,33 @@ async def find_run(
             identity_of=identity_of,
         )
         host.initial_peers_known(config.network.initial_peers)
-        found = await run_of(await host.start_scout())
+        found = await run_of(await host.start_scout(), host, say)
         await supervisor.stop(_GRACE_S)
     return FoundRun(RunId(str(found["run_id"])), adopt_shared(config, origins, found["configuration"]))
 
 
-async def run_of(scout: RoleHandle) -> Mapping[str, Any]:
+async def run_of(scout: RoleHandle, host: SwarmHost, say: Callable[[str], None]) -> Mapping[str, Any]:
     """Return what the scout has found: `run_id` and `configuration`.
+
+    Args:
+        scout: That has just been started.
+        host: Is told by which addresses the scout takes part in the DHT.
+        say: Tells the user how far it is.
 
     Raises:
         BootstrapError: It reached no initial peer, or no run.
         RemoteError: It failed.
     """
-    try:
-        return await scout.ready()
-    except RemoteError as error:
-        if (await scout.wait()).code == USER_ERROR:
-            raise BootstrapError(scout.last_error) from error
-        raise
+    async for event in scout.events:
+        match event.name:
+            case "joined":
+                host.joined(scout, event.fields["maddrs"])
+                say("joined; looking for the run")
+            case "ready":
+                return event.fields
+            case _:
+                pass
+    reason = scout.last_error or str(await scout.wait())
+    if (await scout.wait()).code == USER_ERROR:
+        raise BootstrapError(reason)
+    raise RemoteError(f"{scout.spec} ended before it was ready: {reason}")

@@ -378,7 +378,7 @@ class SwarmHost:
         return {
             "between_hosts": True,
             "listen_tcp": self.network.listen_tcp(index),
-            "announce": self.network.announce,
+            "announce": self.network.announce(index),
         }
 
     def _identity(self, role: str, index: int) -> Identity:

@@ -13,6 +13,7 @@ from typing import Final
 from shoal.config.host import MAX_PORT, NetworkConfig
 from shoal.control.maddrs import is_loopback
 from shoal.errors import ConfigError
+from shoal.transport.tcp import join_host_port
 
 USUAL_MONITOR_PORT: Final = 50000
 LOOPBACK_MADDRS: Final = ("/ip4/127.0.0.1/tcp/0",)
@@ -41,10 +42,20 @@ class HostNetwork:
         host = "127.0.0.1" if self._is_loopback else "0.0.0.0"
         return (host, _port(port, place, f"network.data_port = {port}") if port else 0)
 
-    @property
-    def announce(self) -> tuple[str, ...]:
-        """The hosts under which other hosts reach this one; empty for those of its interfaces."""
-        return (self.settings.public_ip,) if self.settings.public_ip else ()
+    def announce(self, place: int) -> tuple[str, ...]:
+        """Return where other hosts reach the role at `place`: a host, with the port if a router forwards another one.
+
+        Empty for the addresses of this host's interfaces.
+
+        Raises:
+            ConfigError: the ports after the first one do not suffice.
+        """
+        host, port = self.settings.public_ip, self.settings.announce_data_port
+        if not host:
+            return ()
+        if not port:
+            return (host,)
+        return (join_host_port(host, _port(port, place, f"network.announce_data_port = {port}")),)
 
     def dht(self, place: int) -> NetworkConfig:
         """Return the section for the DHT node of the role at `place`.

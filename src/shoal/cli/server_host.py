@@ -30,6 +30,8 @@ from shoal.cli.servers_row import ServersRow
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared
+from shoal.control.dial_back import REMEDY
+from shoal.control.initial_peers import require_reachable
 from shoal.control.peers_file import PeersFile
 from shoal.errors import BootstrapError, RemoteError, ShoalError
 from shoal.identity import Identity
@@ -57,6 +59,8 @@ def start_servers(config: Config, origins: Mapping[str, str], early: EarlyStart)
     """
     swarm_key = require_membership(config)
     devices = devices_of_servers(config)
+    # Until there is a folder for them, nobody has a use for the names of events.
+    log.configure("launcher", None)
     identities = LastingIdentities("servers")
     try:
 
@@ -139,9 +143,10 @@ class ServerHost:
 
     async def _join_and_serve(self, supervisor: Supervisor, tasks: TaskGroup) -> None:
         self._say(f"joining the swarm at {', '.join(self.config.network.initial_peers)}")
+        await require_reachable(self.config.network.initial_peers, self.clock, self._say)
         early = self._host(self.config, "", Path(self.early.run_dir.path), supervisor)
         scout = await early.start_scout()
-        found = await run_of(scout)
+        found = await run_of(scout, early, self._say)
         config = adopt_shared(self.config, self.origins, found["configuration"])
         run_id = str(found["run_id"])
         log_dir = self._log_dir = make_server_log_dir(config, run_id)
@@ -150,7 +155,9 @@ class ServerHost:
         self._say(f"run {run_id}, logs in {log_dir}")
         self._row = self._display.shown = ServersRow(config.diloco.outer_steps, self.clock.now_s())
         host = self._host(config, run_id, log_dir, supervisor)
+        host.joined(scout, early.maddrs)
         tasks.start_soon(self._watch_run, scout, host)
+        self._say(f"starting {len(self.devices)} server{'s'[: len(self.devices) != 1]}")
         for index, device in enumerate(self.devices):
             # Servers of other hosts start too, so nobody knows how many there will be.
             server = await host.start_server(index, expected_servers=0, device=device)
@@ -228,8 +235,15 @@ class ServerHost:
                 self._say(f"{name} has ended ({status}); it is started again")
             case "restarted":
                 host.restarted(role)
+            case "dialled_back" if reason := event.fields["reason"]:
+                self._say(f"{name} cannot be dialled from the client's host, so nobody trains over it: {reason}")
+                self._say(f"  {REMEDY}")
+            case "dialled_back":
+                self._say(f"{name} can be dialled from the client's host now")
             case "joined":
                 host.joined(role, event.fields["maddrs"])
+                if role.spec.role == "server":
+                    self._say(f"{name} has joined; it chooses its stage")
             case "may_leave" | "last_of_stage":
                 self._leaves.take(event, role)
             case "peers" if self._peers_file is not None:

@@ -34,6 +34,7 @@ from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.resumption import count_again
 from shoal.client.rounds import RoundLoop
+from shoal.client.run_status import StatusAnswers
 from shoal.client.stage_fetch import StageFetch
 from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import Succession
@@ -274,7 +275,7 @@ class Client:
         async with anyio.create_task_group() as tasks:
             parts = (self.watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
             asked = (self._data, self._feed, self.counters, self._succession, self._fetch, self._keeping, self.teller)
-            handlers = (*parts, *asked)
+            handlers = (*parts, *asked, self._status_answers())
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self.watch.notices.connection_ended)
             try:
                 with self._training:
@@ -311,6 +312,11 @@ class Client:
                 self._num_train, self.reports.num_holdout = sizes.num_train, sizes.num_holdout
             await self.rounds.run()
             tasks.cancel_scope.cancel()
+
+    def _status_answers(self) -> StatusAnswers:
+        num_rounds, num_stages = self._config.diloco.outer_steps, self._config.num_stages
+        parts = (self._membership, self.reports, self.stages, self.trainers, self._clock)
+        return StatusAnswers(self._endpoint, num_rounds, num_stages, *parts)
 
     def _found(self, peer: PeerId) -> None:
         self._membership.found(peer)

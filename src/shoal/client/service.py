@@ -19,10 +19,12 @@ from shoal.client.diary import Diary
 from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
 from shoal.control.counter_report import counters_logged
+from shoal.control.dial_back import DialBack
 from shoal.control.join import join_swarm
 from shoal.control.membership import Membership
 from shoal.control.peers_file import PeersFile, keep_peers_file
-from shoal.control.records import ClientRecord, RunRecord
+from shoal.control.records import ClientRecord, RunRecord, Undialled
+from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_end import say_run_is_over
 from shoal.errors import ControlError, RoundAborted
@@ -33,6 +35,9 @@ from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
 from shoal.transport.base import Endpoint
+from shoal.transport.reach import why_unreachable
+from shoal.transport.tls import tls_contexts
+from shoal.wire.messages.base import Hop
 
 LEAVING_EVERY_S = 0.25
 
@@ -90,6 +95,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
                         if not end.goes_on_elsewhere:
                             registry.advertise(run)
                             registry.advertise(me)
+                            if spec.between_hosts:
+                                beside.start_soon(_dial_back(spec, me, identity, registry, clock, notice).run)
                         await trained.wait()
                         beside.cancel_scope.cancel()
                 finally:
@@ -114,6 +121,26 @@ async def main(payload: bytes, control: RoleControl) -> None:
             await joined.wait()
             turn.set()
             trained.set()
+
+
+def _dial_back(
+    spec: ClientSpec,
+    me: ClientRecord,
+    identity: Identity,
+    registry: Registry,
+    clock: Clock,
+    notice: Callable[[str], None],
+) -> DialBack:
+    """Return what dials the servers and says in this client's record who cannot be reached."""
+    contexts = tls_contexts(identity, spec.swarm_key)
+
+    async def dial(hop: Hop) -> str:
+        return await why_unreachable(hop, contexts)
+
+    def announce(undialled: tuple[Undialled, ...]) -> None:
+        registry.advertise(msgspec.structs.replace(me, undialled=undialled))
+
+    return DialBack(registry.membership, dial, clock, on_change=announce, notice=notice)
 
 
 def _build(

@@ -1,15 +1,18 @@
 """Sections `network`, `health`, `servers` and `param_mirror`: addresses, deadlines and processes of a host."""
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shoal.config.base import ByteSize, PositiveFloat, PositiveInt, Section, split_list
 from shoal.config.per_server import split_values
 
 MAX_PORT: Final = 65535
+_LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?")
 Niceness = Annotated[int, Field(ge=0, le=19)]
 
 
@@ -44,6 +47,13 @@ class NetworkConfig(Section):
         description="TCP port on which the client, or the first server of a host, listens for tensors of other hosts; "
         "further servers take the next ones. 0 takes any free ports.",
     )
+    announce_data_port: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_PORT,
+        description="The port to tell other hosts in place of data_port, where a router forwards another one; further "
+        "servers tell the next ones. Needs data_port and public_ip. 0: the port itself.",
+    )
     swarm_key_file: Path = Field(
         default=Path("~/.config/shoal/swarm.key"),
         description="File with the secret that all hosts of a swarm share; `shoal key new` makes one.",
@@ -77,6 +87,44 @@ class NetworkConfig(Section):
             if port is not None and not (port[1].isdecimal() and int(port[1]) <= MAX_PORT):
                 raise ValueError(f"{port[1]!r} in {address!r} is not a port; use 0 to {MAX_PORT}")
         return value
+
+    @field_validator("public_ip")
+    @classmethod
+    def _check_public_ip(cls, value: str | None) -> str | None:
+        if not value:
+            return None
+        if (problem := _host_problem(value)) is not None:
+            raise ValueError(f"{problem}; give one address or name under which other hosts reach this one")
+        return value
+
+    @model_validator(mode="after")
+    def _check_announced_port(self) -> Self:
+        lacking = [name for name in ("data_port", "public_ip") if not getattr(self, name)]
+        if self.announce_data_port and lacking:
+            raise ValueError(
+                f"network.announce_data_port = {self.announce_data_port} is the port that a router forwards to "
+                f"network.data_port: set {' and '.join('network.' + name for name in lacking)} as well"
+            )
+        return self
+
+
+def _host_problem(host: str) -> str | None:
+    """Return why this is neither an address nor a name of a host, or None."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        pass
+    else:
+        if address.is_unspecified or address.is_multicast:
+            return "nobody can dial that address"
+        return None
+    if re.fullmatch(r".*\]?:\d+", host) and host.count(":") <= 1:
+        return "it is without a port (network.announce_data_port and network.announce_maddrs name ports)"
+    if not _HOST_NAME.fullmatch(host):
+        return "it is neither an IP address nor the name of a host"
+    if re.fullmatch(r"[\d.]+", host):
+        return "it is not an IPv4 address, which has four numbers from 0 to 255"
+    return None
 
 
 _PATIENCE: Final = 3.0

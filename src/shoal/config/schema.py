@@ -117,7 +117,8 @@ class Config(Section):
         if self.num_servers < self.num_stages:
             return (
                 f"servers.num_servers = {self.num_servers} is too few for model_pipeline.stages = {self.num_stages}: "
-                f"each stage needs at least one server; use --num-servers {self.num_stages} or more"
+                f"each stage needs at least one server; use --num-servers {self.num_stages} or more, or leave it out "
+                f"and say with --servers.replicas how many servers each stage gets (now {self.servers.replicas})"
             )
         return None
 

@@ -29,7 +29,7 @@ class RoleStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         initial_peers: Multiaddresses of DHT peers to join; empty for the first peer.
         between_hosts: Whether peers of other hosts are reached, over TLS with the swarm's key.
         listen_tcp: Address and port to listen on for other hosts; None is not dialled by them.
-        announce: Hosts under which other hosts reach this one; empty for the addresses of its interfaces.
+        announce: Hosts, or `host:port`, under which others reach this role; empty for the addresses of its interfaces.
     """
 
     run_id: str

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import anyio
+from google.protobuf.message import DecodeError
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
@@ -28,6 +29,7 @@ from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, end_dae
 from shoal.control.dht_launcher import WAIT_TIMEOUT_S, Launcher, calm_logging, keep_time
 from shoal.control.dht_lookup import Found, QuickLookup
 from shoal.control.dht_ports import check_port_free
+from shoal.control.greeting import Greeter, new_question
 from shoal.control.lost_peers import LostPeers
 from shoal.control.maddrs import outward
 from shoal.control.record_checker import RecordChecker
@@ -43,6 +45,9 @@ logger = logging.getLogger(__name__)
 _LOOK_AROUND_S = 1.0
 _MAX_NEIGHBOURS = 16
 
+_GREETING = "shoal.greeting"
+_GREETING_TIMEOUT_S = 3.0
+
 
 class DhtNode:
     """One peer of the DHT.
@@ -53,13 +58,21 @@ class DhtNode:
         maddrs: where others can join through this node, as of its last start.
     """
 
-    def __init__(self, peer_id: PeerId, namespace: str, checker: RecordChecker, launcher: Launcher) -> None:
+    def __init__(
+        self,
+        peer_id: PeerId,
+        namespace: str,
+        checker: RecordChecker,
+        launcher: Launcher,
+        greeter: Greeter | None = None,
+    ) -> None:
         """Used by `create`."""
         self.peer_id = peer_id
         self.checker = checker
         self.maddrs: tuple[str, ...] = ()
         self._namespace = namespace
         self._launcher = launcher
+        self._greeter = greeter
         self._daemon: P2P | None = None
         self._node: DHTNode | None = None
         self._lookup: QuickLookup | None = None
@@ -81,6 +94,7 @@ class DhtNode:
         host_maddrs: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
         announce_maddrs: Sequence[str] = (),
         bootstrap_timeout_s: float = 20.0,
+        greeter: Greeter | None = None,
     ) -> DhtNode:
         """Start a node and join the swarm.
 
@@ -94,6 +108,7 @@ class DhtNode:
             host_maddrs: multiaddresses to listen on; with loopback ones alone, nothing for NATs is started.
             announce_maddrs: multiaddresses to tell others, where they differ.
             bootstrap_timeout_s: how long initial peers are tried.
+            greeter: tells newcomers to which swarm this peer belongs; None tells nobody.
 
         Raises:
             BootstrapError: none of the initial peers answered in time, or p2pd did not start.
@@ -119,7 +134,7 @@ class DhtNode:
         # A file of this name holds this very key.
         with suppress(FileExistsError):
             identity.to_p2p_key_file(launcher.key_file)
-        dht = cls(identity.peer_id, namespace, checker, launcher)
+        dht = cls(identity.peer_id, namespace, checker, launcher, greeter)
         deadline = Deadline.after(clock, bootstrap_timeout_s)
         backoff = Backoff(first_s=0.1, max_s=2.0)
         while True:
@@ -146,6 +161,7 @@ class DhtNode:
         try:
             self._daemon, self._node = await launcher.launch(initial_peers)
             self._lookup = QuickLookup(self._node)
+            await self._daemon.add_protobuf_handler(_GREETING, self._greet, cast(Any, dht_pb2).NodeInfo)
             visible = await self.visible_maddrs()
             self.maddrs, self._launcher = outward(visible), launcher.pinned(visible)
         except (P2PDaemonError, RuntimeError, OSError, EOFError) as error:
@@ -158,6 +174,14 @@ class DhtNode:
         if self._daemon is None:
             return ()
         return tuple(str(maddr) for maddr in await self._daemon.get_visible_maddrs(latest=True))
+
+    async def prefixes_of(self, peers: Iterable[str]) -> list[str | None]:
+        """Return the prefixes of the swarms of those peers who tell theirs; None is of one with another swarm key."""
+        found: list[str | None] = []
+        async with anyio.create_task_group() as tasks:
+            for peer in peers:
+                tasks.start_soon(self._ask_prefix, peer, found)
+        return found
 
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
         """Store a sealed record under a topic and this peer's id.
@@ -272,6 +296,26 @@ class DhtNode:
     async def _ask(self, node: DHTNode, peer: PeerID) -> None:
         if await node.protocol.call_ping(peer) is not None:
             node.blacklist.register_success(peer)
+
+    async def _greet(self, request: Any, _context: object) -> Any:
+        """Answer a newcomer; see `control.greeting`."""
+        answer = b"" if self._greeter is None else self._greeter.answer(request.node_id, self.peer_id)
+        return cast(Any, dht_pb2).NodeInfo(node_id=answer)
+
+    async def _ask_prefix(self, peer: str, found: list[str | None]) -> None:
+        daemon, greeter, kind = self._daemon, self._greeter, cast(Any, dht_pb2).NodeInfo
+        if daemon is None or greeter is None:
+            return
+        question = new_question()
+        # A peer that answers nothing, as of an older version, tells nothing.
+        with (
+            suppress(P2PDaemonError, P2PHandlerError, OSError, EOFError, ValueError, DecodeError),
+            anyio.move_on_after(_GREETING_TIMEOUT_S),
+        ):
+            who = PeerID.from_base58(peer)
+            answer: Any = await daemon.call_protobuf_handler(who, _GREETING, kind(node_id=question), kind)
+            if answer.node_id:
+                found.append(greeter.prefix_in(answer.node_id, question, PeerId(peer)))
 
     async def _compare_clocks(self, node: DHTNode) -> None:
         """Ask a neighbour for its time: to a clock that is ahead, all that others announce has expired, unseen."""

@@ -13,11 +13,14 @@ from shoal import telemetry
 from shoal.clock import Clock
 from shoal.config.start import RoleStart
 from shoal.control.dht import DhtNode
+from shoal.control.greeting import Greeter, misfit
 from shoal.control.membership import Membership
 from shoal.control.registry import Registry
 from shoal.errors import BootstrapError
 from shoal.identity import Identity, namespace
 from shoal.runtime.control_pipe import RoleControl
+
+_MAX_ASKED = 8
 
 
 @asynccontextmanager
@@ -57,6 +60,7 @@ async def open_registry(
         host_maddrs=tuple(host_maddrs),
         announce_maddrs=config.network.announce_maddrs,
         bootstrap_timeout_s=config.network.bootstrap_timeout_s,
+        greeter=Greeter(start.swarm_key, config.experiment_prefix),
     ) as node:
         yield node, Registry(node, identity, swarm, config.num_stages, clock, membership)
 
@@ -81,7 +85,8 @@ async def join_swarm(
         membership: the view that the registry feeds; by default a new one.
 
     Raises:
-        BootstrapError: the launcher did not say in time where the initial peers are, or none of them answered.
+        BootstrapError: the launcher did not say in time where the initial peers are, none of them answered, or they
+            are of another swarm.
     """
     config = start.config()
     timeout_s = config.network.bootstrap_timeout_s
@@ -92,6 +97,8 @@ async def join_swarm(
     async with open_registry(start, identity, clock, initial_peers, where, metrics, membership) as (node, registry):
         # A monitor that is started again finds the swarm by those who are in it.
         control.event("joined", maddrs=await node.visible_maddrs())
+        if not start.run_id:
+            await require_same_swarm(node, Greeter(start.swarm_key, config.experiment_prefix), initial_peers)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(registry.run)
             try:
@@ -99,6 +106,17 @@ async def join_swarm(
             finally:
                 await registry.withdraw()
                 tasks.cancel_scope.cancel()
+
+
+async def require_same_swarm(node: DhtNode, own: Greeter, initial_peers: Sequence[str]) -> None:
+    """Ask the initial peers for their swarm: of another one nothing would ever be seen.
+
+    Raises:
+        BootstrapError: it has another key or prefix; says which.
+    """
+    peers = dict.fromkeys(maddr.partition("/p2p/")[2] for maddr in initial_peers[:_MAX_ASKED])
+    if (problem := misfit(own, await node.prefixes_of(filter(None, peers)))) is not None:
+        raise BootstrapError(problem)
 
 
 async def _initial_peers(control: RoleControl, timeout_s: float) -> tuple[str, ...]:

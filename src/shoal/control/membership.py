@@ -50,6 +50,10 @@ class Membership:
         found = [opened for opened in self._records.values() if isinstance(opened.record, StageRecord)]
         return tuple(opened for opened in found if opened.sequence > self._lost.get(opened.peer, -1))
 
+    def is_announced(self, peer: PeerId) -> bool:
+        """Whether a peer announces itself as a server, also one that is lost to this process."""
+        return any(o.peer == peer for o in self._records.values() if isinstance(o.record, StageRecord))
+
     @property
     def other_versions(self) -> Mapping[PeerId, int]:
         """Peers whose records are of another version of the protocol, and of which: they are not in the view."""

@@ -78,14 +78,28 @@ class StageRecord(Struct, frozen=True, tag="stage"):
     maddrs: Maddrs = ()
 
 
+MAX_UNDIALLED = 16
+"""Servers of which a client's record says that they cannot be dialled."""
+MAX_REASON_CHARS = 160
+
+
+class Undialled(Struct, frozen=True):
+    """A server that cannot be dialled where it says, and why."""
+
+    peer: PeerId
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARS)]
+
+
 class ClientRecord(Struct, frozen=True, tag="client"):
-    """A client; one that `waits` does nothing as long as it can reach another one before it."""
+    """A client; one that `waits` does nothing as long as it can reach another one before it. `undialled` are servers
+    that its host has dialled in vain: they may be unable to hear it over a connection."""
 
     addresses: Addresses
     join_unix_s: Amount
     held_round: Count = 0
     maddrs: Maddrs = ()
     waits: bool = False
+    undialled: Annotated[tuple[Undialled, ...], msgspec.Meta(max_length=MAX_UNDIALLED)] = ()
 
 
 class RunRecord(Struct, frozen=True, tag="run"):

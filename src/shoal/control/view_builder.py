@@ -78,7 +78,13 @@ def server_of(peer: PeerId, record: StageRecord) -> Candidate:
 
 def _clients(records: Iterable[Opened]) -> list[Client]:
     return [
-        Client(hop_of(opened), record.join_unix_s, record.held_round, record.waits)
+        Client(
+            hop_of(opened),
+            record.join_unix_s,
+            record.held_round,
+            record.waits,
+            tuple((each.peer, each.reason) for each in record.undialled),
+        )
         for opened in records
         if isinstance(record := opened.record, ClientRecord)
     ]

@@ -1,16 +1,22 @@
 """What computes on this machine, by name: for the reader of a benchmark, and to know a machine again. No torch.
 
+A machine is known again in two ways: as one of a kind that computes the same bits, and as this very one.
+
 The bits of a computation depend on the machine's type and on the versions of the programs.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 _LIBRARIES = ("shoal", "torch", "numpy")
 _ROOT = Path("/")
+_NAME_CHARACTERS = 16
 
 
 def processor_name(root: Path = _ROOT) -> str:
@@ -25,6 +31,26 @@ def processor_name(root: Path = _ROOT) -> str:
 def machine_type() -> dict[str, str]:
     """Return what is the same on all machines that compute the same bits: processor and architecture."""
     return {"processor": processor_name(), "architecture": platform.machine()}
+
+
+def machine_name(root: Path = _ROOT) -> str:
+    """Return a name that all processes of this machine share, and those of no other one, until it is started again.
+
+    Containers with a network of their own count as machines: they reach each other as such. What it is made of stays
+    secret, as systemd asks for with its machine id.
+
+    Args:
+        root: of the file system that holds /etc and /proc.
+    """
+    told: list[str] = []
+    for path in ("etc/machine-id", "proc/sys/kernel/random/boot_id"):
+        with suppress(OSError):
+            told.append((root / path).read_text().strip())
+    with suppress(OSError):
+        told.append(os.readlink(root / "proc/self/ns/net"))
+    # Elsewhere than on Linux its name has to do.
+    told = told or [platform.node()]
+    return hashlib.sha3_256("\n".join(["shoal machine 1", *told]).encode()).hexdigest()[:_NAME_CHARACTERS]
 
 
 def program_versions() -> dict[str, str]:

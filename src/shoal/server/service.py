@@ -20,6 +20,7 @@ from shoal.config.shared import shared_configuration
 from shoal.control.assignment import StageChooser, require_fit
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.death_watch import death_points, watched
+from shoal.control.dial_back import dial_back_heard
 from shoal.control.join import join_swarm
 from shoal.control.records import StageRecord
 from shoal.control.registry import Registry
@@ -85,6 +86,9 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         open_role_endpoint(spec, identity) as endpoint,
         join_swarm(spec, identity, control, clock, endpoint.metrics) as registry,
         counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
+        dial_back_heard(
+            registry.membership, endpoint.peer_id, lambda reason: control.event("dialled_back", reason=reason)
+        ),
     ):
         memory = await device.run(
             server_memory, spec.device, spec.memory_bytes, spec.device_sharers, config.servers.max_memory_bytes

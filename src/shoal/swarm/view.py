@@ -16,14 +16,15 @@ from shoal.wire.messages.base import Hop
 NOTHING_HELD = -1
 """`held_round` of a replica that holds no record's parameters yet; D_0 is computed, so 0 is what a fresh one holds."""
 
-_TCP = "tcp:"
-"""How an address `tcp:host:port` begins."""
+_UNIX = "unix:"
+"""How an address `unix:<machine>:/path` begins."""
 
 
 def hosts_of(hop: Hop) -> frozenset[str]:
-    """Return the names of a peer's machine, for others; none if only its own machine can reach it."""
-    found = (address.removeprefix(_TCP) for address in hop.addresses if address.startswith(_TCP))
-    return frozenset(host_and_port.rpartition(":")[0] for host_and_port in found)
+    """Return the name of a peer's machine; none if there are no others. Addresses on the network do not tell it: two
+    homes may use the same ones."""
+    found = (address.removeprefix(_UNIX) for address in hop.addresses if address.startswith(_UNIX))
+    return frozenset(place.partition(":")[0] for place in found if not place.startswith("/"))
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,13 @@ class Replica(Candidate):
 
 @dataclass(frozen=True)
 class Client:
-    """A client, when it joined, and whether it waits for its turn."""
+    """A client, when it joined, whether it waits for its turn, and which servers it has dialled in vain, and why."""
 
     hop: Hop
     join_unix_s: float
     held_round: int = 0
     waits: bool = False
+    undialled: tuple[tuple[PeerId, str], ...] = ()
 
     @property
     def peer(self) -> PeerId:

@@ -8,6 +8,7 @@ from pathlib import Path
 from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import RunId
+from shoal.runtime.hardware import machine_name
 from shoal.telemetry import Registry
 from shoal.transport.carrier import Carrier
 from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
@@ -33,8 +34,8 @@ def open_endpoint(
 ) -> StreamEndpoint:
     """Return an endpoint to be entered as an asynchronous context.
 
-    A peer with several addresses is dialled at its Unix socket if that exists here and the peer itself answers, else at
-    its TCP addresses in order.
+    A peer with several addresses is dialled at its Unix socket if that is on this machine and the peer itself answers,
+    else at its TCP addresses in order.
 
     Args:
         identity: who this process is.
@@ -53,7 +54,8 @@ def open_endpoint(
     Raises:
         ConfigError: `tcp` without a swarm key; on entering, if an address cannot be used.
     """
-    carriers: list[Carrier] = [UnixCarrier(unix_path, socket_buffer_bytes=limits.socket_buffer_bytes)]
+    machine = "" if swarm_key is None else machine_name()
+    carriers: list[Carrier] = [UnixCarrier(unix_path, socket_buffer_bytes=limits.socket_buffer_bytes, machine=machine)]
     if swarm_key is not None:
         contexts = tls_contexts(identity, swarm_key)
         cap = None if max_upload_mbit is None else UploadCap(max_upload_mbit)

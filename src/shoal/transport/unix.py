@@ -1,4 +1,9 @@
-"""Endpoints of one host: Unix sockets that only their owner may open, peers checked by the kernel's credentials."""
+"""Endpoints of one host: Unix sockets that only their owner may open, peers checked by the kernel's credentials.
+
+Where there are other hosts an address is `unix:<machine>:/path`: it says on which machine the path means that socket,
+so that no other one tries it, and who shares a machine. An address on the network says neither: every home has a
+192.168.1.5. Without other hosts it is `unix:/path`.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +35,16 @@ class UnixCarrier:
 
     scheme = _SCHEME
 
-    def __init__(self, path: Path, *, socket_buffer_bytes: int) -> None:
+    def __init__(self, path: Path, *, socket_buffer_bytes: int, machine: str = "") -> None:
         """Remember what to do; nothing is opened yet.
 
         Args:
             path: where the socket is made; a socket that nobody listens on any more is replaced.
             socket_buffer_bytes: asked of the kernel for each connection.
+            machine: what this machine is called in addresses; empty: there is no other one.
         """
         self._path = path
+        self._machine = machine
         self._socket_buffer_bytes = socket_buffer_bytes
         self._server: asyncio.Server | None = None
 
@@ -51,12 +58,16 @@ class UnixCarrier:
 
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(accept, sock=_bind(self._path), backlog=_BACKLOG)
-        return (f"{_SCHEME}{self._path}",)
+        return (f"{_SCHEME}{self._machine}:{self._path}" if self._machine else f"{_SCHEME}{self._path}",)
 
     async def connect(self, address: str, connection: Connection) -> None:
         """See `Carrier.connect`."""
         path = address.removeprefix(_SCHEME)
-        # The address may come from another host, whose paths mean something else here: nothing is said to strangers.
+        if not path.startswith("/"):
+            machine, _, path = path.partition(":")
+            if machine != self._machine:
+                raise OSError("a socket of another machine")
+        # The path may be another user's here: nothing is said to strangers.
         if os.stat(path).st_uid != os.getuid():
             raise PermissionError(f"{path} belongs to another user")
         connection.prepare = partial(self._prepare, connection)

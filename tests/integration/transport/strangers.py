@@ -31,7 +31,7 @@ class Stranger:
     @classmethod
     def on_this_host(cls, target: StreamEndpoint) -> Stranger:
         connected = socket.socket(socket.AF_UNIX)
-        connected.connect(target.addresses[0].removeprefix("unix:"))
+        connected.connect(target.addresses[0].rpartition(":")[2])
         return cls(connected)
 
     async def secure(self, identity: Identity, key: bytes = KEY) -> None:

@@ -110,7 +110,7 @@ async def test_another_user_of_this_host_gets_nothing_even_if_the_mode_let_it_in
 ) -> None:
     os.chmod(folder, 0o755)
     async with talking(host) as scene:
-        path = scene.target.addresses[0].removeprefix("unix:")
+        path = scene.target.addresses[0].rpartition(":")[2]
         command = [sys.executable, "-S", "-c", STRANGER_OF_ANOTHER_USER, path]
 
         def run() -> str:

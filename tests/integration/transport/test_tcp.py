@@ -146,6 +146,17 @@ async def test_a_unix_socket_is_preferred_and_tcp_used_where_it_leads_nowhere_or
         assert isinstance((await take(b, 1))[0], PeerLost)
 
 
+async def test_a_socket_of_another_machine_is_not_tried_although_there_is_one_at_its_path(host: Any) -> None:
+    a, b = await host(ALICE), await host(BOB)
+    path = b.addresses[0].rpartition(":")[2]
+    assert path.startswith("/")
+    a.introduce(Hop(BOB.peer_id, (f"unix:0123456789abcdef:{path}",)))
+    a.post(BOB.peer_id, Opened(step()))
+    (lost,) = await take(a, 1)
+    assert isinstance(lost, PeerLost)
+    assert "a socket of another machine" in lost.reason
+
+
 async def test_a_socket_of_another_user_is_told_nothing(
     host: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ class Server:
     def __init__(self, world: World, number: int) -> None:
         self.world, self.peer = world, PeerId(f"S{number}")
         self.host = f"host{world.network.rng.randrange(world.num_hosts)}"
-        hop = Hop(self.peer, (f"tcp:{self.host}:{number}",))
+        hop = Hop(self.peer, (f"unix:{self.host}:/{number}",))
         self.record: Candidate = Candidate(hop, world.network.wall_s(self.peer))
         self.seen: dict[PeerId, Candidate] = {}
         self.capacity = world.network.rng.choice((0.0, 0.0, 1.0, 2.0))

@@ -26,7 +26,7 @@ def test_without_settings_every_interface_and_any_free_port_is_used() -> None:
     network = _network()
     assert network.listen_tcp(3) == ("0.0.0.0", 0)
     assert network.dht(3).host_maddrs == ("/ip4/0.0.0.0/tcp/0",)
-    assert network.announce == ()
+    assert network.announce(0) == ()
 
 
 def test_fixed_ports_are_counted_up_for_the_roles_of_a_host() -> None:
@@ -50,7 +50,7 @@ def test_a_public_address_is_announced_with_the_monitors_port(public_ip: str, an
     network = _network(public_ip=public_ip, monitor_port=50123)
     assert network.monitor(_unclaimed).announce_maddrs == (announced,)
     assert network.monitor(_unclaimed).host_maddrs == ("/ip4/0.0.0.0/tcp/50123",)
-    assert network.announce == (public_ip,)
+    assert network.announce(0) == (public_ip,)
     # Of a port that the system chooses nothing can be said.
     assert network.dht(1).announce_maddrs == ()
 
@@ -94,3 +94,21 @@ def test_ports_above_the_last_one_are_an_error_of_the_user() -> None:
     for maddr in ("/ip4/0.0.0.0/tcp/70000", "/ip4/0.0.0.0/tcp/x", "/ip4/0.0.0.0/udp/65536/quic"):
         with pytest.raises(ConfigError, match="is not a port; use 0 to 65535"):
             load_config(None, {"network": {"host_maddrs": [maddr]}}, {})
+
+
+def test_the_port_that_a_router_forwards_is_announced_in_place_of_the_own_one_and_counted_up() -> None:
+    network = _network(public_ip="203.0.113.7", data_port=700, announce_data_port=9000)
+    assert [network.listen_tcp(place)[1] for place in (0, 2)] == [700, 702]
+    assert [network.announce(place) for place in (0, 2)] == [("203.0.113.7:9000",), ("203.0.113.7:9002",)]
+    assert _network(public_ip="2001:db8::1", data_port=1, announce_data_port=9).announce(0) == ("[2001:db8::1]:9",)
+    last = _network(public_ip="me.example", data_port=1, announce_data_port=65535)
+    with pytest.raises(ConfigError, match=r"network\.announce_data_port = 65535: role 2 of this host would need"):
+        last.announce(1)
+
+
+def test_an_announced_port_needs_an_address_and_a_port_to_forward_to() -> None:
+    flags = ("--network.announce-data-port=9000",)
+    with pytest.raises(ConfigError, match=r"set network\.data_port and network\.public_ip as well"):
+        load_config(None, flags, {})
+    with pytest.raises(ConfigError, match=r"set network\.public_ip as well"):
+        load_config(None, (*flags, "--network.data-port=700"), {})

@@ -226,3 +226,38 @@ def test_compiled_stages_have_no_split_backward() -> None:
 def test_a_device_is_one_for_all_servers_or_one_for_each() -> None:
     assert load_config(None, ["--device", "rocm:0, cpu"], {}).devices == ("cuda:0", "cpu")
     assert load_config(None, [], {}).devices == ("auto",)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "2001:db8::1", "me.example", "me.example.", "box_2", "127.0.0.1"])
+def test_an_address_or_a_name_may_be_the_public_one(host: str) -> None:
+    assert load_config(None, ("--public-ip", host), {}).network.public_ip == host
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("x y", "it is neither an IP address nor the name of a host"),
+        ("http://me.example", "it is neither an IP address nor the name of a host"),
+        ("/ip4/203.0.113.7", "it is neither an IP address nor the name of a host"),
+        ("300.1.2.3", "it is not an IPv4 address, which has four numbers from 0 to 255"),
+        ("203.0.113", "it is not an IPv4 address, which has four numbers from 0 to 255"),
+        ("203.0.113.7:7000", "it is without a port (network.announce_data_port"),
+        ("me.example:7000", "it is without a port (network.announce_data_port"),
+        ("0.0.0.0", "nobody can dial that address"),
+        ("::", "nobody can dial that address"),
+        ("224.0.0.1", "nobody can dial that address"),
+    ],
+)
+def test_what_nobody_can_dial_is_no_public_address(host: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, ("--public-ip", host), {})
+    assert f"network.public_ip = {host!r} (--public-ip): {reason}" in str(error.value)
+
+
+def test_no_public_address_is_none() -> None:
+    assert load_config(None, {"network": {"public_ip": ""}}, {}).network.public_ip is None
+
+
+def test_too_few_servers_name_the_other_way_to_say_how_many_there_are() -> None:
+    problem = load_config(None, {"model_pipeline": {"stages": 2}, "servers": {"num_servers": 1}}, {})
+    assert "--servers.replicas how many servers each stage gets" in str(problem.whole_swarm_problem())

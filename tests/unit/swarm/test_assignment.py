@@ -95,7 +95,7 @@ def test_servers_of_one_machine_take_different_stages_in_whatever_order_they_joi
     joins = rng.sample(range(100), num_hosts * num_stages)
     servers = [
         Candidate(
-            Hop(PeerId(f"{host}-{index}"), (f"unix:/{host}-{index}", f"tcp:10.0.0.{host}:{5000 + index}")),
+            Hop(PeerId(f"{host}-{index}"), (f"unix:{host}:/{host}-{index}", f"tcp:192.168.1.5:{5000 + index}")),
             float(joins.pop()),
         )
         for host in range(num_hosts)

@@ -15,7 +15,7 @@ from shoal.wire.messages.base import Hop
 
 
 def _hop(name: str, host: str) -> Hop:
-    return Hop(PeerId(name), (f"unix:/{name}", *([f"tcp:{host}:5000"] if host else ())))
+    return Hop(PeerId(name), (f"unix:{host}:/{name}", "tcp:192.168.1.5:5000") if host else (f"unix:/{name}",))
 
 
 def _swarm(*servers: tuple[str, str, int], pinned: str = "") -> SwarmView:

@@ -18,7 +18,7 @@ LEFT, RIGHT, FAR = ((PeerId(f"{host}0"), PeerId(f"{host}1")) for host in ("left"
 
 
 def _hop(peer: PeerId, *, is_local: bool) -> Hop:
-    return Hop(peer, (f"unix:/{peer}",) if is_local else (f"unix:/{peer}", f"tcp:{peer[:-1]}:500{peer[-1]}"))
+    return Hop(peer, (f"unix:/{peer}",) if is_local else (f"unix:{peer[:-1]}:/{peer}", "tcp:192.168.1.5:5000"))
 
 
 def _averaging(*servers: PeerId, is_local: bool = False) -> RoundCoordinatorMachine:

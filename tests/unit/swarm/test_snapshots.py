@@ -31,7 +31,7 @@ BASE = Base(3, "record", HASHES)
 
 
 def replica(name: str, stage: int, host: str = "") -> Replica:
-    addresses = (f"tcp:{host}:1",) if host else ("unix:/x",)
+    addresses = (f"unix:{host}:/x", "tcp:192.168.1.5:1") if host else ("unix:/x",)
     return Replica(Hop(PeerId(name), addresses), 0.0, stage=StageIndex(stage))
 
 

@@ -166,6 +166,27 @@ class AskCounters(Struct, frozen=True, tag="ask_counters"):
     number: Annotated[int, msgspec.Meta(ge=1)]
 
 
+class AskStatus(Struct, frozen=True, tag="ask_status"):
+    """How is the run? Asked by whoever looks at it and takes no part; answered by the client with a `RunStatus`."""
+
+
+class RunStatus(Struct, frozen=True, tag="run_status"):
+    """How the run is, as its client sees it: `state` in words, the round in progress (0 before the first) of `rounds`,
+    committed steps and samples of all trainers, the newest losses (None before the first), the rate over the last
+    seconds, how long ago the last step was committed (None before the first), and the slots with a trainer."""
+
+    state: Annotated[str, msgspec.Meta(max_length=200)]
+    round: Number
+    rounds: Number
+    steps: Number
+    samples: Number
+    loss: float | None
+    eval_loss: float | None
+    samples_per_s: float
+    last_step_s: float | None
+    trainers: Annotated[tuple[int, ...], msgspec.Meta(max_length=4096)]
+
+
 ControlMessage = (
     Heartbeat
     | TrainerHello
@@ -182,4 +203,6 @@ ControlMessage = (
     | MayLeave
     | Metrics
     | AskCounters
+    | AskStatus
+    | RunStatus
 )

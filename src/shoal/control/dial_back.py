@@ -1,0 +1,142 @@
+"""The client dials every server where it says that it listens, and tells all who cannot be reached.
+
+    a server announces itself -> its addresses are dialled -> reached
+                                                         '-> both users are told; dialled again now and then
+
+A server finds its way to the client by itself, so that everything looks well from there, while all who train dial it in
+vain. Only somebody else can see that. The word goes to the server by the client's record in the registry, because a
+connection may be what is lacking.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.control.membership import Membership
+from shoal.control.records import MAX_REASON_CHARS, MAX_UNDIALLED, Undialled
+from shoal.ids import PeerId
+from shoal.swarm.view import Candidate
+from shoal.wire.messages.base import Hop
+
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 10.0
+"""Until a server that was dialled in vain is dialled again."""
+_AT_ONCE: Final = 8
+
+REMEDY: Final = (
+    "on its host give an address that leads there (--public-ip), open and forward its TCP port (network.data_port "
+    "fixes it, network.announce_data_port names a router's)"
+)
+
+
+class DialBack:
+    """Which servers the client's host can dial."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        dial: Callable[[Hop], Awaitable[str]],
+        clock: Clock,
+        *,
+        on_change: Callable[[tuple[Undialled, ...]], None],
+        notice: Callable[[str], None],
+    ) -> None:
+        """Dial nobody yet.
+
+        Args:
+            membership: whose servers are dialled.
+            dial: says why a peer cannot be dialled; empty if it can.
+            clock: for the time between attempts.
+            on_change: told who cannot be dialled, when that has changed.
+            notice: tells the user something that stays on the screen.
+        """
+        self._membership = membership
+        self._dial = dial
+        self._clock = clock
+        self._on_change = on_change
+        self._notice = notice
+        self._dialled: dict[PeerId, tuple[str, ...]] = {}
+        self._undialled: dict[PeerId, str] = {}
+        self._places = anyio.Semaphore(_AT_ONCE)
+
+    async def run(self) -> None:
+        """Dial whoever comes, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                view = self._membership.view
+                for server in (*view.replicas, *view.candidates):
+                    if self._dialled.get(server.peer) != server.hop.addresses:
+                        self._dialled[server.peer] = server.hop.addresses
+                        tasks.start_soon(self._follow, server)
+                await self._membership.changed()
+
+    async def _follow(self, server: Candidate) -> None:
+        """Dial a server until it is reached, or is at other addresses."""
+        peer, addresses = server.peer, server.hop.addresses
+        while self._dialled.get(peer) == addresses:
+            async with self._places:
+                reason = await self._dial(server.hop)
+            if self._dialled.get(peer) == addresses:
+                self._found(peer, reason)
+            if not reason:
+                return
+            await self._clock.sleep_s(RETRY_S)
+            if not self._is_there(peer):
+                # It is told of anew when it comes back.
+                self._dialled.pop(peer, None)
+                self._found(peer, "", is_gone=True)
+                return
+
+    def _is_there(self, peer: PeerId) -> bool:
+        """Whether the server is announced: one that is only lost to this client is as well, for it was dialled."""
+        return self._membership.is_announced(peer)
+
+    def _found(self, peer: PeerId, reason: str, *, is_gone: bool = False) -> None:
+        """Take note of how a server can be dialled now."""
+        before = self._undialled.pop(peer, "")
+        if reason:
+            self._undialled[peer] = reason
+        if bool(before) == bool(reason):
+            return
+        if reason:
+            logger.warning("server.undialled", extra={"peer": peer, "reason": reason})
+            self._notice(f"server ..{peer[-8:]} cannot be dialled from this host, so nobody trains over it: {reason}")
+            self._notice(f"  {REMEDY}")
+        elif not is_gone:
+            logger.info("server.dialled", extra={"peer": peer})
+            self._notice(f"server ..{peer[-8:]} can be dialled now")
+        worst = list(self._undialled.items())[:MAX_UNDIALLED]
+        self._on_change(tuple(Undialled(peer, reason[:MAX_REASON_CHARS]) for peer, reason in worst))
+
+
+@asynccontextmanager
+async def dial_back_heard(
+    membership: Membership, own_peer: PeerId, tell: Callable[[str], None]
+) -> AsyncGenerator[None]:
+    """Tell inside of this context, whenever it changes, why the client cannot dial this server; empty when it can."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_hear, membership, own_peer, tell)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def _hear(membership: Membership, own_peer: PeerId, tell: Callable[[str], None]) -> None:
+    told = ""
+    while True:
+        clients = membership.view.clients[:1]
+        found = [reason for client in clients for peer, reason in client.undialled if peer == own_peer]
+        reason = found[0] if found else ""
+        # A client that is not seen says nothing either way.
+        if clients and reason != told:
+            told = reason
+            tell(reason)
+        await membership.changed()

@@ -1,0 +1,95 @@
+"""What any peer of the DHT tells whoever asks: to which swarm it belongs, readable with that swarm's key alone.
+
+    newcomer -- 32 random bytes --> peer of the DHT
+             <-- sealed: experiment_prefix --
+
+All else that a swarm says stands under names that follow from its key and its prefix, so a newcomer with another key
+or another prefix sees nothing at all, like one that has come too early. By this it learns at once which of the three
+it is. The answer is sealed for the question and for who gives it, so it says nothing to others and cannot be replayed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from shoal.identity import swarm_key_fingerprint
+from shoal.ids import PeerId
+
+QUESTION_BYTES: Final = 32
+MAX_ANSWER_BYTES: Final = 512
+_LABEL: Final = b"shoal greeting 1"
+_NONCE_BYTES: Final = 12
+
+
+def new_question() -> bytes:
+    """Return bytes that nobody has asked with before."""
+    return os.urandom(QUESTION_BYTES)
+
+
+@dataclass(frozen=True)
+class Greeter:
+    """One swarm's side of the exchange, for those who ask and those who answer.
+
+    Attributes:
+        swarm_key: the swarm's pre-shared key.
+        prefix: what the user calls the experiment.
+    """
+
+    swarm_key: bytes
+    prefix: str
+
+    def answer(self, question: bytes, own_peer: PeerId) -> bytes:
+        """Return what `own_peer` answers; nothing to what is no question."""
+        if len(question) != QUESTION_BYTES:
+            return b""
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._cipher().encrypt(nonce, self.prefix.encode(), _bound(question, own_peer))
+
+    def prefix_in(self, answer: bytes, question: bytes, peer: PeerId) -> str | None:
+        """Return the prefix of the swarm of `peer`, or None if that has another key."""
+        if not _NONCE_BYTES < len(answer) <= MAX_ANSWER_BYTES:
+            return None
+        nonce, sealed = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+        try:
+            return self._cipher().decrypt(nonce, sealed, _bound(question, peer)).decode()
+        except (InvalidTag, UnicodeDecodeError):
+            return None
+
+    def _cipher(self) -> ChaCha20Poly1305:
+        kdf = HKDF(algorithm=hashes.SHA3_256(), length=32, salt=None, info=_LABEL)
+        return ChaCha20Poly1305(kdf.derive(self.swarm_key))
+
+
+def _bound(question: bytes, peer: PeerId) -> bytes:
+    """Return what an answer is bound to: the question, which is of one length, and who answers."""
+    return question + peer.encode()
+
+
+def misfit(own: Greeter, prefixes: list[str | None]) -> str | None:
+    """Return why the swarm that was asked is not the one that is sought, and what to do; None: it may be.
+
+    Args:
+        own: of this host.
+        prefixes: of those who have answered; None of one with another key.
+    """
+    if not prefixes or own.prefix in prefixes:
+        return None
+    theirs = sorted({prefix for prefix in prefixes if prefix is not None})
+    if theirs:
+        return (
+            f"the swarm there has this swarm key, but experiment_prefix = {' or '.join(theirs)}, not {own.prefix}: "
+            f"join it with --experiment-prefix {theirs[0]}"
+        )
+    own_mark = swarm_key_fingerprint(own.swarm_key)
+    return (
+        f"the swarm there has another swarm key than this host, whose fingerprint is {own_mark}: compare it with what "
+        "`shoal key fingerprint` prints on the client's host, and copy that host's key file here (--swarm-key-file "
+        "names it)"
+    )

@@ -1,0 +1,186 @@
+"""What `shoal status` says: the run as the registry and its client tell it, as typed data and as text. Pure.
+
+The data are the same on all hosts, their form is docs/status.schema.json: keys are added, none is taken away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from shoal.ids import PeerId
+from shoal.swarm.view import NOTHING_HELD, Client, Replica, SwarmView
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import RunStatus
+
+SCHEMA_VERSION: Final = 1
+_TCP: Final = "tcp:"
+
+
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A server: where it is, and what it does: serving, joining, undialled or waiting for a stage.
+
+    `held_round` is the newest round whose record it holds, -1 while it holds none.
+    """
+
+    peer: str
+    host: str
+    state: str
+    held_round: int
+    problem: str = ""
+
+
+class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage and its replicas."""
+
+    stage: int
+    replicas: tuple[ServerStatus, ...]
+
+
+class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The client: who it is, its addresses, and whether it has answered; if not, why."""
+
+    peer: str
+    addresses: tuple[str, ...]
+    answers: bool
+    problem: str = ""
+
+
+class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A run. What only the client knows is null when there is none, or it does not answer."""
+
+    schema: int = SCHEMA_VERSION
+    experiment_prefix: str
+    run: str
+    state: str
+    round: int | None = None
+    rounds: int | None = None
+    steps: int | None = None
+    samples: int | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    samples_per_s: float | None = None
+    last_step_s: float | None = None
+    client: ClientStatus | None = None
+    trainers: tuple[int, ...] | None = None
+    stages: tuple[StageStatus, ...]
+    waiting_servers: tuple[ServerStatus, ...] = ()
+
+
+def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem: str) -> SwarmStatus:
+    """Put together what is known.
+
+    Args:
+        prefix: what the user calls the experiment.
+        view: what the registry says; has a run.
+        answer: of the client; None: there is none, or it does not answer.
+        problem: why it does not answer.
+
+    Raises:
+        ValueError: the view has no run.
+    """
+    run = view.run
+    if run is None:
+        raise ValueError("the registry announces no run")
+    client = _client_of(view)
+    undialled = {} if client is None else dict(client.undialled)
+    stages = tuple(
+        StageStatus(stage=stage, replicas=tuple(_server(replica, undialled) for replica in view.by_stage(stage)))
+        for stage in range(run.num_stages)
+    )
+    known = {} if answer is None else msgspec.structs.asdict(answer)
+    known["state"] = _state(view, client, answer)
+    return SwarmStatus(
+        experiment_prefix=prefix,
+        run=run.run_id,
+        client=None if client is None else _client(client, answer, problem),
+        stages=stages,
+        waiting_servers=tuple(
+            ServerStatus(
+                peer=each.peer,
+                host=_host(each.hop),
+                state="undialled" if each.peer in undialled else "waiting for a stage",
+                held_round=NOTHING_HELD,
+                problem=undialled.get(each.peer, ""),
+            )
+            for each in view.candidates
+        ),
+        **known,
+    )
+
+
+def lines_of(status: SwarmStatus) -> Iterator[str]:
+    """Yield the same for people."""
+    yield f"run {status.run} ({status.experiment_prefix}): {status.state}"
+    if status.round is not None:
+        numbers = [f"round {status.round}/{status.rounds}", f"step {status.steps:,}"]
+        numbers += [] if status.loss is None else [f"loss {status.loss:.3f}"]
+        numbers += [] if status.eval_loss is None else [f"eval loss {status.eval_loss:.3f}"]
+        numbers += [f"samples/s {status.samples_per_s:,.1f}"]
+        numbers += [] if status.last_step_s is None else [f"last step {status.last_step_s:.0f} s ago"]
+        yield "  ".join(numbers)
+    for stage in status.stages:
+        told = [_told(server) for server in stage.replicas]
+        yield f"stage {stage.stage}  " + ("  ".join(told) or "no server")
+    for server in status.waiting_servers:
+        yield f"without a stage  {_told(server)}"
+    if status.trainers is not None:
+        slots = ", ".join(map(str, status.trainers))
+        yield f"trainers  {slots or 'none'}"
+    if status.client is not None:
+        answers = "" if status.client.answers else f", does not answer: {status.client.problem}"
+        yield f"client  ..{status.client.peer[-8:]} at {', '.join(status.client.addresses) or 'no address'}{answers}"
+
+
+def _told(server: ServerStatus) -> str:
+    reason = f" ({server.problem})" if server.problem else ""
+    return f"{server.host} ..{server.peer[-8:]} {server.state}{reason}"
+
+
+def _client_of(view: SwarmView) -> Client | None:
+    return view.clients[0] if view.clients else None
+
+
+def _client(client: Client, answer: RunStatus | None, problem: str) -> ClientStatus:
+    return ClientStatus(
+        peer=client.peer,
+        addresses=tuple(each.removeprefix(_TCP) for each in client.hop.addresses if each.startswith(_TCP)),
+        answers=answer is not None,
+        problem=problem,
+    )
+
+
+def _server(replica: Replica, undialled: dict[PeerId, str]) -> ServerStatus:
+    problem = undialled.get(replica.peer, "")
+    state = "undialled" if problem else "serving" if replica.serving else "joining"
+    held_round, host = replica.held_round, _host(replica.hop)
+    return ServerStatus(peer=replica.peer, host=host, state=state, held_round=held_round, problem=problem)
+
+
+def _host(hop: Hop) -> str:
+    """Return the first address at which others reach a peer, without the port."""
+    found = [each.removeprefix(_TCP).rpartition(":")[0] for each in hop.addresses if each.startswith(_TCP)]
+    return found[0] if found else "the client's host"
+
+
+def _state(view: SwarmView, client: Client | None, answer: RunStatus | None) -> str:
+    run = view.run
+    if answer is not None:
+        return answer.state
+    if run is not None and run.ended:
+        return "has ended"
+    servers = _holding(view.replicas)
+    return f"the client does not answer; {servers}" if client is not None else f"no client; {servers}"
+
+
+def _holding(replicas: Sequence[Replica]) -> str:
+    """Return who still holds what: "4 servers hold round 6"."""
+    counts = Counter(replica.held_round for replica in replicas if replica.held_round > NOTHING_HELD)
+    told = [
+        f"{number} server{'s'[: number != 1]} hold{'s'[: number == 1]} round {held}"
+        for held, number in sorted(counts.items(), reverse=True)
+    ]
+    return ", ".join(told) or "no server holds anything"

@@ -1,0 +1,51 @@
+"""Where `shoal status` looks for a swarm."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.status import with_known_peers
+from shoal.config import Config, load_config
+from shoal.config.dump import dump_config
+from shoal.errors import ConfigError
+
+ONE, TWO = "/ip4/10.0.0.1/tcp/50000/p2p/A", "/ip4/10.0.0.2/tcp/50000/p2p/B"
+
+
+def _left(log_dir: Path, run: str, peer: str, age_s: int) -> None:
+    folder = log_dir / run
+    folder.mkdir()
+    (folder / "initial_peers.txt").write_text(f"{peer}\n")
+    values = {"experiment_prefix": run, "network": {"swarm_key_file": f"/keys/{run}"}}
+    (folder / "config.yaml").write_text(dump_config(load_config(None, values, {})))
+    os.utime(folder / "initial_peers.txt", (1e9 - age_s, 1e9 - age_s))
+
+
+def _config(log_dir: Path, **network: object) -> Config:
+    return load_config(None, {"log_dir": str(log_dir), "network": network}, {})
+
+
+def test_peers_that_are_given_come_first(tmp_path: Path) -> None:
+    _left(tmp_path, "old", ONE, 0)
+    config = _config(tmp_path, initial_peers=[TWO])
+    assert with_known_peers(config, {}) is config
+
+
+def test_else_it_is_the_newest_run_of_this_host_with_its_prefix_and_key(tmp_path: Path) -> None:
+    _left(tmp_path, "old", ONE, 100)
+    _left(tmp_path, "new", TWO, 10)
+    found = with_known_peers(_config(tmp_path), {})
+    assert found.network.initial_peers == (TWO,)
+    assert (found.experiment_prefix, str(found.network.swarm_key_file)) == ("new", "/keys/new")
+    given = {"experiment_prefix": "--experiment-prefix", "network.swarm_key_file": "--swarm-key-file"}
+    found = with_known_peers(_config(tmp_path), given)
+    assert found.network.initial_peers == (TWO,)
+    assert (found.experiment_prefix, found.network.swarm_key_file) == ("shoal", Config().network.swarm_key_file)
+
+
+def test_without_either_the_user_is_told_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give --initial-peers"):
+        with_known_peers(_config(tmp_path), {})

@@ -1,0 +1,84 @@
+"""What a client answers to whoever asks how the run is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.test_clock import ManualClock
+
+from shoal.client.progress import Progress
+from shoal.client.run_status import StatusAnswers
+from shoal.ids import PeerId, StepKey
+from shoal.transport.base import Received
+from shoal.wire.messages.control import AskCounters, AskStatus, RunStatus, StepReport
+
+
+class Asked:
+    """A client's parts, as far as they are asked."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.progress = Progress()
+        self.missing: tuple[int, ...] = ()
+        self.unserved: tuple[int, ...] = ()
+        self.present: dict[int, Any] = {}
+        self.posted: list[tuple[PeerId, RunStatus]] = []
+        self.answers = StatusAnswers(
+            self,  # type: ignore[arg-type]
+            9,
+            2,
+            SimpleNamespace(view=SimpleNamespace(missing_stages=lambda _: self.unserved)),  # type: ignore[arg-type]
+            SimpleNamespace(progress=self.progress),  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self.clock,
+        )
+
+    def post(self, peer: PeerId, message: RunStatus) -> None:
+        self.posted.append((peer, message))
+
+    def step(self, number: int) -> None:
+        now_s = self.clock.now_s()
+        key = StepKey(0, 1, number, 0)
+        self.progress.step(StepReport(0, 1, key, 4, 2.5 - number, 1.0, 0.1, False, 1.0, now_s), now_s)
+
+
+def test_whoever_asks_is_answered_and_other_questions_are_left_to_others() -> None:
+    asked = Asked()
+    assert asked.answers.receive(Received(PeerId("observer"), AskStatus()))
+    assert not asked.answers.receive(Received(PeerId("observer"), AskCounters(1)))
+    assert asked.posted == [(PeerId("observer"), asked.answers.status())]
+
+
+@pytest.mark.parametrize(
+    ("round", "missing", "unserved", "present", "state"),
+    [
+        (0, (), (0, 1), (), "waiting for servers: no server for stages 0, 1"),
+        (0, (), (), (), "starting: the first round has not begun"),
+        (3, (), (), (), "starting trainers for round 3"),
+        (3, (), (), (0,), "training round 3 of 9"),
+        (3, (1,), (), (0,), "stopped in round 3: no server for stage 1"),
+        (3, (), (1,), (0,), "stopped in round 3: no server for stage 1"),
+    ],
+)
+def test_the_state_is_said_in_words(round: int, missing: Any, unserved: Any, present: Any, state: str) -> None:
+    asked = Asked()
+    asked.progress.round, asked.missing, asked.unserved = round, missing, unserved
+    asked.present = dict.fromkeys(present)
+    assert asked.answers.status().state == state
+    assert asked.answers.status().trainers == tuple(present)
+
+
+def test_the_rate_of_a_time_that_is_over_is_not_told_as_if_it_were_now() -> None:
+    asked = Asked()
+    assert (asked.answers.status().loss, asked.answers.status().last_step_s) == (None, None)
+    for number in range(3):
+        asked.step(number)
+        asked.clock.time_s += 1.0
+    status = asked.answers.status()
+    assert (status.steps, status.samples, status.loss, status.samples_per_s) == (3, 12, 0.5, 4.0)
+    assert status.last_step_s == 1.0
+    asked.clock.time_s += 60.0
+    assert (asked.answers.status().samples_per_s, asked.answers.status().last_step_s) == (0.0, 61.0)

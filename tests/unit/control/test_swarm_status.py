@@ -1,0 +1,81 @@
+"""What is said of a run, from what the registry and its client say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.control.swarm_status import SwarmStatus, lines_of, swarm_status
+from shoal.ids import PeerId, StageIndex
+from shoal.swarm.view import NOTHING_HELD, Candidate, Client, Replica, Run, SwarmView
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import RunStatus
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "status.schema.json"
+ANSWER = RunStatus("training round 7 of 9", 7, 9, 1234, 5000, 2.5, 2.25, 60.0, 1.0, (0, 1))
+
+
+def _hop(name: str) -> Hop:
+    return Hop(PeerId(f"peer-{name}"), (f"unix:m:/{name}", f"tcp:10.0.0.{len(name)}:5000", "tcp:[2001:db8::1]:5000"))
+
+
+def _replica(name: str, stage: int, held: int = 6, *, serving: bool = True) -> Replica:
+    return Replica(_hop(name), 0.0, stage=StageIndex(stage), held_round=held, serving=serving)
+
+
+def _run(**fields: object) -> Run:
+    return msgspec.convert({"run_id": "r-1", "num_stages": 2, "client": "peer-c", **fields}, Run)
+
+
+CLIENT = Client(_hop("c"), 0.0, undialled=((PeerId("peer-bad"), "10.0.0.3:5000: refused"),))
+SERVERS = (_replica("a", 0), _replica("bb", 0, 5), _replica("bad", 1), _replica("new", 1, NOTHING_HELD, serving=False))
+
+
+def test_a_run_with_a_client_is_said_in_words_and_numbers() -> None:
+    view = SwarmView(SERVERS, (Candidate(_hop("idle"), 0.0),), (CLIENT,), run=_run())
+    status = swarm_status("sandbox", view, ANSWER, "")
+    assert list(lines_of(status)) == [
+        "run r-1 (sandbox): training round 7 of 9",
+        "round 7/9  step 1,234  loss 2.500  eval loss 2.250  samples/s 60.0  last step 1 s ago",
+        "stage 0  10.0.0.1 ..peer-a serving  10.0.0.2 ..peer-bb serving",
+        "stage 1  10.0.0.3 ..peer-bad undialled (10.0.0.3:5000: refused)  10.0.0.3 ..peer-new joining",
+        "without a stage  10.0.0.4 ..eer-idle waiting for a stage",
+        "trainers  0, 1",
+        "client  ..peer-c at 10.0.0.1:5000, [2001:db8::1]:5000",
+    ]
+    assert [replica.held_round for stage in status.stages for replica in stage.replicas] == [6, 5, 6, -1]
+    assert msgspec.json.decode(msgspec.json.encode(status), type=SwarmStatus) == status
+
+
+@pytest.mark.parametrize(
+    ("clients", "run", "state"),
+    [
+        ((), _run(kept=True), "no client; 2 servers hold round 6, 1 server holds round 5"),
+        ((CLIENT,), _run(), "the client does not answer; 2 servers hold round 6, 1 server holds round 5"),
+        ((), _run(ended=True), "has ended"),
+    ],
+)
+def test_without_a_client_it_is_said_who_holds_what(clients: tuple[Client, ...], run: Run, state: str) -> None:
+    view = SwarmView(SERVERS, clients=clients, run=run)
+    status = swarm_status("sandbox", view, None, "refused" if clients else "")
+    assert status.state == state
+    assert (status.round, status.loss, status.trainers) == (None, None, None)
+    last = list(lines_of(status))[-1]
+    assert last.endswith("does not answer: refused") if clients else last.startswith("stage 1")
+
+
+def test_a_stage_without_servers_is_said() -> None:
+    status = swarm_status("sandbox", SwarmView(run=_run(kept=True)), None, "")
+    assert list(lines_of(status)) == [
+        "run r-1 (sandbox): no client; no server holds anything",
+        "stage 0  no server",
+        "stage 1  no server",
+    ]
+
+
+def test_the_schema_is_the_one_that_is_documented() -> None:
+    said = json.dumps(msgspec.json.schema(SwarmStatus), indent=2) + "\n"
+    assert SCHEMA.read_text() == said, f"the form has changed; only add keys, then write into {SCHEMA.name}:\n{said}"

@@ -1,0 +1,62 @@
+"""How a machine is known again."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.e2e.namespaces import lan, why_impossible
+
+from shoal.runtime.hardware import machine_name
+
+_IMPOSSIBLE = why_impossible()
+_SAY_NAME = "from shoal.runtime.hardware import machine_name; print(machine_name())"
+
+
+def _machine(root: Path, machine_id: str, boot_id: str, network: str) -> str:
+    for path, text in (("etc/machine-id", machine_id), ("proc/sys/kernel/random/boot_id", boot_id)):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text + "\n")
+    link = root / "proc/self/ns/net"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(network)
+    return machine_name(root)
+
+
+def test_a_machine_is_known_by_its_id_its_boot_and_its_network_and_tells_none_of_them(tmp_path: Path) -> None:
+    known = _machine(tmp_path, "m" * 32, "b" * 36, "net:[1]")
+    assert _machine(tmp_path, "m" * 32, "b" * 36, "net:[1]") == known
+    others = {
+        _machine(tmp_path, "n" * 32, "b" * 36, "net:[1]"),
+        _machine(tmp_path, "m" * 32, "c" * 36, "net:[1]"),
+        _machine(tmp_path, "m" * 32, "b" * 36, "net:[2]"),
+    }
+    assert len({known, *others}) == 4
+    assert re.fullmatch(r"[0-9a-f]{16}", known)
+
+
+def test_a_system_that_tells_nothing_has_a_name_all_the_same(tmp_path: Path) -> None:
+    assert machine_name(tmp_path) == machine_name(tmp_path) != machine_name()
+
+
+@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+def test_processes_of_one_host_agree_and_hosts_with_one_address_differ() -> None:
+    def name(*prefix: str) -> str:
+        return subprocess.run(
+            [*prefix, sys.executable, "-c", _SAY_NAME], capture_output=True, text=True, check=True, env=os.environ
+        ).stdout.strip()
+
+    with lan("left", "right") as network:
+        names = []
+        for host in ("left", "right"):
+            network.add_home(host, "192.168.1.5")
+            inside = ("ip", "netns", "exec", network.namespace(host))
+            assert name(*inside) == name(*inside)
+            names.append(name(*inside))
+    assert len({*names, name()}) == 3
+    assert name() == machine_name()
