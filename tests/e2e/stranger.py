@@ -1,4 +1,6 @@
-"""Attacks a swarm through its DHT, from one node and without the swarm's key, until its standard input ends.
+"""Attacks a swarm through its DHT, from one node and without the swarm's key.
+
+It begins with the first line of its standard input, and ends with the last one.
 
 Arguments: JSON object with `initial_peers`, `state_dir`, `pause_s` (between two rounds of all attacks). Says "enough"
 after two rounds against every topic, and at the end, as JSON, how many records of each kind it has stored.
@@ -47,6 +49,12 @@ class Attack:
     process: subprocess.Popen[str]
     stored: dict[str, int] = field(default_factory=dict[str, int])
 
+    def begin(self) -> None:
+        """Have it attack; until then it only takes part, and hears what others ask for."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
     def had_enough(self, within_s: float = 2 * START_S) -> None:
         """Wait until it has tried everything against every topic."""
         assert self.process.stdout is not None
@@ -61,7 +69,7 @@ class Attack:
 
 @contextlib.contextmanager
 def attacking(initial_peers: Sequence[str], pause_s: float) -> Iterator[Attack]:
-    """Give an attacker that has begun; it is gone afterwards."""
+    """Give an attacker that has joined the DHT, or will soon; it is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="sh", dir="/tmp") as state_dir:
         aims = {"initial_peers": list(initial_peers), "state_dir": state_dir, "pause_s": pause_s}
         process = subprocess.Popen(
@@ -116,15 +124,18 @@ _BAD_EVENTS = {
 async def main() -> None:
     """Attack."""
     aims: dict[str, Any] = json.loads(sys.argv[1])
-    clock, over, stored, rounds = SystemClock(), anyio.Event(), Counter[str](), Counter[str]()
+    clock, begun, over, stored, rounds = SystemClock(), anyio.Event(), anyio.Event(), Counter[str](), Counter[str]()
     is_told = False
     async with stranger(Path(aims["state_dir"]), aims["initial_peers"]) as outsider, anyio.create_task_group() as tasks:
 
         async def listen() -> None:
+            await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+            begun.set()
             await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
             over.set()
 
         tasks.start_soon(listen)
+        await begun.wait()
         while not over.is_set():
             held = await outsider.look()
             forged = list(forgeries(held, clock.unix_s(), outsider.identity))

@@ -27,6 +27,7 @@ def test_a_stranger_with_all_keys_that_nobody_owns_ends_no_role_and_a_host_joins
         swarm = Swarm(client, [servers], 1)
         before, begun_unix_s = processes_of(swarm.hosts), time.time()
         with attacking(variable["INITIAL_PEERS"].split(","), 0.5) as attack:
+            attack.begin()
             attack.had_enough()
             # It trains on, and who comes now is told the true run and its configuration.
             reached = client.events("client_0", "round.recorded")[-1]["round"]
