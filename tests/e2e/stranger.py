@@ -1,0 +1,159 @@
+"""Attacks a swarm through its DHT, from one node and without the swarm's key.
+
+It begins with the first line of its standard input, and ends with the last one.
+
+Arguments: JSON object with `initial_peers`, `state_dir`, `pause_s` (between two rounds of all attacks). Says "enough"
+after two rounds against every topic, and at the end, as JSON, how many records of each kind it has stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.dht_stranger import forgeries, stranger
+from tests.e2e.launched import END_S, START_S, Launched
+
+from shoal.clock import SystemClock
+from shoal.testing.observed import Swarm, time_of
+
+TOPICS = {"run", "client", "monitor", "stage.0", "stage.1"}
+ENOUGH = 2
+_BATCH = 32
+_LOOK_S = 0.2
+
+
+@dataclass
+class Attack:
+    """The attacker's process.
+
+    Attributes:
+        stored: how many records of each kind it has stored, once it has ended.
+    """
+
+    process: subprocess.Popen[str]
+    stored: dict[str, int] = field(default_factory=dict[str, int])
+
+    def begin(self) -> None:
+        """Have it attack; until then it only takes part, and hears what others ask for."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def had_enough(self, within_s: float = 2 * START_S) -> None:
+        """Wait until it has tried everything against every topic."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], within_s)[0], "attacks of each kind"
+        assert self.process.stdout.readline() == "enough\n"
+
+    def end(self) -> None:
+        """Have it end, and take its counts."""
+        told, _ = self.process.communicate("", timeout=END_S)
+        self.stored = json.loads(told.splitlines()[-1])
+
+
+@contextlib.contextmanager
+def attacking(initial_peers: Sequence[str], pause_s: float) -> Iterator[Attack]:
+    """Give an attacker that has joined the DHT, or will soon; it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="sh", dir="/tmp") as state_dir:
+        aims = {"initial_peers": list(initial_peers), "state_dir": state_dir, "pause_s": pause_s}
+        process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(aims)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Its own computing is not the attack.
+            preexec_fn=lambda: os.nice(10),
+        )
+        try:
+            yield Attack(process)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def processes_of(runs: Sequence[Launched]) -> dict[int, str]:
+    """Return the processes of these commands that last, by their names."""
+    found: dict[int, str] = {}
+    for pid in [pid for run in runs for pid in run.processes()]:
+        with contextlib.suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+    return found
+
+
+def harm_done(swarm: Swarm, before: dict[int, str], begun_unix_s: float) -> list[str]:
+    """Return what an attack has reached of what it must not: a role that ended, a run that was left or taken."""
+    after = processes_of(swarm.hosts)
+    harm = [f"process {pid} ({name}) has ended" for pid, name in before.items() if pid not in after]
+    for host in swarm.hosts:
+        for path in sorted(host.require_log_dir().glob("*.log")):
+            events = [event for event in swarm.log(host, path.stem).read() if time_of(event) >= begun_unix_s]
+            harm += [f"{path.stem}: {event}" for event in events if event["event"] in _BAD_EVENTS]
+        if '"evil"' in host.output or "run evil" in host.output:
+            harm.append(f"a forged run is on the screen:\n{host.output}")
+    return harm
+
+
+_BAD_EVENTS = {
+    "run.over",
+    "run.taken_over",
+    "run.silent",
+    "server.lost",
+    "scout.lost",
+    "role.exited",
+    "role.restarted",
+    "client.waits",
+}
+
+
+async def main() -> None:
+    """Attack."""
+    aims: dict[str, Any] = json.loads(sys.argv[1])
+    clock, begun, over, stored, rounds = SystemClock(), anyio.Event(), anyio.Event(), Counter[str](), Counter[str]()
+    is_told = False
+    async with stranger(Path(aims["state_dir"]), aims["initial_peers"]) as outsider, anyio.create_task_group() as tasks:
+
+        async def listen() -> None:
+            await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+            begun.set()
+            await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+            over.set()
+
+        tasks.start_soon(listen)
+        await begun.wait()
+        while not over.is_set():
+            held = await outsider.look()
+            forged = list(forgeries(held, clock.unix_s(), outsider.identity))
+            for start in range(0, len(forged), _BATCH):
+                await outsider.tell(forged[start : start + _BATCH])
+                stored.update(each.kind for each in forged[start : start + _BATCH])
+                await anyio.lowlevel.checkpoint()
+                if over.is_set():
+                    break
+            rounds.update({each.topic for each in held})
+            if not is_told and all(rounds[topic] >= ENOUGH for topic in TOPICS):
+                is_told = True
+                sys.stdout.write("enough\n")
+                sys.stdout.flush()
+            with anyio.move_on_after(aims["pause_s"] if held else _LOOK_S):
+                await over.wait()
+    sys.stdout.write(json.dumps(stored) + "\n")
+
+
+if __name__ == "__main__":
+    anyio.run(main, backend_options={"use_uvloop": True})
