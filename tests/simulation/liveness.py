@@ -33,3 +33,9 @@ def arrived(waiting: Mapping[str, object], what: str) -> None:
     """Nobody waits any more for what was under way."""
     if waiting:
         raise Broken(f"{what} never came: {dict(waiting)}")
+
+
+def within(took_s: float, limit_s: float, what: str) -> None:
+    """It took no longer than its limit, in virtual time: what depends on deadlines alone, and on no machine's speed."""
+    if took_s > limit_s:
+        raise Broken(f"{what} took {took_s:.2f} s, the limit is {limit_s:.2f} s")
