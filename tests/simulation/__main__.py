@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.simulation import rates
 from tests.simulation.catalogue import FAILURES, WORLDS
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.network import Network
@@ -79,7 +80,12 @@ def main() -> int:
     parser.add_argument("--last", type=int, default=200, help="so many lines of a trace")
     parser.add_argument("--forget", action="store_true", help="write no file for a seed that fails")
     parser.add_argument("--mutants", action="store_true", help="find the first seed that notices each mutant")
+    parser.add_argument(
+        "--rates", nargs="*", metavar="MUTANT", help="measure how often these mutants are noticed; else those not known"
+    )
     options = parser.parse_args()
+    if options.rates is not None:
+        return rates.measure(options.rates or list(MUTANTS), anew=bool(options.rates))
     if options.mutants:
         return find_mutants()
     worlds = options.world or list(WORLDS)

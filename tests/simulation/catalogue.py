@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tests.simulation.clients.world import World as ClientsWorld
+from tests.simulation.homes.world import World as HomesWorld
 from tests.simulation.kernel import Kernel
 from tests.simulation.lease.world import World as LeaseWorld
 from tests.simulation.membership.world import World as MembershipWorld
@@ -57,6 +59,8 @@ WORLDS: dict[str, Entry] = {
     "lease": Entry(LeaseWorld, 800),
     "membership": Entry(MembershipWorld, 300),
     "placing": Entry(PlacingWorld, 300),
+    "clients": Entry(ClientsWorld, 300),
+    "homes": Entry(HomesWorld, 200),
     "state": Entry(StateWorld, 1000),
     "slow-state": Entry(SlowWorld, 100),
 }

@@ -6,9 +6,13 @@ a run that is left alone. So every world has a time at which its faults have hea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
+from tests.simulation.kernel import Kernel
 from tests.simulation.safety import Broken
+
+LOOK_S = 0.25
+"""How often it is looked at, in virtual time, whether anything more was done."""
 
 
 def all_recorded(recorded: Collection[object], num_samples: int, states: Iterable[str]) -> None:
@@ -33,3 +37,21 @@ def arrived(waiting: Mapping[str, object], what: str) -> None:
     """Nobody waits any more for what was under way."""
     if waiting:
         raise Broken(f"{what} never came: {dict(waiting)}")
+
+
+def within(took_s: float, limit_s: float, what: str) -> None:
+    """It took no longer than its limit, in virtual time: what depends on deadlines alone, and on no machine's speed."""
+    if took_s > limit_s:
+        raise Broken(f"{what} took {took_s:.2f} s, the limit is {limit_s:.2f} s")
+
+
+def keeps_going(
+    kernel: Kernel, end_s: float, limit_s: float, progress: Callable[[], int], is_over: Callable[[], bool] | None = None
+) -> None:
+    """Run until `end_s`, or until it is over; meanwhile something more is done in each `limit_s` of virtual time."""
+    done, since_s = progress(), kernel.now_s
+    while kernel.now_s < end_s and not (is_over is not None and is_over()):
+        kernel.run(min(kernel.now_s + LOOK_S, end_s), is_over)
+        if progress() != done:
+            done, since_s = progress(), kernel.now_s
+        within(kernel.now_s - since_s, limit_s, f"what follows {done}")

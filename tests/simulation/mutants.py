@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.simulation.catalogue import World
+from tests.simulation.clients import mutants as clients
+from tests.simulation.homes import mutants as homes
 from tests.simulation.lease import mutants as lease
 from tests.simulation.membership import mutants as membership
 from tests.simulation.placing import mutants as placing
@@ -48,7 +50,7 @@ class Mutant:
                 yield seed
 
 
-MODULES = (step, swarm, snapshots, round, split, moves, lease, membership, placing, state)
+MODULES = (step, swarm, snapshots, round, split, moves, lease, membership, placing, clients, homes, state)
 MUTANTS: dict[str, Mutant] = {
     name: Mutant(make, first_seed) for module in MODULES for name, (make, first_seed) in module.MUTANTS.items()
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -87,6 +88,14 @@ class AsksOnce(RoundCoordinatorMachine):
     def tick(self, now_s: float) -> CoordinatorEffects:
         self._tick_at_s = now_s + 1.0
         return []
+
+
+class RepeatsSeldom(RoundCoordinatorMachine):
+    """Repeats what was not answered, but only after many times as long as configured."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.settings = replace(self.settings, retry_s=40 * self.settings.retry_s)
 
 
 class NoHashCheck(RoundMemberMachine):
@@ -219,6 +228,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (NoEpochs, 7),
         (AbortsDoubts, 0),
         (AsksOnce, 1),
+        (RepeatsSeldom, 17),
         (ReadmitsNobody, 40),
         (MixesBases, 80),
         (RestoresAtOnce, 1476),

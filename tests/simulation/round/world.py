@@ -27,6 +27,9 @@ GENESIS = "genesis"
 FAULTS_END_S = 22.0
 SETTLED_S = 27.0
 END_S = 42.0
+ROUND_LIMIT_S = 12.0
+"""After the last fault a round ends so long after the one before, in virtual time: a record that nobody can finish is
+waited for, then a view that does not end is proposed anew (`drop_after_s` and `stage_timeout_s` below)."""
 _DECISIONS = frozenset((Hold, Decide))
 
 
@@ -349,7 +352,7 @@ class World:
         try:
             self.network.run(SETTLED_S)
             before = max(self.chain.decided, default=0)
-            self.network.run(END_S)
+            liveness.keeps_going(self.network, END_S, ROUND_LIMIT_S, lambda: max(self.chain.decided, default=0))
         except Split:
             self.is_split = True
         else:

@@ -21,6 +21,8 @@ from shoal.wire.messages.step import Commit, StepMessage
 
 FAULTS_END_S = 14.0
 END_S = 120.0
+STEP_LIMIT_S = 36.0
+"""After the last fault a step follows the one before within so long, in virtual time: a dozen of its timeouts."""
 
 
 class World(Replacement):
@@ -79,7 +81,12 @@ class World(Replacement):
             Broken: Something does not hold.
         """
         recorded = self.samples.recorded
-        self.network.run(END_S, lambda: len(recorded) == NUM_SAMPLES)
+
+        def all_done() -> bool:
+            return len(recorded) == NUM_SAMPLES
+
+        self.network.run(FAULTS_END_S, all_done)
+        liveness.keeps_going(self.network, END_S, STEP_LIMIT_S, lambda: len(recorded), all_done)
         liveness.all_recorded(recorded, NUM_SAMPLES, [sample.state for sample in self.ledger.samples])
 
     def new_life(self, peer: str) -> int:
