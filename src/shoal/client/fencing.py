@@ -33,6 +33,9 @@ class Fencing:
         self._endpoint = endpoint
         self._clock = clock
         self._replicas = replicas
+        self._round = 0
+        self._holders: frozenset[PeerId] = frozenset()
+        self._steady: set[PeerId] = set()
         self._machines: dict[int, TakeoverMachine] = {}
         self._changed = anyio.Event()
 
@@ -47,20 +50,25 @@ class Fencing:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """It is not waited for any more."""
+        """It is not waited for any more, and what answers in its name later may be another life."""
+        self._steady.discard(peer)
         self._notify()
 
-    async def settle(self, slot: int, lowest: int, round: int, holders: Collection[PeerId]) -> Settled:
-        """Have every incarnation of a slot's trainer below `lowest` refused; return what it has done in the round.
+    def begin_round(self, round: int, holders: Collection[PeerId], connected: Collection[PeerId] | None) -> None:
+        """A round is trained from now on.
 
         Args:
-            slot: of the trainer.
-            lowest: its lowest incarnation that is not refused.
-            round: the one that is trained.
-            holders: the replicas with which it began, also those that are away now.
+            round: its number.
+            holders: the replicas with which it begins, also those that are away now.
+            connected: those of them with a connection; None if trainers have been told of the round before.
         """
+        self._round, self._holders = round, frozenset(holders)
+        self._steady = set(connected or ())
+
+    async def settle(self, slot: int, lowest: int) -> Settled:
+        """Have every incarnation of a slot's trainer below `lowest` refused; return what it has done in the round."""
         begun_s = self._clock.now_s()
-        machine = self._machines[slot] = TakeoverMachine(slot, lowest, round, begun_s)
+        machine = self._machines[slot] = TakeoverMachine(slot, lowest, self._round, begun_s)
         try:
             while not machine.is_over(self._replicas(), self._clock.now_s()):
                 for send in machine.asks(self._replicas(), self._clock.now_s()):
@@ -70,7 +78,7 @@ class Fencing:
                     await changed.wait()
         finally:
             del self._machines[slot]
-        settled = machine.settled({*self._replicas(), *holders})
+        settled = machine.settled({*self._replicas(), *self._holders}, self._steady)
         _log(slot, lowest, settled, self._clock.now_s() - begun_s)
         return settled
 

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import anyio.to_thread
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator, RoundOutcome
@@ -265,6 +264,7 @@ class RoundLoop:
 
     async def _train(self, round: int, inner_steps: int, left: Plan | None) -> None:
         """Let the trainers evaluate the record that stands and do their steps; returns at the boundary."""
+        self._takeover.begin_round(round, self._homes.holders, self._coordinator.holders if left is None else None)
         if left is None:
             await self._begin(round, inner_steps)
         first_step = (round - 1) * self._config.diloco.inner_steps
@@ -274,10 +274,10 @@ class RoundLoop:
             has_share = progress.has_share(round - 1, slot)
             self._start(round, slot, first_step, num_steps, None if has_share else shares[slot])
 
-        holders, slots = self._homes.holders.keys(), frozenset(pipeline.slot for pipeline in self._homes.pipelines)
+        slots = frozenset(pipeline.slot for pipeline in self._homes.pipelines)
         idle = frozenset[int]() if left is None else await self._adopt(left, slots)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._takeover.run, round, holders, slots, first_step, inner_steps, go_on, idle)
+            tasks.start_soon(self._takeover.run, slots, first_step, inner_steps, go_on, idle)
             await self._all_done(round, slots)
             tasks.cancel_scope.cancel()
 

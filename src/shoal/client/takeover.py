@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
-from functools import partial
+from collections.abc import Callable, Collection
 
 import anyio
 from anyio.abc import TaskGroup
@@ -29,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 MAX_PER_ROUND = 3
 """A slot whose trainers are lost more often than this in one round does no more steps in it."""
-
-Settle = Callable[[int, int], Awaitable[Settled]]
 
 GoOn = Callable[[int, int, int], None]
 """Starts a slot's trainer at a step number, for a number of steps."""
@@ -53,10 +50,12 @@ class Takeover:
         self._fencing = fencing
         self._data = data
 
+    def begin_round(self, round: int, holders: Collection[PeerId], connected: Collection[PeerId] | None) -> None:
+        """See `Fencing.begin_round`."""
+        self._fencing.begin_round(round, holders, connected)
+
     async def run(
         self,
-        round: int,
-        holders: Collection[PeerId],
         slots: frozenset[int],
         first_step: int,
         num_steps: int,
@@ -66,8 +65,6 @@ class Takeover:
         """Replace lost trainers until cancelled.
 
         Args:
-            round: the one that is trained.
-            holders: the replicas with which it began.
             slots: of the round.
             first_step: number of the round's first step.
             num_steps: of the round, for each slot.
@@ -76,11 +73,10 @@ class Takeover:
         """
         taken = Counter[int]()
         busy: set[int] = set()
-        settle = partial(self._fencing.settle, round=round, holders=holders)
 
         async def replace(slot: int, is_there: bool) -> None:
             try:
-                await self._replace(slot, settle, first_step, num_steps, go_on, is_there)
+                await self._replace(slot, first_step, num_steps, go_on, is_there)
             except ControlError as error:
                 logger.error("trainer.not_replaced", extra={"slot": slot, "reason": str(error)})
                 self._reports.excuse(slot)
@@ -107,9 +103,7 @@ class Takeover:
                 look(tasks)
                 await self._trainers.changed()
 
-    async def _replace(
-        self, slot: int, settle: Settle, first_step: int, num_steps: int, go_on: GoOn, is_there: bool
-    ) -> None:
+    async def _replace(self, slot: int, first_step: int, num_steps: int, go_on: GoOn, is_there: bool) -> None:
         """Start the slot's next trainer, unless it is there, and settle the last one's steps meanwhile.
 
         Raises:
@@ -121,7 +115,7 @@ class Takeover:
             if not is_there:
                 tasks.start_soon(self._trainers.start, slot, incarnation)
             if num_steps:
-                settled = await settle(slot, incarnation)
+                settled = await self._fencing.settle(slot, incarnation)
         # The launcher has ended the last trainer by now: what is free, nobody trains any more.
         if settled is not None:
             next_step = await self._release(slot, incarnation, first_step, settled)

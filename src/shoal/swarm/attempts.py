@@ -18,9 +18,14 @@ class AttemptLedger:
     A trainer's attempts are ordered by their keys, and it opens the next one only when the last is over. So one key per
     trainer, the newest heard of, is the tombstone of all older ones: what is not newer, not open and not committed is
     aborted.
+
+    Attributes:
+        is_steady: It has been in the round once only, and dropped nothing of it.
     """
 
     def __init__(self) -> None:
+        self._round = 0
+        self.is_steady = True
         self._lowest_incarnation: dict[int, int] = {}
         self._newest: dict[int, StepKey] = {}
         self._oldest_opened: dict[int, StepKey] = {}
@@ -105,15 +110,19 @@ class AttemptLedger:
             self.commit(key, decision)
         return True
 
-    def start_round(self, *, is_next: bool) -> None:
+    def start_round(self, round: int) -> None:
         """Forget the commits of the round before the one that has ended.
 
         If the new round is not the next one, commits were dropped that nobody has recorded: then this replica is like
         one that was started again, and forgets what was opened too.
         """
         self._committed_before, self._committed = self._committed, {}
-        if not is_next:
+        if round != self._round + 1:
             self._oldest_opened.clear()
+            self.is_steady = False
+        elif self._round > 0:
+            self.is_steady = True
+        self._round = round
 
     def committed_below(self, incarnations: dict[int, int]) -> tuple[StepKey, ...]:
         """This round's commits of incarnations below the given ones."""

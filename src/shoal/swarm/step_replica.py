@@ -275,10 +275,10 @@ class StepReplica:
         return sends
 
     def _on_fence(self, sender: PeerId, incarnations: dict[int, int]) -> list[Send]:
-        sends = self._fence(incarnations)
-        committed, in_doubt = self._ledger.committed_below(incarnations), keys_below(self.open, incarnations)
-        since = self._ledger.since(incarnations)
-        return [*sends, Send(sender, Fenced(incarnations, committed, in_doubt, self.round, since))]
+        sends, ledger = self._fence(incarnations), self._ledger
+        committed, in_doubt = ledger.committed_below(incarnations), keys_below(self.open, incarnations)
+        fenced = Fenced(incarnations, committed, in_doubt, self.round, ledger.since(incarnations), ledger.is_steady)
+        return [*sends, Send(sender, fenced)]
 
     def _fence(self, incarnations: dict[int, int]) -> list[Send]:
         self._ledger.fence(incarnations)
@@ -376,9 +376,9 @@ class StepReplica:
             self._remove(step)
             answer = Aborted(key) if step.commit_asked else Refused(key, CLOSED)
             sends.append(Send(step.trainer, answer))
-        self._ledger.start_round(is_next=round == self.round + 1)
         self.round, self.held = round, held
         self.log = []
+        self._ledger.start_round(round)
         self._closing = self._joined = False
         return sends
 

@@ -104,17 +104,21 @@ class TakeoverMachine:
         have_answered = self._answers.keys() >= set(live)
         return have_answered and (not self._in_doubt() or waited_s > _DOUBT_S)
 
-    def settled(self, everyone: Collection[PeerId]) -> Settled:
+    def settled(self, everyone: Collection[PeerId], steady: Collection[PeerId]) -> Settled:
         """What the answers prove.
 
         Args:
             everyone: The replicas over which the trainer may have trained, also those that are gone.
+            steady: Those that were in the round when it began, over connections that have not ended since.
         """
-        witnesses = {
-            peer: answer.since[self._slot]
-            for peer, answer in self._answers.items()
-            if answer.round == self._round and self._slot in answer.since
-        }
+        witnesses: dict[PeerId, StepKey] = {}
+        for peer, answer in self._answers.items():
+            if answer.round != self._round:
+                continue
+            if answer.steady and peer in steady:
+                witnesses[peer] = StepKey(self._slot, self._lowest - 1, -1, -1)
+            elif self._slot in answer.since:
+                witnesses[peer] = answer.since[self._slot]
         return Settled(
             round=self._round,
             committed=frozenset(self._committed),

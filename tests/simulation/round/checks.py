@@ -45,7 +45,14 @@ class Checks:
         self.base_of: dict[str, str] = {}
         self.made_by: dict[str, frozenset[str]] = {}
         self.step_hosts: dict[StepKey, list[ReplicaHost]] = {}
+        self._begun: dict[tuple[StepKey, str], int] = {}
         self.num_restored = 0
+
+    def opened(self, key: StepKey, hosts: list[ReplicaHost]) -> None:
+        """A step is tried over these replicas."""
+        self.step_hosts[key] = hosts
+        for host in hosts:
+            self._begun[key, host.peer] = host.begun.get(host.machine.round, 0)
 
     def decided(self, record: Record, signed: SignedRecord) -> None:
         """A record is decided, for the first time or again."""
@@ -66,6 +73,8 @@ class Checks:
         for key in set[StepKey]().union(*keys.values()):
             for host in self.step_hosts[key]:
                 is_final = host.peer in logs and self.world.network.hosts.get(host.peer) is host
+                # One whose stage was restored, or found, since has begun the round anew without it.
+                is_final = is_final and host.begun.get(record.round, 0) == self._begun[key, host.peer]
                 if is_final and key not in keys[host.peer]:
                     raise Broken(f"step {key} is in record {record.round}, but {host.peer} has aborted it")
 

@@ -65,6 +65,7 @@ class ReplicaHost:
         self.machine: RoundMemberMachine = world.member_class(
             hop, stage, Tip(0, world.settings.genesis, None), hashes_of(self.theta), world.unseal, is_behind
         )
+        self.begun: dict[int, int] = {}  # how often it has begun to train a round
         self.is_out = False
         self.offers: str | None = None  # the record whose bytes it gives to those that ask
         self.swapped_s = world.network.now_s
@@ -178,6 +179,7 @@ class ReplicaHost:
         self.swapped_s = self.world.network.now_s
         self._clear()
         effects = self.machine.swapped(hashes, {})
+        self.begun[self.machine.round] = self.begun.get(self.machine.round, 0) + 1
         if not self.machine.is_restored:
             self.offers = self.machine.tip.hash
         return effects

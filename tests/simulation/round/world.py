@@ -251,7 +251,7 @@ class World:
         )
         is_doubtful = self.doubt_rate and rng.random() < self.doubt_rate
         doubtful = {h.peer for h in path if rng.random() < 0.5} if is_doubtful else ()
-        self.checks.step_hosts[entry.key] = path
+        self.checks.opened(entry.key, path)
         for host in path:
             if host.peer in doubtful:
                 host.doubts[entry.key] = entry

@@ -270,7 +270,7 @@ class TrainerHost:
         self.steps = 0
         self.number = first_number
         self.sample: int | None = None
-        self.busy = False
+        self.busy, self.begun_in = False, 0
         self._wake_s = 0.0
         self._armed_s = inf
         world.network.start(self.peer, self)
@@ -280,6 +280,9 @@ class TrainerHost:
             self._do(self.machine.handle(PeerId(sender), message.message, self.world.network.now_s))
         elif isinstance(message, Hello) and message.round > self.round:
             self.round, self.steps = message.round, 0
+            if not self.busy and self.sample is not None:
+                self.world.ledger.give_back(self)
+                self.sample, self.number = None, self.number + 1
         self._arm()
 
     def lost(self, peer: str) -> None:
@@ -309,7 +312,7 @@ class TrainerHost:
         if self.sample is None:
             self.steps = STEPS_PER_ROUND
             return
-        self.busy = True
+        self.busy, self.begun_in = True, self.round
         replicas = self.world.hops
         home = tuple(stage[self.slot % len(stage)] for stage in replicas)
         samples = (SampleRange(0, self.sample, self.sample + 1),)
@@ -354,5 +357,8 @@ class TrainerHost:
                 self.sample, self.number, self.steps = None, self.number + 1, STEPS_PER_ROUND
             case NoPath():
                 self._wake_s = self.world.network.now_s + 0.3
+                if self.round > self.begun_in:
+                    self.world.ledger.give_back(self)
+                    self.sample, self.number = None, self.number + 1
             case None:
                 pass

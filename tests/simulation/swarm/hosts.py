@@ -6,22 +6,24 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.round.hosts import ClientHost
 from tests.simulation.round.hosts import ReplicaHost as RoundHost
-from tests.simulation.step.hosts import STEPS_PER_ROUND, Envelope, Hello, Join, TrainerHost
+from tests.simulation.step.hosts import STEPS_PER_ROUND, Envelope, Hello, Join, TrainerHost, Work
 from tests.simulation.step.hosts import ReplicaHost as StepHost
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.lease import Denial
+from shoal.swarm.lease import Denial, Release
 from shoal.swarm.round_effects import CloseSteps, CoordinatorEffect, MemberEffect, Ready, ResolveStep
 from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.step_operations import Decision
 from shoal.swarm.step_trainer import Finished
+from shoal.swarm.takeover import Settled, TakeoverMachine, next_number
 from shoal.wire.messages.round import Resolve, StageHashes
-from shoal.wire.messages.step import Fence, Fenced, StepEntry
+from shoal.wire.messages.step import Fenced, StepEntry
 
 if TYPE_CHECKING:
     from tests.simulation.swarm.world import World
 
 _TELL_S = 0.5
+_LOOK_S = 0.05
 
 
 class Steps(StepHost):
@@ -38,6 +40,11 @@ class Steps(StepHost):
 
     def answer_fence(self, to: PeerId, message: Fenced) -> None:
         self.world.network.send(self.peer, to, Envelope(message))
+
+    def _apply(self, key: StepKey, work: Work) -> None:
+        path = [hop.peer for hop in self.machine.open[key].request.path]
+        super()._apply(key, work)
+        self.world.applied(key, path)
 
     def close(self) -> None:
         self._do(self.machine.close())
@@ -119,13 +126,20 @@ class Server(RoundHost):
 
 
 class Client(ClientHost):
-    """A client that tells its trainers of rounds, and replicas of the trainers that were replaced."""
+    """A client that tells its trainers of rounds, and has those that die replaced."""
 
     world: World
 
+    def __init__(self, world: World, peer: PeerId) -> None:
+        super().__init__(world, peer)
+        self.holders: frozenset[PeerId] = frozenset()
+        self.steady: set[PeerId] = set()
+        self._takeovers: dict[tuple[int, int], TakeoverMachine] = {}
+
     def deliver(self, sender: str, message: object) -> None:
         if type(message) is Envelope and isinstance(message.message, Fenced):
-            self.world.leases.fenced(sender, message.message)
+            for machine in self._takeovers.values():
+                machine.heard(PeerId(sender), message.message)
         elif type(message) is not Envelope:
             super().deliver(sender, message)
 
@@ -133,33 +147,79 @@ class Client(ClientHost):
         super()._act(effects)
         for effect in effects:
             if isinstance(effect, Ready) and self.world.network.hosts.get(self.peer) is self:
+                self.holders, self.steady = frozenset(effect.holders), set(effect.holders)
+                self._takeovers.clear()
                 self.world.leases.table.plan_round(effect.tip.round + 1, self.world.num_trainers, STEPS_PER_ROUND)
                 self.tell()
 
+    def lost(self, peer: str) -> None:
+        self.steady.discard(PeerId(peer))
+        super().lost(peer)
+
     def tell(self) -> None:
-        """Say which round is trained, and fence those that were replaced."""
+        """Say which round is trained."""
         if self.tip is None:
             return
         for peer in self.world.trainer_peers():
             self.world.network.send(self.peer, peer, Hello(self.tip.round + 1, {}, False, {}))
-        if any(incarnation > 1 for incarnation in self.world.incarnations.values()):
-            for replica in self.world.replicas:
-                self.world.network.send(self.peer, replica, Envelope(Fence(dict(self.world.incarnations))))
 
     def repeat(self) -> None:
         self.world.network.on_host(self.peer, _TELL_S, self.repeat)
         self.tell()
 
+    def replace_trainers(self) -> None:
+        """Settle what trainers that are gone have left: the ones of the round, as `client.takeover` does."""
+        network = self.world.network
+        network.on_host(self.peer, _LOOK_S, self.replace_trainers)
+        if self.tip is None:
+            return
+        live = [replica for replica in self.world.replicas if network.is_linked(self.peer, replica)]
+        for gone in list(self.world.leases.gone):
+            slot, incarnation = gone
+            round = self.tip.round + 1
+            if gone not in self._takeovers:
+                self._takeovers[gone] = self.world.takeover_class(slot, incarnation + 1, round, self.now_s)
+            machine = self._takeovers[gone]
+            for send in machine.asks(live, self.now_s):
+                network.send(self.peer, send.to, Envelope(send.message))
+            if machine.is_over(live, self.now_s):
+                del self._takeovers[gone]
+                settled = machine.settled({*live, *self.holders}, self.steady)
+                released = self.world.leases.release(slot, incarnation, settled)
+                first = (round - 1) * STEPS_PER_ROUND
+                number = next_number(settled, first, -1, released.next_step, is_known=released.is_known)
+                self.world.start_trainer(slot, incarnation + 1, round, number - first)
+
+
+class Trainer(TrainerHost):
+    """A trainer whose steps have the numbers that production gives them."""
+
+    def __init__(self, world: World, slot: int, incarnation: int, round: int, steps: int) -> None:
+        super().__init__(world, slot, incarnation, 0)  # type: ignore[arg-type]
+        self.round, self.steps = round, steps
+        self._arm()
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        return (self.round - 1) * STEPS_PER_ROUND + self.steps
+
+    @number.setter
+    def number(self, number: int) -> None:
+        """It follows from round and step."""
+
 
 class Leases:
-    """The data server: it lives as long as the run. What `step.coordinator.Ledger` is there, over the real table."""
+    """The data server: it lives as long as the run. What `step.coordinator.Ledger` is there, over the real table.
+
+    Attributes:
+        gone: Trainers that have died, (slot, incarnation), whose steps nobody has settled yet.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.table = world.new_table()
+        self.gone: set[tuple[int, int]] = set()
         self._leases: dict[PeerId, int] = {}
-        self._unfenced: dict[tuple[int, int], set[str]] = {}
-        self._committed: dict[tuple[int, int], set[StepKey]] = {}
 
     def lease(self, trainer: TrainerHost) -> int | None:
         now_s = self.world.network.now_s
@@ -170,11 +230,11 @@ class Leases:
         self._leases[trainer.peer] = given.lease
         return given.batch.samples[0].start
 
-    def note(self, trainer: TrainerHost, key: StepKey, path: tuple[str, ...]) -> None:
+    def note(self, trainer: TrainerHost, key: StepKey, path: tuple[PeerId, ...]) -> None:
         self.world.safety.opened(key, {peer: self.world.lives[peer] for peer in path})
         hosts = [self.world.network.hosts.get(peer) for peer in path]
-        self.world.checks.step_hosts[key] = [host for host in hosts if isinstance(host, Server)]
-        self.table.note(self._leases[trainer.peer], key)
+        self.world.checks.opened(key, [host for host in hosts if isinstance(host, Server)])
+        self.table.note(self._leases[trainer.peer], key, path)
 
     def acknowledge(self, trainer: TrainerHost) -> None:
         ended = trainer.machine.ended
@@ -184,19 +244,7 @@ class Leases:
     def give_back(self, trainer: TrainerHost) -> None:
         self.table.give_back(self._leases[trainer.peer])
 
-    def trainer_died(self, slot: int, incarnation: int) -> None:
-        """Its leases move when every replica has refused it from now on and knows of nothing in doubt."""
-        self._unfenced[slot, incarnation] = set(self.world.replicas)
-        self._committed[slot, incarnation] = set()
-
-    def fenced(self, replica: str, message: Fenced) -> None:
-        for trainer, waiting in list(self._unfenced.items()):
-            slot, incarnation = trainer
-            theirs = [key for key in message.in_doubt if key[:2] == trainer]
-            if incarnation >= message.incarnations.get(slot, 0) or theirs:
-                continue
-            waiting.discard(replica)
-            self._committed[trainer].update(key for key in message.committed if key[:2] == trainer)
-            if not waiting:
-                del self._unfenced[trainer]
-                self.table.release_trainer(slot, incarnation, tuple(self._committed.pop(trainer)))
+    def release(self, slot: int, incarnation: int, settled: Settled) -> Release:
+        """A client has settled what this trainer has left."""
+        self.gone.discard((slot, incarnation))
+        return self.table.release_trainer(slot, incarnation, settled)

@@ -17,9 +17,9 @@ from tests.simulation.safety import Broken, StepSafety
 from tests.simulation.step.hosts import TrainerHost
 from tests.simulation.step.hosts import is_bulk as is_tensor
 from tests.simulation.step.replacement import Replacement
-from tests.simulation.swarm.hosts import Client, Leases, Server
+from tests.simulation.swarm.hosts import Client, Leases, Server, Trainer
 
-from shoal.ids import PeerId
+from shoal.ids import PeerId, StepKey
 from shoal.swarm.lease import LeaseTable
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_member import RoundMemberMachine
@@ -27,6 +27,7 @@ from shoal.swarm.sample_ranges import BatchStream
 from shoal.swarm.step_operations import Schedule
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import StepTrainer
+from shoal.swarm.takeover import TakeoverMachine
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import Commit, StepMessage
@@ -51,15 +52,17 @@ class World(Replacement, RoundWorld):
         member_class: type[RoundMemberMachine] = RoundMemberMachine,
         coordinator_class: type[RoundCoordinatorMachine] = RoundCoordinatorMachine,
         table_class: type[LeaseTable] = LeaseTable,
+        takeover_class: type[TakeoverMachine] = TakeoverMachine,
         host_class: type[RoundHost] = Server,
         faults: bool = True,
     ) -> None:
-        self.replica_class, self.trainer_class, self.table_class = replica_class, trainer_class, table_class
+        self.replica_class, self.trainer_class = replica_class, trainer_class
+        self.table_class, self.takeover_class = table_class, takeover_class
         self.lives: dict[str, int] = {}
         self._num_lives = 0
         self.safety = StepSafety()
         self.caps: dict[PeerId, int] = {}
-        self.caps_rng = random.Random(f"caps of {seed}")
+        self.caps_rng, self.site_rng = random.Random(f"caps of {seed}"), random.Random(f"sites of {seed}")
         self.max_held: int | None = None
         super().__init__(seed, member_class, coordinator_class, host_class, Client, faults)
 
@@ -76,6 +79,9 @@ class World(Replacement, RoundWorld):
             for stage in range(self.num_stages)
         )
         self.commits_left = rng.randint(1, 40) if rng.random() < 0.6 else 0
+        # How many commits are applied before each outage of a site.
+        outages = self.site_rng.choice((0, 1, 2, 3)) if self.has_faults else 0
+        self.outages = [self.site_rng.randint(1, 30) for _ in range(outages)]
         self.incarnations = dict.fromkeys(range(self.num_trainers), 1)
         self.leases = self.ledger = Leases(self)
         self.network.at(0.2, self._start_trainers)
@@ -93,10 +99,11 @@ class World(Replacement, RoundWorld):
         host = self.network.hosts[peer]
         if isinstance(host, Client):
             host.repeat()
+            host.replace_trainers()
 
     def _start_trainers(self) -> None:
         for slot in range(self.num_trainers):
-            TrainerHost(self, slot, 1, 0)  # type: ignore[arg-type]
+            Trainer(self, slot, 1, 0, 0)
 
     def before_send(self, trainer: TrainerHost, to: str, message: StepMessage) -> None:
         """Before a Commit: now and then the trainer crashes, and a replica may be cut off from the others."""
@@ -112,6 +119,30 @@ class World(Replacement, RoundWorld):
                 first = rng.choice(self.replicas)
                 for other in [peer for peer in self.replicas if peer != first]:
                     network.cut(first, other, 3.0)
+
+    def applied(self, key: StepKey, path: list[PeerId]) -> None:
+        """A replica has committed: now and then its whole path is cut off right then, from all clients and trainers.
+
+        Such replicas are a site: they go on hearing each other. Often the trainer dies in the outage.
+        """
+        if not self.outages or self.network.now_s > FAULTS_END_S - 7.0:
+            return
+        self.outages[0] -= 1
+        if self.outages[0] > 0:
+            return
+        del self.outages[0]
+        rng = self.site_rng
+        duration_s = rng.choice((rng.uniform(0.5, 1.5), rng.uniform(1.0, 6.0)))
+        later = range(1, 4)
+        trainers = [f"T{slot}.{i + more}" for slot, i in self.incarnations.items() for more in (0, *later)]
+        for replica in path:
+            for other in (*self.clients, *trainers):
+                self.network.cut(replica, other, duration_s)
+        trainer = f"T{key.trainer}.{key.incarnation}"
+        if rng.random() < 0.5:
+            self._crash(trainer)
+        elif rng.random() < 0.5:
+            self.network.after(rng.uniform(0.2, duration_s), self._crash, trainer)
 
     def _train(self) -> None:
         """The trainers do."""
@@ -132,8 +163,19 @@ class World(Replacement, RoundWorld):
             self.network.crash(peer)
             self._replace_trainer(peer)
 
-    def trainer_died(self, peer: str, slot: int, incarnation: int) -> None:
-        self.leases.trainer_died(slot, incarnation)
+    def _replace_trainer(self, peer: str) -> None:
+        """It is gone, or taken for dead: the launcher ends it then. The next one starts when its steps are settled."""
+        if peer not in self.trainer_peers():
+            return
+        if peer in self.network.hosts:
+            self.network.crash(peer)
+        slot, incarnation = int(peer[1]), int(peer.split(".")[1])
+        self.incarnations[slot] = incarnation + 1
+        self.leases.gone.add((slot, incarnation))
+
+    def start_trainer(self, slot: int, incarnation: int, round: int, steps: int) -> None:
+        """A client has settled what the last trainer has left, and says where this one begins."""
+        self.network.after(self.network.rng.uniform(0.0, 0.5), Trainer, self, slot, incarnation, round, steps)
 
     def run(self) -> int:
         self.network.at(SETTLED_S, self._count)

@@ -31,13 +31,14 @@ class Desk:
         for replica in self.replicas.values():
             self.client.introduce(replica.hop)
         self.fencing = Fencing(endpoint=self.client, clock=SystemClock(), replicas=lambda: self.live)
+        self.fencing.begin_round(3, {A, B}, None)
         self.settled: Settled | None = None
 
     async def settle(self) -> None:
-        self.settled = await self.fencing.settle(1, 2, 3, {A, B})
+        self.settled = await self.fencing.settle(1, 2)
 
     def answer(self, peer: PeerId, *committed: StepKey, in_doubt: tuple[StepKey, ...] = ()) -> None:
-        assert self.fencing.receive(Received(peer, Fenced({1: 2}, committed, in_doubt, 3, {}), ()))
+        assert self.fencing.receive(Received(peer, Fenced({1: 2}, committed, in_doubt, 3, {}, steady=True), ()))
 
 
 async def asked(replica: MemoryEndpoint) -> Fence:
@@ -117,3 +118,31 @@ async def test_without_any_replica_in_reach_nothing_is_waited_for_and_nothing_is
     with anyio.fail_after(60):
         await desk.settle()
     assert desk.settled == Settled(3, frozenset(), frozenset(), {}, complete=False)
+
+
+async def test_who_was_there_when_the_round_began_and_was_not_lost_since_would_know_of_every_attempt() -> None:
+    desk = Desk()
+    desk.fencing.begin_round(3, {A, B}, {A, B})
+    desk.fencing.peer_lost(B)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            await anyio.wait_all_tasks_blocked()
+            desk.answer(A)
+            desk.answer(B)
+    assert desk.settled is not None
+    assert desk.settled.denies(KEY, (A,))
+    assert not desk.settled.denies(KEY, (B,)), "what answers now may have been started since"
+
+
+async def test_a_client_that_was_started_again_does_not_know_who_has_been_there_since_the_round_began() -> None:
+    desk = Desk()
+    desk.fencing.begin_round(3, {A, B}, None)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            await anyio.wait_all_tasks_blocked()
+            desk.answer(A)
+            desk.answer(B)
+    assert desk.settled is not None
+    assert not desk.settled.denies(KEY, (A, B))

@@ -75,7 +75,7 @@ def test_the_next_step_sees_the_version_after_it() -> None:
 def test_it_does_not_go_on_from_what_it_has_denied(message: StepMessage) -> None:
     machine = new_life()
     [reply] = replies(machine.handle(T, message), T)
-    assert reply in (TellOutcome(KEY, Outcome.FORGOTTEN), Aborted(KEY), Fenced({0: 2}, (), (), 0, {}))
+    assert reply in (TellOutcome(KEY, Outcome.FORGOTTEN), Aborted(KEY), Fenced({0: 2}, (), (), 0, {}, steady=False))
     assert not begin(machine)
     assert machine.version == 0
     assert replies(machine.handle(A, AskOutcome(KEY)), A) == [TellOutcome(KEY, Outcome.FORGOTTEN)]

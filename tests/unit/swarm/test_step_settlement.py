@@ -105,7 +105,7 @@ def test_who_has_not_gone_on_to_the_next_round_vouches_for_nothing_that_was_open
     machine.handle(T, Commit(KEY, 1.0, 0.1, False))
     run(machine)
     machine.start_round(round)
-    assert machine.handle(U, Fence({0: 2})) == [Send(U, Fenced({0: 2}, (), (), round, {}))]
+    assert machine.handle(U, Fence({0: 2})) == [Send(U, Fenced({0: 2}, (), (), round, {}, steady=False))]
 
 
 def test_an_answer_to_a_fence_vouches_since_the_oldest_attempt_that_was_opened_in_this_life() -> None:
@@ -114,8 +114,10 @@ def test_an_answer_to_a_fence_vouches_since_the_oldest_attempt_that_was_opened_i
     machine.handle(T, Commit(KEY, 1.0, 0.1, False))
     run(machine)
     machine.start_round(2)
-    assert machine.handle(U, Fence({0: 2})) == [Send(U, Fenced({0: 2}, (), (), 2, {0: KEY}))]
-    assert machine.handle(U, Fence({0: 1})) == [Send(U, Fenced({0: 1}, (), (), 2, {}))], "not of those not fenced"
+    assert machine.handle(U, Fence({0: 2})) == [Send(U, Fenced({0: 2}, (), (), 2, {0: KEY}, steady=True))]
+    assert machine.handle(U, Fence({0: 1})) == [Send(U, Fenced({0: 1}, (), (), 2, {}, steady=True))], (
+        "not of those not fenced"
+    )
 
 
 def test_nobody_outside_the_path_says_who_has_forgotten_a_step() -> None:
@@ -197,7 +199,7 @@ def test_a_fence_settles_old_incarnations_and_refuses_them_from_then_on() -> Non
     begun(machine, running, U)
     sends = machine.handle(PeerId("K"), Fence({0: 2, 1: 2}))
     since = {0: committed, 1: running}
-    assert replies(sends, PeerId("K")) == [Fenced({0: 2, 1: 2}, (committed,), (doubted,), 1, since)]
+    assert replies(sends, PeerId("K")) == [Fenced({0: 2, 1: 2}, (committed,), (doubted,), 1, since, steady=True)]
     assert machine.in_doubt == (doubted,)
     assert list(machine.open) == [doubted]
     late = KEY._replace(number=9)

@@ -19,8 +19,9 @@ def fenced(
     since: StepKey | None = KEY,
     round: int = 3,
     lowest: int = 2,
+    steady: bool = False,
 ) -> Fenced:
-    return Fenced({1: lowest}, committed, in_doubt, round, {} if since is None else {1: since})
+    return Fenced({1: lowest}, committed, in_doubt, round, {} if since is None else {1: since}, steady)
 
 
 def machine(**answers: Fenced) -> TakeoverMachine:
@@ -91,25 +92,48 @@ def test_doubt_is_waited_for_a_moment() -> None:
 def test_an_attempt_is_denied_by_one_of_its_path_that_has_lived_since(
     answers: dict[str, Fenced], is_denied: bool
 ) -> None:
-    assert machine(**answers).settled({A, B, C}).denies(KEY, (A, B)) == is_denied
+    assert machine(**answers).settled({A, B, C}, ()).denies(KEY, (A, B)) == is_denied
+
+
+@pytest.mark.parametrize(
+    ("answer", "steady", "is_denied"),
+    [
+        (fenced(since=None, steady=True), (A,), True),
+        (fenced(since=LATER, steady=True), (A,), True),
+        (fenced(since=None, steady=True), (B,), False),
+        (fenced(since=None, steady=False), (A,), False),
+        (fenced(since=None, steady=True, round=2), (A,), False),
+    ],
+    ids=[
+        "it has been in the round since it began",
+        "and has opened something later",
+        "its connection has ended since",
+        "it has begun the round anew since",
+        "it is not in the round",
+    ],
+)
+def test_one_that_was_there_when_the_round_began_need_not_have_opened_anything(
+    answer: Fenced, steady: tuple[PeerId, ...], is_denied: bool
+) -> None:
+    assert machine(A=answer).settled({A, B}, steady).denies(KEY, (A, B)) == is_denied
 
 
 def test_what_somebody_has_committed_stays_so_if_it_is_started_again_before_all_is_settled() -> None:
     asking = machine(A=fenced(KEY), B=fenced(in_doubt=(KEY,)))
     asking.heard(A, fenced(since=None))
-    settled = asking.settled({A, B})
+    settled = asking.settled({A, B}, ())
     assert (settled.committed, settled.in_doubt) == ({KEY}, set())
 
 
 def test_other_slots_are_of_no_interest() -> None:
-    settled = machine(A=fenced(KEY, OTHER, in_doubt=(LATER, OTHER))).settled({A})
+    settled = machine(A=fenced(KEY, OTHER, in_doubt=(LATER, OTHER))).settled({A}, ())
     assert settled.kept == {KEY, LATER}
 
 
 def test_it_is_complete_when_those_have_answered_too_that_are_away() -> None:
-    assert machine(A=fenced()).settled({A}).complete
-    assert not machine(A=fenced()).settled({A, B}).complete
-    assert not machine().settled({A}).complete
+    assert machine(A=fenced()).settled({A}, ()).complete
+    assert not machine(A=fenced()).settled({A, B}, ()).complete
+    assert not machine().settled({A}, ()).complete
 
 
 @pytest.mark.parametrize(

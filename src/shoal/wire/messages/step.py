@@ -188,7 +188,8 @@ class Fenced(Struct, frozen=True, tag="fenced"):
     """Answer to Fence: what the fenced incarnations had committed in this round, and what is still in doubt.
 
     `round` is the one that the replica is in. `since` (trainer -> attempt) is the oldest attempt of a fenced
-    incarnation that was opened in this life of the replica: it would know of that one and of all later ones.
+    incarnation that was opened in this life of the replica: it would know of that one and of all later ones. `steady`:
+    it has dropped nothing since it came into the round; whoever was there then knows that it would know of all.
     """
 
     incarnations: dict[int, int]
@@ -196,6 +197,7 @@ class Fenced(Struct, frozen=True, tag="fenced"):
     in_doubt: tuple[StepKey, ...]
     round: int
     since: dict[int, StepKey]
+    steady: bool
 
 
 class EvalForward(Struct, frozen=True, tag="eval_fwd"):
