@@ -32,6 +32,7 @@ from shoal.swarm.round_effects import (
     Restored,
     Send,
     Stuck,
+    TrainedTwice,
 )
 from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
@@ -328,6 +329,9 @@ class RoundCoordinator:
                 case ReplicaOut(peer, reason):
                     logger.warning("replica.out", extra={"peer": peer, "reason": reason})
                     self._tell(effect)
+                case TrainedTwice(first, second, out):
+                    steps = (str(first), str(second))
+                    logger.error("samples.trained_twice", extra={"steps": steps, "left_out": out})
                 case ReplicaIn(peer):
                     logger.info("replica.in", extra={"peer": peer, "round": self._machine.tip.round + 1})
                     self._tell(effect)

@@ -118,15 +118,15 @@ class Takeover:
                 settled = await self._fencing.settle(slot, incarnation)
         # The launcher has ended the last trainer by now: what is free, nobody trains any more.
         if settled is not None:
-            next_step = await self._release(slot, incarnation, first_step, settled)
+            next_step = await self._release(slot, incarnation, first_step, num_steps, settled)
         if not await self._trainers.arrived(slot):
             raise ControlError(f"trainer {slot} was started but did not report; see its log")
         go_on(slot, next_step, max(0, first_step + num_steps - next_step))
 
-    async def _release(self, slot: int, incarnation: int, first_step: int, settled: Settled) -> int:
+    async def _release(self, slot: int, incarnation: int, first: int, num_steps: int, settled: Settled) -> int:
         """Free what the trainer before `incarnation` has surely not trained; return the number to go on with."""
         released = await self._data.release(slot, incarnation - 1, settled)
         last = self._reports.last_number(slot)
-        next_step = next_number(settled, first_step, last, released.next_step, is_known=released.is_known)
+        next_step = next_number(settled, first, num_steps, last, released.next_step, is_known=released.is_known)
         logger.info("trainer.replaced", extra={"slot": slot, "incarnation": incarnation, "next_step": next_step})
         return next_step

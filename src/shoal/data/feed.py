@@ -270,10 +270,9 @@ class Feed:
 
     def note(self, key: StepKey, path: tuple[PeerId, ...], batch: LeasedBatch) -> None:
         """Tell the data server, before any replica hears of it, which attempt will train on the batch."""
-        attempt = Attempt(key, path)
         if (held := self._held.get(batch.ticket)) is not None:
-            self._held[batch.ticket] = msgspec.structs.replace(held, attempts=(*held.attempts, attempt))
-        self._post(NoteAttempt(attempt, batch.ticket))
+            self._held[batch.ticket] = msgspec.structs.replace(held, attempts=(*held.attempts, Attempt(key, path)))
+        self._post(NoteAttempt(key, path, batch.ticket))
 
     def acknowledge(self, key: StepKey, batch: LeasedBatch, *, committed: bool) -> None:
         """The step is over: trained, or (`committed` false) its fate is left to the round's record. Ends the batch."""

@@ -189,7 +189,7 @@ class DataService:
             case NoteAttempt():
                 holding = self._holding(peer, message.ticket)
                 if holding is not None and holding.lease is not None:
-                    self.table.note(holding.lease, message.attempt.key, message.attempt.path)
+                    self.table.note(holding.lease, message.key, message.path)
             case Acknowledge():
                 self._end(peer, message.ticket, committed=message.committed)
             case GiveBack():

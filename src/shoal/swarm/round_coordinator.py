@@ -327,8 +327,8 @@ class RoundCoordinatorMachine:
 
     def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
         self.phase, self._since_s = Phase.STAGING, now_s
-        self._views.begin(self.settings.num_stages, self._joins.joins, request.slots, self.settings.max_gradient_ratio)
-        return [effect for view in self._views.values() for effect in self._propose(view)]
+        twice = self._views.begin(self.settings, self._joins.joins, request.slots)
+        return [*twice, *(effect for view in self._views.values() for effect in self._propose(view))]
 
     def _propose(self, view: StageView) -> Effects:
         hops = {peer: state.hop for peer, state in self._replicas.states.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.ids import Ballot, PeerId
+from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import Logs, Tip
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Basis, Propose, Record, Resolve, RoundMessage, SignedRecord, StageHashes
@@ -149,6 +149,20 @@ class Deposed:
     highest: Ballot
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedTwice:
+    """Two steps that replicas have joined with share samples, which must never be: see `trained_twice`.
+
+    Attributes:
+        first, second: The steps.
+        out: The replicas that are left out of the round for it; empty if a stage would have none without them.
+    """
+
+    first: StepKey
+    second: StepKey
+    out: tuple[PeerId, ...]
+
+
 CoordinatorEffect = (
     Send
     | Introduce
@@ -162,6 +176,7 @@ CoordinatorEffect = (
     | ChainLeft
     | Overtaken
     | Deposed
+    | TrainedTwice
 )
 
 

@@ -15,7 +15,9 @@ from shoal.ids import Ballot, PeerId
 from shoal.swarm.contribution_guard import scales_of
 from shoal.swarm.records import FinalView, weight
 from shoal.swarm.ring_order import ring_order
-from shoal.swarm.round_effects import Send
+from shoal.swarm.round_effects import Send, TrainedTwice
+from shoal.swarm.round_settings import RoundSettings
+from shoal.swarm.trained_twice import trained_twice
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Join, Propose, StageHashes
 
@@ -98,11 +100,19 @@ class RoundViews(dict[int, StageView]):
         self.epochs: Counter[int] = Counter()
 
     def begin(
-        self, num_stages: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int], max_ratio: float | None
-    ) -> None:
-        """The views of all that have joined; `max_ratio` bounds their pseudo-gradients (see `contribution_guard`)."""
-        for stage in range(num_stages):
-            self[stage] = first_view(stage, joins, slots, self.epochs[stage], max_ratio)
+        self, settings: RoundSettings, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]
+    ) -> list[TrainedTwice]:
+        """The views of all that have joined; `contribution_guard` bounds their pseudo-gradients.
+
+        Returns:
+            Steps that share samples: the views are without those that had to be left out for it.
+        """
+        twice = trained_twice(joins)
+        out = {peer for each in twice for peer in each.out}
+        joins = {peer: join for peer, join in joins.items() if peer not in out}
+        for stage in range(settings.num_stages):
+            self[stage] = first_view(stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio)
+        return twice
 
     def propose(self, view: StageView, ballot: Ballot, round: int, hops: Mapping[PeerId, Hop]) -> list[Send]:
         """Tell the members of a view that they are, and use up its epoch."""

@@ -132,17 +132,21 @@ class TakeoverMachine:
         return {key for key in doubts if key.trainer == self._slot}
 
 
-def next_number(settled: Settled, first: int, last_reported: int, next_step: int, *, is_known: bool) -> int:
+def next_number(
+    settled: Settled, first: int, num_steps: int, last_reported: int, next_step: int, *, is_known: bool
+) -> int:
     """The number of the step at which the next trainer goes on: after all that may count.
 
     Args:
         settled: What the last trainer has left.
         first: Number of the round's first step.
+        num_steps: Of the slot in the round.
         last_reported: Number of the last step that a trainer of the slot has reported.
         next_step: The first one, counted from 0 in the round, without a lease that waits for the record.
         is_known: No trainer of the slot has had other leases than those.
     """
     numbers = [first - 1, last_reported, first + next_step - 1, *(key.number for key in settled.kept)]
-    # Where neither the leases nor all replicas can be asked, there may be one step more.
-    may_have_more = not is_known and not settled.complete
-    return max(numbers) + 1 + may_have_more
+    if not is_known and not settled.complete:
+        # Neither all leases nor all replicas can be asked: there may be any number of steps that one that is away has.
+        numbers.append(first + num_steps - 1)
+    return max(numbers) + 1

@@ -13,6 +13,7 @@ import pytest
 
 from shoal.config import Config
 from shoal.ids import PeerId
+from shoal.swarm.lease import LeaseTable
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.step import Committed
@@ -108,3 +109,19 @@ async def test_the_hosts_own_uplink_is_lost_and_with_it_every_server_and_a_train
     assert uplink.happened == ["lost", "killed", "mended"]
     assert 5 in steps_of_site(cluster, result)
     assert result.audit.duplicates == 0
+
+
+async def test_what_is_trained_twice_all_the_same_is_recorded_once(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Leases are freed as if the site had committed nothing: the coordinator leaves those out that have it as well."""
+    monkeypatch.setattr(LeaseTable, "_is_untrained", lambda _table, held, *_: not held.done)
+    async with make_cluster(config(4, deterministic=True)) as cluster:
+        uplink, trainer = Uplink(cluster, SITE), cluster.trainer_peer(1)
+        cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5, after=1)
+        cluster.when(Committed, action=uplink.mend, receiver=trainer, number=6)
+        result = await run(cluster)
+    assert [entry.levelname for entry in caplog.records if entry.message == "samples.trained_twice"] == ["ERROR"]
+    assert result.audit.duplicates == 0
+    assert 5 not in steps_of_site(cluster, result)
+    assert len(result.records) == 3

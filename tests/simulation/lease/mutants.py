@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from tests.simulation.lease.world import World
 
-from shoal.ids import StepKey
-from shoal.swarm.lease import Denial, Grant, LeaseTable
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.lease import Denial, Grant, LeaseTable, _Lease  # pyright: ignore[reportPrivateUsage]
 from shoal.swarm.sample_ranges import Batch, BatchStream, Ranges
 from shoal.swarm.shared_deal import SharedDeal
+from shoal.swarm.takeover import Settled, TakeoverMachine
 
 
 class FencesNobody(LeaseTable):
@@ -32,16 +34,44 @@ class HasEverything(LeaseTable):
 class FreesWhatIsCommitted(LeaseTable):
     """Frees all that a dead trainer had, although replicas have committed some of it."""
 
-    def release_trainer(self, trainer: int, incarnation: int, committed: tuple[StepKey, ...]) -> tuple[int, ...]:
-        return super().release_trainer(trainer, incarnation, ())
+    def _is_untrained(self, held: _Lease, settled: Settled, has_all_notes: bool) -> bool:
+        return True
 
 
 class IgnoresLostNotes(LeaseTable):
-    """Frees leases without a note although an attempt was committed of which nobody has noted the lease."""
+    """Frees leases without a note although an attempt may be committed of which nobody has noted the lease."""
 
-    def release_trainer(self, trainer: int, incarnation: int, committed: tuple[StepKey, ...]) -> tuple[int, ...]:
-        noted = {key for held in self._leases.values() for key in held.keys}
-        return super().release_trainer(trainer, incarnation, tuple(noted.intersection(committed)))
+    def _is_untrained(self, held: _Lease, settled: Settled, has_all_notes: bool) -> bool:
+        return super()._is_untrained(held, settled, True)
+
+
+class AsksNoWitness(LeaseTable):
+    """Frees what nobody says to have committed."""
+
+    def _is_untrained(self, held: _Lease, settled: Settled, has_all_notes: bool) -> bool:
+        return not held.done and not held.left
+
+
+class FreesWhatWasLeft(LeaseTable):
+    """Frees what its trainer has left to the record, when that one dies later."""
+
+    def _is_untrained(self, held: _Lease, settled: Settled, has_all_notes: bool) -> bool:
+        return held.left or super()._is_untrained(held, settled, has_all_notes)
+
+
+class TakesNewLivesForOldOnes(TakeoverMachine):
+    """Believes a replica that was started again since, and has forgotten what its earlier life had committed."""
+
+    def settled(self, everyone: Collection[PeerId], steady: Collection[PeerId]) -> Settled:
+        oldest = StepKey(self._slot, self._lowest - 1, -1, -1)
+        return replace(super().settled(everyone, steady), witnesses=dict.fromkeys(self._answers, oldest))
+
+
+class TakesThoseThatAnswerForAll(TakeoverMachine):
+    """Takes leases without a note for unused although somebody who could know of the attempt has not answered."""
+
+    def settled(self, everyone: Collection[PeerId], steady: Collection[PeerId]) -> Settled:
+        return super().settled(self._answers, steady)
 
 
 class FreesWhatIsRecorded(LeaseTable):
@@ -59,7 +89,7 @@ class FreesNothing(LeaseTable):
 
     def _free_lease(self, number: int) -> None:
         held = self._leases.pop(number)
-        if held.done or held.keys:
+        if held.done or held.attempts:
             held.batch = Batch(held.batch.samples)
             return
         self._leases[number] = held
@@ -70,6 +100,10 @@ def _make(table_class: type[LeaseTable]) -> Callable[[int], World]:
     return lambda seed: World(seed, table_class)
 
 
+def _taking_over(takeover_class: type[TakeoverMachine]) -> Callable[[int], World]:
+    return lambda seed: World(seed, takeover_class=takeover_class)
+
+
 MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     mutant.__name__: (_make(mutant), first_seed)
     for mutant, first_seed in (
@@ -77,7 +111,16 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (HasEverything, 0),
         (FreesWhatIsCommitted, 2),
         (IgnoresLostNotes, 2),
+        (AsksNoWitness, 0),
+        (FreesWhatWasLeft, 0),
         (FreesWhatIsRecorded, 1),
         (FreesNothing, 0),
+    )
+}
+MUTANTS |= {
+    mutant.__name__: (_taking_over(mutant), first_seed)
+    for mutant, first_seed in (
+        (TakesNewLivesForOldOnes, 0),
+        (TakesThoseThatAnswerForAll, 0),
     )
 }

@@ -1,6 +1,7 @@
 """Leases under faults: trainers that crash at any point, or freeze and come back after another has taken their place,
-lost notes, late acknowledgements, records without some steps, tables that begin anew in the middle of a round; trainers
-of any speed, so that batches have any size.
+lost notes, late acknowledgements, steps that are left to the record, records without some steps, tables that begin anew
+in the middle of a round; trainers of any speed, so that batches have any size. Replicas may be cut off when a trainer
+dies, or have been started again: what is then asked of the others is settled by `TakeoverMachine`.
 
 The truth is kept apart from the table: `committed` is what the replicas hold, and a record may only contain that. What
 must hold, whatever the schedule: nothing is leased to two at a time or leased though it is recorded, no sample is in
@@ -15,14 +16,17 @@ from tests.simulation import liveness
 from tests.simulation.kernel import Kernel
 from tests.simulation.safety import Broken, SampleSafety
 
-from shoal.ids import StepKey
+from shoal.ids import PeerId, StepKey
 from shoal.swarm.lease import Denial, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream, Ranges, count, merge, subtract
+from shoal.swarm.takeover import Path, Settled, TakeoverMachine, next_number
 from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.step import Fenced
 
 INNER_STEPS = 3
 ROUNDS_WITH_FAULTS = 12
 MAX_SLOTS = 3
+REPLICAS = tuple(PeerId(name) for name in "abc")
 
 
 @dataclass
@@ -31,8 +35,9 @@ class Held:
 
     lease: int
     samples: Ranges
-    keys: list[StepKey] = field(default_factory=list[StepKey])
+    attempts: dict[StepKey, Path] = field(default_factory=dict[StepKey, Path])
     done: bool = False
+    left: bool = False
 
 
 @dataclass
@@ -41,7 +46,7 @@ class Trainer:
     incarnation: int = 1
     alive: bool = True
     step: int = 0
-    number: int = 0
+    reported: int = -1
     current: Held | None = None
     held: list[Held] = field(default_factory=list[Held])
     key: StepKey | None = None
@@ -51,7 +56,12 @@ class Trainer:
 class World:
     """One table, its trainers, and what the replicas have committed in the round."""
 
-    def __init__(self, seed: int, table_class: type[LeaseTable] = LeaseTable) -> None:
+    def __init__(
+        self,
+        seed: int,
+        table_class: type[LeaseTable] = LeaseTable,
+        takeover_class: type[TakeoverMachine] = TakeoverMachine,
+    ) -> None:
         self.network = Kernel(seed)
         self.rng = rng = self.network.rng
         self.table_class = table_class
@@ -63,6 +73,11 @@ class World:
         self.trainers: dict[int, Trainer] = {}
         self.zombies: list[Trainer] = []
         self.committed: dict[StepKey, Ranges] = {}
+        self.paths: dict[StepKey, Path] = {}
+        # Since when each replica has lived, counted in attempts, and when each attempt was opened.
+        self.lives: dict[PeerId, int] = dict.fromkeys(REPLICAS, 0)
+        self.opened: dict[StepKey, int] = {}
+        self.takeover_class = takeover_class
         self.late: list[Held] = []
         self.recorded: list[SampleRange] = []
         self.samples = SampleSafety()
@@ -107,6 +122,9 @@ class World:
     def play_round(self) -> None:
         self.round += 1
         self.committed.clear()
+        self.paths.clear()
+        self.opened.clear()
+        self.lives = dict.fromkeys(REPLICAS, 0)
         known = tuple(self.rng.choice((0.0, speed)) for speed in self.speeds[: self.num_slots])
         self.table.plan_round(self.round, self.num_slots, INNER_STEPS, self.rng.choice(((), known)))
         self.was_replaced = False
@@ -166,7 +184,8 @@ class World:
                 trainer.held.remove(current)
                 trainer.current = None
                 return
-            trainer.key = StepKey(trainer.slot, trainer.incarnation, trainer.number, 0)
+            number = (self.round - 1) * INNER_STEPS + trainer.step
+            self.attempt(trainer, StepKey(trainer.slot, trainer.incarnation, number, 0))
             if self.chance(0.03):
                 # The trainer dies with the note in its queue although its Open is under way.
                 self.commit(trainer)
@@ -175,22 +194,64 @@ class World:
             self.note(current, trainer.key)
         elif not trainer.committed:
             if self.chance(0.2):
-                attempt = trainer.key.attempt + 1
-                trainer.key = trainer.key._replace(attempt=attempt)
-                self.note(current, trainer.key)
+                self.note(current, self.attempt(trainer, trainer.key._replace(attempt=trainer.key.attempt + 1)))
             else:
                 self.commit(trainer)
         elif self.chance(0.1):
             self.late.append(current)
             self.finish(trainer)
+        elif self.chance(0.1):
+            # All of the path were lost before they had answered.
+            self.table.acknowledge(current.lease, committed=False, now_s=self.now_s)
+            current.left = True
+            self.finish(trainer)
         else:
             self.table.acknowledge(current.lease, committed=True, now_s=self.now_s)
             current.done = True
+            trainer.reported = trainer.key.number
             self.finish(trainer)
 
+    def attempt(self, trainer: Trainer, key: StepKey) -> StepKey:
+        """A trainer begins an attempt over two replicas of three; now and then one was started again just before."""
+        if self.chance(0.1):
+            self.restart_replica(self.rng.choice(REPLICAS))
+        trainer.key = key
+        self.opened[key] = len(self.opened) + 1
+        self.paths[key] = tuple(self.rng.sample(REPLICAS, 2))
+        return key
+
+    def restart_replica(self, replica: PeerId) -> None:
+        """It forgets everything; what nobody else of the path has is committed no more."""
+        self.lives[replica] = len(self.opened)
+        self.committed = {
+            key: samples
+            for key, samples in self.committed.items()
+            if any(self.lives_since(peer, key) for peer in self.paths[key])
+        }
+
+    def lives_since(self, replica: PeerId, key: StepKey) -> bool:
+        return replica in self.paths[key] and self.lives[replica] < self.opened[key]
+
+    def settle(self, trainer: Trainer) -> Settled:
+        """Ask the replicas that can be reached now what a trainer has done."""
+        slot, incarnation = trainer.slot, trainer.incarnation
+        cut = self.rng.sample(REPLICAS, self.rng.choice((0, 1, 2))) if self.chance(0.3) else ()
+        machine = self.takeover_class(slot, incarnation + 1, self.round, self.now_s)
+        for replica in set(REPLICAS) - set(cut):
+            known = [key for key in self.opened if key[:2] == (slot, incarnation) and self.lives_since(replica, key)]
+            # One that has not applied it has prepared it, and waits for somebody who can tell.
+            committed = [key for key in known if key in self.committed and self.rng.random() < 0.7]
+            in_doubt = [key for key in known if key in self.committed and key not in committed]
+            since = {slot: min(known)} if known else {}
+            fence = {slot: incarnation + 1}
+            answer = Fenced(fence, tuple(committed), tuple(in_doubt), self.round, since, self.lives[replica] == 0)
+            machine.heard(replica, answer)
+        steady = [replica for replica in REPLICAS if self.lives[replica] == 0 and self.rng.random() < 0.5]
+        return machine.settled(REPLICAS, steady)
+
     def note(self, held: Held, key: StepKey) -> None:
-        held.keys.append(key)
-        self.table.note(held.lease, key)
+        held.attempts[key] = self.paths[key]
+        self.table.note(held.lease, key, self.paths[key])
 
     def commit(self, trainer: Trainer) -> None:
         if trainer.key is None or trainer.current is None:
@@ -201,14 +262,13 @@ class World:
     def finish(self, trainer: Trainer) -> None:
         trainer.current, trainer.key = None, None
         trainer.step += 1
-        trainer.number += 1
 
     def restart(self, trainer: Trainer) -> None:
         """The client fences the dead trainer, settles its steps at the replicas, and starts another one in its slot."""
-        theirs = tuple(key for key in self.committed if key[:2] == (trainer.slot, trainer.incarnation))
-        self.table.release_trainer(trainer.slot, trainer.incarnation, theirs)
+        settled = self.settle(trainer)
+        released = self.table.release_trainer(trainer.slot, trainer.incarnation, settled)
         if self.rng.random() < 0.3:
-            self.table.release_trainer(trainer.slot, trainer.incarnation, theirs)
+            self.table.release_trainer(trainer.slot, trainer.incarnation, settled)
         if not isinstance(self.table.lease(trainer.slot, trainer.incarnation, self.round, 0), Denial):
             raise Broken(
                 f"incarnation {trainer.incarnation} of trainer {trainer.slot} gets a lease though it was fenced"
@@ -216,10 +276,13 @@ class World:
         if self.rng.random() < 0.5:
             self.zombies.append(trainer)  # it was only frozen
         self.was_replaced = True
-        # Where it is not known whether there was one step more, that one is left out.
-        done = trainer.step + (trainer.current is not None and trainer.committed) + self.chance(0.2)
-        step = done if self.names_steps else 0
-        self.trainers[trainer.slot] = Trainer(trainer.slot, trainer.incarnation + 1, step=step)
+        first = (self.round - 1) * INNER_STEPS
+        number = next_number(
+            settled, first, INNER_STEPS, trainer.reported, released.next_step, is_known=released.is_known
+        )
+        step = number - first if self.names_steps else 0
+        reported = max(trainer.reported, number - 1)
+        self.trainers[trainer.slot] = Trainer(trainer.slot, trainer.incarnation + 1, step=step, reported=reported)
 
     def begin_anew(self) -> None:
         """The data server is started again: it learns of records from the client, of leases from living trainers."""
@@ -235,7 +298,7 @@ class World:
                 self.table.forgo()
             for held in trainer.held if trainer.alive else ():
                 lease = self.table.resume(
-                    trainer.slot, trainer.incarnation, held.samples, tuple(held.keys), done=held.done
+                    trainer.slot, trainer.incarnation, held.samples, held.attempts, done=held.done, left=held.left
                 )
                 if lease is None:
                     raise Broken(f"what trainer {trainer.slot} says to have is not free: {held.samples}")
@@ -243,7 +306,9 @@ class World:
         for zombie in self.zombies:
             # It wakes up, and says that it still has what was given to others since, or is recorded.
             for held in zombie.held:
-                self.table.resume(zombie.slot, zombie.incarnation, held.samples, tuple(held.keys), done=held.done)
+                self.table.resume(
+                    zombie.slot, zombie.incarnation, held.samples, held.attempts, done=held.done, left=held.left
+                )
         self.check_leases()
 
     def end_round(self) -> None:

@@ -26,6 +26,7 @@ from shoal.swarm.round_effects import (
     Send,
     Stuck,
     Swap,
+    TrainedTwice,
 )
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_orders import StepsClosed
@@ -258,6 +259,8 @@ class ClientHost:
                     self.tip = tip
                 case Stuck(stages):
                     self.stuck = stages
+                case TrainedTwice():
+                    self.world.trained_twice(effect)
                 case Restored(stage, _, basis) if basis is not None:
                     self.world.checks.restored(self, stage)
                 case _:

@@ -10,11 +10,12 @@ from tests.simulation.faults import Faults
 from tests.simulation.network import Manners, Network
 from tests.simulation.round.checks import PATIENCE_S, Checks, samples_of
 from tests.simulation.round.hosts import ClientHost, ReplicaHost, holds, is_bulk
-from tests.simulation.safety import ChainSafety, SampleSafety, Split
+from tests.simulation.safety import Broken, ChainSafety, SampleSafety, Split
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import TrainedTwice
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.sample_ranges import merge
@@ -179,6 +180,10 @@ class World:
         """A client says that this is decided."""
         self.checks.decided(record, signed)
         self.pool_of(client).record(record)
+
+    def trained_twice(self, found: TrainedTwice) -> None:
+        """A coordinator sees what no lease may let happen."""
+        raise Broken(f"{found.first} and {found.second} have trained on the same samples")
 
     def _start_replica(self, peer: PeerId, stage: int, is_behind: bool = False) -> None:
         self.network.start(peer, self.host_class(self, peer, stage, is_behind))

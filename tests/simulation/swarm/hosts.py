@@ -187,7 +187,9 @@ class Client(ClientHost):
                 settled = machine.settled({*live, *self.holders}, self.steady)
                 released = self.world.leases.release(slot, incarnation, settled)
                 first = (round - 1) * STEPS_PER_ROUND
-                number = next_number(settled, first, -1, released.next_step, is_known=released.is_known)
+                number = next_number(
+                    settled, first, STEPS_PER_ROUND, -1, released.next_step, is_known=released.is_known
+                )
                 self.world.start_trainer(slot, incarnation + 1, round, number - first)
 
 

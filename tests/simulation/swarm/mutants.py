@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from tests.simulation.step.hosts import Join
@@ -11,7 +11,12 @@ from tests.simulation.swarm.world import World
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.lease import LeaseTable, _Lease  # pyright: ignore[reportPrivateUsage]
+from shoal.swarm.round_coordinator import Effects, RoundCoordinatorMachine
+from shoal.swarm.round_effects import TrainedTwice
+from shoal.swarm.round_settings import CloseRequest, RoundSettings
+from shoal.swarm.round_views import RoundViews, first_view
 from shoal.swarm.takeover import Settled, TakeoverMachine
+from shoal.wire.messages.round import Join as RoundJoin
 
 
 class _JoinsWithWhatItHas(Steps):
@@ -65,6 +70,45 @@ class FreesWhatIsLeftToTheRecord(LeaseTable):
         return held.left or super()._is_untrained(held, settled, has_all_notes)
 
 
+class TrainsTwice(World):
+    """What trainers leave is freed too early, and only the coordinator is left to notice.
+
+    Attributes:
+        noticed: What it has noticed.
+    """
+
+    def __init__(self, seed: int, coordinator_class: type[RoundCoordinatorMachine] = RoundCoordinatorMachine) -> None:
+        self.noticed: list[TrainedTwice] = []
+        super().__init__(
+            seed,
+            coordinator_class=coordinator_class,
+            table_class=CountsTheLostAsSettled,
+            takeover_class=_HearsOfNobodyElse,
+        )
+
+    def trained_twice(self, found: TrainedTwice) -> None:
+        self.noticed.append(found)
+
+
+class _LooksAtNoSamples(RoundViews):
+    def begin(
+        self, settings: RoundSettings, joins: Mapping[PeerId, RoundJoin], slots: Mapping[PeerId, int]
+    ) -> list[TrainedTwice]:
+        for stage in range(settings.num_stages):
+            self[stage] = first_view(stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio)
+        return []
+
+
+class RecordsWhatWasTrainedTwice(RoundCoordinatorMachine):
+    """Merges steps into one record that share samples."""
+
+    def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
+        views = _LooksAtNoSamples()
+        views.epochs = self._views.epochs
+        self._views = views
+        return super()._propose_all(request, now_s)
+
+
 class TakesAnyReplicaForAWitness(LeaseTable):
     """Believes a replica that is not on the path of the attempt."""
 
@@ -87,9 +131,10 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "MovesLeasesAtOnce": (lambda seed: World(seed, table_class=MovesLeasesAtOnce), 72),
     "CountsTheLostAsSettled": (
         lambda seed: World(seed, table_class=CountsTheLostAsSettled, takeover_class=_HearsOfNobodyElse),
-        0,
+        13,
     ),
-    "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 0),
-    "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 0),
+    "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 13),
+    "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 39),
+    "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 90),
     "TakesNewLivesForWitnesses": (lambda seed: World(seed, takeover_class=TakesNewLivesForWitnesses), 0),
 }

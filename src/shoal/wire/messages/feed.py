@@ -125,17 +125,11 @@ class NoBatch(Struct, frozen=True, tag="no_batch"):
     reason: str
 
 
-class Attempt(Struct, frozen=True):
-    """An attempt at a step, and the replicas over which it runs."""
+class NoteAttempt(Struct, frozen=True, tag="note_attempt"):
+    """Before Open: which attempt will train the leased batch, and over which replicas."""
 
     key: StepKey
     path: tuple[PeerId, ...]
-
-
-class NoteAttempt(Struct, frozen=True, tag="note_attempt"):
-    """Before Open: which attempt will train the leased batch."""
-
-    attempt: Attempt
     ticket: int
 
 
@@ -161,6 +155,13 @@ class HoldoutInfo(Struct, frozen=True, tag="holdout_info"):
     num_train: int
     num_holdout: int
     max_read_samples: int
+
+
+class Attempt(Struct, frozen=True):
+    """A noted attempt, as in NoteAttempt."""
+
+    key: StepKey
+    path: tuple[PeerId, ...]
 
 
 class HeldBatch(Struct, frozen=True):

@@ -1,0 +1,54 @@
+"""Steps of one round that share samples: a record in which both stood would count samples once that were trained twice.
+
+Leases see to it that this never happens (`lease.py`, `takeover.py`). Should it happen all the same, the coordinator can
+see it in the joins before anybody holds the record. Then the replicas that hold one of the two steps are left out of
+the round: those with fewer samples if there is a choice, and never the last ones of a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.records import steps_held
+from shoal.swarm.round_effects import TrainedTwice
+from shoal.wire.messages.round import Join
+from shoal.wire.messages.step import StepEntry
+
+
+def trained_twice(joins: Mapping[PeerId, Join]) -> list[TrainedTwice]:
+    """Every two steps of these joins that share samples, and who has to be left out for it."""
+    left = dict(joins)
+    found: list[TrainedTwice] = []
+    for first, second in sorted(_sharing(steps_held(join.log for join in joins.values()))):
+        sides = [_holders(left, key) for key in (first, second)]
+        if not all(sides):
+            continue  # one of them is out already
+        sides.sort(key=lambda side: (sum(left[peer].num_samples for peer in side), side))
+        out = next((side for side in sides if _is_served_without(left, side)), ())
+        for peer in out:
+            del left[peer]
+        found.append(TrainedTwice(first, second, out))
+    return found
+
+
+def _sharing(steps: Mapping[StepKey, StepEntry]) -> set[tuple[StepKey, StepKey]]:
+    """The pairs of steps that have a sample in common."""
+    items = ((item, key) for key, step in steps.items() for item in step.samples)
+    ranges = sorted((item.pass_number, item.start, item.stop, key) for item, key in items)
+    pairs: set[tuple[StepKey, StepKey]] = set()
+    reaching: list[tuple[int, int, StepKey]] = []
+    for pass_number, start, stop, key in ranges:
+        reaching = [each for each in reaching if each[0] == pass_number and each[1] > start]
+        pairs.update((min(key, other), max(key, other)) for _, _, other in reaching if other != key)
+        reaching.append((pass_number, stop, key))
+    return pairs
+
+
+def _holders(joins: Mapping[PeerId, Join], key: StepKey) -> tuple[PeerId, ...]:
+    return tuple(sorted(peer for peer, join in joins.items() if any(entry.key == key for entry in join.log)))
+
+
+def _is_served_without(joins: Mapping[PeerId, Join], side: Collection[PeerId]) -> bool:
+    stages = {join.stage for join in joins.values()}
+    return stages == {join.stage for peer, join in joins.items() if peer not in side}
