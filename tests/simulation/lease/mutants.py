@@ -112,7 +112,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (FreesWhatIsCommitted, 2),
         (IgnoresLostNotes, 2),
         (AsksNoWitness, 0),
-        (FreesWhatWasLeft, 0),
+        (FreesWhatWasLeft, 8),
         (FreesWhatIsRecorded, 1),
         (FreesNothing, 0),
     )
@@ -120,7 +120,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
 MUTANTS |= {
     mutant.__name__: (_taking_over(mutant), first_seed)
     for mutant, first_seed in (
-        (TakesNewLivesForOldOnes, 0),
-        (TakesThoseThatAnswerForAll, 0),
+        (TakesNewLivesForOldOnes, 36),
+        (TakesThoseThatAnswerForAll, 155),
     )
 }
