@@ -333,6 +333,11 @@ class Network(Kernel):
                     if not one_way:
                         self.mute(other, one, duration_s)
 
+    def meet(self, longest_s: float) -> None:
+        """Whatever is cut off or parted finds together again, one link after the other."""
+        for pair, until_s in self._blocked_until_s.items():
+            self._blocked_until_s[pair] = min(until_s, self.now_s + self.rng.uniform(0.0, longest_s))
+
     def slow(self, peer: str, factor: float, duration_s: float) -> None:
         """A process and its links take `factor` times as long for a while."""
         self.note(peer, "SLOW", (factor, duration_s))

@@ -94,10 +94,10 @@ class NamesNoChain(RoundCoordinatorMachine):
 
 
 class FollowsTheNewest(RoundMemberMachine):
-    """Leaves its chain for every record of a later round, also if its own one is not named."""
+    """Leaves its chain for every record of a later round, whether it names its own one or not."""
 
     def _decide(self, message: Decide) -> MemberEffects:
-        if not message.instead_of and self._unseal(message.record).round > self.tip.round:
+        if self._unseal(message.record).round > self.tip.round:
             message = msgspec.structs.replace(message, instead_of=self.tip.hash)
         return super()._decide(message)
 
@@ -146,13 +146,17 @@ def _make(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld]
     return lambda seed: SplitWorld(seed, **classes), first_seed  # type: ignore[arg-type]
 
 
+def _meets(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld], int]:
+    return lambda seed: SplitWorld(seed, meets=True, **classes), first_seed  # type: ignore[arg-type]
+
+
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
     "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
-    "KeepsTheFirstFate": _make(0, coordinator_class=KeepsTheFirstFate),
-    "LeavesOutTheLast": _make(0, coordinator_class=LeavesOutTheLast),
-    "FollowsTheNewest": _make(0, member_class=FollowsTheNewest),
-    "IsSilentAboutMistakes": _make(0, member_class=IsSilentAboutMistakes),
+    "KeepsTheFirstFate": _make(700876, coordinator_class=KeepsTheFirstFate),
+    "LeavesOutTheLast": _meets(833, coordinator_class=LeavesOutTheLast),
+    "FollowsTheNewest": _meets(32, member_class=FollowsTheNewest),
+    "IsSilentAboutMistakes": _meets(101, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
     "TakesAnySteps": _make(11, host_class=TakesAnySteps),

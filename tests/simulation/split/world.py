@@ -5,6 +5,7 @@ Each client has a pool of samples of its own, as each host has a data server; so
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 
 from tests.simulation import liveness
@@ -21,7 +22,7 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import ChainLeft
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.round import SignedRecord
+from shoal.wire.messages.round import Decide, Hold, Resolve, SignedRecord
 
 MET_S = 40.0
 END_S = 54.0
@@ -38,7 +39,11 @@ class Pool(DataServer):
 
 
 class SplitWorld(RoundWorld):
-    """One seeded run."""
+    """One seeded run.
+
+    In some of them the sides meet while one decides a record or settles doubts: what a coordinator has heard of the
+    others is not true any more when it acts on it, and of one step each side may have settled something else.
+    """
 
     checks: SplitChecks
 
@@ -50,9 +55,19 @@ class SplitWorld(RoundWorld):
         host_class: type[ReplicaHost] = Replica,
         client_class: type[ClientHost] = Client,
         faults: bool = True,
+        meets: bool | None = None,
     ) -> None:
         self.chains_left: list[ChainLeft] = []
+        # Of its own source: a seed without this fault is the same run as ever.
+        rng = random.Random(f"meets {seed}")
+        happens = rng.random() < 0.3 if meets is None else meets
+        self._meets_at = rng.choice((Hold, Decide, Resolve)) if happens and faults else None
+        self._meets_after = rng.randint(1, 12)
+        self._meets_within_s = rng.choice((0.1, 0.5))
+        self._parted_until_s = 0.0
         super().__init__(seed, member_class, coordinator_class, host_class, client_class, faults)
+        if self._meets_at is Resolve:
+            self.doubt_rate = 0.5
 
     def prepare(self) -> None:
         self.pools: defaultdict[PeerId, Pool] = defaultdict(Pool)
@@ -130,12 +145,19 @@ class SplitWorld(RoundWorld):
             sides |= {peer: int(number < num_there) for number, peer in enumerate(peers)}
         clients = rng.sample(self.clients, len(self.clients))
         sides |= {peer: number % 2 for number, peer in enumerate(clients)}
-        until_s = rng.uniform(network.now_s + 4.0, FAULTS_END_S - 4.0)
+        until_s = self._parted_until_s = rng.uniform(network.now_s + 4.0, FAULTS_END_S - 4.0)
         stagger_s = rng.choice((0.0, 0.5, 2.0, 4.0))
         for one, other in ((one, other) for one in sides for other in sides if sides[one] < sides[other]):
             duration_s = until_s - network.now_s + rng.uniform(0.0, stagger_s)
             network.mute(one, other, duration_s)
             network.mute(other, one, duration_s)
+
+    def send(self, sender: str, receiver: str, message: object) -> None:
+        super().send(sender, receiver, message)
+        if type(message) is self._meets_at and self.network.now_s < self._parted_until_s:
+            self._meets_after -= 1
+            if self._meets_after == 0:
+                self.network.meet(self._meets_within_s)
 
     def run(self) -> int:
         """Run to the end; returns how many rounds the chain has that stands.
