@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.round.checks import HEARD_S, Checks, samples_of
-from tests.simulation.round.hosts import ReplicaHost, hashes_of
+from tests.simulation.round.hosts import ClientHost, ReplicaHost, hashes_of
 from tests.simulation.safety import Broken
 
 from shoal.swarm.record_chains import is_before
@@ -64,6 +64,10 @@ class SplitChecks(Checks):
         signed = host.machine.fetching
         if tip.signed is None or signed is None or is_before(tip, self.world.tip_of(signed), unseal):
             return
+        chooser = network.hosts.get(host.machine.promised.peer)
+        is_there = isinstance(chooser, ClientHost) and chooser.machine.ballot == host.machine.promised
+        if is_there and not chooser.machine._judgement.is_held(tip):
+            raise Broken(f"{host.peer} leaves record {tip.round}, which {chooser.peer} has not judged")
         if count(used_samples(record)) >= count(used_samples(unseal(tip.signed))):
             return
         client, now_s = host.machine.promised.peer, network.now_s

@@ -94,10 +94,10 @@ class NamesNoChain(RoundCoordinatorMachine):
 
 
 class FollowsTheNewest(RoundMemberMachine):
-    """Leaves its chain for every record of a later round, also if its own one is not named."""
+    """Leaves its chain for every record of a later round, whether it names its own one or not."""
 
     def _decide(self, message: Decide) -> MemberEffects:
-        if not message.instead_of and self._unseal(message.record).round > self.tip.round:
+        if self._unseal(message.record).round > self.tip.round:
             message = msgspec.structs.replace(message, instead_of=self.tip.hash)
         return super()._decide(message)
 
@@ -153,10 +153,10 @@ def _meets(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
     "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
-    "KeepsTheFirstFate": _meets(0, coordinator_class=KeepsTheFirstFate),
-    "LeavesOutTheLast": _meets(0, coordinator_class=LeavesOutTheLast),
-    "FollowsTheNewest": _meets(0, member_class=FollowsTheNewest),
-    "IsSilentAboutMistakes": _meets(0, member_class=IsSilentAboutMistakes),
+    "KeepsTheFirstFate": _make(700876, coordinator_class=KeepsTheFirstFate),
+    "LeavesOutTheLast": _meets(833, coordinator_class=LeavesOutTheLast),
+    "FollowsTheNewest": _meets(32, member_class=FollowsTheNewest),
+    "IsSilentAboutMistakes": _meets(101, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
     "TakesAnySteps": _make(11, host_class=TakesAnySteps),

@@ -22,7 +22,7 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import ChainLeft
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.round import Decide, Resolve, SignedRecord
+from shoal.wire.messages.round import Decide, Hold, Resolve, SignedRecord
 
 MET_S = 40.0
 END_S = 54.0
@@ -61,10 +61,13 @@ class SplitWorld(RoundWorld):
         # Of its own source: a seed without this fault is the same run as ever.
         rng = random.Random(f"meets {seed}")
         happens = rng.random() < 0.3 if meets is None else meets
-        self._meets_at = rng.choice((Decide, Resolve)) if happens and faults else None
+        self._meets_at = rng.choice((Hold, Decide, Resolve)) if happens and faults else None
         self._meets_after = rng.randint(1, 12)
+        self._meets_within_s = rng.choice((0.1, 0.5))
         self._parted_until_s = 0.0
         super().__init__(seed, member_class, coordinator_class, host_class, client_class, faults)
+        if self._meets_at is Resolve:
+            self.doubt_rate = 0.5
 
     def prepare(self) -> None:
         self.pools: defaultdict[PeerId, Pool] = defaultdict(Pool)
@@ -154,7 +157,7 @@ class SplitWorld(RoundWorld):
         if type(message) is self._meets_at and self.network.now_s < self._parted_until_s:
             self._meets_after -= 1
             if self._meets_after == 0:
-                self.network.meet(longest_s=0.5)
+                self.network.meet(self._meets_within_s)
 
     def run(self) -> int:
         """Run to the end; returns how many rounds the chain has that stands.
