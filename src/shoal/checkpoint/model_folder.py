@@ -154,6 +154,14 @@ class ModelFolder:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def has_model_of(path: Path, record_hash: str) -> bool:
+    """Whether the folder at a path is there, and of this record: it is in place as a whole or not at all."""
+    try:
+        return json.loads((path / CONFIG).read_bytes()).get("record") == record_hash
+    except (OSError, ValueError):
+        return False
+
+
 def _laid_out(entries: Sequence[FlatEntry]) -> tuple[dict[str, int], bytes, int]:
     """Where each tensor lies in the file, the file's beginning, and its size: wide types first, so all are aligned."""
     offset = 0

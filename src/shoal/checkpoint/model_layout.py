@@ -15,7 +15,7 @@ from shoal.config.schema import Config
 from shoal.errors import StateMismatch
 from shoal.model.meta import build_without_values
 from shoal.model.registry import load_family
-from shoal.model.stage import StageModule, stage_ranges
+from shoal.model.stage import StageModule, build_stage, stage_ranges
 from shoal.optim.flat import FlatEntry, FlatLayout, buffers_sha256, tensor_sha256
 from shoal.quant.apply import apply_quant
 from shoal.wire.messages.round import StageHashes
@@ -44,7 +44,7 @@ class StageLayout(NamedTuple):
 
 
 def stage_layouts(config: Config) -> list[StageLayout]:
-    """The tensors of every stage of a run's model; no values are made.
+    """The tensors of every stage of a run's model; at most one stage is in memory at a time.
 
     Raises:
         ConfigError: the model does not fit the configuration.
@@ -53,12 +53,16 @@ def stage_layouts(config: Config) -> list[StageLayout]:
     ranges = stage_ranges(family, pipeline.stages, pipeline.cut)
     found: list[StageLayout] = []
     for stage, indices in enumerate(ranges):
+        if config.quant is not None:
+            # Without values torch would import its compiler for a step size: a second, when somebody waits for the end.
+            module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut)
+            apply_quant(module, config.quant)
+            found.append(StageLayout.of(module))
+            continue
         units = nn.ModuleDict(
             {family.unit_name(index): build_without_values(family, index, config.run.seed) for index in indices}
         )
-        module = StageModule(family, units, indices, stage, pipeline.stages)
-        apply_quant(module, config.quant)
-        found.append(StageLayout.of(module))
+        found.append(StageLayout.of(StageModule(family, units, indices, stage, pipeline.stages)))
     return found
 
 

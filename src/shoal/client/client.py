@@ -270,7 +270,7 @@ class Client:
         Raises:
             ShoalError: the run failed.
         """
-        if self._diary.is_resumed:
+        if self._diary.is_resumed and not self._diary.saved.is_finished:
             adopt(await self._launcher.request("adopt"), self._diary.saved.plan, self.trainers, self.watch)
         async with anyio.create_task_group() as tasks:
             parts = (self.watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)

@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from shoal.averaging.journal import last_record
 from shoal.averaging.replica_state import OuterState
-from shoal.checkpoint.model_folder import ModelFolder
+from shoal.checkpoint.model_folder import ModelFolder, has_model_of
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.client.stage_fetch import StageFetch, state_bytes
 from shoal.clock import Clock
@@ -103,6 +103,8 @@ class ModelExport:
         self._notice(f"no model is left: {reason}")
 
     async def _leave(self, record: Record, signed: SignedRecord) -> ModelLeft:
+        if has_model_of(self._log_dir / FOLDER, record_hash(signed)):
+            return ModelLeft(self._log_dir / FOLDER, record.round)  # by an earlier start of this client
         layouts = await anyio.to_thread.run_sync(stage_layouts, self._config)
         path = self._log_dir / FOLDER
         folder = await anyio.to_thread.run_sync(ModelFolder, path, layouts)

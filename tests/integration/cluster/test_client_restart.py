@@ -30,6 +30,8 @@ NOT_REPEATED = (
     # Of the step that was reported first and last: trainers that step at the same time may come in either order.
     "loss_first",
     "loss_last",
+    # Each run has a folder of its own.
+    "model",
 )
 """Of a summary: what two runs do not have in common."""
 
