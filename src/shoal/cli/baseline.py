@@ -6,7 +6,7 @@ import anyio
 import anyio.to_thread
 from rich.console import Console
 
-from shoal.cli.cuts import has_cut, with_cut, with_known_cut
+from shoal.cli.cuts import has_cut, profiled_device, with_cut, with_known_cut
 from shoal.cli.model import costs_on_device_thread
 from shoal.clock import SystemClock
 from shoal.config import Config
@@ -15,9 +15,10 @@ from shoal.data.feed import Feed
 from shoal.data.server import DataService
 from shoal.ids import PeerId
 from shoal.model.costs import counts_by_cost
+from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.cost_cache import CostCache
-from shoal.trainer.baseline_run import BaselineReport, run_baseline, use_threads
+from shoal.trainer.baseline_run import BaselineReport, run_baseline
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
 
@@ -28,7 +29,7 @@ def run_baseline_locally(config: Config) -> int:
     """Train the configuration in this process and print its losses as it goes.
 
     Raises:
-        ConfigError: the data set or the model does not fit the configuration.
+        ConfigError: the data set or the model does not fit the configuration, or there is no such device.
     """
     anyio.run(_run, _with_cut(config), backend_options={"use_uvloop": True})
     return EXIT_DONE
@@ -44,6 +45,7 @@ def _with_cut(config: Config) -> Config:
 
 async def _run(config: Config) -> None:
     console = Console()
+    device_name = profiled_device(config)
     network = MemoryNetwork(encode=False)
     server, trainer = (network.endpoint(PeerId(name)) for name in ("data_server", "baseline"))
     service = DataService(
@@ -66,13 +68,13 @@ async def _run(config: Config) -> None:
 
     try:
         async with (
-            DeviceThread(use_threads(config.servers.threads[0])) as device,
+            DeviceThread(device_initialiser(device_name, config.servers.threads[0])) as device,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(service.run)
             tasks.start_soon(dispatch, server, (service,))
             tasks.start_soon(dispatch, trainer, (feed,))
-            await run_baseline(config, feed, device, SystemClock(), report)
+            await run_baseline(config, feed, device, device_name, SystemClock(), report)
             tasks.cancel_scope.cancel()
     finally:
         service.close()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.cli.devices import devices_of_servers
+from shoal.cli.devices import devices_of_servers, name_of_gpu
 from shoal.cli.exits import USER_ERROR
 from shoal.cli.host import SwarmHost
 from shoal.config import Config
@@ -40,7 +40,8 @@ def with_known_cut(config: Config, cache: CostCache | None = None) -> Config:
     if costs is None:
         return config  # only the family itself knows
     if not config.run.deterministic:
-        key = cost_key(config, profiled_device(config))
+        device = profiled_device(config)
+        key = cost_key(config, device, gpu=name_of_gpu(device))
         # A profiler meets a damaged file again, and says so.
         costs = (cache or CostCache.of_user()).load(key, config.model.num_units).costs_s
     return config if costs is None else with_cut(config, counts_by_cost(costs, config.num_stages))

@@ -1,4 +1,4 @@
-"""Which device each server of this host computes on, without loading torch into the launcher."""
+"""Which device each server of this host computes on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 from shoal.config import Config
 from shoal.config.per_server import of_server
 from shoal.errors import ConfigError
+from shoal.server.visible_gpus import visible_gpus
 
-_GPU_NODES = "/dev"
+_DEVICE_FILES = Path("/dev")
+_DRIVERS = ("nvidia*", "nvhost*", "kfd", "dxg")
+"""Files of NVIDIA's driver, of the one on NVIDIA's boards, of AMD's, and of the one that Linux has below Windows."""
 
 
-def num_gpus(device_files: Path = Path(_GPU_NODES)) -> int:
-    """Return the NVIDIA GPUs of this machine, by their device files."""
-    return sum(1 for path in device_files.glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdecimal())
+def has_gpu_driver(device_files: Path = _DEVICE_FILES) -> bool:
+    """Whether some driver for GPUs is loaded. Without one "auto" means the CPU, and torch need not be asked."""
+    return any(path for pattern in _DRIVERS for path in device_files.glob(pattern))
 
 
 def devices_of_servers(config: Config) -> list[str]:
@@ -24,11 +27,12 @@ def devices_of_servers(config: Config) -> list[str]:
     """
     if problem := config.servers_problem():
         raise ConfigError(problem)
+    names = _gpu_names(config)
     servers = range(config.num_servers)
-    return [device_of_server(of_server(config.devices, index), index) for index in servers]
+    return [device_of_server(of_server(config.devices, index), index, len(names)) for index in servers]
 
 
-def device_of_server(device: str, index: int, gpus: int | None = None) -> str:
+def device_of_server(device: str, index: int, num_gpus: int) -> str:
     """Return the torch device of server `index` for the configured `device`.
 
     "auto" puts server i on GPU i modulo the number of GPUs, or on the CPU where there are none.
@@ -36,13 +40,29 @@ def device_of_server(device: str, index: int, gpus: int | None = None) -> str:
     Raises:
         ConfigError: there is no such device.
     """
-    gpus = num_gpus() if gpus is None else gpus
     if device == "cpu":
         return "cpu"
     if device == "auto":
-        return f"cuda:{index % gpus}" if gpus else "cpu"
+        return f"cuda:{index % num_gpus}" if num_gpus else "cpu"
     ordinal = int(device.partition(":")[2] or 0)
-    if ordinal >= gpus:
-        have = f"{gpus} GPU(s): cuda:0 to cuda:{gpus - 1}" if gpus else "no GPU"
-        raise ConfigError(f"device = {device}: this machine has {have}; use --device auto or --device cpu")
+    if ordinal >= num_gpus:
+        raise ConfigError(f"device = {device}: {visible_gpus()}; use --device auto or --device cpu")
     return f"cuda:{ordinal}"
+
+
+def name_of_gpu(device: str) -> str | None:
+    """Return the name of a resolved device if it is a GPU."""
+    return None if device == "cpu" else visible_gpus().names[int(device.partition(":")[2])]
+
+
+def unused_gpus(config: Config) -> str | None:
+    """Return what to tell the user if this host has a driver for GPUs, its servers may use GPUs, and torch cannot."""
+    if "auto" not in config.devices or not has_gpu_driver() or not visible_gpus().reason:
+        return None
+    return f"servers compute on the CPU, although this host has a driver for GPUs: {visible_gpus()}"
+
+
+def _gpu_names(config: Config) -> tuple[str, ...]:
+    wanted = any(device.startswith("cuda") for device in config.devices)
+    possible = "auto" in config.devices and has_gpu_driver()
+    return visible_gpus().names if wanted or possible else ()

@@ -173,7 +173,9 @@ class SwarmHost:
 
     async def start_baseline(self) -> RoleHandle:
         """Start the plain loop beside the swarm, fed by the same data server."""
-        spec = self._spec(BaselineSpec, "baseline", 0, data_server=self.hop("data_server"), monitor=self.hop("monitor"))
+        device = devices_of_servers(self.config)[0]
+        hops = {name: self.hop(name) for name in ("data_server", "monitor")}
+        spec = self._spec(BaselineSpec, "baseline", 0, device=device, **hops)
         return await self._start("shoal.trainer.baseline_service:main", spec)
 
     def monitor_known(self, maddrs: tuple[str, ...]) -> None:

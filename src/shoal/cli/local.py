@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 
 from shoal import log
 from shoal.cli.cuts import has_cut, log_cut, with_known_cut, with_profiled_cut
-from shoal.cli.devices import devices_of_servers
+from shoal.cli.devices import devices_of_servers, unused_gpus
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.host import SwarmHost
@@ -205,6 +205,8 @@ class HostRun:
     async def _start_each(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         await host.supervisor.preloaded()
         logger.info("fork_server.ready", extra={"after_s": round(process_age_s(os.getpid()), 2)})
+        if self.devices and (unused := unused_gpus(self.config)):
+            view.notice(unused)
         await self._settle_cut(host, view)
         tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0

@@ -60,8 +60,8 @@ def costs_on_device_thread(config: Config, *, measure: bool, cache: CostCache | 
 
     from shoal.cli.cuts import profiled_device
     from shoal.clock import SystemClock
+    from shoal.pipeline.torch_device import device_initialiser
     from shoal.runtime.device_thread import DeviceThread
-    from shoal.server.replica import device_initialiser
     from shoal.server.unit_costs import unit_costs
 
     device = profiled_device(config)

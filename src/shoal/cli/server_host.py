@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from shoal import log
-from shoal.cli.devices import devices_of_servers
+from shoal.cli.devices import devices_of_servers, unused_gpus
 from shoal.cli.display import Display
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
@@ -142,6 +142,8 @@ class ServerHost:
                 self._fail(error)
 
     async def _join_and_serve(self, supervisor: Supervisor, tasks: TaskGroup) -> None:
+        if unused := unused_gpus(self.config):
+            self._say(unused)
         self._say(f"joining the swarm at {', '.join(self.config.network.initial_peers)}")
         await require_reachable(self.config.network.initial_peers, self.clock, self._say)
         early = self._host(self.config, "", Path(self.early.run_dir.path), supervisor)

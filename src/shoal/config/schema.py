@@ -29,8 +29,9 @@ class Config(Section):
     )
     device: str = Field(
         default="auto",
-        description='"auto": server i uses GPU i where there are GPUs, else the CPU; or "cpu", "cuda", "cuda:<i>"; or '
-        'one for each server of this host, as in "cuda:0,cpu".',
+        description='"auto": server i uses GPU i of those that torch sees (CUDA_VISIBLE_DEVICES hides some), the CPU '
+        'where it sees none; or "cpu", "cuda", "cuda:<i>", also for AMD; or one for each server of this host, as in '
+        '"cuda:0,cpu".',
     )
     log_dir: Path = Field(default=Path("logs"), description="Each run writes to log_dir/<run_id>.")
     log_level: Literal["debug", "info", "warning"] = Field(

@@ -58,16 +58,6 @@ def program_versions() -> dict[str, str]:
     return {**{name: version(name) for name in _LIBRARIES}, "python": platform.python_version()}
 
 
-def gpu_names(root: Path = _ROOT) -> tuple[str, ...]:
-    """Return the names of the NVIDIA GPUs, in the order of their bus addresses; empty where the driver tells none.
-
-    Args:
-        root: of the file system that holds /proc.
-    """
-    folders = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    return tuple(_field(path, "Model") or "unknown" for path in folders)
-
-
 def _field(path: Path, name: str) -> str | None:
     try:
         lines = path.read_text(errors="replace").splitlines()

@@ -24,7 +24,7 @@ import msgspec
 from shoal import __version__
 from shoal.config.dump import public_values
 from shoal.config.schema import Config
-from shoal.runtime.hardware import gpu_names, processor_name
+from shoal.runtime.hardware import processor_name
 from shoal.runtime.user_cache import user_cache
 
 _FORMAT: Final = 1
@@ -39,12 +39,13 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     costs_s: list[float]
 
 
-def cost_key(config: Config, device: str, code: str | None = None) -> dict[str, Any]:
+def cost_key(config: Config, device: str, *, gpu: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return all that the costs of units depend on, as JSON values.
 
     Args:
         config: The resolved configuration.
         device: Torch device on which they are measured.
+        gpu: Names it, if it is one, as torch does.
         code: Names the code of a family that is not shoal's own.
     """
     values = public_values(config)
@@ -59,7 +60,7 @@ def cost_key(config: Config, device: str, code: str | None = None) -> dict[str, 
         "device": device,
         "torch": _torch_version(),
         "processor": processor_name(),
-        "gpus": [] if device == "cpu" else list(gpu_names()),
+        "gpu": gpu,
     }
 
 

@@ -12,11 +12,11 @@ import msgspec
 
 from shoal import log
 from shoal.clock import SystemClock
+from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.cost_cache import CostCache
 from shoal.server.profiler_spec import ProfilerSpec
-from shoal.server.replica import device_initialiser
 from shoal.server.unit_costs import UnitCosts, unit_costs
 
 logger = logging.getLogger(__name__)

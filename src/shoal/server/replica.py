@@ -28,22 +28,17 @@ from shoal.clock import Clock, SystemClock
 from shoal.codec.cast import CASTS
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
-from shoal.errors import ConfigError
 from shoal.ids import PeerId, RunId
-from shoal.model.precision import autocast_of
 from shoal.model.registry import load_family
-from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
-from shoal.pipeline.compilation import compile_configured
+from shoal.pipeline.configured_stage import configured_stage
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import CapLowered, StageWorker
-from shoal.quant.apply import apply_quant
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
-from shoal.runtime.long_turns import take_long_turns
 from shoal.server.memory import MAX_OPEN_STEPS, UNKNOWN_ROOM_BYTES
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
@@ -97,18 +92,6 @@ class Replica:
             tasks.start_soon(self.member.run)
             if self.snapshots is not None:
                 tasks.start_soon(self.snapshots.run)
-
-
-def device_initialiser(device: str, num_threads: int) -> Callable[[], None]:
-    """Return what a device thread does first: all of it is set per thread, not per process."""
-
-    def initialise() -> None:
-        torch.set_num_threads(num_threads)
-        take_long_turns()
-        if device != "cpu":
-            torch.cuda.set_device(torch.device(device))
-
-    return initialise
 
 
 async def build_replica(
@@ -256,15 +239,7 @@ def build_state(config: Config, stage: int, device_name: str) -> tuple[StageComp
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
     """
-    if device_name != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"device = {device_name}: this torch ({torch.__version__}) sees no GPU; use --device cpu")
-    family = load_family(config.model, config.data)
-    pipeline = config.model_pipeline
-    autocast = autocast_of(config.data.precision, torch.device(device_name))
-    module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut, autocast=autocast)
-    apply_quant(module, config.quant)
-    module.to(torch.device(device_name))
-    compile_configured(module, config)
+    module = configured_stage(config, load_family(config.model, config.data), stage, device_name)
     optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)
     compute = StageCompute(
         module,

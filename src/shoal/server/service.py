@@ -32,13 +32,14 @@ from shoal.errors import ConfigError
 from shoal.identity import Identity, swarm_authority
 from shoal.ids import PeerId, RunId
 from shoal.pipeline.device_pace import emulated_pace
+from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.memory import server_memory, snapshot_room, stage_needs
 from shoal.server.reassignment_monitor import ReassignmentMonitor
-from shoal.server.replica import Replica, build_replica, device_initialiser
+from shoal.server.replica import Replica, build_replica
 from shoal.server.spec import ServerSpec
 from shoal.server.work_report import WorkReport
 from shoal.swarm.assignment import StageNeed

@@ -14,10 +14,10 @@ import torch
 from shoal.clock import Clock
 from shoal.config.model import NATIVE_FAMILIES
 from shoal.config.schema import Config
-from shoal.errors import ConfigError
 from shoal.model.profile import Profile, profile_units
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, checked_unit_costs
+from shoal.pipeline.torch_device import torch_device
 from shoal.server.cost_cache import CostCache, cost_key, microbatch_samples
 
 CostSource = Literal["measured", "cached", "static"]
@@ -62,8 +62,9 @@ def unit_costs(
     static = checked_unit_costs(family)
     if not measure:
         return UnitCosts(static, "static", names)
-    where = _device(device)
-    key = cost_key(config, device, _code_of(config, family))
+    where = torch_device(device)
+    gpu = torch.cuda.get_device_name(where) if where.type == "cuda" else None
+    key = cost_key(config, device, gpu=gpu, code=_code_of(config, family))
     warnings: list[str] = []
     if cache is not None:
         known = cache.load(key, family.num_units)
@@ -83,12 +84,6 @@ def unit_costs(
     if problem is not None:
         warnings.append(f"what the units cost cannot be kept for the next start ({problem}); it is measured again then")
     return UnitCosts(list(profile.costs_s), "measured", names, warnings, profile)
-
-
-def _device(name: str) -> torch.device:
-    if name != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"device = {name}: this torch ({torch.__version__}) sees no GPU; use --device cpu")
-    return torch.device(name)
 
 
 def _code_of(config: Config, family: Family) -> str | None:

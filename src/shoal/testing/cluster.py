@@ -32,11 +32,12 @@ from shoal.data.source import DataSet
 from shoal.errors import ConfigError
 from shoal.ids import PeerId, RunId
 from shoal.pipeline.device_pace import DevicePace
+from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.reassignment_monitor import ReassignmentMonitor
-from shoal.server.replica import Replica, build_replica, device_initialiser
+from shoal.server.replica import Replica, build_replica
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.testing.client_host import AUTHORITY, ClientHost

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from shoal.clock import Clock
@@ -18,12 +17,9 @@ from shoal.config.schema import Config
 from shoal.data.feed import Feed
 from shoal.data.microbatch import Cut
 from shoal.model.meta import units_of
-from shoal.model.precision import autocast_of
 from shoal.model.registry import load_family
-from shoal.model.stage import build_stage
 from shoal.optim.schedule import LrSchedule
-from shoal.pipeline.compilation import compile_configured
-from shoal.quant.apply import apply_quant
+from shoal.pipeline.configured_stage import configured_stage
 from shoal.quant.coverage import require_matches
 from shoal.runtime.device_thread import DeviceThread
 from shoal.trainer.baseline import PlainLoop
@@ -50,14 +46,20 @@ class BaselineReport:
 
 
 async def run_baseline(
-    config: Config, feed: Feed, device: DeviceThread, clock: Clock, report: Callable[[BaselineReport], None]
+    config: Config,
+    feed: Feed,
+    device: DeviceThread,
+    device_name: str,
+    clock: Clock,
+    report: Callable[[BaselineReport], None],
 ) -> PlainLoop:
     """Train `outer_steps * inner_steps` steps; evaluate where the swarm does, before the first and after the last too.
 
     Args:
         config: the same as the swarm's.
         feed: its endpoint's events are dispatched to it.
-        device: where the loop computes.
+        device: the thread that computes.
+        device_name: its torch device.
         clock: for the rate.
         report: called after every step and evaluation.
 
@@ -65,11 +67,11 @@ async def run_baseline(
         The loop with the trained model.
 
     Raises:
-        ConfigError: the model does not fit the configuration.
+        ConfigError: the model does not fit the configuration, or there is no such device.
         ConnectionLost: the data server is gone.
     """
     sizes = await feed.hello()
-    loop = await device.run(_build, config)
+    loop = await device.run(_build, config, device_name)
     schedule = LrSchedule.from_config(config.diloco)
     samples, training_s = 0, 0.0
     loss: float | None = None
@@ -101,15 +103,10 @@ async def _evaluate(loop: PlainLoop, feed: Feed, device: DeviceThread, num_holdo
     return loss_sum / num_samples
 
 
-def _build(config: Config) -> PlainLoop:
+def _build(config: Config, device_name: str) -> PlainLoop:
     family = load_family(config.model, config.data)
-    num_stages, seed, cut = config.num_stages, config.run.seed, config.model_pipeline.cut
-    autocast = autocast_of(config.data.precision, torch.device("cpu"))
     require_matches(config.quant, units_of(config))
-    stages = [build_stage(family, s, num_stages, seed=seed, cut=cut, autocast=autocast) for s in range(num_stages)]
-    for stage in stages:
-        apply_quant(stage, config.quant)
-        compile_configured(stage, config)
+    stages = [configured_stage(config, family, stage, device_name) for stage in range(config.num_stages)]
     return PlainLoop(
         stages, config.diloco.inner_optim, config.diloco.max_grad_norm, run_seed=config.run.seed, trainer=0
     )
@@ -117,8 +114,3 @@ def _build(config: Config) -> PlainLoop:
 
 def _tensors(cuts: list[Cut]) -> list[tuple[Tensor, Tensor]]:
     return [(from_wire(part.inputs), from_wire(part.labels)) for part in cuts]
-
-
-def use_threads(num_threads: int) -> Callable[[], None]:
-    """Return the initialiser of a device thread that computes with `num_threads` threads."""
-    return lambda: torch.set_num_threads(num_threads)

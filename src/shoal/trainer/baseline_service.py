@@ -13,9 +13,10 @@ from shoal.control.counter_report import counters_logged
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.data.feed import Feed
 from shoal.identity import Identity
+from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
-from shoal.trainer.baseline_run import BaselineReport, run_baseline, use_threads
+from shoal.trainer.baseline_run import BaselineReport, run_baseline
 from shoal.trainer.spec import BaselineSpec
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.control import Metrics
@@ -32,7 +33,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
     config = spec.config()
     async with (
-        DeviceThread(use_threads(config.servers.threads[0])) as device,
+        DeviceThread(device_initialiser(spec.device, config.servers.threads[0])) as device,
         open_role_endpoint(spec, Identity(spec.identity_key)) as endpoint,
         counters_logged(endpoint),
         anyio.create_task_group() as tasks,
@@ -50,7 +51,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
             endpoint.post(spec.monitor.peer, Metrics("baseline", endpoint.peer_id, 0, values))
 
         async def train() -> None:
-            await run_baseline(config, feed, device, clock, report)
+            await run_baseline(config, feed, device, spec.device, clock, report)
             control.event("baseline_done")
             tasks.cancel_scope.cancel()
 

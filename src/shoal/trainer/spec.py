@@ -28,7 +28,9 @@ class BaselineSpec(RoleStart, frozen=True, kw_only=True):
     Attributes:
         data_server: The data server of this host.
         monitor: Where its losses go.
+        device: Torch device, resolved.
     """
 
     data_server: Hop
     monitor: Hop
+    device: str

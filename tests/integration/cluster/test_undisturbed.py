@@ -151,7 +151,7 @@ async def test_one_pipeline_is_bit_equal_to_the_plain_loop_until_the_first_avera
             result = await cluster.run()
             reports: list[BaselineReport] = []
             async with cluster.reader() as feed:
-                plain = await run_baseline(config, feed, cluster.device, SystemClock(), reports.append)
+                plain = await run_baseline(config, feed, cluster.device, "cpu", SystemClock(), reports.append)
     assert len(trained) == config.num_stages
     assert units is None or [list(stage.units) for stage in plain.stages] == units
     for stage, (parameters, buffers) in zip(plain.stages, trained, strict=True):

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.long_turns import take_long_turns
-from shoal.server.replica import device_initialiser
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="elsewhere turns are as they are")
 

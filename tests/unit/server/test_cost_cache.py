@@ -63,6 +63,10 @@ def test_another_device_machine_or_code_is_another_measurement(
     cache.store(KEY, COSTS_S)
     assert cache.load(cost_key(Config(), "cuda:0")) == Loaded()
     assert cache.load(cost_key(Config(), "cpu", code="abc")) == Loaded()
+    on_gpu = cost_key(Config(), "cuda:0", gpu="NVIDIA H200")
+    cache.store(on_gpu, COSTS_S)
+    assert cache.load(on_gpu) == Loaded(COSTS_S)
+    assert cache.load(cost_key(Config(), "cuda:0", gpu="NVIDIA T4")) == Loaded(), "another one is visible as cuda:0"
     for name in ("processor_name", "_torch_version"):
         with monkeypatch.context() as patch:
             patch.setattr(f"shoal.server.cost_cache.{name}", lambda: "another")

@@ -1,0 +1,53 @@
+"""A stage as a run's configuration says it: built, quantised, on its device, compiled. Servers, replays and the plain
+loop build it alike."""
+
+from __future__ import annotations
+
+import logging
+
+from shoal.clock import SystemClock
+from shoal.config.schema import Config
+from shoal.data.microbatch import usual_sizes
+from shoal.model.compiled import compile_stage
+from shoal.model.precision import autocast_of
+from shoal.model.stage import Family, StageModule, build_stage
+from shoal.pipeline.torch_device import torch_device
+from shoal.quant.apply import apply_quant
+from shoal.runtime.user_cache import user_cache
+
+logger = logging.getLogger(__name__)
+
+
+def configured_stage(config: Config, family: Family, stage: int, device_name: str) -> StageModule:
+    """Build a stage with the parameters of D_0; runs on the device thread.
+
+    Args:
+        config: Of the run.
+        family: Of its model.
+        stage: Which one.
+        device_name: Its torch device.
+
+    Raises:
+        ConfigError: the model does not fit the configuration, there is no such device, or the stage cannot be compiled.
+    """
+    device, pipeline = torch_device(device_name), config.model_pipeline
+    autocast = autocast_of(config.data.precision, device)
+    module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut, autocast=autocast)
+    apply_quant(module, config.quant)
+    module.to(device)
+    if pipeline.compile:
+        _compile(module, config)
+    return module
+
+
+def _compile(module: StageModule, config: Config) -> None:
+    """Compile a stage for the microbatches that are usual in the run.
+
+    Which sizes those are follows from what all hosts share, so that each replica computes a microbatch in the same way.
+    """
+    clock = SystemClock()
+    begun_s = clock.now_s()
+    sizes = usual_sizes(config.diloco.batch_size_per_step, config.model_pipeline.microbatches)
+    compile_stage(module, sizes, user_cache("compiled"))
+    took_s = round(clock.now_s() - begun_s, 3)
+    logger.info("stage.compiled", extra={"stage": module.stage, "sizes": sorted(sizes), "took_s": took_s})

@@ -1,0 +1,125 @@
+"""Which GPUs torch can use on this host. A process of its own is asked, so that the launcher loads no torch.
+
+    visible_gpus() -> python -m shoal.server.visible_gpus FD -> torch.cuda -> VisibleGpus as JSON on FD
+
+The answer is what the servers of this host will find: with CUDA_VISIBLE_DEVICES, with GPUs of AMD, and with a torch
+that has no code for the GPUs that are there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from functools import cache
+from importlib.metadata import version
+from typing import IO
+
+import msgspec
+
+from shoal.runtime.clean_interpreter import start_interpreter
+
+_PATIENCE_S = 120.0
+"""Longer than torch takes to load on a busy machine. A damaged driver may never answer."""
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_MAX_REASON = 300
+
+
+class VisibleGpus(msgspec.Struct, frozen=True):
+    """What torch can use.
+
+    Attributes:
+        torch: Its version.
+        names: Of the GPUs: the first is cuda:0.
+        hiding: Variables of the environment that hide GPUs from torch, as "NAME=value".
+        reason: Why it can use none, where torch says so.
+    """
+
+    torch: str
+    names: tuple[str, ...] = ()
+    hiding: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Say it in words: "torch 2.11.0+cu130 sees 1 GPU (cuda:0 NVIDIA H200)"."""
+        if self.names:
+            listed = ", ".join(f"cuda:{index} {name}" for index, name in enumerate(self.names))
+            count = f"{len(self.names)} GPU{'s' if len(self.names) > 1 else ''} ({listed})"
+        else:
+            count = f"no GPU ({self.reason})" if self.reason else "no GPU"
+        hiding = f" with {' '.join(self.hiding)}" if self.hiding else ""
+        return f"torch {self.torch} sees {count}{hiding}"
+
+
+@cache
+def visible_gpus() -> VisibleGpus:
+    """Ask torch in a process of its own; once, since the answer stays the same while this process lives.
+
+    Raises:
+        OSError: the system refuses another process.
+    """
+    return answer_of(__name__, _PATIENCE_S)
+
+
+def answer_of(module: str, patience_s: float) -> VisibleGpus:
+    """Run `module` with a descriptor to answer on. A process that gives no answer has no GPUs, and the reason is said.
+
+    Raises:
+        OSError: the system refuses another process.
+    """
+    read_fd, write_fd = os.pipe()
+    with open(read_fd, "rb") as answer, tempfile.TemporaryFile() as output:
+        try:
+            process = start_interpreter(module, [write_fd], pass_fds=(write_fd,), output=output)
+        finally:
+            os.close(write_fd)
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return _without_gpus(f"it did not say within {patience_s:g} s which GPUs there are")
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode != 0:
+            return _without_gpus(_last_line(output) or f"it ended with exit code {process.returncode}")
+        return msgspec.json.decode(answer.read(), type=VisibleGpus)
+
+
+def _without_gpus(reason: str) -> VisibleGpus:
+    return VisibleGpus(version("torch"), reason=reason)
+
+
+def _last_line(output: IO[bytes]) -> str:
+    output.seek(0)
+    lines = output.read().decode(errors="replace").split("\n")
+    return next((line.strip()[:_MAX_REASON] for line in reversed(lines) if line.strip()), "")
+
+
+def _look() -> VisibleGpus:
+    """Ask torch in this process."""
+    import torch
+
+    version_of_torch = str(torch.__version__)
+    hiding = tuple(f"{name}={os.environ[name]}" for name in _HIDING if name in os.environ)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        except RuntimeError as error:
+            # There are GPUs, and CUDA cannot be used: torch is newer than the driver, or somebody else has the GPU.
+            return VisibleGpus(version_of_torch, (), hiding, _first_line(error))
+    reason = "" if names or not said else _first_line(said[-1].message)
+    if torch.version.cuda is None and torch.version.hip is None:
+        reason = "it is built for CPUs alone"
+    return VisibleGpus(version_of_torch, names, hiding, reason)
+
+
+def _first_line(error: BaseException | str) -> str:
+    return str(error).partition("\n")[0][:_MAX_REASON]
+
+
+if __name__ == "__main__":
+    with open(int(sys.argv[1]), "wb") as answer_file:
+        answer_file.write(msgspec.json.encode(_look()))

@@ -1,0 +1,28 @@
+"""A stage as the configuration says it, on the device that it names."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.config import Config
+from shoal.errors import ConfigError
+from shoal.model.registry import load_family
+from shoal.pipeline.configured_stage import configured_stage
+from shoal.pipeline.torch_device import device_initialiser
+
+CONFIG = Config()
+
+
+def test_all_that_a_stage_computes_with_is_on_its_device() -> None:
+    family = load_family(CONFIG.model, CONFIG.data)
+    for name in ("cpu", "meta"):
+        module = configured_stage(CONFIG, family, 0, name)
+        assert {tensor.device.type for tensor in (*module.parameters(), *module.buffers())} == {name}
+
+
+def test_a_gpu_that_is_not_there_is_an_error_of_the_user_before_its_thread_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"device = cuda:0: this torch .* sees no GPU; use --device cpu"):
+        device_initialiser("cuda:0", 1)
