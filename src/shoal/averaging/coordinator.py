@@ -167,10 +167,8 @@ class RoundCoordinator:
             RoundAborted: Another client has become the coordinator meanwhile.
         """
         ready = await self._wait_ready(0)
-        outcome: RoundOutcome | None = None
-        if ready.tip.signed is not None:
-            record = self._unseal(ready.tip.signed)
-            outcome = RoundOutcome(record, ready.tip.signed, ready.sent_bytes, ready.holders)
+        signed = ready.tip.signed
+        outcome = signed and RoundOutcome(self._unseal(signed), signed, ready.sent_bytes, ready.holders)
         self._is_overtaken = False
         return Leading(ready.tip.round, outcome, ready.holders, ready.tip.hash)
 
@@ -338,8 +336,7 @@ class RoundCoordinator:
                     logger.warning("replica.out", extra={"peer": peer, "reason": reason})
                     self._tell(effect)
                 case TrainedTwice(first, second, out):
-                    steps = (str(first), str(second))
-                    logger.error("samples.trained_twice", extra={"steps": steps, "left_out": out})
+                    logger.error("samples.trained_twice", extra={"steps": [str(first), str(second)], "left_out": out})
                 case ReplicaIn(peer):
                     logger.info("replica.in", extra={"peer": peer, "round": self._machine.tip.round + 1})
                     self._tell(effect)

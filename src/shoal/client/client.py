@@ -49,10 +49,8 @@ from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
-from shoal.errors import RoundAborted, ShoalError
 from shoal.ids import PeerId
 from shoal.runtime.hardware import machine_type, program_versions
-from shoal.runtime.role import leaves
 from shoal.swarm.records import INCARNATIONS_APART, genesis_hash
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
@@ -275,17 +273,12 @@ class Client:
         async with anyio.create_task_group() as tasks:
             parts = (self.watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
             asked = (self._data, self._feed, self.counters, self._succession, self._fetch, self._keeping, self.teller)
-            handlers = (*parts, *asked, self._status_answers())
+            seen = (self._membership, self.reports, self.stages, self.trainers, self._clock)
+            handlers = (*parts, *asked, StatusAnswers(self._endpoint, self._config, *seen))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self.watch.notices.connection_ended)
-            try:
+            async with self.model.left_at_the_end(lambda: self.ends_run):
                 with self._training:
                     await self._train()
-            except* ShoalError as errors:
-                if self.ends_run and not any(isinstance(error, RoundAborted) for error in leaves(errors)):
-                    await self.model.leave()
-                raise
-            if self.ends_run:
-                await self.model.leave()
             tasks.cancel_scope.cancel()
 
     def stop(self) -> None:
@@ -312,11 +305,6 @@ class Client:
                 self._num_train, self.reports.num_holdout = sizes.num_train, sizes.num_holdout
             await self.rounds.run()
             tasks.cancel_scope.cancel()
-
-    def _status_answers(self) -> StatusAnswers:
-        num_rounds, num_stages = self._config.diloco.outer_steps, self._config.num_stages
-        parts = (self._membership, self.reports, self.stages, self.trainers, self._clock)
-        return StatusAnswers(self._endpoint, num_rounds, num_stages, *parts)
 
     def _found(self, peer: PeerId) -> None:
         self._membership.found(peer)

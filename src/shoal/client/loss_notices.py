@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from shoal.clock import Clock, utc_time_of_day
 from shoal.ids import PeerId
-from shoal.swarm.view import Replica, SwarmView, hosts_of
+from shoal.swarm.view import Replica, SwarmView, network_host
 from shoal.transport.base import PeerLost
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ class ServerNames:
             replica = self._view().replica(peer)
             if replica is None:
                 return f"server {peer[-8:]}"
-            hosts = sorted(hosts_of(replica.hop))
-            self._names[peer] = f"server {peer[-8:]}" + (f" on {hosts[0]}" if hosts else "")
+            host = network_host(replica.hop)
+            self._names[peer] = f"server {peer[-8:]}" + (f" on {host}" if host else "")
         return self._names[peer]
 
 

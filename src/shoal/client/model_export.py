@@ -9,7 +9,8 @@ It is fetched as a newcomer fetches it, over the connections that the client has
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from shoal.checkpoint.model_layout import stage_layouts
 from shoal.client.stage_fetch import StageFetch, state_bytes
 from shoal.clock import Clock
 from shoal.config.schema import Config
-from shoal.errors import RecordRejected, StateMismatch, StorageError
+from shoal.errors import RecordRejected, RoundAborted, ShoalError, StateMismatch, StorageError
 from shoal.runtime.role import leaves
 from shoal.swarm.records import record_hash
 from shoal.wire.messages.round import Record, SignedRecord
@@ -83,6 +84,21 @@ class ModelExport:
         self._kept = kept
         self._clock = clock
         self._notice = notice
+
+    @asynccontextmanager
+    async def left_at_the_end(self, ends_run: Callable[[], bool]) -> AsyncGenerator[None]:
+        """Leave the model when what is done inside is over or has failed, if that is the run's end.
+
+        A round that was aborted is not: another client goes on with the run.
+        """
+        try:
+            yield
+        except* ShoalError as errors:
+            if ends_run() and not any(isinstance(error, RoundAborted) for error in leaves(errors)):
+                await self.leave()
+            raise
+        if ends_run():
+            await self.leave()
 
     async def leave(self) -> None:
         """Fetch and write; what hinders it is said, and is no failure of the run."""

@@ -257,10 +257,7 @@ class RoundLoop:
         await self._recorded(await self._finished(round))
 
     async def _train(self, round: int, inner_steps: int, left: Plan | None) -> None:
-        """Let the trainers evaluate the record that stands, if it is one to evaluate, and do their steps.
-
-        Returns at the boundary.
-        """
+        """Let the trainers evaluate what stands, where that is due, and do their steps; returns at the boundary."""
         self._takeover.begin_round(round, self._homes.holders, self._coordinator.holders if left is None else None)
         if left is None:
             await self._begin(round, inner_steps)
@@ -319,9 +316,8 @@ class RoundLoop:
         if inner_steps:
             self._data.plan(round, len(self._homes.pipelines), inner_steps, self._speeds)
         first_step = (round - 1) * self._config.diloco.inner_steps
-        shares = self._evaluation_shares(round - 1)
-        for slot in range(len(self._homes.pipelines)):
-            self._start(round, slot, first_step, inner_steps, shares[slot])
+        for slot, share in enumerate(self._evaluation_shares(round - 1)):
+            self._start(round, slot, first_step, inner_steps, share)
 
     def _start(self, round: int, slot: int, first_step: int, num_steps: int, evaluation: Evaluation | None) -> None:
         hop = self._trainers.present.get(slot)

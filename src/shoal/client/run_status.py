@@ -7,6 +7,7 @@ from shoal.client.reports import Reports
 from shoal.client.stage_watch import StageWatch
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
+from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
@@ -19,8 +20,7 @@ class StatusAnswers:
     def __init__(
         self,
         endpoint: Endpoint,
-        num_rounds: int,
-        num_stages: int,
+        config: Config,
         membership: Membership,
         reports: Reports,
         stages: StageWatch,
@@ -29,7 +29,7 @@ class StatusAnswers:
     ) -> None:
         """Answer from these parts of the client."""
         self._endpoint = endpoint
-        self._num_rounds, self._num_stages = num_rounds, num_stages
+        self._num_rounds, self._num_stages = config.diloco.outer_steps, config.num_stages
         self._membership = membership
         self._reports = reports
         self._stages = stages

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from shoal.ids import PeerId
-from shoal.swarm.view import NOTHING_HELD, Client, Replica, SwarmView
+from shoal.swarm.view import NOTHING_HELD, Client, Replica, SwarmView, network_host
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus
 
@@ -161,9 +161,7 @@ def _server(replica: Replica, undialled: dict[PeerId, str]) -> ServerStatus:
 
 
 def _host(hop: Hop) -> str:
-    """Return the first address at which others reach a peer, without the port."""
-    found = [each.removeprefix(_TCP).rpartition(":")[0] for each in hop.addresses if each.startswith(_TCP)]
-    return found[0] if found else "the client's host"
+    return network_host(hop) or "the client's host"
 
 
 def _state(view: SwarmView, client: Client | None, answer: RunStatus | None) -> str:

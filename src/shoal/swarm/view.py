@@ -18,6 +18,14 @@ NOTHING_HELD = -1
 
 _UNIX = "unix:"
 """How an address `unix:<machine>:/path` begins."""
+_TCP = "tcp:"
+"""How an address `tcp:host:port` begins."""
+
+
+def network_host(hop: Hop) -> str:
+    """Return the host of the first address at which other machines reach a peer; empty if none can."""
+    found = [each.removeprefix(_TCP).rpartition(":")[0] for each in hop.addresses if each.startswith(_TCP)]
+    return found[0] if found else ""
 
 
 def hosts_of(hop: Hop) -> frozenset[str]:

@@ -50,8 +50,7 @@ logger = logging.getLogger(__name__)
 class StreamEndpoint(Endpoint, ConnectionOwner):
     """The endpoint over connected streams, which its carriers make.
 
-    An asynchronous context manager: it listens from entering on; leaving flushes and closes it. Errors of the context's
-    body pass through unwrapped.
+    An asynchronous context manager: it listens inside; leaving flushes and closes it. The body's errors pass unwrapped.
     """
 
     def __init__(
@@ -373,8 +372,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _on_silent(self, connection: Connection, silent_s: float) -> None:
         if connection.peer is not None and not connection.closing:
-            reason = f"silent for {silent_s:.1f} s"
-            self._lose(connection.peer, self._peers[connection.peer], reason, Loss.SILENT, silent_s)
+            state, reason = self._peers[connection.peer], f"silent for {silent_s:.1f} s"
+            self._lose(connection.peer, state, reason, Loss.SILENT, silent_s)
 
     async def _dial(self, peer: PeerId, state: PeerState) -> None:
         """Try the peer's addresses, the shortest way first, until there is a connection, dialled here or there."""

@@ -186,7 +186,7 @@ async def test_only_every_nth_record_is_evaluated_and_always_the_first_and_the_l
             result = await cluster.run()
             reports: list[BaselineReport] = []
             async with cluster.reader() as feed:
-                await run_baseline(config, feed, cluster.device, SystemClock(), reports.append)
+                await run_baseline(config, feed, cluster.device, "cpu", SystemClock(), reports.append)
     assert config.diloco.outer_steps == 3
     assert list(result.progress.eval_losses) == [0, 2, 3]
     steps = [report.step for report in reports if report.eval_loss is not None]

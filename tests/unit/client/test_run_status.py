@@ -27,8 +27,7 @@ class Asked:
         self.posted: list[tuple[PeerId, RunStatus]] = []
         self.answers = StatusAnswers(
             self,  # type: ignore[arg-type]
-            9,
-            2,
+            SimpleNamespace(diloco=SimpleNamespace(outer_steps=9), num_stages=2),  # type: ignore[arg-type]
             SimpleNamespace(view=SimpleNamespace(missing_stages=lambda _: self.unserved)),  # type: ignore[arg-type]
             SimpleNamespace(progress=self.progress),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.swarm.test_round_coordinator import unsealed
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip
@@ -77,7 +78,7 @@ def test_newcomers_are_told_of_a_record_that_nobody_holds_if_the_coordinator_kno
     is_known: bool,
 ) -> None:
     tip = Tip(5, "hash", SignedRecord(b"", PeerId("C"), b""))
-    replicas = RoundReplicas("genesis", Restoration(10.0))
+    replicas = RoundReplicas("genesis", Restoration(10.0), unsealed)
     hop, ballot = Hop(N, ("unix:/n",)), Ballot(1, PeerId("C"), 1)
     replicas.name(N, hop)
     replicas.answer(N, RoundState(ballot, 0, 0, None, None, hop, "", FRESH))
