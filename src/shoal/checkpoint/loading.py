@@ -38,8 +38,8 @@ _CPU = torch.device("cpu")
 def load_model(path: str | Path, *, family: str | None = None) -> StageModule:
     """Load the model that a run has left, in one piece, on the CPU and in eval mode.
 
-    What is loaded hashes to what the record in the folder says, and that record is signed: nothing has changed since. That
-    the signer had the swarm key shows `shoal replay --swarm-key-file` on the run's folder, not this.
+    What is loaded hashes to what the record in the folder says, and that record is signed: nothing has changed since.
+    That the signer had the swarm key shows `shoal replay --swarm-key-file` on the run's folder, not this.
 
     Args:
         path: The folder, `logs/<run>/model`.

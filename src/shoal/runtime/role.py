@@ -17,6 +17,7 @@ from typing import cast
 
 import anyio
 
+from shoal import log
 from shoal.errors import BootstrapError, ConfigError, ShoalError
 from shoal.runtime.control_pipe import RoleControl, open_role_control
 from shoal.runtime.file_limit import hint, raise_file_limit
@@ -54,6 +55,8 @@ def run_role(entry: str, payload: bytes, control: socket.socket, lifeline_fd: in
     Returns:
         The exit code: 0 done, 1 failed, 2 the user's error.
     """
+    # What fails before the role has a log file of its own is found in its output.
+    log.configure(entry.partition(":")[0], None, logging.ERROR, terminal=True)
     raise_file_limit()
     watch_in_thread(lifeline_fd, run_dir)
     return anyio.run(partial(_serve, entry, payload, control), backend_options={"use_uvloop": True})

@@ -176,8 +176,12 @@ def test_a_missing_package_is_said_once_and_numbers_are_dropped(
 
 
 @pytest.mark.anyio
-async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(tmp_path: Path) -> None:
+async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
+    # Whether there is an account, and how long it takes to hear that there is none, is not asked here.
+    monkeypatch.setenv("WANDB_MODE", "offline")
     identity, logs = Identity.generate(), tmp_path / "logs"
     spec = _spec(tmp_path, identity, wandb=True)
     notices: list[str] = []
