@@ -226,7 +226,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (NoJournal, 1),
         (NoTakeoverOfHeldRecords, 99),
         (NoEpochs, 7),
-        (AbortsDoubts, 0),
+        (AbortsDoubts, 513),
         (AsksOnce, 1),
         (RepeatsSeldom, 17),
         (ReadmitsNobody, 40),

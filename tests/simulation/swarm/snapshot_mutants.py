@@ -51,6 +51,6 @@ class ForgetsWhatItHasDenied(StepReplica):
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
     "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 1),
     "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 87),
-    "TakesSnapshotsOfOlderLives": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderLives), 67),
+    "TakesSnapshotsOfOlderLives": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderLives), 330),
     "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 22),
 }
