@@ -107,11 +107,11 @@ class DialBack:
             return
         if reason:
             logger.warning("server.undialled", extra={"peer": peer, "reason": reason})
-            self._notice(f"server ..{peer[-8:]} cannot be dialled from this host, so nobody trains over it: {reason}")
+            self._notice(f"server {peer[-8:]} cannot be dialled from this host, so nobody trains over it: {reason}")
             self._notice(f"  {REMEDY}")
         elif not is_gone:
             logger.info("server.dialled", extra={"peer": peer})
-            self._notice(f"server ..{peer[-8:]} can be dialled now")
+            self._notice(f"server {peer[-8:]} can be dialled now")
         worst = list(self._undialled.items())[:MAX_UNDIALLED]
         self._on_change(tuple(Undialled(peer, reason[:MAX_REASON_CHARS]) for peer, reason in worst))
 

@@ -132,12 +132,12 @@ def lines_of(status: SwarmStatus) -> Iterator[str]:
         yield f"trainers  {slots or 'none'}"
     if status.client is not None:
         answers = "" if status.client.answers else f", does not answer: {status.client.problem}"
-        yield f"client  ..{status.client.peer[-8:]} at {', '.join(status.client.addresses) or 'no address'}{answers}"
+        yield f"client  {status.client.peer[-8:]} at {', '.join(status.client.addresses) or 'no address'}{answers}"
 
 
 def _told(server: ServerStatus) -> str:
     reason = f" ({server.problem})" if server.problem else ""
-    return f"{server.host} ..{server.peer[-8:]} {server.state}{reason}"
+    return f"{server.host} {server.peer[-8:]} {server.state}{reason}"
 
 
 def _client_of(view: SwarmView) -> Client | None:

@@ -40,11 +40,11 @@ def test_a_run_with_a_client_is_said_in_words_and_numbers() -> None:
     assert list(lines_of(status)) == [
         "run r-1 (sandbox): training round 7 of 9",
         "round 7/9  step 1,234  loss 2.500  eval loss 2.250  samples/s 60.0  last step 1 s ago",
-        "stage 0  10.0.0.1 ..peer-a serving  10.0.0.2 ..peer-bb serving",
-        "stage 1  10.0.0.3 ..peer-bad undialled (10.0.0.3:5000: refused)  10.0.0.3 ..peer-new joining",
-        "without a stage  10.0.0.4 ..eer-idle waiting for a stage",
+        "stage 0  10.0.0.1 peer-a serving  10.0.0.2 peer-bb serving",
+        "stage 1  10.0.0.3 peer-bad undialled (10.0.0.3:5000: refused)  10.0.0.3 peer-new joining",
+        "without a stage  10.0.0.4 eer-idle waiting for a stage",
         "trainers  0, 1",
-        "client  ..peer-c at 10.0.0.1:5000, [2001:db8::1]:5000",
+        "client  peer-c at 10.0.0.1:5000, [2001:db8::1]:5000",
     ]
     assert [replica.held_round for stage in status.stages for replica in stage.replicas] == [6, 5, 6, -1]
     assert msgspec.json.decode(msgspec.json.encode(status), type=SwarmStatus) == status
