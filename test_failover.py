@@ -297,11 +297,16 @@ def folder(*, keep: bool) -> Iterator[Path]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
+def _from_here(text: str) -> Path:
+    """Return a path that means the same in the scripts' folder."""
+    return Path(text).resolve()
+
+
 def main() -> int:
     """Run the whole sequence and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep-logs", action="store_true", help="leave the logs of all processes")
-    parser.add_argument("--config-path", type=Path, help="what is trained, in two stages or more (default: a sandbox)")
+    parser.add_argument("--config-path", type=_from_here, help="what is trained, in two stages or more (else: sandbox)")
     parser.add_argument("--public-ip", help="the address of this machine at which its peers are to be reached")
     arguments = parser.parse_args()
     with folder(keep=arguments.keep_logs) as directory:

@@ -45,7 +45,6 @@ from shoal.wire.messages.round import (
     RoundState,
     SignedRecord,
     Staged,
-    StageHashes,
     StaleBallot,
     Swapped,
 )
@@ -130,6 +129,7 @@ class RoundCoordinator:
         self._machine = RoundCoordinatorMachine(
             endpoint.peer_id, incarnation, settings, signer.seal, signer.unseal, recorded, ballot_number
         )
+        self.kept = self._machine.kept  # the client says whose bytes it gives, since all servers of the stage have left
         self._decided: Decided | None = None
         self._ready: Ready | None = None
         self._deposed: Ballot | None = None
@@ -255,10 +255,6 @@ class RoundCoordinator:
         """The record that stands, or that everybody was told to swap to; None for D_0."""
         signed = self._machine.tip.signed
         return None if signed is None else RoundOutcome(self._unseal(signed), signed, {}, self._machine.holders or {})
-
-    def keep(self, stage: int, hashes: StageHashes) -> None:
-        """This client gives the bytes of a stage whose servers have left: they are not lost."""
-        self._machine.kept[stage] = hashes
 
     @property
     def record_hash(self) -> str:

@@ -161,7 +161,7 @@ def status(
         flags = (*flags, "--initial-peers", peers)
     from shoal.cli.joining import load_joining_config
 
-    config, origins = load_joining_config(config_path, flags, os.environ, _OWN_FLAGS)
+    config, origins = load_joining_config(config_path and _found(config_path), flags, os.environ, _OWN_FLAGS)
     from shoal.cli.status import print_status
 
     return print_status(config, origins, as_json=as_json)

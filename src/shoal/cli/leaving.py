@@ -106,12 +106,13 @@ class HostLeaves:
         if any(state.stage is None and not state.is_done for state in states):
             return
         last = [state for state in states if state.is_kept or (state.stage is not None and not state.is_done)]
-        if last:
-            round = max(state.round for state in last)
+        handed_over = [state for state in last if not state.problem]
+        if handed_over:
+            round = max(state.round for state in handed_over)
             self._once(
                 "last",
-                f"this host is the last with {_name(last)}: it hands over what they have learnt up to round {round}, "
-                "so that it is not lost. Press Ctrl-C again to leave at once",
+                f"this host is the last with {_name(handed_over)}: it hands over what they have learnt up to round "
+                f"{round}, so that it is not lost. Press Ctrl-C again to leave at once",
             )
         for state in last:
             if state.is_kept:
@@ -121,8 +122,9 @@ class HostLeaves:
             elif state.problem:
                 self._once(
                     f"problem {state.stage} {state.problem}",
-                    f"nobody takes stage {state.stage} ({state.problem}): what it has learnt is lost if this host "
-                    f"leaves; waiting for {self._patience_s:.0f} s",
+                    f"this host is the last with stage {state.stage}, and nobody takes it ({state.problem}): what it "
+                    f"has learnt is lost if this host leaves. It waits for one for {self._patience_s:.0f} s; press "
+                    "Ctrl-C again to leave at once",
                 )
 
     def _once(self, key: str, text: str) -> None:

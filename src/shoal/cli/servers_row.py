@@ -10,6 +10,8 @@ from shoal.cli.run_row import FRESH_S, Cell, duration, name_stages, rate, whole
 
 _WINDOW_S = 10.0
 """The speed is that of so long a time."""
+_GONE_S = 60.0
+"""Who has been silent for so long is gone: the registry has forgotten it, and somebody else may have its place."""
 
 
 @dataclass
@@ -85,6 +87,8 @@ class ServersRow:
             return "starting"
         stages = sorted({int(server.numbers["stage"]) for server in self._servers.values()})
         silent = [
-            f"{name} is silent for {duration(now_s - since_s)}" for name, since_s in self._silent_since_s.values()
+            f"{name} is silent for {duration(now_s - since_s)}"
+            for name, since_s in self._silent_since_s.values()
+            if now_s - since_s < _GONE_S
         ]
         return "; ".join((f"serving {name_stages(stages)}", *silent))

@@ -41,6 +41,7 @@ _FIND_S = 5.0
 """How long the registry is asked for a run: the initial peers are in the swarm and answer at once."""
 _ANSWER_S = 5.0
 _PAUSE_S = 0.3
+_LOOPBACK = "/ip4/127."
 
 
 def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -> int:
@@ -76,16 +77,19 @@ def with_known_peers(config: Config, origins: Mapping[str, str]) -> Config:
     """
     if config.network.initial_peers:
         return config
-    newest = max(config.log_dir.glob(f"*/{PEERS_FILE}"), key=lambda path: path.stat().st_mtime, default=None)
-    peers = () if newest is None else read_peers_file(newest.parent)
-    if newest is None or not peers:
+    left = {path: read_peers_file(path.parent) for path in config.log_dir.glob(f"*/{PEERS_FILE}")}
+    # A run of `run-local` has loopback addresses alone, and a key that nobody else has.
+    outside = [path for path, peers in left.items() if any(_LOOPBACK not in peer for peer in peers)]
+    newest = max(outside, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
         raise ConfigError(
-            f"nothing says where the swarm is: no run in {config.log_dir} has left its addresses; give --initial-peers "
-            "as the client's host has printed them, or --log-dir"
+            f"nothing says where the swarm is: no run in {config.log_dir} has left its addresses (one of run-local is "
+            "seen on its own terminal only); give --initial-peers as the client's host has printed them, or --log-dir"
         )
+    peers = left[newest]
     network, prefix = config.network, config.experiment_prefix
-    if (left := newest.parent / "config.yaml").is_file():
-        known = load_config(left, (), {})
+    if (resolved := newest.parent / "config.yaml").is_file():
+        known = load_config(resolved, (), {})
         prefix = prefix if "experiment_prefix" in origins else known.experiment_prefix
         if "network.swarm_key_file" not in origins:
             network = network.model_copy(update={"swarm_key_file": known.network.swarm_key_file})

@@ -60,7 +60,6 @@ from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Heartbeat
 
 TRAINER_START_TIMEOUT_S = 20.0
-
 logger = logging.getLogger(__name__)
 
 
@@ -289,17 +288,18 @@ class Client:
         if self._diary.saved.is_finished:
             return
         async with anyio.create_task_group() as tasks:
-            for part in (self._coordinator, self.stages, self._data, self._feed, self.counters, self._keeping):
+            for part in (self._coordinator, self.stages, self._data, self._feed, self._keeping):
                 tasks.start_soon(part.run)
             tasks.start_soon(self._coordinator.deposed)
             tasks.start_soon(self.watch.notices.run, self._coordinator.changed, lambda: self._coordinator.holders or {})
-            tasks.start_soon(self.reports.follow, self._membership.changed)
             if self.must_wait:
                 if not await self._succession.turn():
                     tasks.cancel_scope.cancel()
                     return
                 self._has_turn = True
                 self._on_turn()
+            tasks.start_soon(self.counters.run)  # not before: its monitor would write into the W&B run of who trains
+            tasks.start_soon(self.reports.follow, self._membership.changed)
             if not self._num_train:
                 sizes = await self._feed.hello()
                 self._num_train, self.reports.num_holdout = sizes.num_train, sizes.num_holdout
@@ -396,5 +396,5 @@ class Client:
         logger.info("client.resumed", extra={"start": self._diary.start, "round": round, "events": len(events)})
 
     def _swarm_numbers(self) -> Mapping[str, float]:
-        view, num_trainers = self._membership.view, len(self.trainers.present)
-        return swarm_numbers(view, self._config.num_stages, self.rounds.num_pipelines, num_trainers)
+        counts = self._config.num_stages, self.rounds.num_pipelines, len(self.trainers.present)
+        return swarm_numbers(self._membership.view, *counts)

@@ -154,6 +154,10 @@ class Keeping:
             self._answer(peer, stage)
 
     def _answer(self, peer: PeerId, stage: int) -> None:
+        if self._coordinator.holders is None:
+            # It takes the run over, or goes on after a restart: who holds what is not known yet.
+            self._endpoint.post(peer, MayLeave(stage, 0, False, refused="the client does not know yet what stands"))
+            return
         standing = self._coordinator.standing
         if standing is None or self._others_hold(stage):
             self._endpoint.post(peer, MayLeave(stage, 0 if standing is None else standing.record.round, True))
@@ -200,10 +204,12 @@ class Keeping:
             self._refused[stage] = (digest, reason)
             logger.warning("stage.not_kept", extra={"stage": stage, "round": record.round, "reason": reason})
             return None
+        if (older := self._kept.get(stage)) is not None:
+            older.donor.release()
         donor = StateDonor(self._endpoint, stage)
         donor.hold(record.round, digest, state)
         kept = self._kept[stage] = _Kept(record.round, digest, state, donor)
-        self._coordinator.keep(stage, outcome.hashes)
+        self._coordinator.kept[stage] = outcome.hashes
         logger.info("stage.kept", extra={"stage": stage, "round": record.round, "record": digest})
         self._notice(
             f"the last servers of stage {stage} leave: its state after round {record.round} is kept here, and given to "
@@ -230,4 +236,5 @@ class Keeping:
                 stage for stage, kept in self._kept.items() if kept.round < round and self._others_hold(stage)
             ]:
                 self._kept.pop(stage).donor.release()
+                self._coordinator.kept.pop(stage, None)
                 logger.info("stage.released", extra={"stage": stage, "round": round})

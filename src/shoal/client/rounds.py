@@ -247,10 +247,8 @@ class RoundLoop:
         """End the round and act on its record; raises as `_recorded` does."""
         await self._before_close()
         slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
-        lowest = {
-            slot: incarnation + (slot not in self._trainers.present)
-            for slot, incarnation in self._trainers.incarnations.items()
-        }
+        absent = self._trainers.incarnations.keys() - self._trainers.present.keys()
+        lowest = {slot: number + (slot in absent) for slot, number in self._trainers.incarnations.items()}
         self._coordinator.close_round(
             round, slots, lowest, None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
         )
@@ -258,7 +256,10 @@ class RoundLoop:
 
     async def _train(self, round: int, inner_steps: int, left: Plan | None) -> None:
         """Let the trainers evaluate what stands, where that is due, and do their steps; returns at the boundary."""
-        self._takeover.begin_round(round, self._homes.holders, self._coordinator.holders if left is None else None)
+        # After a restart it has heard only those that are not cut off; its plan names the others.
+        planned = () if left is None else (peer for pipeline in left.pipelines for peer in pipeline.peers)
+        connected = self._coordinator.holders if left is None else None
+        self._takeover.begin_round(round, {*self._homes.holders, *planned}, connected)
         if left is None:
             await self._begin(round, inner_steps)
         first_step = (round - 1) * self._config.diloco.inner_steps
@@ -269,7 +270,7 @@ class RoundLoop:
             self._start(round, slot, first_step, num_steps, None if has_share else shares[slot])
 
         slots = frozenset(pipeline.slot for pipeline in self._homes.pipelines)
-        idle = frozenset[int]() if left is None else await self._adopt(left, slots)
+        idle = await self._adopt(left, slots) if left else frozenset[int]()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._takeover.run, slots, first_step, inner_steps, go_on, idle)
             await self._all_done(round, slots)
@@ -296,9 +297,8 @@ class RoundLoop:
             has_dead = self._trainers.incarnations != plan.incarnations
             self._data.resume(plan.round, len(slots), plan.inner_steps, plan.speeds, has_dead=has_dead)
         self.update_trainers()
-        here = slots & self._trainers.present.keys()
-        done = frozenset(slot for slot in here if self._reports.is_done(slot))
-        return frozenset(slot for slot in here - done if self._trainers.round_of(slot) != plan.round)
+        busy = [slot for slot in slots & self._trainers.present.keys() if not self._reports.is_done(slot)]
+        return frozenset(slot for slot in busy if self._trainers.round_of(slot) != plan.round)
 
     async def _begin(self, round: int, inner_steps: int) -> None:
         """Form the pipelines of a round and start its trainers."""

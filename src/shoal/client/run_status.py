@@ -11,7 +11,7 @@ from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.control import AskStatus, RunStatus
+from shoal.wire.messages.control import MAX_STATE_CHARS, AskStatus, RunStatus
 
 
 class StatusAnswers:
@@ -54,7 +54,7 @@ class StatusAnswers:
         is_recent = last_step_s is not None and last_step_s <= RATE_WINDOW_S
         eval_losses = progress.eval_losses
         return RunStatus(
-            state=self._state(),
+            state=self._state()[:MAX_STATE_CHARS],
             round=progress.round,
             rounds=self._num_rounds,
             steps=progress.steps,

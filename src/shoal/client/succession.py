@@ -25,7 +25,7 @@ from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
-from shoal.control.run_question import ASK_AGAIN_S, peers_to_ask
+from shoal.control.run_question import ANSWER_WITHIN_S, ASK_AGAIN_S, peers_to_ask
 from shoal.errors import ControlError
 from shoal.ids import PeerId
 from shoal.swarm.client_order import ClientOrder
@@ -69,8 +69,9 @@ class Succession:
         self._changed = anyio.Event()
         self._over: tuple[str, bool] | None = None
         self._announcer: PeerId | None = None
-        # Of servers: which client each has said that it is connected with, and when all were asked.
+        # Of servers: which client each has said that it is connected with; who has not answered yet, and since when.
         self._told: dict[PeerId, PeerId | None] = {}
+        self._asked: set[PeerId] = set()
         self._asked_at_s = float("-inf")
         self._end = RunEndListener(
             run_id, lambda: membership.view, self._run_over, lambda: endpoint.peer_id if leads() else None
@@ -81,6 +82,7 @@ class Succession:
         if not isinstance(event.message, TellRun):
             return self._end.receive(event)
         self._told[event.peer] = event.message.client
+        self._asked.discard(event.peer)
         self._notify()
         return True
 
@@ -92,6 +94,7 @@ class Succession:
     def peer_lost(self, peer: PeerId) -> None:
         """A connection has ended, or could not be made."""
         self._told.pop(peer, None)
+        self._asked.discard(peer)
         self._order.lost(peer, self._clock.now_s())
         self._notify()
 
@@ -125,7 +128,8 @@ class Succession:
                     self._notice(f"run {self._run_id} has a client, {peer}: this one waits, and goes on if it is lost")
                 wake_at_s = self._order.wake_at_s(now_s)
                 if self._is_kept:
-                    wake_at_s = min(wake_at_s, self._asked_at_s + ASK_AGAIN_S)
+                    again_s = ANSWER_WITHIN_S if self._asked else ASK_AGAIN_S
+                    wake_at_s = min(wake_at_s, self._asked_at_s + again_s)
                 with anyio.move_on_after(wake_at_s - now_s):
                     await changed.wait()
             tasks.cancel_scope.cancel()
@@ -140,6 +144,9 @@ class Succession:
         if run is not None and run.run_id == self._run_id and run.client == self._endpoint.peer_id:
             return True  # with its own word in the registry, an earlier start of this client has had its turn
         if self._is_kept and self._told:
+            # One that has lost its own link to the client answers as well, and may be the first to do so.
+            if self._asked and now_s < self._asked_at_s + ANSWER_WITHIN_S:
+                return False
             return all(client in (None, self._endpoint.peer_id) for client in self._told.values())
         return self._announcer is not None and self._order.is_gone(self._announcer, now_s)
 
@@ -151,10 +158,13 @@ class Succession:
 
     def _servers_to_ask(self, now_s: float) -> list[Hop]:
         """The servers, now and then, while the registry knows no client."""
-        if not self._is_kept or now_s < self._asked_at_s + ASK_AGAIN_S:
+        again_s = ANSWER_WITHIN_S if self._asked else ASK_AGAIN_S
+        if not self._is_kept or now_s < self._asked_at_s + again_s:
             return []
         self._asked_at_s = now_s
-        return [hop for hop in peers_to_ask(self._membership.view) if hop.peer != self._endpoint.peer_id]
+        hops = [hop for hop in peers_to_ask(self._membership.view) if hop.peer != self._endpoint.peer_id]
+        self._asked = {hop.peer for hop in hops}
+        return hops
 
     def _look(self, now_s: float) -> None:
         """Take note of what is announced now: a lost client's word is gone with it."""

@@ -75,7 +75,10 @@ async def test_where_nobody_takes_it_the_loss_is_named_and_the_wait_ends() -> No
     host = Host(patience_s=0.05)
     problem = {"problem": "no client can be reached"}
     await host.left((0, "may_leave", {"is_kept": False}), (1, "last_of_stage", problem))
-    assert "nobody takes stage 1 (no client can be reached): what it has learnt is lost" in host.lines[1]
+    assert host.lines[0].startswith(
+        "this host is the last with stage 1, and nobody takes it (no client can be reached): what it has learnt is lost"
+    )
+    assert not any("hands over" in line for line in host.lines)
     assert host.lines[-1].startswith("leaving: what stage 1 learnt on this host is lost")
 
 

@@ -42,3 +42,12 @@ def test_who_is_silent_is_named_with_the_time_once_for_all_servers() -> None:
     assert row.heard("c") == 61.0
     assert row.heard("c") is None
     assert row.state(70.0) == "serving stage 0"
+
+
+def test_who_has_been_silent_for_a_minute_is_gone_and_not_named_for_ever() -> None:
+    row = ServersRow(12, 0.0)
+    row.update(0, NUMBERS, 60.0)
+    row.silent("c", "the client", 61.0)
+    assert "the client is silent for 59 s" in plain_line(row, 120.0)
+    assert "silent" not in plain_line(row, 3 * 3600.0)
+    assert row.heard("c") == 61.0

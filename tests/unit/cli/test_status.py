@@ -46,6 +46,14 @@ def test_else_it_is_the_newest_run_of_this_host_with_its_prefix_and_key(tmp_path
     assert (found.experiment_prefix, found.network.swarm_key_file) == ("shoal", Config().network.swarm_key_file)
 
 
+def test_a_run_that_only_its_own_terminal_sees_hides_no_other(tmp_path: Path) -> None:
+    _left(tmp_path, "local", "/ip4/127.0.0.1/tcp/50000/p2p/C", 0)
+    with pytest.raises(ConfigError, match="one of run-local is seen on its own terminal only"):
+        with_known_peers(_config(tmp_path), {})
+    _left(tmp_path, "old", ONE, 100)
+    assert with_known_peers(_config(tmp_path), {}).network.initial_peers == (ONE,)
+
+
 def test_without_either_the_user_is_told_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --initial-peers"):
         with_known_peers(_config(tmp_path), {})

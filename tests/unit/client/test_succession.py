@@ -68,11 +68,17 @@ class Waiting:
         expires_unix_s = SystemClock().unix_s() + 1000
         self.membership.update([Opened(topic, peer, self._sequence, expires_unix_s, record)])
 
-    def serve(self, client: PeerId | None) -> Server:
-        """Have a server announce itself that is connected with this client."""
-        server = Server(self.network.endpoint(PeerId("server")), client)
-        self._tasks.start_soon(dispatch, server.endpoint, (server.teller,))
-        self.hear(PeerId("server"), "stage.0", StageRecord(("memory:server",), 1.0, stage=0))
+    def serve(self, client: PeerId | None, name: str = "server", answers: anyio.Event | None = None) -> Server:
+        """Have a server announce itself that is connected with this client; it may have to be allowed to answer."""
+        server = Server(self.network.endpoint(PeerId(name)), client)
+
+        async def answer() -> None:
+            if answers is not None:
+                await answers.wait()
+            await dispatch(server.endpoint, (server.teller,))
+
+        self._tasks.start_soon(answer)
+        self.hear(PeerId(name), "stage.0", StageRecord((f"memory:{name}",), 1.0, stage=0))
         return server
 
     async def wait(self) -> None:
@@ -144,6 +150,23 @@ async def test_a_client_that_a_server_is_connected_with_keeps_its_place_whatever
                 await anyio.lowlevel.checkpoint()
         assert not found.turn
         server.client = None
+    assert found.turn == [True]
+
+
+async def test_a_server_that_has_lost_the_client_decides_nothing_before_the_others_have_answered() -> None:
+    others = anyio.Event()
+    async with waiting() as found:
+        servers = [found.serve(None, "cut off"), *(found.serve(FIRST, name, others) for name in ("one", "two"))]
+        found.hear(SCOUT, "run", RunRecord("run", 2, 1.0, kept=True))
+        await anyio.wait_all_tasks_blocked()
+        assert [server.asked for server in servers] == [1, 0, 0]
+        assert not found.turn
+        others.set()
+        await anyio.wait_all_tasks_blocked()
+        assert [server.asked for server in servers] == [1, 1, 1]
+        assert not found.turn
+        for server in servers[1:]:
+            found.network.kill(server.endpoint.peer_id)
     assert found.turn == [True]
 
 

@@ -170,12 +170,16 @@ class AskStatus(Struct, frozen=True, tag="ask_status"):
     """How is the run? Asked by whoever looks at it and takes no part; answered by the client with a `RunStatus`."""
 
 
+MAX_STATE_CHARS = 200
+"""Of what a run does, in words."""
+
+
 class RunStatus(Struct, frozen=True, tag="run_status"):
     """How the run is, as its client sees it: `state` in words, the round in progress (0 before the first) of `rounds`,
     committed steps and samples of all trainers, the newest losses (None before the first), the rate over the last
     seconds, how long ago the last step was committed (None before the first), and the slots with a trainer."""
 
-    state: Annotated[str, msgspec.Meta(max_length=200)]
+    state: Annotated[str, msgspec.Meta(max_length=MAX_STATE_CHARS)]
     round: Number
     rounds: Number
     steps: Number

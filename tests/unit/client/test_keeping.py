@@ -1,0 +1,66 @@
+"""What a client answers to servers that leave, and what it says it keeps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from shoal.client.keeping import Keeping
+from shoal.config import load_config
+from shoal.ids import PeerId
+from shoal.transport.base import Received
+from shoal.wire.messages.control import Leave, MayLeave
+
+pytestmark = pytest.mark.anyio
+
+LAST, OTHER = PeerId("last"), PeerId("other")
+
+
+class Desk:
+    """A client whose coordinator knows what it is told here."""
+
+    def __init__(self) -> None:
+        self.stages = {LAST: 1, OTHER: 1}
+        self.holders: dict[PeerId, int] | None = None
+        self.standing: Any = None
+        self.kept: dict[int, object] = {}
+        self.changes = 0
+        self.posted: list[MayLeave] = []
+        config = load_config(None, {"model_pipeline": {"stages": 2}}, {})
+        self.keeping = Keeping(config, self, self, self, lambda _: None)  # type: ignore[arg-type]
+
+    def post(self, peer: PeerId, message: MayLeave) -> None:
+        assert peer == LAST
+        self.posted.append(message)
+
+    async def changed(self) -> None:
+        self.changes += 1
+        if self.changes > 1:
+            await anyio.sleep_forever()
+
+
+async def test_while_it_does_not_know_what_stands_nobody_may_go() -> None:
+    desk = Desk()
+    desk.keeping.receive(Received(LAST, Leave(1)))
+    [answer] = desk.posted
+    assert not answer.is_safe
+    assert answer.refused == "the client does not know yet what stands"
+    desk.holders = {LAST: 1, OTHER: 1}
+    desk.keeping.receive(Received(LAST, Leave(1)))
+    assert desk.posted[-1].is_safe, "another one holds D_0, which all can compute"
+
+
+async def test_what_is_released_is_not_said_to_be_kept() -> None:
+    desk = Desk()
+    released: list[int] = []
+    donor = SimpleNamespace(release=lambda: released.append(1))
+    desk.keeping._kept[1] = SimpleNamespace(round=3, donor=donor)  # type: ignore[assignment]
+    desk.kept[1] = object()
+    desk.holders, desk.standing = {OTHER: 1}, SimpleNamespace(record=SimpleNamespace(round=4))
+    with anyio.move_on_after(0.2):
+        await desk.keeping._drop_what_is_old()
+    assert released == [1]
+    assert desk.kept == {}, "or the stage would never be restored once its servers are lost"
