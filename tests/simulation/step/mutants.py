@@ -205,7 +205,7 @@ MUTANTS |= {
     mutant.__name__: _make(first_seed, trainer_class=mutant)
     for mutant, first_seed in (
         (ReplaysAfterItsFirstCommit, 1),
-        (UsesOneAttemptForAll, 0),
+        (UsesOneAttemptForAll, 4980),
         (CutsByNoCap, 2),
         (FeedsWholeMicrobatches, 0),
     )
