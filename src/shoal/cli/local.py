@@ -39,9 +39,10 @@ from shoal.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 3.0
-"""Time for all roles together to leave; a Ctrl-C has to be over within five seconds."""
-LEAVING_S = 5.0
+GRACE_S, LEAST_GRACE_S = 3.0, 1.0
+"""Time for all roles to leave, the client's own included, and how much of it the others have at least: a Ctrl-C has to
+be over within five seconds, also where a role hangs."""
+LEAVING_S = 1.5
 """So long may a client be silent that has said that it is leaving; it speaks four times a second."""
 USAGE_INTERVAL_S, USAGE_MAX_INTERVAL_S = 5.0, 60.0
 """Between looks at the memory of all processes, for the summary; it doubles, as each costs up to 0.1 s of a core."""
@@ -171,8 +172,10 @@ class HostRun:
             view.stopping(interrupted=self.exit_code == INTERRUPTED)
             self.usage.sample()
             tasks.start_soon(self._stop_at_once, supervisor)
+            begun_s = self.clock.now_s()
             await self._client_leaves()
-            await supervisor.stop(GRACE_S, STOP_ORDER)
+            left_s = GRACE_S - (self.clock.now_s() - begun_s)
+            await supervisor.stop(max(LEAST_GRACE_S, left_s), STOP_ORDER)
             if self._client_followed is not None:
                 # What it said last may still be on its way: an interrupted client says what was reached.
                 with anyio.move_on_after(GRACE_S):
