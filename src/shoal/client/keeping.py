@@ -74,7 +74,7 @@ class Keeping:
         self._layouts: list[StageLayout] = []
         self._kept: dict[int, _Kept] = {}
         self._asked: dict[PeerId, int] = {}
-        self._leaving: dict[PeerId, int] = {}
+        self._leaving: dict[PeerId, Leave] = {}
         self._refused: dict[int, tuple[str, str]] = {}
         self._to_fetch = Mailbox[int]()
         self._awaited: set[int] = set()
@@ -105,7 +105,7 @@ class Keeping:
         message = event.message
         match message:
             case Leave():
-                self._leave(event.peer, message.stage)
+                self._leave(event.peer, message)
             case AskState():
                 self._asked[event.peer] = message.stage
                 self._give(event, message)
@@ -141,16 +141,17 @@ class Keeping:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _leave(self, peer: PeerId, stage: int) -> None:
+    def _leave(self, peer: PeerId, message: Leave) -> None:
+        stage = message.stage
         if self._coordinator.stages.get(peer, stage) != stage or not 0 <= stage < self._config.num_stages:
             raise RemoteProtocolError(f"{peer} leaves stage {stage}, which it does not serve")
         if peer not in self._leaving:
             logger.info("server.leaving", extra={"peer": peer, "stage": stage})
-        self._leaving[peer] = stage
+        self._leaving[peer] = message
         self._answer(peer, stage)
 
     def _answer_all(self, stage: int) -> None:
-        for peer in [peer for peer, left in self._leaving.items() if left == stage]:
+        for peer in [peer for peer, said in self._leaving.items() if said.stage == stage]:
             self._answer(peer, stage)
 
     def _answer(self, peer: PeerId, stage: int) -> None:
@@ -179,7 +180,9 @@ class Keeping:
     def _others_hold(self, stage: int) -> bool:
         """Whether a server that stays holds the record that stands."""
         holders: Mapping[PeerId, int] = self._coordinator.holders or {}
-        return any(of == stage and peer not in self._leaving for peer, of in holders.items())
+        # Also those that have not said it themselves yet: who is let go since they stay is no donor any more.
+        leaving = self._leaving.keys() | {peer for said in self._leaving.values() for peer in said.others}
+        return any(of == stage and peer not in leaving for peer, of in holders.items())
 
     async def _take_over(self, stage: int) -> _Kept | None:
         """Fetch the state of the record that stands, from the servers that leave; None if it is here, or cannot be."""

@@ -108,12 +108,13 @@ class Leaving:
         Args:
             leaving: the servers that leave with this one.
         """
+        others = tuple(sorted(set(leaving) - {self._endpoint.peer_id}))
         heard_s, is_due = self._clock.now_s(), True
         while True:
             replica, self._answer, self._answered = self._replica(), None, anyio.Event()
             client = replica.member.coordinator
             if is_due and client is not None:
-                self._endpoint.post(client, AskToLeave(replica.stage))
+                self._endpoint.post(client, AskToLeave(replica.stage, others))
             with anyio.move_on_after(_REPEAT_S) as timer:
                 await self._answered.wait()
             is_due = timer.cancelled_caught  # an answer that it may not go yet is followed by one that it may
@@ -126,8 +127,8 @@ class Leaving:
                 return
             problem = "" if answer is None else answer.refused
             if self._clock.now_s() - heard_s >= _NO_CLIENT_S:
-                others = {other.peer for other in self._view().by_stage(replica.stage)} - set(leaving)
-                if others - {self._endpoint.peer_id}:
+                replicas = {other.peer for other in self._view().by_stage(replica.stage)}
+                if replicas - {self._endpoint.peer_id, *others}:
                     self._go(replica, is_kept=False)
                     return
                 problem = "no client can be reached"

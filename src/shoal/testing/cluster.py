@@ -34,6 +34,7 @@ from shoal.ids import PeerId, RunId
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.mailbox import Mailbox
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.reassignment_monitor import ReassignmentMonitor
@@ -62,12 +63,12 @@ class Server:
     Attributes:
         monitor: hosts its replica.
         process: kills it.
-        leaving: ends it when what it holds is elsewhere.
+        orders: what its launcher tells it.
     """
 
     monitor: ReassignmentMonitor
     process: Process
-    leaving: Leaving
+    orders: Mailbox[Mapping[str, Any]]
 
     @property
     def replica(self) -> Replica:
@@ -172,16 +173,12 @@ class Cluster:
         self.servers[index].process.kill()
 
     async def leave_servers(self, *indices: int) -> None:
-        """End servers as Ctrl-C on their host does: each when it may go."""
-        leaving = {self.servers[index].peer for index in indices}
-
-        async def leave(server: Server) -> None:
-            await server.leaving.leave(leaving)
-            server.process.kill()
-
-        async with anyio.create_task_group() as tasks:
-            for index in indices:
-                tasks.start_soon(leave, self.servers[index])
+        """End servers as Ctrl-C on their host does, each when it may go, and wait for their ends."""
+        leaving = [self.servers[index] for index in indices]
+        for server in leaving:
+            server.orders.put({"leave": [each.peer for each in leaving]})
+        for server in leaving:
+            await server.process.ended.wait()
 
     def freeze_server(self, index: int) -> None:
         """Stop a server as SIGSTOP would: nobody loses it, and it answers nothing until it is killed."""
@@ -371,13 +368,17 @@ class Cluster:
             tell=tell,
         )
 
+        orders = Mailbox[Mapping[str, Any]]()
+
         async def serve() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(monitor.run)
                 tasks.start_soon(dispatch, process.endpoint, (leaving, monitor), monitor.peer_up)
+                await leaving.run(orders)
+                tasks.cancel_scope.cancel()
 
         self._tasks.start_soon(process.run, serve)
-        return Server(monitor, process, leaving)
+        return Server(monitor, process, orders)
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ class Process:
     Attributes:
         endpoint: of the role.
         error: why it ended, if it failed.
+        ended: set once it has ended or has been killed.
     """
 
     def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
@@ -30,6 +31,7 @@ class Process:
         """
         self.endpoint: MemoryEndpoint = network.endpoint(peer)
         self.error: ShoalError | None = None
+        self.ended = anyio.Event()
         self._network = network
         self._scope = anyio.CancelScope()
         self._running = True
@@ -80,6 +82,7 @@ class Process:
     def _leave(self, reason: str) -> None:
         if self._running:
             self._running = False
+            self.ended.set()
             self._network.remove(self.peer, reason)
 
 

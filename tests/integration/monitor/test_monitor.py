@@ -67,6 +67,7 @@ class _Launcher:
         self.events = Mailbox[dict[str, Any]]()
         self.pipe = ControlPipe(self.events.put)
         self.role = RoleControl()
+        self._passed: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> _Launcher:
         ours, theirs = socket.socketpair()
@@ -79,11 +80,19 @@ class _Launcher:
         await self.pipe.aclose()
 
     async def until(self, name: str, **wanted: float) -> dict[str, Any]:
-        """Return the next event of this name whose status has these values."""
-        async for event in self.events:
+        """Return the first event of this name whose status has these values; others can be asked for afterwards."""
+
+        def is_wanted(event: dict[str, Any]) -> bool:
             status = event.get("status", {})
-            if event["event"] == name and all(status.get(key) == value for key, value in wanted.items()):
+            return event["event"] == name and all(status.get(key) == value for key, value in wanted.items())
+
+        for event in filter(is_wanted, self._passed):
+            self._passed.remove(event)
+            return event
+        async for event in self.events:
+            if is_wanted(event):
                 return event
+            self._passed.append(event)
         raise AssertionError(f"the monitor ended without {name}")
 
 
@@ -204,6 +213,7 @@ async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(
                     await launcher.until("status", **{"loss/train": 3.0 - 3 * start})
                     notices.append((await launcher.until("notice"))["text"])
                 launcher.role.stopping.set()
+        await anyio.sleep(1.1)  # W&B names its folders by the second
     assert len(set(notices)) == 1
     pattern = Path(notices[0].rpartition(" ")[2])
     parts = sorted(logs.glob(str(pattern.relative_to(logs))))

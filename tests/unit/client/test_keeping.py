@@ -53,6 +53,14 @@ async def test_while_it_does_not_know_what_stands_nobody_may_go() -> None:
     assert desk.posted[-1].is_safe, "another one holds D_0, which all can compute"
 
 
+async def test_who_leaves_with_the_sender_is_no_holder_that_stays() -> None:
+    desk = Desk()
+    desk.holders, desk.standing = {LAST: 1, OTHER: 1}, SimpleNamespace(record=SimpleNamespace(round=4), signed=None)
+    assert desk.keeping._others_hold(1)
+    desk.keeping._leaving[LAST] = Leave(1, (OTHER,))
+    assert not desk.keeping._others_hold(1), "though it has not said so itself"
+
+
 async def test_what_is_released_is_not_said_to_be_kept() -> None:
     desk = Desk()
     released: list[int] = []

@@ -130,9 +130,10 @@ class TellRun(Struct, frozen=True, tag="tell_run"):
 
 
 class Leave(Struct, frozen=True, tag="leave"):
-    """A server is about to leave: is what it holds of `stage` elsewhere as well? Repeated until it may go."""
+    """A server is about to leave, with these others: does anybody who stays hold `stage`? Repeated until it may go."""
 
     stage: Annotated[int, msgspec.Meta(ge=0)]
+    others: Annotated[tuple[PeerId, ...], msgspec.Meta(max_length=4096)] = ()
 
 
 class MayLeave(Struct, frozen=True, tag="may_leave"):
