@@ -34,7 +34,7 @@ class Fencing:
         self._clock = clock
         self._replicas = replicas
         self._round = 0
-        self._holders: frozenset[PeerId] = frozenset()
+        self._named: Collection[PeerId] | None = None
         self._steady: set[PeerId] = set()
         self._machines: dict[int, TakeoverMachine] = {}
         self._changed = anyio.Event()
@@ -54,16 +54,17 @@ class Fencing:
         self._steady.discard(peer)
         self._notify()
 
-    def begin_round(self, round: int, holders: Collection[PeerId], connected: Collection[PeerId] | None) -> None:
+    def begin_round(self, round: int, named: Collection[PeerId] | None, connected: Collection[PeerId]) -> None:
         """A round is trained from now on.
 
         Args:
             round: its number.
-            holders: the replicas with which it begins, also those that are away now.
-            connected: those of them with a connection; None if trainers have been told of the round before.
+            named: the replicas that its trainers have been told of; they are read when a trainer is lost, so whoever
+                comes in meanwhile is to be in there by then. None: an earlier start of this client has told them.
+            connected: replicas with a connection since before any trainer was told of the round.
         """
-        self._round, self._holders = round, frozenset(holders)
-        self._steady = set(connected or ())
+        self._round, self._named = round, named
+        self._steady = set(connected)
 
     async def settle(self, slot: int, lowest: int) -> Settled:
         """Have every incarnation of a slot's trainer below `lowest` refused; return what it has done in the round."""
@@ -78,7 +79,8 @@ class Fencing:
                     await changed.wait()
         finally:
             del self._machines[slot]
-        settled = machine.settled({*self._replicas(), *self._holders}, self._steady)
+        everyone = None if self._named is None else {*self._replicas(), *self._named}
+        settled = machine.settled(everyone, self._steady)
         _log(slot, lowest, settled, self._clock.now_s() - begun_s)
         return settled
 

@@ -32,6 +32,7 @@ class Homes:
     Attributes:
         pipelines: of the round; none between two chains of records.
         holders: the replicas that held the record when the round began, with their stages.
+        named: the replicas that trainers of the round have been told of, also those that came in meanwhile.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Homes:
         """
         self.pipelines: tuple[Pipeline, ...] = ()
         self.holders: Mapping[PeerId, int] = {}
+        self.named: set[PeerId] = set()
         self._num_stages = num_stages
         self._endpoint = endpoint
         self._coordinator = coordinator
@@ -73,7 +75,7 @@ class Homes:
         Args:
             last_round_s: how long the last round took: the longer, the more a moment is worth; 0 if there was none.
         """
-        before = self.pipelines
+        before, self.named = self.pipelines, set()
         self.pipelines = self._formed(before)
         if self.pipelines and len(self.pipelines) >= len(before):
             return
@@ -107,8 +109,10 @@ class Homes:
                 self._endpoint.post(hop.peer, UpdateReplicas(self.replicas_for(pipeline.slot), caps))
 
     def replicas_for(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
-        """Return all replicas of each stage that a slot may use now, best first."""
-        return replicas_for(slot, self.usable(), self.pipelines, self._num_stages, NOTHING_HELD)
+        """Return all replicas of each stage that a slot may use now, best first; its trainer is told of them."""
+        replicas = replicas_for(slot, self.usable(), self.pipelines, self._num_stages, NOTHING_HELD)
+        self.named.update(hop.peer for stage in replicas for hop in stage)
+        return replicas
 
     def _formed(self, before: tuple[Pipeline, ...]) -> tuple[Pipeline, ...]:
         """As far as possible, slots keep their homes. They count without holes, since batches are dealt out by slot.

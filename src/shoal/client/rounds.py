@@ -256,12 +256,11 @@ class RoundLoop:
 
     async def _train(self, round: int, inner_steps: int, left: Plan | None) -> None:
         """Let the trainers evaluate what stands, where that is due, and do their steps; returns at the boundary."""
-        # After a restart it has heard only those that are not cut off; its plan names the others.
-        planned = () if left is None else (peer for pipeline in left.pipelines for peer in pipeline.peers)
-        connected = self._coordinator.holders if left is None else None
-        self._takeover.begin_round(round, {*self._homes.holders, *planned}, connected)
         if left is None:
             await self._begin(round, inner_steps)
+            self._takeover.begin_round(round, self._homes.named, self._coordinator.holders or ())
+        else:
+            self._takeover.begin_round(round, None, ())
         first_step = (round - 1) * self._config.diloco.inner_steps
         progress, shares = self._reports.progress, self._evaluation_shares(round - 1)
 

@@ -50,9 +50,9 @@ class Takeover:
         self._fencing = fencing
         self._data = data
 
-    def begin_round(self, round: int, holders: Collection[PeerId], connected: Collection[PeerId] | None) -> None:
+    def begin_round(self, round: int, named: Collection[PeerId] | None, connected: Collection[PeerId]) -> None:
         """See `Fencing.begin_round`."""
-        self._fencing.begin_round(round, holders, connected)
+        self._fencing.begin_round(round, named, connected)
 
     async def run(
         self,

@@ -15,6 +15,7 @@ from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
 from shoal.swarm.records import Logs, weight
+from shoal.swarm.sample_ranges import count
 from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import StepEntry
 
@@ -102,7 +103,7 @@ def lives_of(
         earlier: Those of the same peer, by the numbers of their files: it may go on from one.
 
     Raises:
-        RecordRejected: It goes on from one that is not there.
+        RecordRejected: It goes on from one that is not there, or its log contradicts itself.
     """
     begins = [0, *(index for index, line in enumerate(lines) if isinstance(line, Loaded) and line.anew)]
     stops = [*begins[1:], len(lines)]
@@ -134,9 +135,10 @@ def life_of(
         heir: See `Life`.
 
     Raises:
-        RecordRejected: It goes on from one that is not there.
+        RecordRejected: It goes on from one that is not there, or its log contradicts itself.
     """
     events = tuple(line for line in lines if isinstance(line, Event))
+    _require_whole_steps(peer, events)
     loads = [(index, event) for index, event in enumerate(events) if isinstance(event, Loaded)]
     stops = [*(index for index, _ in loads[1:]), len(events)]
     segments = tuple(
@@ -144,6 +146,23 @@ def life_of(
         for (start, loaded), stop in zip(loads, stops, strict=True)
     )
     return Life(number, peer, stage, place, events, segments, heir)
+
+
+def _require_whole_steps(peer: PeerId, events: Sequence[Event]) -> None:
+    """Check that the microbatches of each step are its samples.
+
+    Raises:
+        RecordRejected: They are not, or one is empty.
+    """
+    for event in events:
+        if not isinstance(event, Began):
+            continue
+        sizes, num_samples = event.microbatch_samples, count(event.samples)
+        if sum(sizes) != num_samples or min(sizes, default=0) < 1:
+            raise RecordRejected(
+                f"the log of {peer} has changed since it was written: step {event.key} has {num_samples} samples in "
+                f"microbatches of {list(sizes)}; copy it from its host once more"
+            )
 
 
 def _segment(

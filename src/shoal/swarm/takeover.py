@@ -104,11 +104,11 @@ class TakeoverMachine:
         have_answered = self._answers.keys() >= set(live)
         return have_answered and (not self._in_doubt() or waited_s > _DOUBT_S)
 
-    def settled(self, everyone: Collection[PeerId], steady: Collection[PeerId]) -> Settled:
+    def settled(self, everyone: Collection[PeerId] | None, steady: Collection[PeerId]) -> Settled:
         """What the answers prove.
 
         Args:
-            everyone: The replicas over which the trainer may have trained, also those that are gone.
+            everyone: The replicas over which the trainer may have trained, also those that are gone; None: not known.
             steady: Those that were in the round when it began, over connections that have not ended since.
         """
         witnesses: dict[PeerId, StepKey] = {}
@@ -124,7 +124,7 @@ class TakeoverMachine:
             committed=frozenset(self._committed),
             in_doubt=frozenset(self._in_doubt() - self._committed),
             witnesses=witnesses,
-            complete=self._answers.keys() >= set(everyone),
+            complete=everyone is not None and self._answers.keys() >= set(everyone),
         )
 
     def _in_doubt(self) -> set[StepKey]:

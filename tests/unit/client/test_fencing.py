@@ -31,7 +31,8 @@ class Desk:
         for replica in self.replicas.values():
             self.client.introduce(replica.hop)
         self.fencing = Fencing(endpoint=self.client, clock=SystemClock(), replicas=lambda: self.live)
-        self.fencing.begin_round(3, {A, B}, None)
+        self.named = {A, B}
+        self.fencing.begin_round(3, self.named, ())
         self.settled: Settled | None = None
 
     async def settle(self) -> None:
@@ -137,7 +138,7 @@ async def test_who_was_there_when_the_round_began_and_was_not_lost_since_would_k
 
 async def test_a_client_that_was_started_again_does_not_know_who_has_been_there_since_the_round_began() -> None:
     desk = Desk()
-    desk.fencing.begin_round(3, {A, B}, None)
+    desk.fencing.begin_round(3, None, ())
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(desk.settle)
@@ -146,3 +147,17 @@ async def test_a_client_that_was_started_again_does_not_know_who_has_been_there_
             desk.answer(B)
     assert desk.settled is not None
     assert not desk.settled.denies(KEY, (A, B))
+    assert not desk.settled.complete, "nor whom trainers were told of"
+
+
+async def test_a_replica_that_came_in_during_the_round_and_is_cut_off_since_may_have_committed() -> None:
+    desk = Desk()
+    desk.named.add(PeerId("came in"))
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.settle)
+            await anyio.wait_all_tasks_blocked()
+            desk.answer(A)
+            desk.answer(B)
+    assert desk.settled is not None
+    assert not desk.settled.complete

@@ -119,3 +119,16 @@ async def test_without_any_pipeline_it_is_waited_for_however_long() -> None:
         assert not swarm.homes.pipelines
         swarm.has("a0", "e1")
     assert [pipeline.peers for pipeline in swarm.homes.pipelines] == [("a0", "e1")]
+
+
+async def test_whoever_trainers_are_told_of_in_a_round_is_remembered_until_the_next_one() -> None:
+    swarm = Swarm("a0", "b1")
+    swarm.homes._endpoint = cast(Any, SimpleNamespace(post=lambda *_: None))
+    swarm.homes._trainers.present[0] = Hop(PeerId("trainer"), ())
+    await swarm.homes.form(0.0)
+    swarm.has("a0", "b1", "c1")
+    swarm.has("a0", "b1")
+    assert swarm.homes.named == {"a0", "b1", "c1"}
+    await swarm.homes.form(0.0)
+    swarm.has("a0", "b1")
+    assert swarm.homes.named == {"a0", "b1"}

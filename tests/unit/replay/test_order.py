@@ -243,3 +243,10 @@ def test_a_life_that_goes_on_from_one_that_is_not_there_is_refused() -> None:
     first = life(1, "Q", "L0 +a0 a0")
     with pytest.raises(RecordRejected, match="copy it"):
         life(2, "Q", "L0 S2", earlier=[first])
+
+
+@pytest.mark.parametrize("sizes", [(), (2,), (1, 1), (1, 0)])
+def test_a_log_whose_microbatches_are_not_the_samples_of_their_step_is_refused(sizes: tuple[int, ...]) -> None:
+    began = Began(key("a0"), (PeerId("P"), PeerId("Q")), (SampleRange(0, 0, 1),), sizes)
+    with pytest.raises(RecordRejected, match=r"log of P .* has 1 samples in microbatches of"):
+        life_of(0, PeerId("P"), 0, PLACE, [Loaded(0, HASHES), began])
