@@ -63,7 +63,7 @@ class Finding:
     problems: tuple[str, ...] = ()
 
 
-_REPLAY_TIMEOUT_S = 900.0
+_REPLAY_TIMEOUT_S = 3600.0
 
 Check = Callable[[Evidence], tuple[str, Sequence[str]]]
 """Returns what it has looked at, and what is violated."""
@@ -188,7 +188,10 @@ def is_reproduced(evidence: Evidence) -> tuple[str, Sequence[str]]:
 def replayed(directory: Path) -> tuple[str, Sequence[str]]:
     """Run `shoal replay` on a folder and return what it says."""
     command = [sys.executable, "-m", "shoal", "replay", str(directory), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_REPLAY_TIMEOUT_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_REPLAY_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "replay", [f"the replay has not ended within {_REPLAY_TIMEOUT_S:.0f} s"]
     if not done.stdout:
         return "replay", [done.stderr.strip()]
     verdict = json.loads(done.stdout)

@@ -26,6 +26,8 @@ EXPIRES_S = 6.0
 """So long the word of a client that is gone may still be read."""
 SUCCEEDS_S = EXPIRES_S + PATIENCE_S + SEEN_S + 4 * REDIAL_S
 """After the loss of a host, by then the next client has its turn: a limit of virtual time."""
+FOUND_S = REDIAL_S + 2 * DIALS_S
+"""A client that has lived for so long has been found again by all who looked for it."""
 END_S = 60.0
 
 
@@ -41,6 +43,7 @@ class Host:
         self.life = 0
         self.gone_for_good = False
         self.alive_since_s = 0.0
+        self.lives_briefly = False
         self.begin()
 
     def begin(self) -> None:
@@ -183,6 +186,7 @@ class World:
         self.announce(host, host.life)
 
     def _end(self, host: Host) -> None:
+        host.lives_briefly = self.network.now_s - host.alive_since_s < FOUND_S
         host.alive = False
         for other in self.hosts:
             link = frozenset((host.peer, other.peer))
@@ -198,8 +202,9 @@ class World:
         self.turns.append(host.peer)
         host.knew_all = self._knows_all(host)
         rivals = [other for other in self.hosts if other is not host and other.leads and not other.gone_for_good]
-        # Who has just started has not heard of all: between it and others ballots decide, which are not simulated here.
-        if rivals and not all(each.knew_all for each in (host, *rivals)):
+        # Who has just started has not heard of all, and who was killed twice at once has been away for too long:
+        # between them and others ballots decide, which are not simulated here.
+        if rivals and not all(each.knew_all and not self._is_flapping(each) for each in (host, *rivals)):
             self.is_contested = True
         elif rivals:
             raise Broken(f"{host.peer} takes the run from {rivals[0].peer}, whose launcher has it back at once")
@@ -214,6 +219,10 @@ class World:
 
     def _knows_all(self, host: Host) -> bool:
         return host.alive and self.network.now_s - host.alive_since_s > EXPIRES_S / 3 + SEEN_S + DIALS_S
+
+    def _is_flapping(self, host: Host) -> bool:
+        """Whether it has been killed twice so fast that some have not found it in between, nor since."""
+        return host.lives_briefly and not (host.alive and self.network.now_s - host.alive_since_s >= FOUND_S)
 
     def settled(self) -> None:
         """The last host was lost long ago: whoever is left trains."""
