@@ -7,8 +7,8 @@
 
 Throughput is what trainers commit. A step that a replica has committed dies with it, if it is killed before the round's
 average: the samples of the step are used, and its stage has learnt nothing from them. Kept is what is left: a sample
-whose step one of S stages has lost counts by one S-th less. Both are shares of what the same swarm trains without
-faults, which is measured once for each setting, for as long.
+whose step one of S stages has lost counts by one S-th less. Both are shares of what a twin of the swarm trains without
+faults at the same time, beside it: what else the machine does slows down both.
 
 The swarm is that of `make run`, with its rounds of 60 steps, two stages with two replicas each; on one machine, with a
 spare, or with `--upload-mbit` a client's host and two hosts of servers in network namespaces, without one (root).
@@ -26,8 +26,10 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -54,23 +56,35 @@ LIMITS = {60.0: 0.93, 15.0: 0.75}
 
 @dataclass
 class Measured:
-    """One run.
+    """One run and its twin.
 
     Attributes:
-        every_s: from one kill to the next; 0: none.
+        every_s: from one kill to the next.
         snapshots: steps from one snapshot of a replica to the next; 0: none.
         seed: of the kills.
         samples_per_s: that trainers have committed.
         kept_per_s: of them, those that the model has kept.
+        usual_per_s: what the twin without faults has kept.
         problems: what does not hold.
     """
 
     every_s: float
     snapshots: int
     seed: int
-    samples_per_s: float
-    kept_per_s: float
-    problems: list[str]
+    samples_per_s: float = 0.0
+    kept_per_s: float = 0.0
+    usual_per_s: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def throughput(self) -> float:
+        """Share of what the twin has trained; 0 if there is nothing to compare."""
+        return self.samples_per_s / self.usual_per_s if self.usual_per_s else 0.0
+
+    @property
+    def kept(self) -> float:
+        """Share of what the twin has kept; 0 if there is nothing to compare."""
+        return self.kept_per_s / self.usual_per_s if self.usual_per_s else 0.0
 
 
 @contextmanager
@@ -86,47 +100,50 @@ def swarm_of(directory: Path, flags: Sequence[str], upload_mbit: float) -> Itera
 
 
 def measure(
-    directory: Path, flags: Sequence[str], arguments: argparse.Namespace, plan: Sequence[PlannedFault], for_s: float
+    directory: Path, flags: Sequence[str], upload_mbit: float, plan: Sequence[PlannedFault], for_s: float
 ) -> tuple[float, float, list[str]]:
     """Train under these faults; return committed and kept samples per second, and what does not hold."""
-    with swarm_of(directory, flags, arguments.upload_mbit) as swarm:
-        log = swarm.client.require_log_dir() / "chaos.jsonl"
-        outcome = Chaos(swarm, plan, SystemClock(), log=log).run(for_s)
-        problems = [f"{found.check}: {problem}" for found in judge(outcome.evidence) for problem in found.problems]
-        return outcome.samples_per_s, outcome.kept_per_s, problems + not_got_over(outcome)
+    try:
+        with swarm_of(directory, flags, upload_mbit) as swarm:
+            log = swarm.client.require_log_dir() / "chaos.jsonl"
+            outcome = Chaos(swarm, plan, SystemClock(), log=log).run(for_s)
+            problems = [f"{found.check}: {problem}" for found in judge(outcome.evidence) for problem in found.problems]
+            return outcome.samples_per_s, outcome.kept_per_s, problems + not_got_over(outcome)
+    except (RunFailed, RecordRejected) as error:
+        return 0.0, 0.0, [str(error)]
+
+
+def measure_both(
+    directory: Path, flags: Sequence[str], upload_mbit: float, every_s: float, snapshots: int, seed: int
+) -> Measured:
+    """Train under kills, and beside it without; what does not hold of either is said."""
+    flags, for_s = (*flags, f"--diloco.snapshot-every-steps={snapshots}"), NUM_KILLS * every_s
+    plans = {"killed": plan_faults(seed, for_s, every_s, ("server",)), "twin": ()}
+    with ThreadPoolExecutor(len(plans)) as threads:
+        runs = {
+            name: threads.submit(measure, directory / name, flags, upload_mbit, plan, for_s)
+            for name, plan in plans.items()
+        }
+        found = {name: run.result() for name, run in runs.items()}
+    samples_per_s, kept_per_s, _ = found["killed"]
+    problems = [f"{name}, {problem}" for name, (_, _, problems) in found.items() for problem in problems]
+    return Measured(every_s, snapshots, seed, samples_per_s, kept_per_s, found["twin"][1], problems)
 
 
 def campaign(arguments: argparse.Namespace, directory: Path, console: Console) -> list[Measured]:
-    """Do all runs: of each setting the one without faults first."""
+    """Do all runs."""
+    flags = (*FLAGS, *arguments.flag)
+    if arguments.emulated_device_s:
+        flags = (*flags, f"--emulation.call-s={arguments.emulated_device_s}")
     found: list[Measured] = []
-    for snapshots in arguments.snapshots:
-        flags = (*FLAGS, f"--diloco.snapshot-every-steps={snapshots}", *arguments.flag)
-        if arguments.emulated_device_s:
-            flags = (*flags, f"--emulation.call-s={arguments.emulated_device_s}")
-        longest_s = NUM_KILLS * max(arguments.every)
-        runs = [(0.0, 0, longest_s)] + [
-            (every_s, seed, NUM_KILLS * every_s) for every_s in arguments.every for seed in arguments.seeds
-        ]
-        for every_s, seed, for_s in runs:
-            plan = plan_faults(seed, for_s, every_s, ("server",)) if every_s else ()
-            where = directory / f"snapshots-{snapshots}-every-{every_s:g}-seed-{seed}"
-            try:
-                result = Measured(every_s, snapshots, seed, *measure(where, flags, arguments, plan, for_s))
-            except (RunFailed, RecordRejected) as error:
-                result = Measured(every_s, snapshots, seed, 0.0, 0.0, [str(error)])
-            found.append(result)
-            what = f"a kill in {every_s:g} s, seed {seed}" if every_s else "no faults"
-            rates = f"{result.samples_per_s:.1f} samples/s, kept {result.kept_per_s:.1f}"
-            console.print(f"snapshots {snapshots}, {what}: {rates} {'; '.join(result.problems)}")
+    for snapshots, every_s, seed in product(arguments.snapshots, arguments.every, arguments.seeds):
+        where = directory / f"snapshots-{snapshots}-every-{every_s:g}-seed-{seed}"
+        result = measure_both(where, flags, arguments.upload_mbit, every_s, snapshots, seed)
+        found.append(result)
+        what = f"snapshots {snapshots}, a kill in {every_s:g} s, seed {seed}"
+        rates = f"throughput {result.throughput:.1%}, kept {result.kept:.1%} of {result.usual_per_s:.1f} samples/s"
+        console.print(f"{what}: {rates} {'; '.join(result.problems)}")
     return found
-
-
-def shares(found: Sequence[Measured], snapshots: int, every_s: float) -> tuple[list[float], list[float]]:
-    """Return throughput and kept work of one setting, as shares of the run without faults."""
-    (quiet,) = (each for each in found if each.snapshots == snapshots and not each.every_s)
-    runs = [each for each in found if each.snapshots == snapshots and each.every_s == every_s]
-    usual = quiet.kept_per_s or float("inf")
-    return [each.samples_per_s / usual for each in runs], [each.kept_per_s / usual for each in runs]
 
 
 def main() -> int:
@@ -149,13 +166,14 @@ def main() -> int:
             found = campaign(arguments, arguments.keep_logs or Path(temporary), console)
         except KeyboardInterrupt:
             return 130
-    table = Table(title="Of the samples per second of the same swarm without faults: mean (least, most)")
+    table = Table(title="Of the samples per second of a twin without faults: mean (least, most)")
     for column in ("a kill in", "snapshots each", "throughput", "kept"):
         table.add_column(column)
     late: list[str] = []
     for snapshots in arguments.snapshots:
         for every_s in arguments.every:
-            columns = shares(found, snapshots, every_s)
+            runs = [each for each in found if (each.snapshots, each.every_s) == (snapshots, every_s)]
+            columns = [each.throughput for each in runs], [each.kept for each in runs]
             shown = (f"{statistics.mean(c):.1%} ({min(c):.1%}, {max(c):.1%})" for c in columns)
             table.add_row(f"{every_s:g} s", f"{snapshots} steps" if snapshots else "never", *shown)
             kept, limit = statistics.mean(columns[1]), LIMITS.get(every_s, 0.0)
