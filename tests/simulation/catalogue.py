@@ -12,8 +12,8 @@ from tests.simulation.kernel import Kernel
 from tests.simulation.lease.world import World as LeaseWorld
 from tests.simulation.membership.world import World as MembershipWorld
 from tests.simulation.placing.world import World as PlacingWorld
+from tests.simulation.round.lost_decisions import DecidingWorld as RoundWorld
 from tests.simulation.round.moving import MovingWorld
-from tests.simulation.round.world import World as RoundWorld
 from tests.simulation.split.world import SplitWorld
 from tests.simulation.state.slow_world import SlowWorld
 from tests.simulation.state.world import World as StateWorld

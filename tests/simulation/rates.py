@@ -19,13 +19,6 @@ ENOUGH = 3
 """So often noticed says how often it is; no more seeds are run then."""
 MOST_SEEDS = round(ENOUGH * 1000 / LEAST_PER_THOUSAND)
 _STRETCH = 250
-OPEN: dict[str, str] = {
-    "DecidesBeforeAnybodySwaps": "1 of 5,250: a coordinator has to die between its first Decide and the first swap",
-    "DeniesWhatItsEarlierLifeKnew": "0 of 5,750: its first seed is 19549",
-    "TrustsItsOwnClock": "2 of 5,250: clocks that are far apart are rare in its world",
-    "UsesOneAttemptForAll": "1 of 5,250: a lease goes back with its round, so the run only slows down",
-}
-"""Noticed too seldom, or not any more, and why: each wants a fault or a check of its own in its world."""
 
 
 class Rate(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.simulation.mutants import GATE_SEEDS, MODULES, MUTANTS, Mutant
-from tests.simulation.rates import LEAST_PER_THOUSAND, MOST_SEEDS, OPEN, known
+from tests.simulation.rates import LEAST_PER_THOUSAND, known
 from tests.simulation.safety import Broken
 from tests.simulation.step.world import World
 
@@ -22,7 +22,7 @@ def test_leaving_a_rule_out_breaks_a_promise(name: str) -> None:
 
 
 def test_no_mutant_is_noticed_too_seldom() -> None:
-    rates = {name: rate for name, rate in known().items() if name in MUTANTS.keys() - OPEN.keys() and rate.is_known}
+    rates = {name: rate for name, rate in known().items() if name in MUTANTS and rate.is_known}
     seldom = {name: rate for name, rate in rates.items() if rate.per_thousand < LEAST_PER_THOUSAND}
     assert not seldom, f"{seldom}: give their worlds more of the faults that bring them out"
 
@@ -30,19 +30,11 @@ def test_no_mutant_is_noticed_too_seldom() -> None:
 @pytest.mark.slow
 def test_how_often_each_mutant_is_noticed_is_known() -> None:
     rates = known()
-    unknown = [name for name in MUTANTS.keys() - OPEN.keys() if name not in rates or not rates[name].is_known]
+    unknown = [name for name in MUTANTS if name not in rates or not rates[name].is_known]
     assert not unknown, f"nobody knows how often {unknown} are noticed: python -m tests.simulation --rates"
     assert rates.keys() <= MUTANTS.keys(), (
         "there are rates of what is there no more: python -m tests.simulation --rates"
     )
-
-
-def test_what_is_open_is_a_mutant_that_is_noticed_too_seldom() -> None:
-    assert OPEN.keys() <= MUTANTS.keys()
-    often = [
-        name for name in OPEN if name in known() and known()[name].noticed * 1000 >= LEAST_PER_THOUSAND * MOST_SEEDS
-    ]
-    assert not often, f"{often} are noticed often enough: they are not open any more"
 
 
 def _classes() -> Iterator[type]:

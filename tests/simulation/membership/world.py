@@ -13,10 +13,12 @@ from tests.simulation.faults import Faults
 from tests.simulation.network import Manners, Network
 from tests.simulation.safety import Broken
 
-from shoal.swarm.liveness import Activity, Liveness
+from shoal.swarm.liveness import MAX_TICKS_AT_ONCE, Activity, Liveness
 
 HEARTBEAT_S = 0.25
 DEADLINE_S = 2.0
+TICK_S = MAX_TICKS_AT_ONCE * HEARTBEAT_S
+"""The most silence that one tick counts for, however late it comes."""
 LATE_S = 0.8
 """The most by which a tick may be late, or a message be on its way, in a run without other faults."""
 FAULTS_END_S = 30.0
@@ -100,7 +102,7 @@ class World:
         self.liveness_class = liveness_class
         self.stall_rate = rng.choice((0.0, 0.1))
         self.peers = [f"P{number}" for number in range(rng.randint(3, 5))]
-        self.frozen: dict[str, tuple[float, float]] = {}
+        self.frozen: dict[str, list[tuple[float, float]]] = {peer: [] for peer in self.peers}
         self.num_suspicions = 0
         self._num_connections = 0
         for peer in self.peers:
@@ -148,7 +150,12 @@ class World:
             raise Broken(f"{here.peer} gives {there} up after {silent_s:.2f} s of silence")
         if not self.is_disturbed and there != self.victim:
             raise Broken(f"{here.peer} suspects {there}, which is well")
-        awake_s = self.frozen.get(here.peer, (0.0, 0.0))[1]
+        # What it was frozen for counts for nothing but what one tick may count for, before and after.
+        since_s = [(begun_s, end_s) for begun_s, end_s in self.frozen[here.peer] if end_s > connection.heard_s]
+        listened_s = silent_s - sum(end_s - max(begun_s, connection.heard_s) for begun_s, end_s in since_s)
+        if listened_s < DEADLINE_S - len(since_s) * TICK_S:
+            raise Broken(f"{here.peer} gives {there} up, and has listened for {listened_s:.2f} s of {silent_s:.2f} s")
+        awake_s = max((end_s for _, end_s in self.frozen[here.peer]), default=0.0)
         is_well = self.network.reachable(there, here.peer, connection.heard_s, now_s)
         if is_well and now_s - awake_s > DEADLINE_S:
             raise Broken(f"{here.peer} suspects {there}, and both could talk all the time")
@@ -164,7 +171,12 @@ class World:
         self.faults.pause(peer, min(self.network.rng.uniform(0.5, 8.0), FAULTS_END_S - self.network.now_s))
 
     def _froze(self, peer: str, duration_s: float) -> None:
-        self.frozen[peer] = (self.network.now_s, self.network.now_s + duration_s)
+        frozen, now_s = self.frozen[peer], self.network.now_s
+        if frozen and frozen[-1][1] >= now_s:
+            begun_s, end_s = frozen.pop()
+            frozen.append((begun_s, max(end_s, now_s + duration_s)))
+        else:
+            frozen.append((now_s, now_s + duration_s))
 
     def run(self) -> None:
         """Run the seed.

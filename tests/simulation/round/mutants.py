@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from tests.simulation.round.hosts import ClientHost, ReplicaHost
-from tests.simulation.round.world import World
+from tests.simulation.round.lost_decisions import DecidingWorld as World
 
 from shoal.ids import NO_BALLOT, PeerId
 from shoal.swarm.records import Tip
@@ -233,7 +233,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (MixesBases, 80),
         (RestoresAtOnce, 1476),
         (NamesNoBases, 9),
-        (DecidesBeforeAnybodySwaps, 1309),
+        (DecidesBeforeAnybodySwaps, 37),
     )
 }
 MUTANTS |= {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tests.simulation import liveness
 from tests.simulation.disk import Disk
@@ -304,8 +304,7 @@ class World:
         rng = self.network.rng
         stages = rng.sample(range(self.num_stages), rng.choice((1, 1, self.num_stages - 1)))
         victims = [host for host in self.replica_hosts() if host.stage in stages]
-        others = [host for host in self.replica_hosts() if host.stage not in stages]
-        if not all(any(_knows_as_much(other, victim) for other in others) for victim in victims):
+        if not self.is_known_without(victims):
             return
         frozen_rate = rng.choice((0.0, 0.5))
         for victim in victims:
@@ -315,6 +314,11 @@ class World:
             self.network.crash(victim.peer)
             self.network.after(rng.uniform(0.5, 4.0), self._restart_replica, victim.peer)
         self._tell_clients()
+
+    def is_known_without(self, victims: Collection[ReplicaHost]) -> bool:
+        """Whether of what these know of the chain nothing is gone with them."""
+        others = [host for host in self.replica_hosts() if host not in victims]
+        return all(any(_knows_as_much(other, victim) for other in others) for victim in victims)
 
     def twin(self, host: ReplicaHost) -> ReplicaHost | None:
         """Another replica that has what this one has."""

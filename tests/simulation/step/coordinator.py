@@ -29,6 +29,7 @@ class Sample:
     state: str = "free"
     holder: str = ""
     key: StepKey | None = None
+    path: tuple[str, ...] = ()
 
 
 class Ledger:
@@ -51,7 +52,20 @@ class Ledger:
         self.world.safety.opened(key, {peer: self.world.lives[peer] for peer in path})
         held = self._held(trainer)
         if held is not None:
-            held.key = key
+            held.key, held.path = key, path
+
+    def path_of(self, trainer: TrainerHost) -> tuple[str, ...]:
+        """Where the trainer's attempt runs, as it has noted."""
+        held = self._held(trainer)
+        return ("", "") if held is None else held.path
+
+    def under_way(self) -> dict[tuple[int, int, int], tuple[str, ...]]:
+        """The paths of the steps that trainers have begun and not ended."""
+        return {
+            sample.key.step: sample.path
+            for sample in self.samples
+            if sample.state == "leased" and sample.key is not None
+        }
 
     def acknowledge(self, trainer: TrainerHost) -> None:
         if (held := self._held(trainer)) is not None:
