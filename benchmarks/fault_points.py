@@ -4,6 +4,7 @@
     python benchmarks/fault_points.py                                  each point five times: about a quarter of an hour
     python benchmarks/fault_points.py --points server@commit,trainer@commit --repeat 20 --seed 7 --json points.json
     python benchmarks/fault_points.py --times trainer=3,data_server=6 --repeat 4     each role at least twenty times
+    python benchmarks/fault_points.py --repeat 1 --lenient              as `make test-all` does, beside other tests
 
 A swarm of two stages with two replicas each and a spare trains on this machine. Its processes have been told where to
 die (`emulation.deaths`): they kill themselves at the point itself, so no timing decides what is hit. Which process, and
@@ -17,7 +18,9 @@ trainers took that it did not hit. After each run: replicas agree bit for bit, n
 chain of records is whole, `shoal replay` reproduces every round, and nothing is left.
 
 The limits are those of an idle machine. One that gives a loop on all of its cores, between the runs, a third of them
-has three times as long: so what is judged is the swarm, and not what else the machine does.
+has three times as long: so what is judged is the swarm, and not what else the machine does. Load that comes and goes
+within a run is not seen between the runs, and of a few deaths the slowest one is what load makes of it: so with
+`--lenient` no limit is below some seconds (`recovery_limits.Limit.least_s`), which is what a broken recovery takes.
 
 Exit code: 0 if all limits and checks hold, else 1; 130 if it was interrupted.
 """
@@ -34,12 +37,16 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.recovery_limits import Measured, Result, by_role, held_up, late
 
 from shoal.bench.busy import calibrate
 from shoal.bench.transport_statistics import percentile
@@ -56,34 +63,10 @@ CALL_S = 0.03
 """The least time of a call of a stage, so that steps take a third of a second however fast the machine is."""
 FLAGS = (*TRAINING_FLAGS, f"--diloco.inner-steps={INNER_STEPS}", f"--emulation.call-s={CALL_S}")
 NUM_SERVERS, NUM_SLOTS = 5, 2
-GAP_STEPS, GAP_S = 1, 3.0  # Within this time after such a death others' steps may take so many usual ones longer.
-LIMITS = {"server": (0.3, 2.0, 2), "trainer": (3.0, 3.0, 0), "data_server": (3.0, 3.0, 0)}
-"""By role: the median and the 95th percentile in seconds of an idle machine, and so many usual steps on top."""
-WHOLE_S = 8.0  # With a spare: until as many replicas serve as before.
+GAP_S = 3.0
+"""So long after a death in a transfer of state the steps of others are looked at."""
 RECOVERY_S = 90.0
 """Of a machine as busy as may be: who has not got over a death by then does not get over it."""
-
-
-@dataclass
-class Measured:
-    """One death.
-
-    Attributes:
-        death: as it was ordered.
-        number: the step or round in which it happened.
-        at_s: when it happened.
-        seconds: for each trainer that was hit, from the death to the step that counts.
-        whole_s: until the dead server has its state again, and each trainer a path of its own.
-        gap_s: of a transfer: by how much the longest time between two steps of a round, of a trainer that was not hit,
-            was longer than what its steps usually took since the death before, which made the transfer necessary.
-    """
-
-    death: str
-    number: int
-    at_s: float
-    seconds: dict[int, float]
-    whole_s: float | None = None
-    gap_s: float | None = None
 
 
 @dataclass
@@ -103,29 +86,6 @@ class Run:
     steps_lost: dict[int, int]
     checked: list[str]
     problems: list[str]
-
-
-@dataclass
-class Result:
-    """All deaths at one point, or of one role at any of its points."""
-
-    point: str
-    deaths: list[Measured] = field(default_factory=list)
-
-    @property
-    def worst_s(self) -> list[float]:
-        """Of each death, the trainer that waited longest."""
-        return [max(death.seconds.values()) for death in self.deaths if death.seconds]
-
-    @property
-    def whole_s(self) -> list[float]:
-        """Of each server, until it was back."""
-        return [death.whole_s for death in self.deaths if death.whole_s is not None]
-
-    @property
-    def gap_s(self) -> list[float]:
-        """Of each death, what it has added to a step of the others."""
-        return [death.gap_s for death in self.deaths if death.gap_s is not None]
 
 
 @dataclass(frozen=True)
@@ -257,33 +217,6 @@ def slowness() -> float:
     return 1.0 if machine.idle else 1.0 / machine.share
 
 
-def late(result: Result, step_s: float, times: float) -> list[str]:
-    """Return which limits the deaths of a role have not kept, on a machine that takes so many times as long."""
-    median_s, p95_s, steps = LIMITS[result.point.partition(",")[0]]
-    values, found = result.worst_s, list[str]()
-    if values:
-        for name, value, limit_s in (
-            ("median", statistics.median(values), times * median_s + steps * step_s),
-            ("p95", percentile(values, 0.95), times * p95_s + steps * step_s),
-        ):
-            if value > limit_s:
-                found.append(f"{result.point}: {name} {value:.2f} s, the limit is {limit_s:.2f} s")
-    if result.whole_s and percentile(result.whole_s, 0.95) > times * WHOLE_S:
-        whole_s = percentile(result.whole_s, 0.95)
-        found.append(f"{result.point}: whole again after {whole_s:.1f} s, the limit is {times * WHOLE_S:.1f} s")
-    return found
-
-
-def by_role(results: Sequence[Result]) -> list[Result]:
-    """Return the deaths of each role; without those of a donor, after which its stage may have nobody."""
-    found: dict[str, Result] = {}
-    for result in results:
-        role, _, where = result.point.partition("@")
-        if where not in OF_TRANSFER:
-            found.setdefault(role, Result(f"{role}, any")).deaths.extend(result.deaths)
-    return list(found.values())
-
-
 def table(results: Sequence[Result]) -> Table:
     """Return what a reader wants to see; times in seconds."""
     shown = Table(title="From the death to the next committed step of the trainer that waited longest, in seconds")
@@ -311,6 +244,7 @@ def main() -> int:
     parser.add_argument("--times", default="", help="times of a role's points in a run: trainer=3,data_server=6")
     parser.add_argument("--repeat", type=int, default=5, help="runs, each with one death at each point (5)")
     parser.add_argument("--seed", type=int, default=0, help="of the processes, the steps and their order (0)")
+    parser.add_argument("--lenient", action="store_true", help="limits for few deaths and a load that comes and goes")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     parser.add_argument("--keep-logs", type=Path, help="leave the logs of all runs in this folder")
     arguments = parser.parse_args()
@@ -348,10 +282,9 @@ def main() -> int:
     step_s = statistics.median([run.step_s for run in runs] or [0.0])
     failures += [problem for run in runs for problem in run.problems]
     roles = by_role(list(results.values()))
-    failures += [line for result in roles for line in late(result, step_s, times)]
-    for point, result in results.items():
-        if result.gap_s and max(result.gap_s) > GAP_STEPS * step_s:
-            failures.append(f"{point}: a step of the others {max(result.gap_s):.2f} s longer, one takes {step_s:.2f} s")
+    lenient = arguments.lenient
+    failures += [line for result in roles for line in late(result, step_s, times, lenient=lenient)]
+    failures += [line for result in results.values() for line in held_up(result, step_s, times, lenient=lenient)]
     if arguments.json:
         machine = {"machine": platform.machine(), "system": platform.platform(), "cores": os.cpu_count()}
         content = {"seed": arguments.seed, **machine, "step_s": step_s, "slowness": times, "failures": failures}

@@ -23,7 +23,6 @@ import os
 import platform
 import random
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -33,13 +32,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.signals import ended_by_signals
 from tests.e2e.deaths import LINK_KINDS, link_down
 from tests.e2e.hosts import two_server_hosts
 from tests.e2e.launched import START_S, launched, until
@@ -109,25 +108,6 @@ class Result:
     def values(self, *, training: bool = False) -> list[float]:
         """Return what the faults cost, worst trainer each; `training`: only those that struck between two steps."""
         return [f.worst_s for f in self.faults if f.seconds and (f.phase == "training" or not training)]
-
-
-class Ended(BaseException):
-    """A signal has ended the measurement; no error, so that only those who clean up take notice."""
-
-    def __init__(self, number: int) -> None:
-        """Remember the signal's number."""
-        super().__init__(number)
-        self.number = number
-
-
-def end_by(number: int, frame: FrameType | None) -> None:
-    """Leave by way of everybody who has something to end; signals that follow do not disturb them."""
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)
-    raise Ended(number)
-
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
@@ -383,9 +363,4 @@ def _text(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    for ending in ENDING:
-        signal.signal(ending, end_by)
-    try:
-        sys.exit(main())
-    except Ended as ended:
-        sys.exit(128 + ended.number)
+    ended_by_signals(main)

@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -29,7 +28,8 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.faults import ENDING, FLAGS, Ended, end_by
+from benchmarks.faults import FLAGS
+from benchmarks.signals import ended_by_signals
 from tests.e2e.hosts import end_whole, hosts_of, invited
 from tests.e2e.launched import START_S, until
 from tests.e2e.stranger import attacking, harm_done, processes_of
@@ -154,9 +154,4 @@ def show(result: Result, console: Console) -> None:
 
 
 if __name__ == "__main__":
-    for ending in ENDING:
-        signal.signal(ending, end_by)
-    try:
-        sys.exit(main())
-    except Ended as ended:
-        sys.exit(128 + ended.number)
+    ended_by_signals(main)

@@ -129,7 +129,7 @@ class RoundCoordinator:
         self._machine = RoundCoordinatorMachine(
             endpoint.peer_id, incarnation, settings, signer.seal, signer.unseal, recorded, ballot_number
         )
-        self.kept = self._machine.kept  # the client says whose bytes it gives, since all servers of the stage have left
+        self.keep = self._machine.keep  # the client says whose bytes it gives, since all servers of the stage have left
         self._decided: Decided | None = None
         self._ready: Ready | None = None
         self._deposed: Ballot | None = None

@@ -22,6 +22,7 @@ import msgspec
 
 from shoal.errors import RecordRejected, StorageError
 from shoal.ids import PeerId
+from shoal.runtime.durable_files import require_size, sync_directory
 from shoal.swarm.records import Logs, genesis_hash, record_hash, signed_from_json, signed_to_json
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -118,7 +119,7 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
     held = _held_file(directory, record.round, record_hash(signed))
     if held.exists():
         held.replace(steps)
-        _sync(steps.parent)
+        sync_directory(steps.parent)
     for path in steps.parent.glob(f"{steps.stem}.*.held"):
         path.unlink()
     content = {"record": _readable(record), **signed_to_json(signed)}
@@ -280,23 +281,12 @@ def _write_whole(path: Path, content: bytes) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:
-            written = file.write(content)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        size_bytes = unfinished.stat().st_size
-        if written != len(content) or size_bytes != len(content):
-            raise OSError(f"only {size_bytes} of {len(content)} bytes were written; is the disk full?")
+        require_size(unfinished, len(content))
         unfinished.replace(path)
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    """Force to the disk which files a directory has."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(path.parent)

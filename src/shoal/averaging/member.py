@@ -270,7 +270,8 @@ class RoundMember:
                 case Pin(hashes):
                     self._state.pin(hashes)
                 case ReplicaOut(_, reason):
-                    logger.warning("replica.out", extra={"round": self._machine.round, "reason": reason})
+                    # Who coordinates the round has put it out, and warns of it.
+                    logger.info("replica.out", extra={"round": self._machine.round, "reason": reason})
                     self._tell(effect)
                 case Relocate():
                     self._tell(effect)

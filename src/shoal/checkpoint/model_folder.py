@@ -30,6 +30,7 @@ from shoal.errors import StorageError
 from shoal.model.registry import load_family
 from shoal.model.stage import stage_ranges
 from shoal.optim.flat import FlatEntry
+from shoal.runtime.durable_files import require_size, sync_directory
 from shoal.swarm.records import outcome_of, record_hash, signed_to_json
 from shoal.wire.messages.round import Record, SignedRecord
 
@@ -117,7 +118,7 @@ class ModelFolder:
             file.flush()
             os.fsync(file.fileno())
             file.close()
-            _require_size(self._aside / TENSORS, self._size_bytes)
+            require_size(self._aside / TENSORS, self._size_bytes)
             described = {
                 "format": FORMAT,
                 "run_id": run_id,
@@ -127,7 +128,7 @@ class ModelFolder:
             }
             _write_json(self._aside / CONFIG, described)
             _write_json(self._aside / RECORD, signed_to_json(signed))
-            _sync(self._aside)
+            sync_directory(self._aside)
             self._put_into_place()
         except OSError as error:
             raise _cannot_write(self._path, error) from error
@@ -150,7 +151,7 @@ class ModelFolder:
         if self._path.exists():
             self._path.rename(old)
         self._aside.rename(self._path)
-        _sync(self._path.parent)
+        sync_directory(self._path.parent)
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -197,13 +198,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
         file.write(encoded)
         file.flush()
         os.fsync(file.fileno())
-    _require_size(path, len(encoded))
-
-
-def _require_size(path: Path, size_bytes: int) -> None:
-    found = path.stat().st_size
-    if found != size_bytes:
-        raise OSError(f"{path.name} has {found} of {size_bytes} bytes; is the disk full?")
+    require_size(path, len(encoded))
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -211,15 +206,6 @@ def _remove_leftovers(path: Path) -> None:
     for kind in ("unfinished", "old"):
         for left in path.parent.glob(f".{path.name}.*.{kind}"):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _sync(directory: Path) -> None:
-    """Force to the disk which files a directory has."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:

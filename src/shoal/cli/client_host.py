@@ -50,7 +50,6 @@ def start_trainer_client(config: Config, origins: Mapping[str, str] | None, earl
             if origins is None:
                 found = FoundRun(new_run_id(config, clock), with_known_cut(config))
             else:
-                log.configure("launcher", None)
                 print(f"looking for the run at {', '.join(config.network.initial_peers)}", flush=True)
                 found = await find_run(
                     config,

@@ -66,7 +66,7 @@ def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> i
     clock = SystemClock()
     config = with_known_cut(config)
     run_id = new_run_id(config, clock)
-    log_dir = make_log_dir(config, run_id)
+    log_dir = make_log_dir(config, run_id, is_local=True)
     log.configure("launcher", log_dir, config.log_level)
 
     async def run() -> int:

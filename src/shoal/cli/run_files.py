@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from shoal import log
 from shoal.clock import Clock, utc_stamp
@@ -16,16 +16,24 @@ from shoal.config import Config, dump_config
 from shoal.errors import ConfigError
 from shoal.ids import RunId
 
+LOCAL_MARK: Final = "run-local"
+"""A file in the folder of a run that no other host can join, since nobody else has its key."""
+
 
 def new_run_id(config: Config, clock: Clock) -> RunId:
     """Return `<experiment_prefix>-<UTC>-<4 hex>`."""
     return RunId(f"{config.experiment_prefix}-{utc_stamp(clock.unix_s())}-{secrets.token_hex(2)}")
 
 
-def make_log_dir(config: Config, run_id: RunId) -> Path:
+def make_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Path:
     """Make `log_dir/<run_id>`, write the resolved configuration there, and point `log_dir/<experiment_prefix>` at it.
 
     It has a number where a client that is gone has left that folder, whose files belong together.
+
+    Args:
+        config: Of the run.
+        run_id: Of the run.
+        is_local: Nobody else can join or see the run; the folder says so (`LOCAL_MARK`).
 
     Raises:
         ConfigError: the directory cannot be made or written.
@@ -34,6 +42,8 @@ def make_log_dir(config: Config, run_id: RunId) -> Path:
     link = path.parent / config.experiment_prefix
     try:
         path.mkdir(parents=True)
+        if is_local:
+            (path / LOCAL_MARK).touch()
         (path / "config.yaml").write_text(dump_config(config))
         if link.is_symlink() or not link.exists():
             # Another run may do the same at this moment: make the link aside and rename it, which is atomic.

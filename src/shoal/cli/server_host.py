@@ -59,8 +59,6 @@ def start_servers(config: Config, origins: Mapping[str, str], early: EarlyStart)
     """
     swarm_key = require_membership(config)
     devices = devices_of_servers(config)
-    # Until there is a folder for them, nobody has a use for the names of events.
-    log.configure("launcher", None)
     identities = LastingIdentities("servers")
     try:
 

@@ -15,6 +15,7 @@ import msgspec
 
 from shoal import log
 from shoal.cli.host_network import LOOPBACK_MADDRS
+from shoal.cli.run_files import LOCAL_MARK
 from shoal.clock import Clock, Deadline, SystemClock
 from shoal.config import Config, config_to_json, load_config
 from shoal.config.start import RoleStart
@@ -41,7 +42,6 @@ _FIND_S = 5.0
 """How long the registry is asked for a run: the initial peers are in the swarm and answer at once."""
 _ANSWER_S = 5.0
 _PAUSE_S = 0.3
-_LOOPBACK = "/ip4/127."
 
 
 def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -> int:
@@ -78,9 +78,8 @@ def with_known_peers(config: Config, origins: Mapping[str, str]) -> Config:
     if config.network.initial_peers:
         return config
     left = {path: read_peers_file(path.parent) for path in config.log_dir.glob(f"*/{PEERS_FILE}")}
-    # A run of `run-local` has loopback addresses alone, and a key that nobody else has.
-    outside = [path for path, peers in left.items() if any(_LOOPBACK not in peer for peer in peers)]
-    newest = max(outside, key=lambda path: path.stat().st_mtime, default=None)
+    seen = [path for path, peers in left.items() if peers and not (path.parent / LOCAL_MARK).exists()]
+    newest = max(seen, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         raise ConfigError(
             f"nothing says where the swarm is: no run in {config.log_dir} has left its addresses (one of run-local is "

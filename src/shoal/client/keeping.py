@@ -212,7 +212,7 @@ class Keeping:
         donor = StateDonor(self._endpoint, stage)
         donor.hold(record.round, digest, state)
         kept = self._kept[stage] = _Kept(record.round, digest, state, donor)
-        self._coordinator.kept[stage] = outcome.hashes
+        self._coordinator.keep(stage, digest)
         logger.info("stage.kept", extra={"stage": stage, "round": record.round, "record": digest})
         self._notice(
             f"the last servers of stage {stage} leave: its state after round {record.round} is kept here, and given to "
@@ -239,5 +239,5 @@ class Keeping:
                 stage for stage, kept in self._kept.items() if kept.round < round and self._others_hold(stage)
             ]:
                 self._kept.pop(stage).donor.release()
-                self._coordinator.kept.pop(stage, None)
+                self._coordinator.keep(stage, None)
                 logger.info("stage.released", extra={"stage": stage, "round": round})

@@ -102,14 +102,17 @@ class StageWatch:
 
     def _miss(self, stages: Sequence[int]) -> None:
         before, self.missing = self.missing, tuple(stages)
-        if not before and stages:
+        if not stages:
+            logger.info("training.resumed", extra={"stages": before})
+            self._notice(f"{_name(before)} {_is(before)} served again: training goes on")
+        elif not before:
             self._since_s = self._clock.now_s()
-        if stages:
             logger.warning("training.stopped", extra={"stages": stages})
             self._notice(f"training has stopped: no replica serves {_name(stages)}; it waits for servers")
         else:
-            logger.info("training.resumed", extra={"stages": before})
-            self._notice(f"{_name(before)} is served again: training goes on")
+            # It stands as it stood; only what it waits for is another.
+            logger.info("training.waits", extra={"stages": stages})
+            self._notice(f"training waits for servers of {_name(stages)} now")
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -131,6 +134,10 @@ class StageWatch:
             f"the state of stage {stage} is lost: no server holds it any more; what it learnt in {rounds} is gone, "
             f"and it starts again from {origin}"
         )
+
+
+def _is(stages: Sequence[int]) -> str:
+    return "are" if len(stages) > 1 else "is"
 
 
 def _name(stages: Sequence[int]) -> str:

@@ -12,12 +12,11 @@ from typing import Final
 import msgspec
 
 from shoal.ids import PeerId
-from shoal.swarm.view import NOTHING_HELD, Client, Replica, SwarmView, network_host
+from shoal.swarm.view import NOTHING_HELD, Client, Replica, SwarmView, network_host, network_places
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus
 
 SCHEMA_VERSION: Final = 1
-_TCP: Final = "tcp:"
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +146,7 @@ def _client_of(view: SwarmView) -> Client | None:
 def _client(client: Client, answer: RunStatus | None, problem: str) -> ClientStatus:
     return ClientStatus(
         peer=client.peer,
-        addresses=tuple(each.removeprefix(_TCP) for each in client.hop.addresses if each.startswith(_TCP)),
+        addresses=network_places(client.hop),
         answers=answer is not None,
         problem=problem,
     )

@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from shoal.control.records import Record, StageRecord
+from shoal.server.hosted_replica import HostedReplica
 
 
 class Advertises(Protocol):
@@ -15,35 +16,6 @@ class Advertises(Protocol):
     def advertise(self, record: Record) -> None:
         """Announce a record in place of the one of the same kind."""
         ...
-
-
-class _Worker(Protocol):
-    @property
-    def num_committed(self) -> int: ...
-
-    @property
-    def num_open(self) -> int: ...
-
-    @property
-    def cap(self) -> int | None: ...
-
-
-class _Member(Protocol):
-    @property
-    def offered_round(self) -> int: ...
-
-
-class Announced(Protocol):
-    """What is announced of a replica; `server.replica.Replica` is one."""
-
-    @property
-    def stage(self) -> int: ...
-
-    @property
-    def worker(self) -> _Worker: ...
-
-    @property
-    def member(self) -> _Member: ...
 
 
 class Announcer:
@@ -64,7 +36,7 @@ class Announcer:
         """Whether the server's user has given it its stage."""
         return self._record.pinned
 
-    def announce(self, replica: Announced, *, serving: bool = True) -> None:
+    def announce(self, replica: HostedReplica, *, serving: bool = True) -> None:
         """Announce a replica as it is now.
 
         Args:

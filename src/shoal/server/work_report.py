@@ -9,42 +9,16 @@ The share of the work is that of the last record: what this server has trained o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from shoal.clock import Clock
 from shoal.ids import PeerId
+from shoal.server.hosted_replica import HostedReplica
 from shoal.swarm.records import outcome_of
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import PeerLost
 from shoal.wire.messages.round import Record
 
 INTERVAL_S = 2.0
-
-
-class _Worker(Protocol):
-    @property
-    def num_committed(self) -> int: ...
-
-    @property
-    def num_samples(self) -> int: ...
-
-
-class _Member(Protocol):
-    @property
-    def offered_round(self) -> int: ...
-
-
-class Working(Protocol):
-    """What is said of a replica; `server.replica.Replica` is one."""
-
-    @property
-    def stage(self) -> int: ...
-
-    @property
-    def worker(self) -> _Worker: ...
-
-    @property
-    def member(self) -> _Member: ...
 
 
 class WorkReport:
@@ -54,7 +28,7 @@ class WorkReport:
         self,
         *,
         peer: PeerId,
-        replica: Callable[[], Working],
+        replica: Callable[[], HostedReplica],
         view: Callable[[], SwarmView],
         clock: Clock,
         tell: Callable[..., None],

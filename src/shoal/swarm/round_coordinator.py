@@ -78,8 +78,8 @@ class RoundCoordinatorMachine:
         self.tip = Tip(0, settings.genesis, None)
         self._unseal = unseal
         self._restoration = Restoration(settings.lost_state_after_s)
+        self.keep = self._restoration.keep  # the driver says what this client keeps of stages whose servers have left
         self._replicas = RoundReplicas(settings.genesis, self._restoration, unseal)
-        self.kept = self._restoration.kept  # the driver says what this client keeps of stages whose servers have left
         self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, unseal)
         self._judgement = Judgement(me, settings.genesis, unseal)
         self._trains = self._ready = False  # the tip was announced as ready: a round is being trained on it

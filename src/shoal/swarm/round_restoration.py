@@ -38,13 +38,12 @@ class Restoration:
     Attributes:
         bases: Of the restored stages.
         missing: Stages that nobody can be trained on now, since when.
-        kept: Of stages whose last server has left, the bytes that the client has; they are not lost.
     """
 
     def __init__(self, patience_s: float) -> None:
         self.bases: dict[int, Basis] = {}
         self.missing: dict[int, float] = {}
-        self.kept: dict[int, StageHashes] = {}
+        self._kept: dict[int, str] = {}  # of stages whose last server has left, the record whose bytes the client has
         self._patience_s = patience_s
         self._record: Record | None = None
         self._standing: dict[int, Basis] = {}  # the record's own bytes
@@ -65,6 +64,17 @@ class Restoration:
     def standing(self, stage: int) -> Basis | None:
         """The bytes that the stage goes on from; None for those of D_0."""
         return self.bases.get(stage) or self._standing.get(stage)
+
+    def keep(self, stage: int, record_hash: str | None) -> None:
+        """The client has a stage's bytes of this record, so they are not lost; None: it keeps them no more."""
+        if record_hash is None:
+            self._kept.pop(stage, None)
+        else:
+            self._kept[stage] = record_hash
+
+    def not_kept(self, record_hash: str) -> list[int]:
+        """The missing stages whose bytes in this record the client does not have."""
+        return [stage for stage in self.missing if self._kept.get(stage) != record_hash]
 
     def seen(self, holders: Mapping[PeerId, int]) -> None:
         """Take note of replicas that hold the tip's bytes."""
@@ -102,7 +112,7 @@ class Restoration:
             outcome = None if record is None else outcome_of(record, stage)
             peers = {peer for peer, each in here.items() if each.stage == stage}
             bases = [here[peer].basis for peer in peers if here[peer].basis.round != NOTHING_HELD]
-            if outcome is None or not bases or self.kept.get(stage) == outcome.hashes:
+            if outcome is None or not bases:
                 continue
             holders = {*outcome.members, *(self._seen.get(stage, ()) if record == self._record else ())}
             is_held = any(basis.hashes == outcome.hashes for basis in bases)  # by one that was left out

@@ -50,8 +50,8 @@ class RoundStages:
     def lost(self, tip: Tip, now_s: float) -> dict[int, Basis]:
         """What the missing stages go on from whose bytes of a record are gone; not those that may yet come back."""
         record = None if tip.signed is None else self._unseal(tip.signed)
-        silent = bool(self._replicas.silent)
-        return self._restoration.due(record, self._restoration.missing, self._replicas.here, silent, now_s)
+        missing, silent = self._restoration.not_kept(tip.hash), bool(self._replicas.silent)
+        return self._restoration.due(record, missing, self._replicas.here, silent, now_s)
 
     def watch(self, ballot: Ballot, tip: Tip, now_s: float) -> Effects:
         """Between the records: report what is missing, and restore what is lost."""

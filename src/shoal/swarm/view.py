@@ -24,8 +24,13 @@ _TCP = "tcp:"
 
 def network_host(hop: Hop) -> str:
     """Return the host of the first address at which other machines reach a peer; empty if none can."""
-    found = [each.removeprefix(_TCP).rpartition(":")[0] for each in hop.addresses if each.startswith(_TCP)]
-    return found[0] if found else ""
+    found = network_places(hop)
+    return found[0].rpartition(":")[0] if found else ""
+
+
+def network_places(hop: Hop) -> tuple[str, ...]:
+    """Return where other machines reach a peer, as `host:port`."""
+    return tuple(each.removeprefix(_TCP) for each in hop.addresses if each.startswith(_TCP))
 
 
 def hosts_of(hop: Hop) -> frozenset[str]:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.run_files import LOCAL_MARK, make_log_dir
 from shoal.cli.status import with_known_peers
 from shoal.config import Config, load_config
 from shoal.config.dump import dump_config
 from shoal.errors import ConfigError
+from shoal.ids import RunId
 
+HERE = "/ip4/127.0.0.1/tcp/50000/p2p/C"
 ONE, TWO = "/ip4/10.0.0.1/tcp/50000/p2p/A", "/ip4/10.0.0.2/tcp/50000/p2p/B"
 
 
@@ -47,11 +50,23 @@ def test_else_it_is_the_newest_run_of_this_host_with_its_prefix_and_key(tmp_path
 
 
 def test_a_run_that_only_its_own_terminal_sees_hides_no_other(tmp_path: Path) -> None:
-    _left(tmp_path, "local", "/ip4/127.0.0.1/tcp/50000/p2p/C", 0)
+    _left(tmp_path, "local", HERE, 0)
+    (tmp_path / "local" / LOCAL_MARK).touch()
     with pytest.raises(ConfigError, match="one of run-local is seen on its own terminal only"):
         with_known_peers(_config(tmp_path), {})
     _left(tmp_path, "old", ONE, 100)
     assert with_known_peers(_config(tmp_path), {}).network.initial_peers == (ONE,)
+
+
+def test_a_swarm_of_one_machine_that_others_have_the_key_of_is_found_at_its_loopback_address(tmp_path: Path) -> None:
+    _left(tmp_path, "shared", HERE, 0)
+    assert with_known_peers(_config(tmp_path), {}).network.initial_peers == (HERE,)
+
+
+def test_only_the_folder_of_a_run_of_one_machine_alone_is_marked(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    assert (make_log_dir(config, RunId("alone"), is_local=True) / LOCAL_MARK).exists()
+    assert not (make_log_dir(config, RunId("shared")) / LOCAL_MARK).exists()
 
 
 def test_without_either_the_user_is_told_what_to_give(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Desk:
         self.stages = {LAST: 1, OTHER: 1}
         self.holders: dict[PeerId, int] | None = None
         self.standing: Any = None
-        self.kept: dict[int, object] = {}
+        self.kept: dict[int, str | None] = {}
         self.changes = 0
         self.posted: list[MayLeave] = []
         config = load_config(None, {"model_pipeline": {"stages": 2}}, {})
@@ -35,6 +35,9 @@ class Desk:
     def post(self, peer: PeerId, message: MayLeave) -> None:
         assert peer == LAST
         self.posted.append(message)
+
+    def keep(self, stage: int, record_hash: str | None) -> None:
+        self.kept[stage] = record_hash
 
     async def changed(self) -> None:
         self.changes += 1
@@ -66,9 +69,9 @@ async def test_what_is_released_is_not_said_to_be_kept() -> None:
     released: list[int] = []
     donor = SimpleNamespace(release=lambda: released.append(1))
     desk.keeping._kept[1] = SimpleNamespace(round=3, donor=donor)  # type: ignore[assignment]
-    desk.kept[1] = object()
+    desk.keep(1, "digest")
     desk.holders, desk.standing = {OTHER: 1}, SimpleNamespace(record=SimpleNamespace(round=4))
     with anyio.move_on_after(0.2):
         await desk.keeping._drop_what_is_old()
     assert released == [1]
-    assert desk.kept == {}, "or the stage would never be restored once its servers are lost"
+    assert desk.kept == {1: None}, "or the stage would never be restored once its servers are lost"

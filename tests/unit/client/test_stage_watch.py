@@ -48,6 +48,19 @@ async def test_a_stop_and_its_end_are_said_by_name() -> None:
     assert stages.as_json() == []
 
 
+async def test_that_training_has_stopped_is_said_once_however_many_stages_follow() -> None:
+    notices: list[str] = []
+    stages = watch(notices)
+    for missing in ((1,), (0, 1), (0,), ()):
+        stages.take(Stuck(missing))
+    assert notices == [
+        "training has stopped: no replica serves stage 1; it waits for servers",
+        "training waits for servers of stages 0, 1 now",
+        "training waits for servers of stage 0 now",
+        "stage 0 is served again: training goes on",
+    ]
+
+
 async def test_it_is_said_again_while_it_lasts() -> None:
     notices: list[str] = []
     stages = watch(notices, repeat_s=0.01)

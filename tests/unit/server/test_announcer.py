@@ -11,6 +11,7 @@ from shoal.server.announcer import Announcer
 @dataclass
 class Worker:
     num_committed: int = 0
+    num_samples: int = 0
     num_open: int = 0
     cap: int | None = None
 

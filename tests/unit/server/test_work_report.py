@@ -33,6 +33,8 @@ class _Replica:
     stage: int = 1
     num_committed: int = 7
     num_samples: int = 20
+    num_open: int = 1
+    cap: int | None = None
     offered_round: int = 2
 
     @property

@@ -33,7 +33,9 @@ def restoration() -> Restoration:
 
 
 def due(restoration: Restoration, now_s: float, silent: bool = False, **here: Basis) -> dict[int, Basis]:
-    return restoration.due(RECORD, restoration.missing, {PeerId(p): Here(0, b) for p, b in here.items()}, silent, now_s)
+    return restoration.due(
+        RECORD, restoration.not_kept("record"), {PeerId(p): Here(0, b) for p, b in here.items()}, silent, now_s
+    )
 
 
 def test_it_is_certain_when_all_members_have_come_back_without(restoration: Restoration) -> None:
@@ -66,10 +68,14 @@ def test_the_time_begins_when_the_last_holder_is_lost(restoration: Restoration) 
 
 
 def test_what_the_client_keeps_is_not_lost_whoever_has_come_back_without_it(restoration: Restoration) -> None:
-    restoration.kept[0] = OWN.hashes
+    restoration.keep(0, "record")
     assert due(restoration, 0.1, a=FRESH, b=FRESH) == {}
     assert due(restoration, 100.0, n=FRESH) == {}
-    restoration.kept[0] = OLD.hashes
+    restoration.keep(0, "the record before")
+    assert due(restoration, 100.0, n=FRESH) == {0: FRESH}
+    restoration.keep(0, "record")
+    assert due(restoration, 100.0, n=FRESH) == {}
+    restoration.keep(0, None)
     assert due(restoration, 100.0, n=FRESH) == {0: FRESH}
 
 
