@@ -6,7 +6,8 @@ import random
 
 from tests.simulation import liveness
 from tests.simulation.faults import Faults
-from tests.simulation.network import Network
+from tests.simulation.liveness import SingleLosses
+from tests.simulation.network import DEADLINE_S, NOTICE_S, Network
 from tests.simulation.safety import SampleSafety, StepSafety
 from tests.simulation.step.coordinator import NUM_SAMPLES, Coordinator, Ledger
 from tests.simulation.step.hosts import ReplicaHost, TrainerHost, is_bulk
@@ -23,6 +24,8 @@ FAULTS_END_S = 14.0
 END_S = 120.0
 STEP_LIMIT_S = 36.0
 """After the last fault a step follows the one before within so long, in virtual time: a dozen of its timeouts."""
+AVOIDED_S = 1.0
+"""For so long at most a trainer leaves a replica alone that it can reach (`swarm/step_trainer.py`)."""
 
 
 class World(Replacement):
@@ -61,6 +64,7 @@ class World(Replacement):
         self.max_held = schedule_rng.choice([None, 1, 2])
         self.lives: dict[str, int] = {}
         self._num_lives = 0
+        self.losses = SingleLosses(network)
         self.incarnations = dict.fromkeys(range(self.num_trainers), 1)
         self._commits_left = rng.randint(1, 40) if rng.random() < 0.6 else 0
         self.safety, self.samples = StepSafety(), SampleSafety()
@@ -119,11 +123,22 @@ class World(Replacement):
         if peer not in self.network.hosts:
             return
         if peer in self.replica_peers:
-            self.network.crash(peer, silently=self.rng.random() < 0.2)
+            is_silent = self.rng.random() < 0.2
+            self._lose(peer, DEADLINE_S if is_silent else NOTICE_S)
+            self.network.crash(peer, silently=is_silent)
             self.network.after(self.rng.uniform(0.2, 2.0), self.host_class, self, peer)
         elif peer in self.trainer_peers():
             self.network.crash(peer)
             self._replace_trainer(peer)
+
+    def _lose(self, replica: str, notice_s: float) -> None:
+        """Each step that has not begun to commit begins anew over another replica, as soon as the loss is noticed."""
+        stage = self.replicas[int(replica[1])]
+        if not any(self.network.awake(other) for other in stage if other != replica):
+            return
+        for trainer in [host for host in self.network.hosts.values() if isinstance(host, TrainerHost)]:
+            if trainer.runs_over(replica):
+                self.losses.lost(f"another attempt of {trainer.peer}", notice_s + AVOIDED_S)
 
     def trainer_died(self, peer: str, slot: int, incarnation: int) -> None:
         self.ledger.trainer_died(peer)
