@@ -2,6 +2,9 @@
 
 Safety says what must never happen and is checked all the time (`safety.py`); whether things go on can only be said of
 a run that is left alone. So every world has a time at which its faults have healed, and one by which this must hold.
+
+Where the loss of one process is all that goes wrong for a while, there is more to say: how long its work may take to go
+on (`SingleLosses`).
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tests.simulation.kernel import Kernel
+from tests.simulation.network import DEADLINE_S, Network
 from tests.simulation.safety import Broken
 
 LOOK_S = 0.25
@@ -55,3 +59,38 @@ def keeps_going(
         if progress() != done:
             done, since_s = progress(), kernel.now_s
         within(kernel.now_s - since_s, limit_s, f"what follows {done}")
+
+
+class SingleLosses:
+    """What follows the loss of one process has a limit in virtual time, if nothing else goes wrong until then.
+
+    Nor in the `CALM_S` before: by then what was wrong has been noticed. A network that makes messages wait for seconds
+    is never calm.
+    """
+
+    CALM_S = DEADLINE_S
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._awaited: dict[str, float] = {}
+
+    def lost(self, what: str, limit_s: float) -> None:
+        """A process is killed right now: what follows is awaited from now on.
+
+        Args:
+            what: Follows; awaited once at a time, from the last loss on.
+            limit_s: How long it may take.
+        """
+        lost_s = self._awaited[what] = self._network.now_s
+        self._network.after(limit_s, self._judge, what, lost_s)
+
+    def followed(self, what: str) -> None:
+        """This has come, or is not to be awaited any more."""
+        self._awaited.pop(what, None)
+
+    def _judge(self, what: str, lost_s: float) -> None:
+        if self._awaited.get(what) != lost_s or self._network.manners.slow_rate:
+            return
+        if self._network.num_faults(lost_s - self.CALM_S) == 1:
+            limit_s = self._network.now_s - lost_s
+            raise Broken(f"{what} has not followed the loss at {lost_s:.2f} s within {limit_s:.2f} s")

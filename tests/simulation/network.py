@@ -22,7 +22,7 @@ from tests.simulation.kernel import Kernel
 
 DEADLINE_S = 2.0
 """Silence after which a connection is closed."""
-_NOTICE_S = 0.05
+NOTICE_S = 0.05
 """Within this the end of a connection is noticed where its socket is closed."""
 _TICK_S = 1e-6
 
@@ -89,6 +89,7 @@ class Network(Kernel):
         hosts: The processes that run.
         boots: How often each was started.
         trace: What happened, if somebody wants to know: (time, sender, receiver, message).
+        faults: When each thing that has gone wrong began, and when it was over.
     """
 
     def __init__(self, seed: int | str, is_bulk: Callable[[object], bool], manners: Manners | None = None) -> None:
@@ -97,6 +98,7 @@ class Network(Kernel):
         self.boots: dict[str, int] = {}
         self.trace: list[tuple[float, str, str, object]] | None = None
         self.manners = Manners.drawn(self.rng) if manners is None else manners
+        self.faults: list[tuple[float, float]] = []
         self._is_bulk = is_bulk
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._losing: dict[tuple[str, str], int] = {}  # ends that have not heard yet; the number of their notice
@@ -158,7 +160,7 @@ class Network(Kernel):
                 return
         manners, random_ = self.manners, self._random
         if manners.loss_rate and random_() < manners.loss_rate:
-            self.note(sender, "LOSES A FRAME TO", receiver)
+            self._fault(sender, "LOSES A FRAME TO", receiver)
             self._close(lane, self.rng.uniform(0.0, DEADLINE_S), self.rng.uniform(0.0, DEADLINE_S))
             return
         delay_s = self.exponential(manners.delay_s)
@@ -227,7 +229,7 @@ class Network(Kernel):
     def _dial(self, sender: str, receiver: str) -> _Lane | None:
         if receiver not in self.hosts or self.blocked(sender, receiver):
             slowly = receiver in self.hosts and self._random() < 0.3
-            self._lose(sender, receiver, self.rng.uniform(0.001, 1.0 if slowly else _NOTICE_S))
+            self._lose(sender, receiver, self.rng.uniform(0.001, 1.0 if slowly else NOTICE_S))
             return None
         lane, other = _Lane(sender, receiver), _Lane(receiver, sender)
         lane.other, other.other = other, lane
@@ -262,19 +264,19 @@ class Network(Kernel):
     def _close_all(self, peer: str, notice_s: float) -> list[_Lane]:
         lanes = [lane for pair, lane in self._lanes.items() if pair[0] == peer]
         for lane in lanes:
-            self._close(lane, self.rng.uniform(0.0, _NOTICE_S), self.rng.uniform(0.0, notice_s))
+            self._close(lane, self.rng.uniform(0.0, NOTICE_S), self.rng.uniform(0.0, notice_s))
         return lanes
 
     # -- faults
 
     def crash(self, peer: str, silently: bool = False) -> None:
         """A process is killed; `silently`: with its machine, so that no socket closes and only silence tells."""
-        self.note(peer, "CRASH", silently)
+        self._fault(peer, "CRASH", silently)
         del self.hosts[peer]
         self._outages.append(((peer,), self.now_s, self.now_s + DEADLINE_S))
         for pair in [pair for pair in self._losing if pair[0] == peer]:
             del self._losing[pair]
-        for lane in self._close_all(peer, DEADLINE_S if silently else _NOTICE_S):
+        for lane in self._close_all(peer, DEADLINE_S if silently else NOTICE_S):
             # What the dead one's system has taken over is sent, before the end of the connection.
             lane.last_words = self._losing.get((lane.receiver, peer), -1)
 
@@ -282,14 +284,14 @@ class Network(Kernel):
         """A process becomes another one without dying: its connections end."""
         for pair in [pair for pair in self._losing if pair[0] == peer]:
             del self._losing[pair]
-        self._close_all(peer, _NOTICE_S)
+        self._close_all(peer, NOTICE_S)
         for pair in [pair for pair in self._losing if pair[0] == peer]:
             del self._losing[pair]
         self.start(peer, host)
 
     def pause(self, peer: str, duration_s: float) -> None:
         """Freeze a process; whoever hears nothing for longer than the deadline closes the connection."""
-        self.note(peer, "PAUSE", duration_s)
+        self._fault(peer, "PAUSE", duration_s, duration_s)
         self._paused_until_s[peer] = max(self._paused_until_s.get(peer, 0.0), self.now_s + duration_s)
         self._outages.append(((peer,), self.now_s, self._paused_until_s[peer]))
         if duration_s > DEADLINE_S:
@@ -297,23 +299,23 @@ class Network(Kernel):
 
     def _silent(self, peer: str, boot: int) -> None:
         if self.boots[peer] == boot and self._paused_until_s.get(peer, 0.0) > self.now_s:
-            self._close_all(peer, _NOTICE_S)
+            self._close_all(peer, NOTICE_S)
 
     def cut(self, one: str, other: str, duration_s: float) -> None:
         """A connection breaks; for a while no other one can be made. Sometimes one end hears of it late (half-open)."""
-        self.note(one, "CUT", (other, duration_s))
+        self._fault(one, "CUT", (other, duration_s), duration_s)
         self._block(one, other, duration_s)
         self._block(other, one, duration_s)
         lane = self._lanes.get((one, other))
         if lane is not None:
-            notices_s = [self.rng.uniform(0.0, _NOTICE_S), self.rng.uniform(0.0, _NOTICE_S)]
+            notices_s = [self.rng.uniform(0.0, NOTICE_S), self.rng.uniform(0.0, NOTICE_S)]
             if self._random() < 0.3:
                 notices_s[self.rng.randrange(2)] = self.rng.uniform(0.0, DEADLINE_S)
             self._close(lane, *notices_s)
 
     def mute(self, one: str, other: str, duration_s: float) -> None:
         """For a while nothing gets from `one` to `other`; what is short is only late, what is long ends connections."""
-        self.note(one, "MUTE", (other, duration_s))
+        self._fault(one, "MUTE", (other, duration_s), duration_s)
         self._block(one, other, duration_s)
         if duration_s > DEADLINE_S:
             self.after(DEADLINE_S, self._unheard, one, other)
@@ -322,7 +324,7 @@ class Network(Kernel):
         lane = self._lanes.get((one, other))
         if lane is not None and self._blocked_until_s.get((one, other), 0.0) > self.now_s:
             is_deaf_too = self._blocked_until_s.get((other, one), 0.0) > self.now_s
-            self._close(lane, DEADLINE_S if is_deaf_too else _NOTICE_S, 0.0)
+            self._close(lane, DEADLINE_S if is_deaf_too else NOTICE_S, 0.0)
 
     def part(self, side: Collection[str], duration_s: float, one_way: bool) -> None:
         """Nothing gets from one side to all others; nor back, unless it is one-way."""
@@ -340,7 +342,7 @@ class Network(Kernel):
 
     def slow(self, peer: str, factor: float, duration_s: float) -> None:
         """A process and its links take `factor` times as long for a while."""
-        self.note(peer, "SLOW", (factor, duration_s))
+        self._fault(peer, "SLOW", (factor, duration_s), duration_s)
         self._slowness[peer] = factor
         self._outages.append(((peer,), self.now_s, self.now_s + duration_s + DEADLINE_S))
         self.after(duration_s, self._slowness.pop, peer, None)
@@ -358,6 +360,14 @@ class Network(Kernel):
         until_s = max(self._blocked_until_s.get((one, other), 0.0), self.now_s + duration_s)
         self._blocked_until_s[one, other] = until_s
         self._outages.append(((one, other), self.now_s, until_s))
+
+    def _fault(self, who: str, what: str, how: object, duration_s: float = 0.0) -> None:
+        self.faults.append((self.now_s, self.now_s + duration_s))
+        self.note(who, what, how)
+
+    def num_faults(self, since_s: float) -> int:
+        """How much has gone wrong since a time, or went wrong then and was not over."""
+        return sum(ended_s >= since_s for _, ended_s in self.faults)
 
     def note(self, who: str, what: str, how: object) -> None:
         """Write something into the trace."""

@@ -17,7 +17,18 @@ from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, Send, StepTotals
 from shoal.swarm.step_replica import StepReplica
-from shoal.swarm.step_trainer import Dial, Feed, Finished, NoPath, Note, RoundOver, StepPlan, StepTrainer, TrainerEffect
+from shoal.swarm.step_trainer import (
+    Dial,
+    Feed,
+    Finished,
+    NoPath,
+    Note,
+    Phase,
+    RoundOver,
+    StepPlan,
+    StepTrainer,
+    TrainerEffect,
+)
 from shoal.wire.limits import TENSORS_OF
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.step import Backward, Fenced, Forward, Labels, StepEntry, StepMessage
@@ -289,6 +300,10 @@ class TrainerHost:
         self._do(self.machine.peer_lost(PeerId(peer), self.world.network.now_s))
         self._arm()
 
+    def runs_over(self, replica: str) -> bool:
+        """Whether a step is open over this replica whose first Commit has not been sent."""
+        return self.busy and self.machine._phase in (Phase.OPENING, Phase.RUNNING) and replica in self.machine._path
+
     def _arm(self) -> None:
         """Wake up when there is something to do."""
         may_start = self.round and self.steps < STEPS_PER_ROUND
@@ -335,6 +350,7 @@ class TrainerHost:
                     network.send(self.peer, path[0], Envelope(Forward(key, microbatch), (samples,)))
                     network.send(self.peer, path[-1], Envelope(Labels(key, microbatch)))
                 case Note(key, path):
+                    self.world.losses.followed(f"another attempt of {self.peer}")
                     self.world.ledger.note(self, key, tuple(hop.peer for hop in path))
                 case Dial(to):
                     network.on_host(self.peer, 0.05, self._dial, to)
@@ -348,6 +364,7 @@ class TrainerHost:
 
     def _ended(self) -> None:
         self.busy = False
+        self.world.losses.followed(f"another attempt of {self.peer}")
         match self.machine.ended:
             case Finished():
                 self.world.ledger.acknowledge(self)

@@ -122,6 +122,16 @@ class ReplaysAfterItsFirstCommit(StepTrainer):
         return super().peer_lost(peer, now_s)
 
 
+class NoticesALossByItsTimeout(StepTrainer):
+    """Remembers that a replica is lost, and leaves it to the step's timeout to begin anew."""
+
+    def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
+        if self._phase in (Phase.OPENING, Phase.RUNNING) and peer in self._path:
+            self._avoidance.lose(peer, now_s + 0.5)
+            return []
+        return super().peer_lost(peer, now_s)
+
+
 class UsesOneAttemptForAll(StepTrainer):
     def _open(self, plan: object, now_s: float) -> list[TrainerEffect]:
         if self._key.attempt >= 0:
@@ -205,6 +215,7 @@ MUTANTS |= {
     mutant.__name__: _make(first_seed, trainer_class=mutant)
     for mutant, first_seed in (
         (ReplaysAfterItsFirstCommit, 1),
+        (NoticesALossByItsTimeout, 217),
         (UsesOneAttemptForAll, 3),
         (CutsByNoCap, 2),
         (FeedsWholeMicrobatches, 0),

@@ -6,7 +6,8 @@ import random
 
 from tests.simulation import liveness
 from tests.simulation.faults import Faults
-from tests.simulation.network import Manners, Network
+from tests.simulation.liveness import SingleLosses
+from tests.simulation.network import DEADLINE_S, NOTICE_S, Manners, Network
 from tests.simulation.safety import Broken, SampleSafety, StepSafety
 from tests.simulation.step.coordinator import NUM_SAMPLES, Coordinator, Ledger
 from tests.simulation.step.hosts import ReplicaHost, TrainerHost, is_bulk
@@ -26,6 +27,8 @@ STEP_LIMIT_S = 36.0
 LONE_DEATH_LIMIT_S = 3.5
 """Where nothing else goes wrong, a step that a dead replica was on is over within so long, as docs/reliability.md says:
 0.3 s and two steps, of which one takes up to 1.6 s here where two trainers share what is left."""
+AVOIDED_S = 1.0
+"""For so long at most a trainer leaves a replica alone that it can reach (`swarm/step_trainer.py`)."""
 
 
 class World(Replacement):
@@ -69,6 +72,7 @@ class World(Replacement):
         self.max_held = schedule_rng.choice([None, 1, 2])
         self.lives: dict[str, int] = {}
         self._num_lives = 0
+        self.losses = SingleLosses(network)
         self.incarnations = dict.fromkeys(range(self.num_trainers), 1)
         self._commits_left = rng.randint(1, 40) if rng.random() < 0.6 and not is_calm else 0
         has_witness = not is_calm and self.num_stages > 2 and self.own_rng.random() < 0.4
@@ -161,11 +165,22 @@ class World(Replacement):
         if peer not in self.network.hosts:
             return
         if peer in self.replica_peers:
-            self.network.crash(peer, silently=self.rng.random() < 0.2)
+            is_silent = self.rng.random() < 0.2
+            self._lose(peer, DEADLINE_S if is_silent else NOTICE_S)
+            self.network.crash(peer, silently=is_silent)
             self.network.after(self.rng.uniform(0.2, 2.0), self.host_class, self, peer)
         elif peer in self.trainer_peers():
             self.network.crash(peer)
             self._replace_trainer(peer)
+
+    def _lose(self, replica: str, notice_s: float) -> None:
+        """Each step that has not begun to commit begins anew over another replica, as soon as the loss is noticed."""
+        stage = self.replicas[int(replica[1])]
+        if not any(self.network.awake(other) for other in stage if other != replica):
+            return
+        for trainer in [host for host in self.network.hosts.values() if isinstance(host, TrainerHost)]:
+            if trainer.runs_over(replica):
+                self.losses.lost(f"another attempt of {trainer.peer}", notice_s + AVOIDED_S)
 
     def trainer_died(self, peer: str, slot: int, incarnation: int) -> None:
         self.ledger.trainer_died(peer)

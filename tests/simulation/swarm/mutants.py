@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from tests.simulation.network import DEADLINE_S
 from tests.simulation.step.hosts import Join
 from tests.simulation.swarm.hosts import Server, Steps
 from tests.simulation.swarm.world import World
@@ -109,6 +110,13 @@ class RecordsWhatWasTrainedTwice(RoundCoordinatorMachine):
         return super()._propose_all(request, now_s)
 
 
+class WaitsForTheDeadline(TakeoverMachine):
+    """Settles nothing before whoever is silent has lost its connection, though all have answered."""
+
+    def is_over(self, live: Collection[PeerId], now_s: float) -> bool:
+        return now_s - self._begun_s > DEADLINE_S and super().is_over(live, now_s)
+
+
 class TakesAnyReplicaForAWitness(LeaseTable):
     """Believes a replica that is not on the path of the attempt."""
 
@@ -127,5 +135,6 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     ),
     "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 13),
     "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 39),
+    "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 3),
     "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 90),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 
+from tests.simulation.liveness import SingleLosses
 from tests.simulation.round.hosts import ReplicaHost as RoundHost
 from tests.simulation.round.hosts import is_bulk as is_contribution
 from tests.simulation.round.world import FAULTS_END_S, SETTLED_S
@@ -27,12 +28,16 @@ from shoal.swarm.sample_ranges import BatchStream
 from shoal.swarm.step_operations import Schedule
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import StepTrainer
+from shoal.swarm.takeover import _DOUBT_S as DOUBT_S
 from shoal.swarm.takeover import TakeoverMachine
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import Commit, StepMessage
 
 MANY = 100_000
+TRAINER_LIMIT_S = DOUBT_S + 0.5
+"""From the death of a trainer to the order to start the next one: what it has left in doubt may take so long, by the
+settings that ship, and whoever can be reached is asked and answers in far less than the rest."""
 
 
 def is_bulk(message: object) -> bool:
@@ -84,6 +89,7 @@ class World(Replacement, RoundWorld):
         self.outages = [self.site_rng.randint(1, 30) for _ in range(outages)]
         self.incarnations = dict.fromkeys(range(self.num_trainers), 1)
         self.leases = self.ledger = Leases(self)
+        self.losses = SingleLosses(self.network)
         self.network.at(0.2, self._start_trainers)
 
     def new_table(self) -> LeaseTable:
@@ -161,6 +167,7 @@ class World(Replacement, RoundWorld):
             super()._crash(peer)
         elif peer in self.network.hosts and peer in self.trainer_peers():
             self.network.crash(peer)
+            self.losses.lost(f"the trainer after {peer}", TRAINER_LIMIT_S)
             self._replace_trainer(peer)
 
     def _replace_trainer(self, peer: str) -> None:
@@ -175,6 +182,7 @@ class World(Replacement, RoundWorld):
 
     def start_trainer(self, slot: int, incarnation: int, round: int, steps: int) -> None:
         """A client has settled what the last trainer has left, and says where this one begins."""
+        self.losses.followed(f"the trainer after T{slot}.{incarnation - 1}")
         self.network.after(self.network.rng.uniform(0.0, 0.5), Trainer, self, slot, incarnation, round, steps)
 
     def run(self) -> int:
