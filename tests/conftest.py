@@ -15,8 +15,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 from tests.hanging import pytest_timeout_cancel_timer, pytest_timeout_set_timer
+from tests.tiers import pytest_addoption, pytest_collection_modifyitems
 
-__all__ = ["pytest_timeout_cancel_timer", "pytest_timeout_set_timer"]
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_timeout_cancel_timer",
+    "pytest_timeout_set_timer",
+]
 
 # How long an example takes says how busy the machine is, and nothing about the code. Continuous integration looks at
 # the same examples each time; at a developer's they are new ones.

@@ -15,6 +15,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.usual(
+    "arguments0-did you mean diloco.inner_steps?",
+    "arguments6-use --device auto or --device cpu",
+    "arguments11-use --num-servers 2 or more",
+    "arguments12-choose another with --log-dir",
+)
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -13,8 +13,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from shoal.clock import Deadline, SystemClock
 from shoal.runtime.process_info import descendants, with_environment
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 CODEC = ("benchmark", "codec", "--ignore-busy")

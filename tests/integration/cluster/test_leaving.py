@@ -46,6 +46,7 @@ def check(result: ClusterResult) -> None:
     assert result.summary["model_round"] == 5
 
 
+@pytest.mark.usual("leaving0-True", "leaving1-False")
 @pytest.mark.parametrize("comes_back", [True, False])
 @pytest.mark.parametrize("leaving", [STAGE_1, (0, 1, 2, 3)])
 async def test_a_stage_whose_last_servers_have_left_goes_on_from_what_the_client_keeps(
@@ -84,6 +85,7 @@ async def test_a_server_that_is_not_the_last_of_its_stage_leaves_at_once(make_cl
     assert not any("kept" in notice for notice in notices)
 
 
+@pytest.mark.usual("Hold")
 @pytest.mark.parametrize("kind", [Close, Hold, Decide])
 async def test_a_record_that_is_decided_while_a_stage_is_handed_over_is_the_one_that_is_kept(
     make_cluster: MakeCluster, kind: type

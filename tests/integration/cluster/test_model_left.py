@@ -72,6 +72,7 @@ CASES: dict[str, Callable[[], Config]] = {
 }
 
 
+@pytest.mark.usual("gpt in two stages", "a quantised one")
 @pytest.mark.parametrize("case", CASES)
 async def test_the_model_that_is_left_has_the_loss_of_the_last_evaluation(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ async def everybody_holds(cluster: Cluster, round: int) -> None:
         await cluster.registry.watch().wait_for(lambda view: all(each.held_round == round for each in view.replicas))
 
 
+@pytest.mark.usual("0-Decide", "3-Swapped")
 @pytest.mark.parametrize("kind", [Decide, Swapped])
 @pytest.mark.parametrize("after", [0, 3])
 async def test_a_record_that_was_decided_is_on_the_disk_when_the_client_is_interrupted(

@@ -13,6 +13,7 @@ from .conftest import MakeCluster, make_config, run_undisturbed
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.usual("gpipe-False", "zero_bubble-True")
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 @pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
 async def test_a_run_has_the_hashes_and_losses_of_1f1b(

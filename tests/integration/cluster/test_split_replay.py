@@ -84,6 +84,7 @@ def other_norm(line: dict[str, Any]) -> dict[str, Any] | None:
     return {**line, "squared_norm": line["squared_norm"] * 2} if line["event"] == "applied" else None
 
 
+@pytest.mark.slow
 async def test_what_the_side_that_was_left_trains_on_the_chain_that_stands_is_compared_and_nothing_else_of_it(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:

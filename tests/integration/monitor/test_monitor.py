@@ -184,6 +184,7 @@ def test_a_missing_package_is_said_once_and_numbers_are_dropped(
     assert "shoal[wandb]" in notices[0]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def folder(tmp_path: Path) -> Path:
     return log_dir
 
 
+@pytest.mark.slow
 def test_one_process_and_one_for_each_life_come_to_the_recorded_hashes(folder: Path) -> None:
     events = [json.loads(line)["event"] for line in (folder / "replicas/server1.2.jsonl").read_text().splitlines()]
     assert events[:3] == ["started", "loaded", "resumed"]

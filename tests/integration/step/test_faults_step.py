@@ -91,6 +91,16 @@ POINTS = {
 }
 
 
+@pytest.mark.usual(
+    "zero_bubble-kill-open",
+    "zero_bubble-kill-first input",
+    "zero_bubble-kill-second backward",
+    "zero_bubble-kill-prepared",
+    "zero_bubble-kill-microbatch done",
+    "1f1b-kill-last labels",
+    "1f1b-cut from the trainer-prepared",
+    "1f1b-cut from its neighbour-last backward",
+)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("fault", ["kill", "cut from the trainer", "cut from its neighbour"])
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE])
