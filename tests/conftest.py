@@ -88,9 +88,9 @@ def _num_fds() -> int:
 
 
 def _settled(holds: Callable[[], bool]) -> bool:
-    """Return whether `holds` becomes true within 30 s: an ended thread or child takes a moment to vanish."""
+    """Return whether `holds` becomes true within two minutes: an ended thread or child takes a moment to vanish."""
     pause = threading.Event()
-    for _ in range(1500):
+    for _ in range(6000):
         if holds():
             return True
         pause.wait(0.02)

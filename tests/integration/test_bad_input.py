@@ -53,7 +53,7 @@ def test_bad_input_ends_with_exit_code_2_and_one_message(arguments: list[str], p
         env=os.environ | {"XDG_RUNTIME_DIR": str(runtime)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 2

@@ -128,6 +128,6 @@ async def run_undisturbed(make_cluster: MakeCluster, config: Config, num_train: 
     key = config.model_dump_json(), num_train
     if key not in _undisturbed:
         async with make_cluster(config, num_train=num_train) as cluster:
-            with anyio.fail_after(60):
+            with anyio.fail_after(240):
                 _undisturbed[key] = await cluster.run()
     return _undisturbed[key]

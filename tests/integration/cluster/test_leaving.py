@@ -30,7 +30,7 @@ def soon(cluster: Cluster, call: Callable[[], Awaitable[object]]) -> Callable[[]
 async def run(cluster: Cluster) -> tuple[ClusterResult, list[str]]:
     notices: list[str] = []
     cluster.client._keeping._notice = cluster.client.stages._notice = notices.append
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         return await cluster.run(), notices
 
 
@@ -114,7 +114,7 @@ async def test_a_client_that_dies_with_what_it_keeps_has_lost_it_and_says_so(mak
             await cluster.start_server(1)
 
         cluster.when(Forward, action=soon(cluster, leave), receiver=cluster.servers[3].peer, number=9)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
     [restored] = result.summary["stages_restored"]
     assert restored["stage"] == 1

@@ -60,7 +60,7 @@ def config(inner_steps: int, *, deterministic: bool) -> Config:
 
 
 async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         return await cluster.run()
 
 

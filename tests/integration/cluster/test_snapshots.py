@@ -32,7 +32,7 @@ def snapshots(every: int, rounds: int = 2) -> Config:
 
 
 async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         return await cluster.run()
 
 

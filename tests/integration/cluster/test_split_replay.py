@@ -45,7 +45,7 @@ async def train_apart(
             cluster.kill_server(server)
             await cluster.restart_server(server)
 
-        with anyio.fail_after(100):
+        with anyio.fail_after(240):
             cluster._tasks.start_soon(parted.meet, here_is_ahead)
             if restarts is not None:
                 cluster._tasks.start_soon(restart, restarts)

@@ -34,7 +34,7 @@ async def _train(log_dir: Path) -> None:
             cluster._tasks.start_soon(cluster.restart_server, VICTIM)
 
         cluster.when(SnapshotKept, action=kill, receiver=cluster.servers[VICTIM].peer)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             await cluster.run()
         (log_dir / "config.yaml").write_text(dump_config(CONFIG))
 

@@ -51,7 +51,7 @@ async def test_a_stop_and_its_end_are_said_by_name() -> None:
 async def test_it_is_said_again_while_it_lasts() -> None:
     notices: list[str] = []
     stages = watch(notices, repeat_s=0.01)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stages.run)
             stages.take(Stuck((0, 2)))
