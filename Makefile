@@ -12,13 +12,14 @@ export OMP_NUM_THREADS ?= 1
 # What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all sim lint clean
+.PHONY: help setup run quick test test-all house sim lint clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
 	@echo "make quick     set up, then lint, types, the units' tests and a slice of the simulations: for the inner loop"
 	@echo "make test      the same, all simulations, and what tells each rule in several processes: before each commit"
 	@echo "make test-all  every test, with every check: before a release"
+	@echo "make house     what a reader feels, in figures, beside those of other projects: read, not enforced"
 	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"
 	@echo "make lint      set up, then ruff, pyright, lint-imports and codespell"
 	@echo "make setup     only the set-up, into $(VENV)"
@@ -83,6 +84,9 @@ test-all: setup
 SEEDS ?= 0:1000
 sim: setup
 	PYTHONPATH=.:src $(PY) -m tests.simulation $(SEEDS)
+
+house: setup
+	@$(PY) tools/house.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

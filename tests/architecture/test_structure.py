@@ -17,7 +17,6 @@ from shoal.errors import ShoalError, Transient
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "shoal").rglob("*.py"))
 SCRIPTS = sorted(ROOT.glob("*.py"))
-MAX_LINES = 400
 
 
 def _name(path: Path) -> str:
@@ -28,12 +27,6 @@ def _name(path: Path) -> str:
 def trees() -> dict[str, ast.Module]:
     """Return the syntax tree of each file of src/ by its name; they are parsed once, when a test first asks."""
     return {_name(path): ast.parse(path.read_text()) for path in SOURCES}
-
-
-def test_no_source_file_is_longer_than_400_lines() -> None:
-    paths = [*SOURCES, *SCRIPTS, *sorted((ROOT / "tests").rglob("*.py"))]
-    sizes = {_name(path): len(path.read_text().splitlines()) for path in paths}
-    assert {name: size for name, size in sizes.items() if size > MAX_LINES} == {}
 
 
 def test_root_scripts_are_thin() -> None:
