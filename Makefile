@@ -57,8 +57,9 @@ lint: setup
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
 
-# Most tests compute; those of real processes also wait, and meanwhile another worker computes.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# Units compute: a worker for each core. Tests of real processes also wait, and meanwhile another worker computes.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell expr $(CORES) + 2)
 PYTEST := $(PY) -m pytest --dist worksteal
 SWARMS := tests/e2e
 
@@ -71,7 +72,7 @@ define beside_checks
 endef
 
 quick: setup
-	$(call beside_checks,$(PYTEST) --tier=quick -n $(WORKERS) || failed=1)
+	$(call beside_checks,$(PYTEST) --tier=quick -n $(CORES) --ignore=tests/integration --ignore=$(SWARMS) || failed=1)
 
 test: setup
 	$(call beside_checks,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)

@@ -185,16 +185,14 @@ def features(modules: Sequence[Module]) -> tuple[str, ...]:
     lines = sum(lengths)
     functions = [size for module in modules for size in module.functions]
     long = sum(size > LONG_FUNCTION for size in functions) * 1000 / max(1, len(functions))
-    large = [
-        sum(count > MANY_PARAMETERS for module in modules for count in counts(module).values())
-        for counts in (lambda module: module.constructors, lambda module: module.fields)
-    ]
+    constructors = sum(count > MANY_PARAMETERS for module in modules for count in module.constructors.values())
+    dataclasses = sum(count > MANY_PARAMETERS for module in modules for count in module.fields.values())
     return (
         f"{median(lengths):.0f}/{p90:.0f}/{lengths[-1]}",
         f"{sum(module.docstrings for module in modules) * 100 / lines:.0f}",
         f"{sum(module.comments for module in modules) * 100 / lines:.1f}",
         f"{long:.0f}",
-        f"{large[0]}/{large[1]}",
+        f"{constructors}/{dataclasses}",
         *(f"{each:.0f}" for each in _densities(modules)),
     )
 
