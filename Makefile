@@ -9,12 +9,17 @@ STAMP := $(VENV)/.shoal-installed
 # One thread per process: many processes share the cores, and sums keep one order.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup run test test-all sim lint clean
+# What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup run quick test test-all house sim lint clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
-	@echo "make test      set up, then lint, types, import contracts and tests"
-	@echo "make test-all  the same and the slow end-to-end runs"
+	@echo "make quick     set up, then lint, types, the units' tests and a slice of the simulations: for the inner loop"
+	@echo "make test      the same, all simulations, and what tells each rule in several processes: before each commit"
+	@echo "make test-all  every test, with every check: before a release"
+	@echo "make house     what a reader feels, in figures, beside those of other projects: read, not enforced"
 	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"
 	@echo "make lint      set up, then ruff, pyright, lint-imports and codespell"
 	@echo "make setup     only the set-up, into $(VENV)"
@@ -52,25 +57,38 @@ lint: setup
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
 
-# Tests without processes of their own have a core each. Those of tests/integration wait more than they compute, and
-# those of tests/e2e start whole swarms, which use all cores by themselves but not all the time.
-UNITS := $(addprefix --ignore=,tests/integration tests/e2e)
+# Units compute: a worker for each core. Tests of real processes also wait, and meanwhile another worker computes.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell expr $(CORES) + 2)
 PYTEST := $(PY) -m pytest --dist worksteal
+SWARMS := tests/e2e
 
-test: lint
-	$(PYTEST) -m "not slow" -n auto $(UNITS)
-	$(PYTEST) -m "not slow" -n 3 tests/integration
-	$(PYTEST) -m "not slow" -n 2 tests/e2e
+# Checks that take a core for half a minute run beside the tests. What they find is said after them, and counts.
+define beside_checks
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.txt 2>&1 & checks=$$!; \
+	trap 'kill $$checks 2>/dev/null' EXIT; \
+	failed=0; $(1); \
+	wait $$checks || failed=1; cat $(VENV)/lint.txt; exit $$failed
+endef
 
-test-all: test
-	$(PYTEST) -m slow -n auto $(UNITS)
-	$(PYTEST) -m slow -n 3 tests/integration
-	$(PYTEST) -m slow -n 2 tests/e2e
+quick: setup
+	$(call beside_checks,$(PYTEST) --tier=quick -n $(CORES) --ignore=tests/integration --ignore=$(SWARMS) || failed=1)
+
+test: setup
+	$(call beside_checks,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
+
+# Whole swarms use all cores by themselves, but not all the time: of all their runs two go on at once.
+test-all: setup
+	$(call beside_checks,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1)
 
 # Seeds A to B-1 of every simulated world, or with HEAD a thousand of this commit's own; see tests/simulation/README.md.
 SEEDS ?= 0:1000
 sim: setup
 	PYTHONPATH=.:src $(PY) -m tests.simulation $(SEEDS)
 
+house: setup
+	@$(PY) tools/house.py
+
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

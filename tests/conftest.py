@@ -15,8 +15,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 from tests.hanging import pytest_timeout_cancel_timer, pytest_timeout_set_timer
+from tests.tiers import pytest_addoption, pytest_collection_modifyitems
 
-__all__ = ["pytest_timeout_cancel_timer", "pytest_timeout_set_timer"]
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_timeout_cancel_timer",
+    "pytest_timeout_set_timer",
+]
 
 # How long an example takes says how busy the machine is, and nothing about the code. Continuous integration looks at
 # the same examples each time; at a developer's they are new ones.
@@ -82,9 +88,9 @@ def _num_fds() -> int:
 
 
 def _settled(holds: Callable[[], bool]) -> bool:
-    """Return whether `holds` becomes true within 30 s: an ended thread or child takes a moment to vanish."""
+    """Return whether `holds` becomes true within two minutes: an ended thread or child takes a moment to vanish."""
     pause = threading.Event()
-    for _ in range(1500):
+    for _ in range(6000):
         if holds():
             return True
         pause.wait(0.02)

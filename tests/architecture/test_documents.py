@@ -37,10 +37,9 @@ def test_reference_file_has_every_key_and_loads_as_the_defaults() -> None:
         assert re.search(rf"^[ #]*{name.rpartition('.')[2]}:", text, re.MULTILINE), f"{name} is missing"
 
 
-@pytest.mark.parametrize("key", keys().values(), ids=lambda key: key.name)
-def test_every_key_is_described(key) -> None:
-    assert key.info.description
-    assert key.info.description.endswith((".", ").", '"."'))
+def test_every_key_is_described() -> None:
+    endings = (".", ").", '"."')
+    assert [name for name, key in keys().items() if not (key.info.description or "").endswith(endings)] == []
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

@@ -18,7 +18,7 @@ from shoal.testing.faults.deaths import KINDS, inflict
 from shoal.testing.observed import Swarm
 from shoal.testing.verdict import require_whole
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 _IMPOSSIBLE = why_impossible()
 needs_namespaces = pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
@@ -27,7 +27,6 @@ _FLAGS = (*ENDLESS, "--log-level=debug", "--diloco.inner-steps=8")
 _FROZEN_AND_NOT_WAITED_FOR = ("server-stopped", "data-server-stopped")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_run_gets_over_the_loss_of(kind: str, tmp_path: Path) -> None:
     with launched(tmp_path, *_FLAGS) as run:
@@ -41,7 +40,6 @@ def test_a_run_gets_over_the_loss_of(kind: str, tmp_path: Path) -> None:
 
 
 @needs_namespaces
-@pytest.mark.slow
 def test_a_killed_supervisor_takes_its_own_host_with_it_and_no_other(tmp_path: Path) -> None:
     with two_server_hosts(tmp_path, _FLAGS, 2) as (swarm, _):
         left, right = swarm.server_hosts

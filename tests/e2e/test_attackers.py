@@ -89,6 +89,7 @@ async def _stored(swarm_key: bytes, initial_peers: Sequence[str], state_dir: Pat
     return found
 
 
+@pytest.mark.slow
 def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         audit = {FILE_VARIABLE: str(tmp_path / "audit.txt"), "PYTHONPATH": os.pathsep.join([str(AUDITED), *sys.path])}
@@ -163,6 +164,7 @@ def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(t
         assert client.events(process, "role.counters"), process
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_output(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         client, servers, variable = _training(hosts, "--num-servers=2", "--diloco.outer-steps=6", "--wandb")

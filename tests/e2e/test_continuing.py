@@ -13,7 +13,7 @@ from tests.e2e.hosts import Hosts, hosts_of, invited
 from tests.e2e.launched import END_S, SMALL, START_S, Launched, until
 from tests.e2e.test_hosts import finished, last_hashes
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 _EXPIRY_S = 30.0
 
@@ -72,7 +72,6 @@ def test_a_client_of_another_host_continues_a_run_whose_client_host_is_gone(tmp_
         _check(summary, client, successor)
 
 
-@pytest.mark.slow
 def test_the_printed_line_continues_a_run_and_a_differing_flag_is_named(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         client, servers = _begin(hosts, 40)
@@ -96,7 +95,6 @@ def test_the_printed_line_continues_a_run_and_a_differing_flag_is_named(tmp_path
         _check(summary, client, successor)
 
 
-@pytest.mark.slow
 def test_a_client_that_waits_beside_another_takes_over_by_itself_and_the_next_one_ends_with_the_run(
     tmp_path: Path,
 ) -> None:

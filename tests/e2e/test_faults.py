@@ -47,6 +47,7 @@ def summed_up(run: Launched) -> dict:
     return summary
 
 
+@pytest.mark.slow
 def test_the_user_reads_that_a_server_is_frozen_over_whom_its_work_goes_on_and_when_it_is_back(tmp_path: Path) -> None:
     with launched(tmp_path, *_RUN, "--diloco.outer-steps=10000") as run:
         run.saw("client_0", "round.recorded", round=1)
@@ -131,6 +132,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict:
         return ended_well(run)
 
 
+@pytest.mark.slow
 def test_a_killed_data_server_is_started_again_and_the_run_ends_with_the_same_bytes(
     tmp_path: Path, undisturbed: dict
 ) -> None:
@@ -155,6 +157,7 @@ def _is_as_undisturbed(summary: dict, undisturbed: dict) -> None:
     assert summary["samples_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_a_killed_client_is_started_again_and_the_run_ends_with_the_same_bytes_and_totals(
     tmp_path: Path, undisturbed: dict
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_killed_client_is_started_again_and_the_run_ends_with_the_same_bytes_a
     assert (started.count("client:0"), started.count("trainer:0"), started.count("data_server:0")) == (2, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_killed_at_any_moment_of_a_round_loses_nothing(tmp_path: Path, undisturbed: dict) -> None:
     with launched(tmp_path, *_RUN) as run:
         # In the order of a round: its plan, its end, its record; and before its trainers have said hello again.
@@ -228,6 +232,7 @@ def test_a_client_that_dies_again_and_again_is_given_up_and_the_run_says_so(tmp_
         assert "Traceback" not in run.output
 
 
+@pytest.mark.slow
 def test_a_stage_that_loses_both_replicas_is_restored_and_the_run_says_what_is_lost(tmp_path: Path) -> None:
     with launched(tmp_path, *_RUN) as run:
         run.saw("client_0", "round.recorded", within_s=90.0, round=1)

@@ -18,6 +18,8 @@ from tests.e2e.namespaces import why_impossible
 
 from shoal.runtime.process_info import with_environment
 
+pytestmark = pytest.mark.slow
+
 _IMPOSSIBLE = why_impossible()
 _NAMESPACES = Path("/run/netns")
 

@@ -61,7 +61,6 @@ def last_hashes(servers: Sequence[Launched]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.slow
 def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         client = hosts.run("client", "start_trainer_client.py", *SMALL, "--num-servers=4", "--model-pipeline.cut=1,3")
@@ -90,6 +89,7 @@ def _key(hosts: Hosts) -> Path:
     return hosts.home("client") / ".config/shoal/swarm.key"
 
 
+@pytest.mark.slow
 def test_runs_that_start_on_one_host_at_once_listen_on_ports_of_their_own(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         clients = [
@@ -104,6 +104,7 @@ def test_runs_that_start_on_one_host_at_once_listen_on_ports_of_their_own(tmp_pa
             client.leaves_nothing()
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_two_server_hosts_and_a_client_host_share_no_socket_and_end_with_equal_hashes(tmp_path: Path) -> None:
     with (
@@ -145,6 +146,7 @@ def _parameter_bytes(model: Path) -> dict[int, int]:
     return {0: sum(sizes[unit] for unit in units[:first]), 1: sum(sizes[unit] for unit in units[first:])}
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_activations_and_gradients_cross_one_link_from_server_to_server(tmp_path: Path) -> None:
     with lan("client", "left", "right") as network, hosts_of(tmp_path, network) as hosts:
@@ -192,19 +194,34 @@ def test_a_host_is_told_what_it_lacks_and_what_differs(tmp_path: Path) -> None:
             "lost", *command, "--experiment-prefix=elsewhere", "--network.bootstrap-timeout-s=10", environment=variable
         )
         other = hosts.run("servers", *command, "--model.hidden-size=64", environment=variable)
+        guest = hosts.run("guest", *command, f"--swarm-key-file={_wrong_key(hosts)}", environment=variable)
+        asking = hosts.run("lost", "-m", "shoal", "status", "--json", environment=variable, start="asking")
         assert other.ends(START_S) == 2, other.output
         assert "model.hidden_size = 64 (--model.hidden-size): the run has 48" in other.output
         assert strange.ends(START_S) == 2, strange.output
         assert "127.0.0.1 port 9: refused: that host is there, but nothing listens on the port" in strange.output
         assert lost.ends(START_S) == 2, lost.output
         assert "join it with --experiment-prefix sandbox" in lost.output
-        for refused in (nothing, other, strange, lost):
+        assert guest.ends(START_S) == 2, guest.output
+        assert "has another swarm key than this host, whose fingerprint is" in guest.output
+        for refused in (nothing, other, strange, lost, guest):
             # A word alone with a full stop in it is the name of an event, which is for the logs.
             assert not re.search(r"^[a-z_]+\.[a-z_.]+$", refused.output, re.MULTILINE), refused.output
+        assert asking.ends(START_S) == 0, asking.output
+        told = json.loads(asking.output.splitlines()[-1])
+        assert (told["experiment_prefix"], told["waiting_servers"]) == ("sandbox", [])
+        assert [stage["replicas"] for stage in told["stages"]] == [[], []]
         assert client.process.poll() is None
         client.interrupt()
         assert client.ends(END_S) == 130, client.output
         client.leaves_nothing()
+
+
+def _wrong_key(hosts: Hosts) -> Path:
+    path = hosts.directory / "wrong.key"
+    path.write_bytes(bytes(32))
+    path.chmod(0o600)
+    return path
 
 
 def _unreachable(hosts: Hosts) -> tuple[str, ...]:
@@ -227,6 +244,7 @@ def _trains_with_an_early_host(hosts: Hosts) -> tuple[Launched, Launched, dict[s
     return client, early, variable, command
 
 
+@pytest.mark.slow
 def test_a_host_of_servers_comes_late_leaves_and_comes_back_as_the_same_peers(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         client, early, variable, command = _trains_with_an_early_host(hosts)
@@ -254,6 +272,7 @@ def test_a_host_of_servers_comes_late_leaves_and_comes_back_as_the_same_peers(tm
     assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("interrupted", 0, 0)
 
 
+@pytest.mark.slow
 def test_servers_hear_why_a_run_has_failed_also_from_the_successor_of_a_killed_scout(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         client = hosts.run("client", "start_trainer_client.py", *ENDLESS)

@@ -15,6 +15,7 @@ from shoal.control.swarm_status import SwarmStatus
 
 _IMPOSSIBLE = why_impossible()
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
 ]

@@ -11,7 +11,7 @@ from tests.e2e.launched import END_S, ENDLESS, START_S, until
 import shoal
 from shoal.averaging.journal import read_records
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_the_next_host_goes_on_from_what_the_last_one_has_handed_over(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.e2e.test_hosts import _key, hosts_of, invited
 import shoal
 from shoal.averaging.journal import read_records
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @dataclass(frozen=True)

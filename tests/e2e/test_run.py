@@ -123,6 +123,7 @@ def test_round_records_form_a_signed_chain_from_the_configuration_on(short_run: 
     assert hashes == summary["hashes"]
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_do_not_disturb_each_other_and_equal_seeds_end_equally(
     short_run: Launched, tmp_path: Path
 ) -> None:

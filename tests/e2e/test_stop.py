@@ -47,32 +47,35 @@ def ending(run: Launched) -> None:
     run.saw("launcher", "role.exited", role="client:0")
 
 
-def _interrupted(run: Launched, moment: Moment, codes: tuple[int, ...] = (130,)) -> None:
+def _interrupted(run: Launched, moment: Moment, codes: tuple[int, ...] = (130,), within_s: float = ALL_GONE_S) -> None:
     moment(run)
     run.interrupt()
-    assert run.ends(ALL_GONE_S) in codes, run.output
+    assert run.ends(within_s) in codes, run.output
     run.leaves_nothing(1.0)
     assert "Traceback" not in run.output
     assert run.log_dir is None or not list(run.log_dir.glob("*.out")), "a role has printed something"
 
 
-@pytest.mark.parametrize("moment", [preloading, starting, pytest.param(joining, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [preloading, starting, joining])
 def test_ctrl_c_ends_a_run_that_starts(moment: Moment, tmp_path: Path) -> None:
     with launched(tmp_path, *ENDLESS) as run:
         _interrupted(run, moment)
         assert "stopping; press Ctrl-C again" in run.output
 
 
-def test_a_run_that_is_killed_leaves_nothing_and_the_next_one_starts_at_once(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_leaves_nothing_and_the_next_one_starts_at_once(
+    tmp_path: Path, gone_within_s: float
+) -> None:
     with launched(tmp_path / "first", *ENDLESS) as first:
         training(first)
         # All kinds of processes are there: the launcher, the fork server, roles and their DHT daemons.
         assert len(first.processes()) >= 2 + 8 + 6
         first.kill()
         with launched(tmp_path / "second", *ENDLESS, runtime_dir=first.runtime_dir) as second:
-            first.ends(ALL_GONE_S)
-            until(lambda: not first.processes(), ALL_GONE_S, "the first run's processes are gone")
-            _interrupted(second, training)
+            first.ends(gone_within_s)
+            until(lambda: not first.processes(), gone_within_s, "the first run's processes are gone")
+            _interrupted(second, training, within_s=gone_within_s)
             summary = second.summary()
             assert summary["exit"] == "interrupted"
             assert summary["outer_rounds"] >= 1
@@ -80,7 +83,7 @@ def test_a_run_that_is_killed_leaves_nothing_and_the_next_one_starts_at_once(tmp
             first.leaves_nothing(1.0)
 
 
-def test_ctrl_c_while_the_configuration_is_read_is_silent(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_configuration_is_read_is_silent(tmp_path: Path, gone_within_s: float) -> None:
     path = tmp_path / "config.yaml"
     os.mkfifo(path)
     # As long as it is open for writing, reading it does not end.
@@ -89,7 +92,7 @@ def test_ctrl_c_while_the_configuration_is_read_is_silent(tmp_path: Path) -> Non
         with launched(tmp_path, *ENDLESS, f"--config-path={path}") as run:
             opened = Path(f"/proc/{run.process.pid}/fd")
             until(lambda: path in [_target(fd) for fd in opened.iterdir()], START_S, "the configuration is being read")
-            _interrupted(run, reading)
+            _interrupted(run, reading, within_s=gone_within_s)
             assert run.output == ""
     finally:
         os.close(writer)

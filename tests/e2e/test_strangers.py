@@ -13,7 +13,7 @@ from tests.unowned_keys import SMALL_ORDER
 
 from shoal.testing.observed import Swarm
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_stranger_with_all_keys_that_nobody_owns_ends_no_role_and_a_host_joins_the_true_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.e2e.test_faults import ended_well, summed_up
 
 from shoal.runtime.process_info import ProcessStat, descendants, read_stat
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 _NOTICE = "the fork server has ended (killed by SIGKILL); it is started again, roles go on"
 
@@ -63,7 +63,6 @@ def test_training_goes_on_without_its_fork_server_and_the_next_one_starts_a_kill
     assert [failover["kind"] for failover in summary["failovers"]] == ["server"]
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_after_its_fork_server_leaves_nothing(tmp_path: Path) -> None:
     with launched(tmp_path, *ENDLESS) as run:
         run.saw("client_0", "round.recorded")
@@ -76,7 +75,6 @@ def test_a_run_that_is_killed_after_its_fork_server_leaves_nothing(tmp_path: Pat
         run.leaves_nothing()
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_together_with_its_fork_server_leaves_nothing(tmp_path: Path) -> None:
     with launched(tmp_path, *ENDLESS) as run:
         run.saw("client_0", "round.recorded")
@@ -88,7 +86,6 @@ def test_a_run_that_is_killed_together_with_its_fork_server_leaves_nothing(tmp_p
         run.leaves_nothing()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_ctrl_c_right_after_the_loss_of_the_fork_server_ends_the_run_in_time(
     number: signal.Signals, tmp_path: Path
@@ -104,7 +101,6 @@ def test_ctrl_c_right_after_the_loss_of_the_fork_server_ends_the_run_in_time(
         assert "Traceback" not in run.output
 
 
-@pytest.mark.slow
 def test_a_run_whose_fork_server_is_killed_again_and_again_fails_and_leaves_nothing(tmp_path: Path) -> None:
     with launched(tmp_path, *ENDLESS) as run:
         run.saw("client_0", "round.recorded")
@@ -117,7 +113,6 @@ def test_a_run_whose_fork_server_is_killed_again_and_again_fails_and_leaves_noth
         run.leaves_nothing(1.0)
 
 
-@pytest.mark.slow
 def test_dht_daemons_are_killed_one_after_the_other_and_the_swarm_stays_as_open_as_it_was(tmp_path: Path) -> None:
     with launched(tmp_path, *SMALL, "--diloco.inner-steps=8", "--diloco.outer-steps=60") as run:
         run.saw("client_0", "round.recorded", round=1)

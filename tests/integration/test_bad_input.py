@@ -15,6 +15,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.usual(
+    "arguments0-did you mean diloco.inner_steps?",
+    "arguments6-use --device auto or --device cpu",
+    "arguments11-use --num-servers 2 or more",
+    "arguments12-choose another with --log-dir",
+)
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -47,7 +53,7 @@ def test_bad_input_ends_with_exit_code_2_and_one_message(arguments: list[str], p
         env=os.environ | {"XDG_RUNTIME_DIR": str(runtime)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 2

@@ -216,6 +216,7 @@ UNEQUAL = [[[3, 2], [3, 2], [2]], [[3, 2]], [[1], [3, 1]]]
 IDLE = [[[3, 2]], [], [[2, 2], [1]]]
 
 
+@pytest.mark.usual("gpt-2-2-work0-None-1f1b", "gpt-2-3-work6-wire6-1f1b", "gpt-3-2-work8-None-zero_bubble")
 @pytest.mark.parametrize(
     ("model", "num_stages", "num_slots", "work", "wire", "schedule"),
     [

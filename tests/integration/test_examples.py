@@ -44,6 +44,7 @@ def test_the_family_of_ones_own_learns_in_the_plain_loop(
     assert losses[-1] < losses[0] - 0.2
 
 
+@pytest.mark.slow
 def test_the_command_of_the_page_trains_the_family_on_a_swarm(tmp_path: Path) -> None:
     page = (OWN_MODEL / "README.md").read_text()
     [command] = [line for line in page.splitlines() if "run_local.py" in line]

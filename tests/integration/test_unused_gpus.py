@@ -26,6 +26,7 @@ NOTICE = (
 )
 
 
+@pytest.mark.usual("start-servers")
 @pytest.mark.parametrize("command", ["run-local", "start-servers"])
 def test_who_starts_servers_beside_gpus_that_torch_cannot_use_is_told(command: str, tmp_path: Path) -> None:
     flags = [f"--log-dir={tmp_path / 'logs'}", "--num-servers=2"]

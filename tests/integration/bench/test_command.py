@@ -13,8 +13,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from shoal.clock import Deadline, SystemClock
 from shoal.runtime.process_info import descendants, with_environment
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 CODEC = ("benchmark", "codec", "--ignore-busy")
@@ -40,7 +44,7 @@ def _start(*arguments: str, tag: str = "") -> Generator[subprocess.Popen[str], N
 def test_codec_prints_one_json_object_with_all_its_cases_and_leaves_no_process() -> None:
     tag = secrets.token_hex(8)
     with _start(*CODEC, "--json", "--repeat", "1", tag=tag) as command:
-        output, errors = command.communicate(timeout=90)
+        output, errors = command.communicate(timeout=240)
     assert (command.returncode, errors) == (0, "")
     report = json.loads(output)
     assert report.keys() == {"name", "results", "machine"}
@@ -63,7 +67,7 @@ def test_a_ctrl_c_ends_with_130_and_leaves_no_process() -> None:
             deadline.check("no peer was started")
             pause.wait(0.02)
         command.send_signal(signal.SIGINT)
-        output, errors = command.communicate(timeout=90)
+        output, errors = command.communicate(timeout=240)
     assert (command.returncode, output, errors) == (130, "", "")
     # A peer whose start was interrupted ends by its lifeline, a moment later.
     while with_environment(f"TAG_OF_TEST={tag}"):
@@ -73,7 +77,7 @@ def test_a_ctrl_c_ends_with_130_and_leaves_no_process() -> None:
 
 def test_data_has_a_case_for_each_size_of_a_batch() -> None:
     with _start("benchmark", "data", "--ignore-busy", "--json", "--repeat", "1") as command:
-        output, errors = command.communicate(timeout=90)
+        output, errors = command.communicate(timeout=240)
     assert (command.returncode, errors) == (0, "")
     results = json.loads(output)["results"]
     assert [(result["case"], result["unit"]) for result in results] == [

@@ -15,6 +15,8 @@ from shoal.bench.peers import PeerProcesses
 from shoal.errors import DeadlineExceeded, RemoteError
 from shoal.runtime.clean_interpreter import allocator_settings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SAMPLE = "tests.integration.bench.sample_peer:main"
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shoal.bench.peers import PeerProcesses
+
+pytestmark = pytest.mark.slow
 
 TINY = (
     "--model.hidden-size=16",

@@ -9,6 +9,8 @@ from shoal.bench.stages import PipelineUse, StageUse, open_pipeline, theory
 from shoal.pipeline.device_pace import DevicePace
 from shoal.swarm.step_operations import OperationKind
 
+pytestmark = pytest.mark.slow
+
 PACE = DevicePace(forward_s=0.002, input_gradient_s=0.002, weight_gradient_s=0.002)
 
 

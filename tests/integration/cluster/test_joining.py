@@ -28,7 +28,7 @@ CHUNK_BYTES = 1024
 
 
 async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         return await cluster.run()
 
 

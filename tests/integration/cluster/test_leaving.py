@@ -30,7 +30,7 @@ def soon(cluster: Cluster, call: Callable[[], Awaitable[object]]) -> Callable[[]
 async def run(cluster: Cluster) -> tuple[ClusterResult, list[str]]:
     notices: list[str] = []
     cluster.client._keeping._notice = cluster.client.stages._notice = notices.append
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         return await cluster.run(), notices
 
 
@@ -46,6 +46,7 @@ def check(result: ClusterResult) -> None:
     assert result.summary["model_round"] == 5
 
 
+@pytest.mark.usual("leaving0-True", "leaving1-False")
 @pytest.mark.parametrize("comes_back", [True, False])
 @pytest.mark.parametrize("leaving", [STAGE_1, (0, 1, 2, 3)])
 async def test_a_stage_whose_last_servers_have_left_goes_on_from_what_the_client_keeps(
@@ -84,6 +85,7 @@ async def test_a_server_that_is_not_the_last_of_its_stage_leaves_at_once(make_cl
     assert not any("kept" in notice for notice in notices)
 
 
+@pytest.mark.usual("Hold")
 @pytest.mark.parametrize("kind", [Close, Hold, Decide])
 async def test_a_record_that_is_decided_while_a_stage_is_handed_over_is_the_one_that_is_kept(
     make_cluster: MakeCluster, kind: type
@@ -112,7 +114,7 @@ async def test_a_client_that_dies_with_what_it_keeps_has_lost_it_and_says_so(mak
             await cluster.start_server(1)
 
         cluster.when(Forward, action=soon(cluster, leave), receiver=cluster.servers[3].peer, number=9)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
     [restored] = result.summary["stages_restored"]
     assert restored["stage"] == 1

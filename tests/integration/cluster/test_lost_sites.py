@@ -60,7 +60,7 @@ def config(inner_steps: int, *, deterministic: bool) -> Config:
 
 
 async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         return await cluster.run()
 
 
@@ -71,6 +71,7 @@ def steps_of_site(cluster: Cluster, result: ClusterResult) -> set[int]:
     return {key.number for key in keys if key[:2] == (1, 1)}
 
 
+@pytest.mark.usual("True")
 @pytest.mark.parametrize("deterministic", [True, False])
 async def test_a_trainer_dies_with_the_uplink_of_the_site_that_has_committed_its_step(
     make_cluster: MakeCluster, deterministic: bool
@@ -97,6 +98,7 @@ async def test_a_trainer_goes_on_without_the_site_and_dies_two_steps_later(make_
     assert result.audit.duplicates == 0
 
 
+@pytest.mark.usual("True")
 @pytest.mark.parametrize("deterministic", [True, False])
 async def test_the_hosts_own_uplink_is_lost_and_with_it_every_server_and_a_trainer(
     make_cluster: MakeCluster, deterministic: bool

@@ -72,6 +72,7 @@ CASES: dict[str, Callable[[], Config]] = {
 }
 
 
+@pytest.mark.usual("gpt in two stages", "a quantised one")
 @pytest.mark.parametrize("case", CASES)
 async def test_the_model_that_is_left_has_the_loss_of_the_last_evaluation(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,7 +97,7 @@ async def test_the_model_that_is_left_has_the_loss_of_the_last_evaluation(
 
 async def _left(tmp_path: Path) -> Path:
     async with Cluster(text(), log_dir=tmp_path, dataset=make_text(200)) as cluster:
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             await cluster.run()
     return tmp_path / "model"
 
@@ -143,7 +144,7 @@ async def test_a_model_of_an_earlier_end_is_replaced_and_what_a_killed_writer_le
 async def test_an_interrupted_run_leaves_the_model_of_its_last_record(make_cluster: MakeCluster) -> None:
     async with make_cluster(make_config(diloco={"inner_steps": 4, "outer_steps": 50})) as cluster:
         cluster.when(Forward, action=lambda: cluster.client.stop(), receiver=cluster.servers[1].peer, number=9)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
         assert result.records[-1].round < 50
         assert result.summary["model_round"] == result.records[-1].round
@@ -154,7 +155,7 @@ async def test_a_donor_that_dies_in_the_transfer_of_the_model_is_replaced(make_c
     async with make_cluster(text(), chunk_bytes=1 << 20) as cluster:
         cluster.when(StateChunk, action=lambda: cluster.kill_server(1), sender=cluster.servers[1].peer)
         cluster.when(StateChunk, action=lambda: cluster.kill_server(0), sender=cluster.servers[0].peer)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
         assert result.summary["model_round"] == 2
         shoal.load_model(cluster.host.log_dir / "model")
@@ -173,7 +174,7 @@ async def test_a_stage_that_nobody_holds_any_more_is_named_and_no_half_of_a_mode
             cluster.client.stop()
 
         cluster.when(Forward, action=end, receiver=cluster.servers[1].peer, number=9)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
         log_dir = cluster.host.log_dir
     round = result.records[-1].round
@@ -191,7 +192,7 @@ async def test_a_full_disk_leaves_the_old_model_and_is_named(tmp_path: Path, mon
     (tmp_path / "model" / "old").touch()
     monkeypatch.setattr(model_folder, "_write_json", full)
     async with Cluster(text(), log_dir=tmp_path, dataset=make_text(200)) as cluster:
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
     assert "No space left on device" in result.summary["model_missing"]
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["old"]

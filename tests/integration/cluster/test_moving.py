@@ -49,7 +49,7 @@ class Orders:
 
 
 async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(80):
+    with anyio.fail_after(240):
         return await cluster.run()
 
 

@@ -25,17 +25,18 @@ CONFIG = make_config(diloco={"inner_steps": 2, "outer_steps": 50})
 
 async def interrupted(cluster: Cluster, *kinds: type, **which: object) -> None:
     """Run the client until such a message is about to be delivered; end it as Ctrl-C does."""
-    with anyio.fail_after(60), anyio.CancelScope() as run:
+    with anyio.fail_after(240), anyio.CancelScope() as run:
         cluster.when(*kinds, action=run.cancel, **which)
         await cluster.run()
     assert run.cancelled_caught
 
 
 async def everybody_holds(cluster: Cluster, round: int) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(240):
         await cluster.registry.watch().wait_for(lambda view: all(each.held_round == round for each in view.replicas))
 
 
+@pytest.mark.usual("0-Decide", "3-Swapped")
 @pytest.mark.parametrize("kind", [Decide, Swapped])
 @pytest.mark.parametrize("after", [0, 3])
 async def test_a_record_that_was_decided_is_on_the_disk_when_the_client_is_interrupted(
@@ -68,7 +69,7 @@ async def test_a_full_disk_gives_its_error_also_when_the_client_is_interrupted(
     async with Cluster(CONFIG, log_dir=tmp_path, dataset=make_text(1000)) as cluster:
         # As a role does that is told to stop: what fails after that is said.
         cluster.when(Decide, action=lambda: cluster.client.stop(), after=4)
-        with pytest.raises((StorageError, BaseExceptionGroup)) as caught, anyio.fail_after(60):
+        with pytest.raises((StorageError, BaseExceptionGroup)) as caught, anyio.fail_after(240):
             await cluster.run()
         [error] = leaves(caught.value)
         assert isinstance(error, StorageError)

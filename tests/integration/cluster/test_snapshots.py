@@ -32,7 +32,7 @@ def snapshots(every: int, rounds: int = 2) -> Config:
 
 
 async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         return await cluster.run()
 
 
@@ -72,6 +72,7 @@ def committed_in_round_of_death(log_dir: Path) -> int:
     return sum(isinstance(line, Applied) for line in lines[last_load:])
 
 
+@pytest.mark.usual("1")
 @pytest.mark.parametrize("after", [0, 1])
 async def test_a_server_goes_on_from_its_snapshot_as_if_it_had_not_died(make_cluster: MakeCluster, after: int) -> None:
     config = snapshots(every=2)
@@ -143,6 +144,7 @@ async def test_a_snapshot_whose_bytes_are_not_what_was_sealed_is_not_used(make_c
     assert result.audit.steps_lost == {0: 0, 1: committed_in_round_of_death(log_dir)}
 
 
+@pytest.mark.usual("AskSnapshot")
 @pytest.mark.parametrize("kind", [AskSnapshot, OfferSnapshot])
 async def test_a_buddy_that_dies_when_it_is_asked_is_not_waited_for(make_cluster: MakeCluster, kind: type) -> None:
     config = snapshots(every=2)

@@ -105,6 +105,7 @@ class Parted:
         self.cluster.registry.announce_all()
 
 
+@pytest.mark.usual("False-False", "True-True")
 @pytest.mark.parametrize(("here_is_ahead", "kills_client"), [(True, False), (False, False), (True, True)])
 async def test_two_sides_that_have_trained_apart_go_on_from_the_chain_with_more_samples(
     make_cluster: MakeCluster, here_is_ahead: bool, kills_client: bool
@@ -115,7 +116,7 @@ async def test_two_sides_that_have_trained_apart_go_on_from_the_chain_with_more_
     async with make_cluster(CONFIG, replicas=[0, 0, 1, 1], paces=paces) as cluster:
         first, parted = cluster.host, Parted(cluster, paces, kills_client)
         cluster.when(Open, action=parted.part, number=5)
-        with anyio.fail_after(100):
+        with anyio.fail_after(240):
             cluster._tasks.start_soon(parted.meet, here_is_ahead)
             with pytest.raises(ExceptionGroup) as raised:
                 await first.run_client()
@@ -159,7 +160,7 @@ async def test_a_side_that_lacks_a_stage_is_left_though_it_has_trained_more(make
     async with make_cluster(CONFIG, replicas=[0, 0, 1, 1], paces=paces) as cluster:
         first, parted = cluster.host, Parted(cluster, paces, kills_client=False, lost_server=THERE[1])
         cluster.when(Open, action=parted.part, number=5)
-        with anyio.fail_after(100):
+        with anyio.fail_after(240):
             cluster._tasks.start_soon(parted.meet, False)
             with pytest.raises(ExceptionGroup):
                 await first.run_client()

@@ -42,7 +42,7 @@ def test_members_go_on_without_one_that_was_killed_in_the_ring(tmp_path: Path, v
             member.stdin.write("go\n")
             member.stdin.flush()
         for index, member in enumerate(members):
-            outputs[index], _ = member.communicate(timeout=60)
+            outputs[index], _ = member.communicate(timeout=240)
     finally:
         for member in members:
             member.kill()

@@ -70,7 +70,7 @@ def config(data: dict[str, Any]) -> Config:
 async def data_server(tmp_path: Path, client: PeerId | None, data: dict[str, Any]) -> AsyncIterator[Hop]:
     """Run the role in this process; its control pipe is read as the supervisor would."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, anyio.fail_after(60):
+    with ours, theirs, anyio.fail_after(240):
         async with open_role_control(theirs) as control, anyio.create_task_group() as group:
             group.start_soon(main, spec(tmp_path, client, config(data)), control)
             line = await anyio.to_thread.run_sync(ours.makefile("rb").readline)
@@ -126,14 +126,14 @@ def test_a_batch_written_here_is_read_by_another_process_without_a_name_in_share
     with Pool(place_bytes=4096, num_places=4) as pool:
         pool.memory(2)[:80] = np.arange(10, dtype=np.int64).view(np.uint8)
         where = json.dumps([pool.path, pool.num_bytes, pool.offset_bytes(2), 10])
-        done = subprocess.run([sys.executable, "-c", CHILD, where], capture_output=True, check=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", CHILD, where], capture_output=True, check=True, timeout=240)
         assert json.loads(done.stdout) == list(range(10))
         assert set(os.listdir("/dev/shm")) == segments
 
 
 async def test_a_data_set_that_does_not_fit_ends_the_role_with_the_users_error(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, anyio.fail_after(60), pytest.raises(ExceptionGroup) as caught:
+    with ours, theirs, anyio.fail_after(240), pytest.raises(ExceptionGroup) as caught:
         async with open_role_control(theirs) as control:
             await main(spec(tmp_path, None, config({"dataset_name": "digits"})), control)
     assert caught.group_contains(ConfigError, match=r"data\.task_type = cv")

@@ -104,6 +104,7 @@ def typical(looks: Sequence[Look]) -> Look:
     return Look(median(each.cpu_s for each in looks), median(each.wakeups for each in looks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 async def test_an_idle_data_server_uses_no_cpu_and_wakes_only_for_heartbeats(tmp_path: Path, num_workers: int) -> None:
     peer = Identity.generate().peer_id

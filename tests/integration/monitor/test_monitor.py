@@ -103,7 +103,7 @@ async def test_a_monitor_is_the_first_peer_and_reports_numbers_to_the_terminal_a
     pytest.importorskip("wandb")
     me, client, other = (Identity.generate() for _ in range(3))
     spec = _spec(tmp_path, me, wandb=True)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with _Launcher() as launcher, anyio.create_task_group() as tasks:
             tasks.start_soon(main, spec, launcher.role)
             ready = await launcher.until("ready")
@@ -162,7 +162,7 @@ def _items(part: Path) -> list[dict[str, float]]:
 @pytest.mark.anyio
 async def test_without_wandb_the_monitor_works_and_makes_no_run(tmp_path: Path) -> None:
     spec = _spec(tmp_path, Identity.generate(), wandb=False)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with _Launcher() as launcher, anyio.create_task_group() as tasks:
             tasks.start_soon(main, spec, launcher.role)
             await launcher.until("ready")
@@ -184,6 +184,7 @@ def test_a_missing_package_is_said_once_and_numbers_are_dropped(
     assert "shoal[wandb]" in notices[0]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -196,7 +197,7 @@ async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(
     notices: list[str] = []
     for start in range(2):
         client = Identity.generate()
-        with anyio.fail_after(120):
+        with anyio.fail_after(240):
             async with _Launcher() as launcher, anyio.create_task_group() as tasks:
                 tasks.start_soon(main, spec, launcher.role)
                 if start:

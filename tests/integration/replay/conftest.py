@@ -37,7 +37,7 @@ async def _train(log_dir: Path) -> Identity:
 
         cluster.when(Commit, action=kill, receiver=cluster.servers[VICTIM].peer, number=2)
         cluster.when(Forward, action=lambda: cluster.kill_trainer(0), sender=cluster.trainer_peer(0), number=8)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             await cluster.run()
         (log_dir / "config.yaml").write_text(dump_config(CONFIG))
         return cluster.host.identity

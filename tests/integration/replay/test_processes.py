@@ -26,6 +26,7 @@ def without_time(verdict: Verdict) -> dict[str, Any]:
     return {name: value for name, value in verdict.as_json().items() if name != "took_s"}
 
 
+@pytest.mark.usual("4")
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_several_processes_come_to_the_same_hashes(folder: Path, num_processes: int) -> None:
     """With four of them each step goes through two processes or more, and so does each average."""
@@ -38,6 +39,7 @@ def test_several_processes_come_to_the_same_hashes(folder: Path, num_processes: 
     assert told == [(number + 1, verdict.steps) for number in range(verdict.steps)]
 
 
+@pytest.mark.slow
 def test_several_processes_find_what_one_finds(folder: Path) -> None:
     for number in (2, 3):
         change(folder / f"steps/round_000{number}.jsonl", lambda lines: lines[::-1])
@@ -48,6 +50,7 @@ def test_several_processes_find_what_one_finds(folder: Path) -> None:
     assert without_time(found) == without_time(replay(folder))
 
 
+@pytest.mark.slow
 def test_several_processes_come_as_far_as_one_where_logs_contradict_each_other(folder: Path) -> None:
     change(folder / "replicas/server2.1.jsonl", lambda lines: lines[: len(lines) // 2])
     found = replay(folder, num_processes=2)
@@ -110,6 +113,7 @@ def test_no_process_at_all_is_the_users_error(folder: Path, capsys: pytest.Captu
     assert "--processes 0: give a number of processes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_number_of_processes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the output is no terminal, a line for a new round says how far it is."""
     assert main(["replay", str(folder), "--processes", "2", "--json"]) == 0

@@ -34,7 +34,7 @@ async def _train(log_dir: Path) -> None:
             cluster._tasks.start_soon(cluster.restart_server, VICTIM)
 
         cluster.when(SnapshotKept, action=kill, receiver=cluster.servers[VICTIM].peer)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             await cluster.run()
         (log_dir / "config.yaml").write_text(dump_config(CONFIG))
 
@@ -48,6 +48,7 @@ def folder(tmp_path: Path) -> Path:
     return log_dir
 
 
+@pytest.mark.slow
 def test_one_process_and_one_for_each_life_come_to_the_recorded_hashes(folder: Path) -> None:
     events = [json.loads(line)["event"] for line in (folder / "replicas/server1.2.jsonl").read_text().splitlines()]
     assert events[:3] == ["started", "loaded", "resumed"]

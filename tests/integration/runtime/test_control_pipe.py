@@ -39,7 +39,7 @@ async def test_a_role_writes_one_json_object_a_line(pair: tuple[socket.socket, s
 
 async def test_messages_stop_and_replies_are_told_apart(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with open_role_control(theirs) as control:
             answers: dict[str, Message] = {}
 
@@ -75,7 +75,7 @@ async def test_what_is_no_json_object_closes_the_pipe(
     transport = other._transport
     assert transport is not None
     transport.write(garbage)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         await one.closed.wait()
         await other.closed.wait()
     received.close()

@@ -66,6 +66,7 @@ CASES = {
 SCHEDULE = LrSchedule("cosine", 3e-3, warmup_steps=5, total_steps=NUM_STEPS, min_lr_ratio=0.1)
 
 
+@pytest.mark.usual("gpt-2", "resnet18-3")
 @pytest.mark.parametrize(
     ("case", "num_stages"),
     [("gpt", 1), ("gpt", 2), ("gpt", 3), pytest.param("resnet18", 2, marks=pytest.mark.slow), ("resnet18", 3)],
@@ -91,6 +92,7 @@ async def test_a_pipeline_is_bit_equal_to_a_plain_loop(make_swarm: MakeSwarm, ca
             assert [entry.version for entry in replica.worker.log] == list(range(NUM_STEPS))
 
 
+@pytest.mark.usual("gpt-3-6-gpipe-True", "gpt-3-6-1f1b-False", "gpt-3-6-zero_bubble-True")
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize(
@@ -136,6 +138,7 @@ async def test_every_schedule_trains_the_same_bits(
         assert sum(busy.values()) <= counted[f"device.open_us{{stage={stage}}}"]
 
 
+@pytest.mark.usual("gpt-2-20")
 @pytest.mark.parametrize(
     ("case", "num_stages", "num_steps"),
     [
@@ -178,6 +181,7 @@ async def test_a_pipeline_in_mixed_precision_is_bit_equal_to_a_plain_loop(
         assert await evaluate(1) == plain.evaluate(batches[0])
 
 
+@pytest.mark.usual("gpt-2-20")
 @pytest.mark.parametrize(
     ("case", "num_stages", "num_steps"),
     [

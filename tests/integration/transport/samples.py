@@ -57,5 +57,5 @@ def port_of(endpoint: StreamEndpoint) -> int:
 
 async def take(endpoint: StreamEndpoint, count: int) -> list[TransportEvent]:
     events = endpoint.events()
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         return [await anext(events) for _ in range(count)]

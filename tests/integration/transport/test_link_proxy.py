@@ -33,7 +33,7 @@ async def linked(link: Link = LINK) -> AsyncIterator[Ends]:
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as multi:
         (inner,) = multi.listeners
         async with LinkProxy(("127.0.0.1", inner.extra(SocketAttribute.local_port)), link) as proxy:
-            with anyio.fail_after(60):
+            with anyio.fail_after(240):
                 async with (
                     await anyio.connect_tcp("127.0.0.1", proxy.port) as dialler,
                     await inner.accept() as listener,

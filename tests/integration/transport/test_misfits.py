@@ -114,7 +114,7 @@ async def test_another_user_of_this_host_gets_nothing_even_if_the_mode_let_it_in
         command = [sys.executable, "-S", "-c", STRANGER_OF_ANOTHER_USER, path]
 
         def run() -> str:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
             return done.stdout + done.stderr
 
         assert await anyio.to_thread.run_sync(run) == "no permission\n"

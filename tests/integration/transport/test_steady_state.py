@@ -44,7 +44,7 @@ async def test_memory_threads_and_files_stay_as_they_are_over_ten_thousand_trans
     async with await anyio.open_process(command, stderr=None) as child:
         assert child.stdout is not None
         try:
-            with anyio.fail_after(60):
+            with anyio.fail_after(240):
                 _, *addresses = (await child.stdout.receive()).decode().split()
             a = await host(ALICE)
             a.introduce(Hop(CHILD.peer_id, tuple(address for address in addresses if address.startswith(carrier))))

@@ -45,7 +45,7 @@ async def undisturbed(host: Any, **limits: Any) -> AsyncIterator[StreamEndpoint]
 
 
 async def refused(endpoint: StreamEndpoint, count: int) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         while endpoint.counters["transport.refused"] < count:
             await anyio.lowlevel.checkpoint()
     assert endpoint.counters["transport.refused"] == count
@@ -153,7 +153,7 @@ async def test_a_handshake_that_drips_is_ended_at_the_deadline(
         if secured:
             await stranger.secure(CAROL)
         opening = b"SHHI\x02\x00\x00" if secured else b"\x16\x03\x01\x02\x00\x01"
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             for i in range(1000):
                 try:
                     await stranger.say(opening[i % len(opening) :][:1] if i < len(opening) else b"\0")
@@ -180,7 +180,7 @@ async def test_too_many_strangers_are_refused_and_neither_this_host_nor_other_ho
         assert await take(b, 2) == [PeerUp(CAROL.peer_id), Received(CAROL.peer_id, Opened(step(5)))]
         for one in strangers:
             one.socket.close()
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             while b._admission._strangers:
                 await anyio.lowlevel.checkpoint()
         late = await connect(strangers, b)

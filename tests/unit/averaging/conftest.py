@@ -247,7 +247,7 @@ def make_run() -> MakeRun:
                 for stage in range(num_stages):
                     for _ in range(num_slots):
                         run.add_replica(stage)
-                with anyio.fail_after(60):
+                with anyio.fail_after(240):
                     yield run
                 tasks.cancel_scope.cancel()
         finally:

@@ -334,7 +334,7 @@ async def test_who_asks_too_early_gets_the_offer_when_there_is_one(network: Memo
         return None
 
     empty = torch.zeros(0)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(donor.run)
             donor.receive(Received(asker.peer_id, AskState(0, "new")))
@@ -364,7 +364,7 @@ async def test_a_donor_that_is_not_read_from_waits_and_serves_the_others(network
     donor = StateDonor(Stalling(), 0, chunk_bytes=8)
     empty = torch.zeros(0)
     donor.hold(1, "r", OuterState(torch.zeros(100), empty, empty, empty))
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(donor.run)
             for peer in (stalled, PeerId("reads")):

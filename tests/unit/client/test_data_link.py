@@ -51,7 +51,7 @@ async def test_a_data_server_that_is_dialled_and_says_nothing_is_replaced(monkey
     desk = Desk()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(desk.link.run)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             desk.link.peer_lost(SERVER)
             await desk.asked.wait()
         assert desk.replaced == 1

@@ -153,6 +153,6 @@ async def test_how_a_connection_has_ended_is_known_before_the_handlers_act_on_it
             scope.cancel()
 
     network.kill(server.peer_id)
-    with anyio.fail_after(60), anyio.CancelScope() as scope:
+    with anyio.fail_after(240), anyio.CancelScope() as scope:
         await dispatch(client, (Handler(),), on_lost=lambda lost: told.append(lost.peer))
     assert told == ["server", "handler"]

@@ -99,7 +99,7 @@ class Waiting:
 
 @asynccontextmanager
 async def waiting() -> AsyncIterator[Waiting]:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             made = Waiting(tasks)
             tasks.start_soon(made.events)
@@ -145,7 +145,7 @@ async def test_a_client_that_a_server_is_connected_with_keeps_its_place_whatever
     async with waiting() as found:
         found.hear(SCOUT, "run", RunRecord("run", 2, 1.0, kept=True))
         server = found.serve(PeerId("hidden"))
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             while server.asked < 3:
                 await anyio.lowlevel.checkpoint()
         assert not found.turn

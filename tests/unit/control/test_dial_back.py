@@ -58,7 +58,7 @@ async def running(scene: Scene) -> AsyncGenerator[None]:
     looking = DialBack(
         scene.membership, scene.dial, SystemClock(), on_change=scene.announced.append, notice=scene.notices.append
     )
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(looking.run)
             yield

@@ -53,7 +53,7 @@ async def test_the_list_follows_the_view_with_the_own_address_first_and_survives
         async for maddrs in joinable(membership, ("/m1",)):
             seen.append(maddrs)
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow)
             await anyio.wait_all_tasks_blocked()

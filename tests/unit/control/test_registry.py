@@ -91,7 +91,7 @@ def _registry(shelf: Shelf, clock: SystemClock | None = None) -> tuple[Registry,
 async def test_one_peer_sees_what_another_advertises_changes_and_withdraws() -> None:
     shelf: Shelf = {}
     (mine, _, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
@@ -110,7 +110,7 @@ async def test_one_peer_sees_what_another_advertises_changes_and_withdraws() -> 
 async def test_each_record_of_a_peer_says_where_the_dht_can_be_joined_through_it_now() -> None:
     shelf: Shelf = {}
     (mine, store, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
@@ -128,7 +128,7 @@ async def test_a_last_word_stands_after_the_farewell() -> None:
     shelf: Shelf = {}
     (mine, _, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
     run = RunRecord("r", 2, 1.0)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
@@ -147,7 +147,7 @@ async def test_a_last_word_stands_after_the_farewell() -> None:
 async def test_changes_within_one_instant_are_all_stored() -> None:
     shelf: Shelf = {}
     (mine, store, _), (theirs, _, _) = _registry(shelf, _StandingClock()), _registry(shelf)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
@@ -169,7 +169,7 @@ async def test_what_can_wait_is_left_to_the_next_renewal() -> None:
         await anyio.wait_all_tasks_blocked()
         assert not store.num_stored
         mine.advertise(MonitorRecord(ADDRESSES, 1.0))
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             await theirs.membership.wait_for(lambda v: v.monitor is not None)
         tasks.cancel_scope.cancel()
     assert store.num_stored == {"monitor": 1}
@@ -179,7 +179,7 @@ async def test_what_can_wait_is_left_to_the_next_renewal() -> None:
 async def test_a_dead_node_is_revived_and_everything_is_announced_again(caplog: pytest.LogCaptureFixture) -> None:
     shelf: Shelf = {}
     (mine, store, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
@@ -217,7 +217,7 @@ async def test_servers_that_start_together_do_not_race_into_one_gap(known: bool)
     async def choose(registry: Registry, me: Identity) -> None:
         chosen.append(await _chooser(registry, me, 4 if known else None).choose())
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             for registry, _, _ in peers:
                 tasks.start_soon(registry.run)
@@ -232,7 +232,7 @@ async def test_servers_that_start_together_do_not_race_into_one_gap(known: bool)
 @pytest.mark.anyio
 async def test_a_server_does_not_wait_for_ever_for_others_that_do_not_start() -> None:
     registry, _, me = _registry({})
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(registry.run)
             assert await _chooser(registry, me, 4).choose() == 0
@@ -244,7 +244,7 @@ async def test_a_server_that_was_started_again_is_not_taken_for_the_replica_that
     shelf: Shelf = {}
     mine, _, me = _registry(shelf)
     other, _, _ = _registry(shelf)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(other.run)
             tasks.start_soon(mine.run)
@@ -276,7 +276,7 @@ async def test_a_lost_peer_has_the_registry_read_soon_however_long_nothing_had_c
         return found
 
     store.get = counted  # type: ignore[method-assign]
-    with anyio.fail_after(30):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(other.run)
             await registry_has(shelf)
@@ -308,7 +308,7 @@ async def test_a_read_that_does_not_end_is_given_up_and_the_next_one_begins(
 
     store.get = endless_at_first  # type: ignore[method-assign]
     theirs.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
-    with anyio.fail_after(30):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(theirs.run)
             tasks.start_soon(mine.run)
@@ -341,7 +341,7 @@ async def test_few_are_asked_where_nothing_happens_and_everybody_as_soon_as_some
         while not holds():
             await anyio.lowlevel.checkpoint()
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(other.run)
             await registry_has(shelf)

@@ -124,7 +124,7 @@ class Scene:
 
 @asynccontextmanager
 async def watching() -> AsyncIterator[Scene]:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             scene = Scene(tasks)
             tasks.start_soon(dispatch, scene.endpoint, (scene.watch,))
@@ -269,7 +269,7 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
         ("K", "run", RunRecord("r", 2, 1.0, kept=True)),
     ]
     board.membership.update(Opened(topic, PeerId(peer), 1, expires_unix_s, said) for peer, topic, said in records)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
 
             async def serve() -> None:
@@ -298,7 +298,7 @@ async def test_who_reaches_no_peer_of_a_run_is_told_which_port_to_open(monkeypat
 
 async def test_the_launcher_is_told_where_the_swarm_can_be_joined_whenever_that_changes() -> None:
     membership, told = Membership(SystemClock()), Told()
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_tell_peers, membership, told)
             for number in (1, 2):

@@ -97,7 +97,7 @@ async def host(
         num_places=num_places,
     )
     try:
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             async with anyio.create_task_group() as group:
                 group.start_soon(service.run)
                 group.start_soon(dispatch, endpoint, (service,))
@@ -118,7 +118,7 @@ def key(slot: int, number: int, incarnation: int = 1) -> StepKey:
 
 async def settle(holds: Callable[[], bool]) -> None:
     """Let the other tasks work until `holds` is true."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         while not holds():
             await anyio.wait_all_tasks_blocked()
             await checkpoint()

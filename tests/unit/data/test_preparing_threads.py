@@ -53,7 +53,7 @@ def preparing(source: Numbers) -> Iterator[tuple[PreparingThreads, list[Job], an
 
 
 async def run_until_filled(thread: PreparingThreads, any_filled: anyio.Event) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as group:
             group.start_soon(thread.run)
             await any_filled.wait()

@@ -148,7 +148,7 @@ async def test_batches_prepared_ahead_make_room_for_what_somebody_waits_for() ->
     async with host(num_places=2) as at:
         await settle(lambda: at.service.pool.num_free == 0)
         reader = at.trainer(-1)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             assert labels_of(await reader.read_holdout(0, 2)) == [1000, 1001]
 
 

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.model.gpt import GptFamily, GptShape
+from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 
 FAMILY = GptFamily(GptShape(seq_len=16, width=32, num_layers=2, num_heads=4))
@@ -46,3 +48,12 @@ def test_projections_into_the_residual_stream_start_smaller() -> None:
 def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(ConfigError, match="multiple of the heads"):
         GptShape(seq_len=16, width=30, num_layers=1, num_heads=4)
+
+
+@pytest.mark.parametrize("mlp_ratio", [1, 3])
+def test_the_feed_forward_part_is_as_wide_as_configured(mlp_ratio: int) -> None:
+    config = Config.model_validate({"model": {"hidden_size": 32, "num_heads": 2, "mlp_ratio": mlp_ratio}})
+    family = load_family(config.model, config.data)
+    block = build_stage(family, 0, 1, seed=1).units["block_0"]
+    assert block.get_parameter("mlp.up.weight").shape == (mlp_ratio * 32, 32)
+    assert block.get_parameter("mlp.down.weight").shape == (32, mlp_ratio * 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.config.training import InnerOptimConfig
+from shoal.config.training import DilocoConfig, InnerOptimConfig
 from shoal.optim.inner import build_inner_optimizer
 
 
@@ -81,3 +81,29 @@ def test_both_give_the_bits_of_torchs_own_optimizers(dtype: torch.dtype) -> None
             optimizer.step(0.01)
             reference.step()
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), kind
+
+
+@pytest.mark.parametrize(
+    "inner_optim",
+    [
+        {"type": "sgd", "sgd_momentum": 0.5, "sgd_nesterov": True},
+        {"type": "sgd", "sgd_momentum": 0.25, "sgd_nesterov": False},
+        {"type": "adam", "adam_betas1": 0.5, "adam_betas2": 0.75, "adam_weight_decay": 0.5},
+    ],
+)
+def test_the_configured_optimizer_is_torchs_own_with_the_same_settings(inner_optim: dict[str, object]) -> None:
+    config = DilocoConfig.model_validate({"inner_optim": inner_optim}).inner_optim
+    [ours, _], [theirs, _] = _parameters(), _parameters()
+    optimizer = build_inner_optimizer([ours], config)
+    reference: torch.optim.Optimizer
+    if config.type == "adam":
+        reference = torch.optim.AdamW([theirs], lr=0.01, betas=(0.5, 0.75), weight_decay=0.5)
+    else:
+        momentum, nesterov = float(str(inner_optim["sgd_momentum"])), bool(inner_optim["sgd_nesterov"])
+        reference = torch.optim.SGD([theirs], lr=0.01, momentum=momentum, nesterov=nesterov)
+    for step in range(3):
+        for parameter in (ours, theirs):
+            _set_gradients([parameter], step)
+        optimizer.step(0.01)
+        reference.step()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from shoal.config.training import DilocoConfig
 from shoal.errors import ConfigError
 from shoal.optim.schedule import LrSchedule
 
@@ -53,4 +54,13 @@ def test_schedule_and_seeds_are_imported_without_torch() -> None:
     code = (
         "import sys, shoal.optim.schedule, shoal.model.seeding, shoal.model.partition; sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=240).returncode == 0
+
+
+@pytest.mark.parametrize(("inner", "peak"), [({"type": "sgd", "sgd_lr": 0.25}, 0.25), ({"adam_lr": 0.125}, 0.125)])
+def test_a_configured_schedule_has_its_form_and_its_optimizers_peak(inner: dict[str, object], peak: float) -> None:
+    form = {"type": "linear", "warmup_steps": 1, "min_lr_ratio": 0.5}
+    sections = {"inner_steps": 3, "outer_steps": 2, "inner_optim": inner, "lr_schedule": form}
+    schedule = LrSchedule.from_config(DilocoConfig.model_validate(sections))
+    shares = (1.0, 1.0, 0.875, 0.75, 0.625, 0.5)
+    assert [schedule.lr(step) for step in range(6)] == pytest.approx([peak * share for share in shares])

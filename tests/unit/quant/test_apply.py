@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -95,3 +96,20 @@ def test_quantising_twice_is_a_bug() -> None:
     apply_quant(stage, _config())
     with pytest.raises(InvariantViolation, match="already"):
         apply_quant(stage, _config())
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_weights_and_inputs_are_below_zero_only_where_the_scheme_is_signed(signed: bool) -> None:
+    scheme = {"algo": "LearnedStepQuantizer", "num_bits": 4, "signed": signed}
+    stage = _Stage()
+    apply_quant(stage, _config(base={"weight_quant": scheme, "activation_quant": scheme}))
+    layer = next(module for module in stage.modules() if isinstance(module, nn.Linear))
+    quantised = layer.get_submodule("input_quantiser")(torch.linspace(-1.0, 1.0, 9))
+    assert bool((layer.weight < 0).any()) == signed
+    assert bool((quantised < 0).any()) == signed
+
+
+@pytest.mark.parametrize("name", ["weight_quant", "activation_quant"])
+def test_another_quantiser_than_the_only_one_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match=f"{name}.*algo"):
+        _config(base={name: {"algo": "Other"}})

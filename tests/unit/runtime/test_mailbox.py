@@ -27,7 +27,7 @@ async def test_a_waiting_reader_is_woken_by_an_item_and_by_the_end() -> None:
         async for item in mailbox:
             read.append(item)
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(reader)
             for item in range(3):

@@ -142,6 +142,7 @@ def test_a_run_of_which_there_is_nothing_to_check_does_not_hold(tmp_path: Path) 
     assert _violated(ForgedRun(tmp_path).evidence()) >= {"hashes", "samples", "chain"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checks", [CHECKS, TRAINED])
 def test_a_run_that_cannot_be_replayed_does_not_hold(checks: Checks, tmp_path: Path) -> None:
     replay = [(name, check) for name, check in checks if name == "replay"]
@@ -149,6 +150,7 @@ def test_a_run_that_cannot_be_replayed_does_not_hold(checks: Checks, tmp_path: P
     assert finding.problems
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_has_trained_is_required_by_name(tmp_path: Path) -> None:
     evidence = _sample_twice(tmp_path)
     evidence.swarm.client._process = _Ended()  # type: ignore[assignment]

@@ -172,7 +172,7 @@ Work = Callable[[Host], Any]
 
 
 async def run(feed: Feed, driver: Driver, work: Work) -> list[Message]:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             host = Host(tasks, feed, driver)
             await host.settle()
@@ -373,7 +373,7 @@ async def test_a_client_that_is_lost_is_dialled_again_and_told_all_of_the_round_
         client = host.restart_client()
         events = client.events()
         again = []
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             async for event in events:
                 if isinstance(event, Received):
                     again.append(event.message)
@@ -391,7 +391,7 @@ async def test_a_client_is_dialled_until_it_is_there() -> None:
         # Each hello to nobody is another lost connection.
         while host.loop._backoff._attempts < 2:
             await anyio.lowlevel.checkpoint()
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             client = host.restart_client()
             async for event in client.events():
                 if isinstance(event, Received):

@@ -53,7 +53,7 @@ async def _after(message: Message, count: int) -> tuple[MemoryEndpoint, MemoryEn
     friend.post(ROLE, Opened(KEY))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(dispatch, role, [handler])
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             while len(handler.taken) < 2:
                 await anyio.lowlevel.checkpoint()
         await anyio.wait_all_tasks_blocked()

@@ -1,0 +1,86 @@
+"""Which tests a tier runs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.tiers import SHARE, is_sample, is_thorough, pytest_collection_modifyitems
+
+
+class Item:
+    """A test as pytest hands it over, as far as tiers look at it."""
+
+    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator, tier: str = "all") -> None:
+        self.nodeid = nodeid
+        self.marks = [mark.mark for mark in marks]
+        self.config = config(tier)
+        if "[" in nodeid:
+            self.callspec = SimpleNamespace(id=nodeid.partition("[")[2].removesuffix("]"))
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks.append(mark.mark)
+
+
+def config(tier: str, *arguments: str) -> Any:
+    left_out: list[Item] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    return SimpleNamespace(getoption=lambda name: tier, hook=hook, args=arguments, left_out=left_out)
+
+
+def kept(tier: str, items: list[Item]) -> list[str]:
+    given, settings = list(items), config(tier)
+    pytest_collection_modifyitems(settings, given)  # type: ignore[arg-type]
+    assert {*given, *settings.left_out} == set(items)
+    return [item.nodeid for item in given]
+
+
+def some() -> list[Item]:
+    usual = pytest.mark.usual("b")
+    return [
+        Item("tests/unit/test_x.py::test_unit"),
+        Item("tests/unit/test_x.py::test_long", pytest.mark.slow),
+        Item("tests/integration/test_y.py::test_moments[a]", usual),
+        Item("tests/integration/test_y.py::test_moments[b]", usual),
+        Item("tests/e2e/test_z.py::test_run"),
+    ]
+
+
+def test_all_of_them_is_everything_and_what_is_not_usual_is_slow() -> None:
+    items = some()
+    assert kept("all", items) == [item.nodeid for item in items]
+    slow = [item.nodeid.partition("::")[2] for item in items if item.get_closest_marker("slow")]
+    assert slow == ["test_long", "test_moments[a]"]
+
+
+def test_usual_leaves_out_what_is_slow() -> None:
+    assert [name.partition("::")[2] for name in kept("usual", some())] == ["test_unit", "test_moments[b]", "test_run"]
+
+
+def test_quick_has_units_and_one_of_five_simulations() -> None:
+    simulations = [Item(f"tests/simulation/test_worlds.py::test_seeds[{number}]") for number in range(1000)]
+    found = kept("quick", [*some(), *simulations])
+    assert found[0] == "tests/unit/test_x.py::test_unit"
+    assert found[1:] == [item.nodeid for item in simulations if is_sample(item)]  # type: ignore[arg-type]
+    assert 0.5 < len(found[1:]) * SHARE / 1000 < 1.5
+
+
+def test_what_is_checked_everywhere_is_checked_in_one_test_of_five_where_not_all_is_run() -> None:
+    names = [f"tests/integration/cluster/test_faults.py::test_moments[{number}]" for number in range(100)]
+    assert all(is_thorough(Item(name)) for name in names)  # type: ignore[arg-type]
+    thorough = [name for name in names if is_thorough(Item(name, tier="usual"))]  # type: ignore[arg-type]
+    assert 5 < len(thorough) < 40
+
+
+@pytest.mark.parametrize("names", [("c",), ("b", "c"), ()])
+def test_a_variant_that_is_named_and_does_not_exist_is_an_error(names: tuple[str, ...]) -> None:
+    mark = pytest.mark.usual(*names)
+    items = [Item(f"tests/unit/test_x.py::test_it[{variant}]", mark) for variant in "ab"]
+    with pytest.raises(pytest.UsageError, match="test_it"):
+        kept("usual", items)
+    # Who asks for one variant has the others not collected.
+    pytest_collection_modifyitems(config("all", "tests/unit/test_x.py::test_it[a]"), items)  # type: ignore[arg-type]

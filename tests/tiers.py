@@ -1,0 +1,80 @@
+"""Which tests a call runs: `--tier=quick`, `usual` (as `make test` does) or `all`, which is what pytest does unasked.
+
+Left out of `usual` is what is marked `slow`, and of a test with many variants those that its mark does not name:
+
+    @pytest.mark.usual("Open-9", "Decide-5")     # the other moments tell the same rule
+    @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
+
+`quick` leaves out tests/integration and tests/e2e as well, and four of five simulations. Which one of five stays
+depends on a test's name alone, so it is the same one everywhere.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+
+import pytest
+
+SHARE = 5
+"""Where not everything is run, one in this many is."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--tier`."""
+    parser.addoption("--tier", choices=("quick", "usual", "all"), default="all", help="which tests to run")
+
+
+def is_sample(item: pytest.Item) -> bool:
+    """Return whether a test is among the one in five."""
+    return zlib.crc32(item.nodeid.encode()) % SHARE == 0
+
+
+def is_thorough(item: pytest.Item) -> bool:
+    """Return whether a test is to check what is checked everywhere in `all`, and in one test of five otherwise."""
+    return item.config.getoption("--tier") == "all" or is_sample(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is not usual as slow, and leave out what is not of the tier."""
+    if not any("::" in argument for argument in config.args):
+        _check_names(items)
+    for item in items:
+        usual = item.get_closest_marker("usual")
+        if usual is not None and _variant(item) not in usual.args:
+            item.add_marker(pytest.mark.slow)
+    tier = config.getoption("--tier")
+    if tier == "all":
+        return
+    kept = [item for item in items if item.get_closest_marker("slow") is None]
+    if tier == "quick":
+        kept = [item for item in kept if _is_quick(item)]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    folder = item.nodeid.split("/")[1]
+    return folder not in ("integration", "e2e") and (folder != "simulation" or is_sample(item))
+
+
+def _variant(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return "" if callspec is None else callspec.id
+
+
+def _check_names(items: list[pytest.Item]) -> None:
+    """Refuse a mark that names a variant that its test does not have."""
+    variants: defaultdict[str, set[str]] = defaultdict(set)
+    named: dict[str, set[str]] = {}
+    for item in items:
+        usual = item.get_closest_marker("usual")
+        if usual is not None:
+            test = item.nodeid.partition("[")[0]
+            variants[test].add(_variant(item))
+            named[test] = set(usual.args)
+    for test, names in named.items():
+        if not names or not names <= variants[test]:
+            raise pytest.UsageError(f"{test} is marked usual({names - variants[test]}), and has {variants[test]}")

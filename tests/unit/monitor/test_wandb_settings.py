@@ -1,0 +1,67 @@
+"""Which W&B run a monitor logs to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.config import config_to_json, load_config
+from shoal.monitor import service
+from shoal.monitor.spec import MonitorSpec
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeWandb:
+    """W&B as a module, as far as a run needs it; keeps with what a run was made."""
+
+    Error = errors = SimpleNamespace(UsageError=ZeroDivisionError, CommError=ZeroDivisionError)
+    Settings = SimpleNamespace
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+        self.run = SimpleNamespace(
+            step=0,
+            settings=SimpleNamespace(mode="shared"),
+            define_metric=lambda *_, **__: None,
+            log=lambda *_, **__: None,
+            finish=lambda: None,
+        )
+
+    def init(self, **given: Any) -> SimpleNamespace:
+        self.given = given
+        return self.run
+
+    def teardown(self) -> None:
+        pass
+
+
+async def test_the_run_belongs_to_the_configured_entity_and_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", api)
+    config = load_config(None, {"wandb_entity": "team", "wandb_project": "herd", "wandb_run_id": "again"}, {})
+    start = MonitorSpec(
+        run_id="run-1",
+        role="monitor",
+        index=0,
+        config_json=config_to_json(config),
+        identity_key=b"",
+        swarm_key=b"",
+        socket_path="",
+        log_dir=str(tmp_path),
+    )
+    run = service._wandb_run(start, config, SimpleNamespace(event=lambda *_, **__: None))  # type: ignore[arg-type]
+    assert run is not None
+    run.log({"loss/train": 1.0})
+    assert run.close(60.0)
+    assert {name: api.given[name] for name in ("entity", "project", "id")} == {
+        "entity": "team",
+        "project": "herd",
+        "id": "again",
+    }
