@@ -215,7 +215,7 @@ MUTANTS |= {
     mutant.__name__: _make(first_seed, trainer_class=mutant)
     for mutant, first_seed in (
         (ReplaysAfterItsFirstCommit, 1),
-        (NoticesALossByItsTimeout, 217),
+        (NoticesALossByItsTimeout, 3),
         (UsesOneAttemptForAll, 3),
         (CutsByNoCap, 2),
         (FeedsWholeMicrobatches, 0),

@@ -167,7 +167,9 @@ class World(Replacement, RoundWorld):
             super()._crash(peer)
         elif peer in self.network.hosts and peer in self.trainer_peers():
             self.network.crash(peer)
-            self.losses.lost(f"the trainer after {peer}", TRAINER_LIMIT_S)
+            # One that has just taken the run over has more to settle than this.
+            if all(self.network.boots.get(client) == 1 and client in self.network.hosts for client in self.clients):
+                self.losses.lost(f"the trainer after {peer}", TRAINER_LIMIT_S)
             self._replace_trainer(peer)
 
     def _replace_trainer(self, peer: str) -> None:
