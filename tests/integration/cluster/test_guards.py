@@ -29,7 +29,7 @@ STEPS = CONFIG.diloco.inner_steps
 
 
 async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         result = await cluster.run()
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
     for server in cluster.servers:
@@ -118,6 +118,17 @@ async def test_a_pseudo_gradient_out_of_bounds_is_clipped_and_its_peer_named(mak
     assert result.audit.steps_lost == {0: 0, 1: 0}
 
 
+@pytest.mark.wrong_arithmetic
+async def test_where_no_ratio_is_configured_a_pseudo_gradient_of_any_length_counts(make_cluster: MakeCluster) -> None:
+    config = make_config(diloco={"outer_steps": 2, "max_pseudo_gradient_ratio": None}, servers={"replicas": 3})
+    async with make_cluster(config) as cluster:
+        at_close(cluster, 2, 1, lambda parameters: parameters.mul_(20.0))
+        result = await run(cluster)
+        assert named(cluster, result) == []
+    assert [stage.scales for record in result.records for stage in record.stages] == [()] * 4
+
+
+@pytest.mark.usual("1")
 @pytest.mark.wrong_arithmetic
 @pytest.mark.parametrize("replicas", [1, 3])
 async def test_a_pseudo_gradient_that_is_not_finite_does_not_count_and_its_replica_takes_the_others_bytes(

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from shoal.clock import SystemClock
 from shoal.config import Config
+from shoal.errors import ConfigError
+from shoal.replay.replay import replay
 from shoal.swarm.sample_ranges import count, merge
 from shoal.testing import ClusterResult
 from shoal.trainer.baseline_run import BaselineReport, run_baseline
 from shoal.wire.messages.round import Close
 
-from .conftest import MakeCluster, make_config
+from .conftest import MakeCluster, make_config, make_text, reproduces, run_undisturbed
 
 pytestmark = pytest.mark.anyio
 
@@ -35,6 +37,7 @@ def times_trained(result: ClusterResult) -> Mapping[tuple[int, int], int]:
     )
 
 
+@pytest.mark.usual("3-True", "1-False")
 @pytest.mark.parametrize(("trainers", "deterministic"), [(1, True), (2, True), (3, True), (1, False)])
 async def test_each_sample_is_trained_exactly_once_in_each_pass(
     make_cluster: MakeCluster, trainers: int, deterministic: bool
@@ -47,7 +50,7 @@ async def test_each_sample_is_trained_exactly_once_in_each_pass(
         servers={"replicas": trainers},
     )
     async with make_cluster(config, num_train=23) as cluster:
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
     num_steps = inner_steps * trainers * 3
     passes, rest = divmod(num_steps, 6)
@@ -78,7 +81,7 @@ async def test_hashes_depend_neither_on_the_run_nor_on_the_order_in_which_server
         ([1, 1, 0, 0, 1, 0], [4, 1, 3, 0, 2, 5]),
     ):
         async with make_cluster(config, replicas=replicas, join_order=order) as cluster:
-            with anyio.fail_after(60):
+            with anyio.fail_after(240):
                 results.append(await cluster.run())
             # What the record says is what every replica holds.
             for server in cluster.servers:
@@ -99,7 +102,7 @@ async def test_another_seed_gives_other_hashes(make_cluster: MakeCluster) -> Non
     for seed in (3, 4):
         config = make_config(run={"seed": seed}, diloco={"inner_steps": 2, "outer_steps": 1})
         async with make_cluster(config) as cluster:
-            with anyio.fail_after(60):
+            with anyio.fail_after(240):
                 hashes.append((await cluster.run()).hashes)
     assert hashes[0][0] != hashes[1][0]
 
@@ -124,6 +127,7 @@ BY_HAND = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_copy
 COMPILED = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_copy(update={"compile": True})})
 
 
+@pytest.mark.usual("gpt, cut by hand")
 @pytest.mark.usefixtures("user_caches")
 @pytest.mark.parametrize(
     ("config", "options", "units"),
@@ -147,7 +151,7 @@ async def test_one_pipeline_is_bit_equal_to_the_plain_loop_until_the_first_avera
                 trained.append((server.parameters(), buffers))
 
         cluster.when(Close, action=look, round=1)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
             reports: list[BaselineReport] = []
             async with cluster.reader() as feed:
@@ -168,7 +172,7 @@ async def test_every_record_is_evaluated_from_round_0_on_and_nothing_is_worth_a_
     make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with make_cluster(make_config()) as cluster:
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
         losses = [values["loss/eval"] for values in cluster.monitor.values if "loss/eval" in values]
     assert list(result.progress.eval_losses) == [0, 1, 2, 3]
@@ -182,7 +186,7 @@ async def test_every_record_is_evaluated_from_round_0_on_and_nothing_is_worth_a_
 async def test_only_every_nth_record_is_evaluated_and_always_the_first_and_the_last(make_cluster: MakeCluster) -> None:
     config = make_config(run={"eval_every": 2}, servers={"replicas": 1})
     async with make_cluster(config) as cluster:
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
             reports: list[BaselineReport] = []
             async with cluster.reader() as feed:
@@ -196,7 +200,7 @@ async def test_only_every_nth_record_is_evaluated_and_always_the_first_and_the_l
 async def test_a_spare_server_stays_current_with_weight_0(make_cluster: MakeCluster) -> None:
     # The spare is the last of its stage to join, although it is numbered first.
     async with make_cluster(make_config(), replicas=[0, 0, 0, 1, 1], join_order=[1, 2, 3, 4, 0]) as cluster:
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             result = await cluster.run()
         spare, *homes = cluster.servers[:3]
         assert all(torch.equal(spare.parameters(), home.parameters()) for home in homes)
@@ -208,3 +212,21 @@ async def test_a_spare_server_stays_current_with_weight_0(make_cluster: MakeClus
         assert record.stages[0].members[-1] == spare.peer
     assert result.summary["replicas"] == 5
     assert result.summary["pipelines_max"] == 2
+
+
+async def test_pseudo_gradients_travel_as_configured_and_a_replay_rounds_them_likewise(
+    make_cluster: MakeCluster,
+) -> None:
+    config = make_config(diloco={"averaging_compression": "bf16"})
+    usual = await run_undisturbed(make_cluster, make_config())
+    async with make_cluster(config) as cluster:
+        with anyio.fail_after(240):
+            result = await cluster.run()
+        log_dir = cluster.host.log_dir
+    sent, usually_sent = (each.summary["bytes_sent"]["pseudo_gradients"] for each in (result, usual))
+    assert 0.4 < sent / usually_sent < 0.6
+    assert result.records[0].samples == usual.records[0].samples
+    assert all(result.hashes[stage] != usual.hashes[stage] for stage in (0, 1))
+    reproduces(log_dir, config, make_text(1000))
+    with pytest.raises(ConfigError, match=r"averaging_compression: 'none' instead of 'bf16'"):
+        replay(log_dir, config=make_config(), dataset=make_text(1000))
