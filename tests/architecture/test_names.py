@@ -16,7 +16,7 @@ TO_BE_RENAMED = {
     *("Announcer", "Ask", "Client", "Done", "End", "Failed", "Feed", "InMemory", "Launcher", "Link", "Loaded"),
     *("Move", "Opened", "Outcome", "Parcel", "Part", "Parts", "Phase", "Pipeline", "Place", "Plan", "Ready"),
     *("Registry", "Replica", "Send", "Server", "Start", "Started", "Step", "Swarm", "_Kept", "_Member"),
-    *("_Plan", "_Replica", "_Run", "_Server", "_Step", "_Usage", "_Worker"),
+    *("_Plan", "_Replica", "_Run", "_Server", "_Step", "_Usage"),
 }
 """Names that stand for two classes or three until they are renamed; no name is added here."""
 

@@ -279,7 +279,7 @@ class StageWorker:
 
     async def _work(self) -> bool:
         """Does one thing on the device; False if there is nothing to do."""
-        if self._round_starts:
+        while self._round_starts:
             self._round_starts = False
             self._post_results()
             content, self._resumed = self._resumed, None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 import torch
 
@@ -42,6 +44,27 @@ async def test_a_stage_that_goes_on_from_its_snapshot_ends_where_one_ends_that_n
             for [mine], [theirs] in zip(resumed.replicas, undisturbed.replicas, strict=True):
                 assert_same_state(mine.compute.module, theirs.compute.module)
                 assert mine.worker.log == theirs.worker.log
+
+
+async def test_a_step_that_waits_while_a_round_begins_twice_is_computed_after_the_second_beginning(
+    make_swarm: MakeSwarm,
+) -> None:
+    batch = text_batches((4, 2))[0]
+    async with make_swarm(gpt(0.0), 2, seed=SEED) as undisturbed, make_swarm(gpt(0.0), 2, seed=SEED) as swarm:
+        await undisturbed.train(batch, 0, 0.05)
+        goes_on = threading.Event()
+        holds = swarm.device.begin(goes_on.wait)
+        for _ in range(2):
+            for [replica] in swarm.replicas:
+                replica.worker.start_round(1)
+            await anyio.wait_all_tasks_blocked()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(swarm.train, batch, 0, 0.05)
+            await anyio.wait_all_tasks_blocked()
+            goes_on.set()
+        await holds
+        for [mine], [theirs] in zip(swarm.replicas, undisturbed.replicas, strict=True):
+            assert_same_state(mine.compute.module, theirs.compute.module)
 
 
 async def test_a_round_that_ends_at_once_averages_what_the_snapshot_has(make_swarm: MakeSwarm) -> None:
