@@ -13,8 +13,7 @@ faults at the same time, beside it: what else the machine does slows down both.
 The swarm is that of `make run`, with its rounds of 60 steps, two stages with two replicas each; on one machine, with a
 spare, or with `--upload-mbit` a client's host and two hosts of servers in network namespaces, without one (root).
 `--emulated-device` makes each call of a stage last as long as on a slow device, waited for and not computed
-(docs/reliability.md says what that leaves out). Each run is judged as `shoal chaos` judges, but for the replay, which
-computes all of it again.
+(docs/reliability.md says what that leaves out). After each run everything is judged that `shoal chaos` judges.
 
 Exit code: 0 if each run holds and the means of kept work reach the limits below, with snapshots; else 1.
 """
@@ -45,13 +44,12 @@ from shoal.errors import RecordRejected, RunFailed
 from shoal.testing.chaos.plan import PlannedFault, plan_faults
 from shoal.testing.chaos.session import Chaos, not_got_over, swarm_of_one_host
 from shoal.testing.observed import Swarm
-from shoal.testing.verdict import CHECKS, judge
+from shoal.testing.verdict import judge
 
 FLAGS = ("--no-wandb", "--log-level=debug", "--data.holdout-fraction=0.01", "--diloco.outer-steps=1000000")
 NUM_SLOTS = 2
 NUM_KILLS = 4
 """In each run; it lasts as many intervals."""
-CHECKS_OF_FILES = [(name, check) for name, check in CHECKS if name != "replay"]
 LIMITS = {60.0: 0.93, 15.0: 0.75}
 """By the seconds from one kill to the next: the mean share of the work that has to be kept, with snapshots."""
 
@@ -109,8 +107,7 @@ def measure(
         with swarm_of(directory, flags, upload_mbit) as swarm:
             log = swarm.client.require_log_dir() / "chaos.jsonl"
             outcome = Chaos(swarm, plan, SystemClock(), log=log).run(for_s)
-            findings = judge(outcome.evidence, CHECKS_OF_FILES)
-            problems = [f"{found.check}: {problem}" for found in findings for problem in found.problems]
+            problems = [f"{found.check}: {problem}" for found in judge(outcome.evidence) for problem in found.problems]
             return outcome.samples_per_s, outcome.kept_per_s, problems + not_got_over(outcome)
     except (RunFailed, RecordRejected) as error:
         return 0.0, 0.0, [str(error)]
