@@ -71,13 +71,18 @@ class Endpoint:
         network = self.world.network
         late_s = network.rng.uniform(0, LATE_S - HEARTBEAT_S) if network.rng.random() < self.world.stall_rate else 0.0
         network.on_host(self.peer, HEARTBEAT_S * network.rng.uniform(1.0, 1.1) + late_s, self.tick)
-        activity = {other: Activity(c.heard, c.spoke) for other, c in self.connections.items()}
+        # A new connection is another link: what the one before it has missed is none of its silence.
+        links = {f"{other} {self.numbers[other]}": other for other in self.connections}
+        activity = {
+            link: Activity(self.connections[other].heard, self.connections[other].spoke)
+            for link, other in links.items()
+        }
         pulse = self.machine.tick(network.now_s, activity)
         for connection in self.connections.values():
             connection.heard = connection.spoke = False
-        for other, _ in pulse.dead:
-            self.world.suspects(self, other)
-        for other in pulse.idle:
+        for link, _ in pulse.dead:
+            self.world.suspects(self, links[link])
+        for other in (links[link] for link in pulse.idle):
             if other in self.connections:
                 network.send(self.peer, other, Beat(self.numbers[other]))
         self.talk()
