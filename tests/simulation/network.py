@@ -190,7 +190,7 @@ class Network(Kernel):
                 # Entries of one time stay in order, so what waits together arrives in order.
                 self.at(until_s + _TICK_S, self._arrive, lane, message)
                 return
-        if self._losing and (receiver, sender) in self._losing:
+        if lane.is_open and self._losing and (receiver, sender) in self._losing:
             # Of a new connection, before the end of the one before it was taken.
             self._tell(receiver, sender, self._losing[receiver, sender])
             if not lane.is_open or receiver not in self.hosts:

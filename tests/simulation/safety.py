@@ -119,7 +119,9 @@ class Split(Exception):
 class ChainSafety:
     """One record per round, whoever decides it, and every replica is on that chain.
 
-    Only where no replica is a member of both may there be two records: then the swarm was split.
+    Only where no replica is a member of both may there be two records: then the swarm was split. Or where the one was
+    held, but by nobody taken, when its coordinator was lost: a successor may drop it then (docs/protocol.md, "The outer
+    round"). Its `Decide` may still lie with a member that is frozen: that is on a chain of its own when it wakes.
 
     Attributes:
         decided: By round, the hash of its record.
@@ -141,13 +143,15 @@ class ChainSafety:
         self.decided[round] = digest
         return is_first
 
-    def swaps(self, round: int, digest: str, members: Iterable[str]) -> None:
+    def swaps(self, who: str, round: int, digest: str, members: Iterable[str]) -> None:
         """A replica makes this record its tip: it can only be one that is decided, or about to be.
 
         Raises:
             Broken: Others hold, or somebody has decided, another one.
-            Split: The same, and no replica is a member of both.
+            Split: The same, and no replica is a member of both, or this one is no member of the other.
         """
+        if round in self._known and who not in self._known[round][1]:
+            self._compare(round, digest, {who})
         self._compare(round, digest, members)
 
     def _compare(self, round: int, digest: str, members: Iterable[str]) -> None:

@@ -162,3 +162,21 @@ def test_a_disk_loses_what_was_not_synced_with_the_power_and_nothing_with_the_pr
     disk.lose_power()
     assert disk.read("client.state") is None
     assert disk.read("journal") == 1
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_what_a_process_has_sent_before_it_is_killed_mostly_arrives_and_before_the_end_of_the_connection(
+    silently: bool,
+) -> None:
+    seen: list[list[tuple[str, object]]] = []
+    for seed in range(50):
+        network, _, there = pair(seed)
+        network.send("a", "b", 0)
+        network.run(1.0)
+        network.send("a", "b", "last word")
+        network.crash("a", silently=silently)
+        network.run(9.0)
+        seen.append(there.seen[1:])
+    assert [("a", "last word"), ("a", "lost")] in seen
+    assert all(words in ([("a", "last word"), ("a", "lost")], [("a", "lost")]) for words in seen)
+    assert seen.count([("a", "lost")]) < 40

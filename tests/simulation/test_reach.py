@@ -94,6 +94,10 @@ def test_two_records_of_a_round_are_a_split_only_where_nobody_is_a_member_of_bot
     assert chain.decides(1, "one", {"R0.0", "R1.0"})
     assert not chain.decides(1, "one", {"R0.0", "R1.0"})
     with pytest.raises(Broken, match="members of both"):
-        chain.swaps(1, "other", {"R0.1", "R1.0"})
+        chain.swaps("R1.0", 1, "other", {"R0.1", "R1.0"})
+    with pytest.raises(Broken, match="members of both"):
+        chain.decides(1, "other", {"R0.1", "R1.0"})
     with pytest.raises(Split):
-        chain.swaps(1, "other", {"R0.1", "R1.1"})
+        chain.swaps("R0.1", 1, "other", {"R0.1", "R1.1"})
+    with pytest.raises(Split):  # a Decide of what was dropped reached it late
+        chain.swaps("R0.1", 1, "other", {"R0.1", "R1.0"})

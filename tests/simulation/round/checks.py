@@ -103,7 +103,7 @@ class Checks:
 
     def follows(self, host: ReplicaHost, record: Record, signed: SignedRecord) -> None:
         """A replica swaps to a record."""
-        self.world.chain.swaps(record.round, record_hash(signed), members_of(record))
+        self.world.chain.swaps(host.peer, record.round, record_hash(signed), members_of(record))
 
     def _bases(self, record: Record) -> None:
         """A record says of each stage what it was trained from."""

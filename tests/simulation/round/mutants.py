@@ -231,7 +231,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (RepeatsSeldom, 17),
         (ReadmitsNobody, 40),
         (MixesBases, 80),
-        (RestoresAtOnce, 1476),
+        (RestoresAtOnce, 948),
         (NamesNoBases, 9),
         (DecidesBeforeAnybodySwaps, 37),
     )
