@@ -1,9 +1,10 @@
 """Which record stands when a client takes a new ballot, from what every reachable replica holds.
 
 The newest record that some replica has swapped to stands. There may be several that are newest, where sides of a split
-have gone on apart: then one chain is chosen, which has a live holder of every stage, then more recorded samples, then
-the smaller hash. Replicas are heard of one after the other, so a chain that would be chosen if it did not lack a holder
-of some stage is waited for, or the order of arrival would choose.
+have gone on apart: then one chain is chosen, by the samples of its newest record that has a live holder of every stage,
+then by those of its newest record, then the smaller hash. (A stage that holds an older record alone is restored from
+that.) Replicas are heard of one after the other, so a chain that would be chosen if it did not lack a holder of some
+stage is waited for, or the order of arrival would choose.
 
 On top of what stands, a record that replicas have answered Held for may have been decided, so the one of the highest
 ballot is finished. It is dropped only when it cannot be finished: no replica has swapped it, no holder of some stage's
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
-from shoal.swarm.record_chains import heads, num_samples
+from shoal.swarm.record_chains import heads, is_before, num_samples
 from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.round import Record, RoundState, SignedRecord
@@ -95,10 +96,14 @@ def choose(
     def samples(tip: Tip) -> int:
         return num_samples(tip, unseal)
 
+    def safe_samples(head: Tip) -> int:
+        chain = (tip for tip in tips if tip == head or is_before(tip, head, unseal))
+        return max((samples(tip) for tip in chain if not missing(tip)), default=0)
+
     chains = heads(tips, unseal)
     candidates = [tip for tip in chains if tip.hash in held] or chains
     first = min(candidates, key=lambda tip: (-samples(tip), tip.hash))
-    best = min(candidates, key=lambda tip: (bool(missing(tip)), -samples(tip), tip.hash))
+    best = min(candidates, key=lambda tip: (-safe_samples(tip), -samples(tip), tip.hash))
     left = tuple(sorted((tip for tip in chains if tip != best), key=lambda tip: tip.hash))
     if first != best and not drop_pending:
         return Choice(first, missing(first), is_contested=True)

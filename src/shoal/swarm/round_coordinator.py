@@ -12,6 +12,7 @@ stage whose bytes are gone is restored (`round_restoration`) before the views ar
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId
@@ -45,6 +46,8 @@ from shoal.wire.messages.round import (
 )
 
 Effects = list[CoordinatorEffect]
+
+_MOST_DOUBLINGS = 4
 
 
 class RoundCoordinatorMachine:
@@ -88,11 +91,17 @@ class RoundCoordinatorMachine:
         self._joins, self._views = RoundJoins(), RoundViews()
         self._held = HeldRecord(settings.run_id, seal, unseal)
         self._since_s = self._tick_at_s = 0.0
+        self._num_contests = 0  # how often another one has taken a higher ballot since this client began to take over
+        self._lead_at_s: float | None = None  # when to take a higher one, while that is waited for
 
     @property
     def holders(self) -> Mapping[PeerId, int] | None:
         """The replicas that hold the tip and take part, with their stages; None while that is not known."""
         return None if self.phase in (Phase.WAITING, Phase.ASKING) else self._replicas.holders(self.tip)
+
+    @property
+    def _record(self) -> Record | None:
+        return None if self.tip.signed is None else self._unseal(self.tip.signed)
 
     @property
     def wake_at_s(self) -> float | None:
@@ -150,7 +159,11 @@ class RoundCoordinatorMachine:
         """Repeat what has not been answered."""
         if self.phase is Phase.WAITING:
             return []
-        self._tick_at_s = now_s + self.settings.retry_s
+        if self._lead_at_s is not None and now_s >= self._lead_at_s:
+            return self.lead(now_s)
+        self._tick_at_s = self._lead_at_s or now_s + self.settings.retry_s
+        if self._lead_at_s is not None:
+            return []
         effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in self._replicas.silent]
         for peer in sorted(self._replicas.told):
             effects += self._replicas.offer(peer, self.ballot, self.tip)
@@ -191,28 +204,41 @@ class RoundCoordinatorMachine:
     # -- taking over
 
     def _ask(self, now_s: float) -> Effects:
-        self.phase, self._since_s = Phase.ASKING, now_s
+        self.phase, self._since_s, self._lead_at_s = Phase.ASKING, now_s, None
         self._tick_at_s = now_s + self.settings.retry_s
         self._replicas.begin_asking()
         self._ready = False
         if self._unsaid is not None:
             self.tip, self._unsaid = self._unsaid, None
+            self._restoration.begin(self._record)
         return [Send(peer, AskRound(self.ballot)) for peer in self._replicas.known]
 
     def _stale(self, highest: Ballot, now_s: float) -> Effects:
         """A replica follows a higher ballot: take a higher one while taking over, and when a past self holds it; but
         whoever has led before has been replaced."""
         self.highest = max(self.highest, highest)
-        if self.phase is Phase.WAITING or highest <= self.ballot:
+        if self.phase is Phase.WAITING or highest <= self.ballot or self._lead_at_s is not None:
             return []
-        if highest.peer == self.me or (self.phase is Phase.ASKING and not self._has_led):
+        if highest.peer == self.me:
             return self.lead(now_s)
+        if self.phase is Phase.ASKING and not self._has_led:
+            return self._contend(now_s)
         self.phase = Phase.WAITING
         return [Deposed(highest)]
 
+    def _contend(self, now_s: float) -> Effects:
+        """Another one has taken a higher ballot. Mostly it is gone; but clients that take over at the same time would
+        overtake each other for ever, so each time they wait longer, and each another while."""
+        self._num_contests += 1
+        if self._num_contests == 1:
+            return self.lead(now_s)
+        longest_s = self.settings.retry_s * 2 ** min(self._num_contests, _MOST_DOUBLINGS)
+        self._lead_at_s = self._tick_at_s = now_s + random.Random(repr(self.ballot)).uniform(0.5, 1.0) * longest_s
+        return []
+
     def _choose(self, now_s: float) -> Effects:
         states, settings = self._replicas.states, self.settings
-        if not self._replicas.all_answered:
+        if not self._replicas.all_answered or self._lead_at_s is not None:
             return []
         absent = self._stages.without({state.stage for state in states.values()})
         if absent:
@@ -226,7 +252,7 @@ class RoundCoordinatorMachine:
         if lost.keys() != set(choice.missing):
             return effects + self._replicas.hint(choice, self.ballot, self.tip)
         effects += self._judgement.chose(states.values(), choice)
-        self.phase = Phase.IDLE
+        self.phase, self._num_contests = Phase.IDLE, 0
         others: Iterable[PeerId] = ()
         if choice.tip.hash != self.tip.hash:
             if self._trains and not self._judgement.is_own(choice.tip, self.tip):
@@ -239,15 +265,18 @@ class RoundCoordinatorMachine:
         return effects + self._stages.go_on(lost, self.ballot, self.tip, others)
 
     def _state(self, peer: PeerId, state: RoundState, now_s: float) -> Effects:
-        self._judgement.check(state)
+        is_news = self._judgement.check(state)
         if self._replicas.is_older(peer, state):
             return []
         tip = self._replicas.answer(peer, state)
         if self.phase is Phase.ASKING:
+            # Who else holds a record that nobody has named before is yet to be heard.
+            self._since_s = now_s if is_news else self._since_s
             return []
         if state.refused:
             return self._replicas.mark_out(peer, state.refused) + self._leave(peer, now_s)
-        if self._judgement.is_new(tip, state.stage, self.tip):
+        is_unheard = self._judgement.is_unheard(state, self.tip, self.ballot)
+        if is_unheard or self._judgement.is_new(tip, state.stage, self.tip):
             return self.lead(now_s)  # choose once more, having heard everyone
         effects = self._say() if tip.hash == self.tip.hash else []
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
@@ -387,7 +416,7 @@ class RoundCoordinatorMachine:
         self._request = None
         self._held.clear()
         self._joins, self._views = RoundJoins(), RoundViews()
-        self._restoration.begin(None if tip.signed is None else self._unseal(tip.signed))
+        self._restoration.begin(self._record)
 
     def _say(self) -> Effects:
         """A replica has swapped to the tip, so it stands; until then a successor may have to drop what is only held."""

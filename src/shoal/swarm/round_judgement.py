@@ -3,6 +3,8 @@
     a replica holds a record --it was judged, or comes before the tip--> nothing new
                              '-- it is new -----------------------------> hear everyone, choose once more
 
+So it is with a record on top of the tip that a replica has answered Held for, under the ballot of somebody else.
+
 A chain that was not chosen is judged for good, as far as its holders were heard: one of a stage that nobody had spoken
 for may yet complete it.
 """
@@ -11,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.ids import PeerId
+from shoal.ids import Ballot, PeerId
 from shoal.swarm.record_chains import Unseal, is_before, parted_after
-from shoal.swarm.records import Tip, used_samples
+from shoal.swarm.records import Tip, record_hash, used_samples
 from shoal.swarm.round_choice import Choice, tip_of
 from shoal.swarm.round_effects import ChainLeft
 from shoal.swarm.sample_ranges import count, subtract
@@ -34,27 +36,45 @@ class Judgement:
         self._genesis = genesis
         self._unseal = unseal
         self._judged: set[tuple[str, int]] = set()  # hashes of records, and stages of those that hold them
+        self._heard: set[tuple[str, int]] = set()  # the same of records that are only held
         self._left: set[str] = set()
+        self._named: set[str] = set()  # hashes of all records that replicas have named
 
-    def check(self, state: RoundState) -> None:
-        """Refuse what cannot be, before it is believed.
+    def check(self, state: RoundState) -> bool:
+        """Refuse what cannot be, before it is believed; returns whether it names a record that nobody has named before.
 
         Raises:
             RemoteProtocolError: The replica speaks of what is no record of this run.
             SignatureError: A signature does not verify.
         """
-        for signed in (state.record, state.pending):
-            if signed is not None:
-                self._unseal(signed)
+        records = [signed for signed in (state.record, state.pending) if signed is not None]
+        for signed in records:
+            self._unseal(signed)
+        named = {record_hash(signed) for signed in records}
+        is_news = not named <= self._named
+        self._named |= named
+        return is_news
 
     def is_new(self, tip: Tip, stage: int, standing: Tip) -> bool:
         """Whether a replica of a stage holds a newer record than the one that stands, or one of another chain."""
         is_known = tip.hash == standing.hash or (tip.hash, stage) in self._judged
         return not is_known and not is_before(tip, standing, self._unseal)
 
+    def is_unheard(self, state: RoundState, standing: Tip, ballot: Ballot) -> bool:
+        """Whether a replica has answered Held for another coordinator's record on top of the one that stands: that may
+        have been decided, and nobody of this stage had spoken of it when it was chosen what stands."""
+        signed = state.pending
+        if signed is None or (record_hash(signed), state.stage) in self._heard:
+            return False
+        record = self._unseal(signed)
+        return record.previous == standing.hash and record.ballot != ballot
+
     def chose(self, states: Iterable[RoundState], choice: Choice) -> list[ChainLeft]:
         """Take note of what was chosen among; returns the chains that are left and were not before."""
-        self._judged |= {(tip_of(state, self._genesis).hash, state.stage) for state in states}
+        for state in states:
+            self._judged.add((tip_of(state, self._genesis).hash, state.stage))
+            if state.pending is not None:
+                self._heard.add((record_hash(state.pending), state.stage))
         new = [tip for tip in choice.left if tip.hash not in self._left]
         self._left |= {tip.hash for tip in new}
         return [self._chain_left(tip, choice.tip) for tip in new]

@@ -222,9 +222,9 @@ def _make(first_seed: int, **classes: type) -> tuple[Make, int]:
 MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
-        (NoHold, 45),
+        (NoHold, 102),
         (NoJournal, 1),
-        (NoTakeoverOfHeldRecords, 99),
+        (NoTakeoverOfHeldRecords, 952),
         (NoEpochs, 7),
         (AbortsDoubts, 513),
         (AsksOnce, 1),

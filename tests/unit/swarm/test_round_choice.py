@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_choice import Choice, choose
@@ -146,3 +148,17 @@ def test_a_larger_chain_that_lacks_a_stage_is_waited_for_and_then_left() -> None
     assert [tip.hash for tip in found.left] == [record_hash(LARGE)]
     # A smaller one is not waited for.
     assert choice(state(0, LARGE, 1), state(1, LARGE, 1), state(0, SMALL, 1)).is_contested is False
+
+
+def test_a_chain_whose_newest_record_lacks_a_stage_counts_as_far_as_it_is_whole() -> None:
+    """Some of its replicas have swapped to its last record, and those of one stage hold only the one before."""
+    mine = Ballot(2, PeerId("C"), 1)
+    outcome = StageOutcome(0, 0, (PeerId("a"),), (1,), StageHashes("p", "m", "b"), 0)
+    more = Record(
+        "run", 2, mine, record_hash(LARGE), (outcome,), (SampleRange(0, 20, 25),), (), {}, (SampleRange(0, 0, 20),)
+    )
+    newest = seal(msgspec.structs.replace(more, eras=(Era(1, mine),)), PeerId("C"), lambda _body: b"")
+    states = (state(0, SMALL, 1), state(1, SMALL, 1), state(0, newest, 2), state(0, LARGE, 1), state(1, LARGE, 1))
+    found = choice(*states, drop_pending=True)
+    assert (found.tip.hash, found.missing) == (record_hash(newest), (1,))
+    assert [tip.hash for tip in found.left] == [record_hash(SMALL)]

@@ -223,6 +223,28 @@ def test_while_taking_over_a_higher_ballot_is_overtaken(machine: RoundCoordinato
     assert sent(effects, AskRound) == {A: AskRound(machine.ballot)}
 
 
+def test_clients_that_take_over_at_the_same_time_overtake_each_other_once_and_then_wait() -> None:
+    """Two of them that answer at once with a higher ballot, as fast as messages travel, may never end."""
+    waits_s: list[float] = []
+    for me, other in ((ME, PeerId("D")), (PeerId("D"), ME)):
+        settings = RoundSettings("run", 1, "D0", retry_s=1.0)
+        machine = RoundCoordinatorMachine(me, 1, settings, lambda r: seal(r, ME, bytes), unsealed)
+        machine.replicas({A: Hop(A, ())}, 0.0)
+        machine.lead(0.0)
+        assert sent(machine.receive(A, StaleBallot(Ballot(2, other, 3)), 0.0), AskRound).keys() == {A}
+        assert machine.receive(A, StaleBallot(Ballot(4, other, 3)), 0.0) == []
+        assert machine.receive(A, StaleBallot(Ballot(5, other, 3)), 0.0) == []
+        assert machine.receive(A, state(machine), 0.0) == [], "what was asked under a ballot that is given up"
+        machine.close(CloseRequest(1, {}, {}), 0.1)
+        assert machine.tick(0.5) == []
+        assert machine.wake_at_s is not None
+        waits_s.append(machine.wake_at_s)
+        assert sent(machine.tick(waits_s[-1]), AskRound) == {A: AskRound(Ballot(6, me, 1))}
+        assert isinstance(machine.receive(A, state(machine), 9.0)[0], Ready)
+    assert all(1.0 < wait_s < 5.0 for wait_s in waits_s)
+    assert waits_s[0] != waits_s[1]
+
+
 def test_a_leader_yields_to_another_client_but_not_to_its_past_self(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A)
     machine.receive(A, StaleBallot(Ballot(4, ME, 0)), 1.0)
@@ -259,6 +281,41 @@ def test_a_newer_record_is_heard_by_a_new_ballot(machine: RoundCoordinatorMachin
     effects = machine.receive(B, state(machine, newer, 3), 1.0)
     assert machine.ballot.number == 2
     assert sent(effects, AskRound).keys() == {A, B}
+
+
+def test_what_a_late_replica_has_answered_held_for_is_finished_and_not_passed_over(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    """Another coordinator may have decided it, and be gone together with all but this one who know."""
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", (), (), (), {}), ME, lambda _: b"")
+    machine.receive(A, state(machine, first, 1), 0.0)
+    machine.lost(B, 0.0)
+    assert machine.tip.round == 1
+    held = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
+    effects = machine.receive(B, state(machine, first, 1, pending=held), 1.0)
+    assert sent(effects, AskRound).keys() == {A, B}
+    machine.receive(A, state(machine, first, 1), 1.0)
+    machine.receive(B, state(machine, first, 1, pending=held), 1.0)
+    assert machine.tip.hash == record_hash(held)
+
+
+def test_what_was_heard_of_and_dropped_is_no_reason_to_ask_again() -> None:
+    settings = RoundSettings("run", 2, "D0", drop_after_s=5.0)
+    machine = RoundCoordinatorMachine(ME, 1, settings, lambda r: seal(r, ME, lambda _: b""), unsealed)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", (), (), (), {}), ME, lambda _: b"")
+    held = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
+    machine.receive(A, state(machine, first, 1), 0.0)
+    machine.receive(B, state(machine, first, 1, stage=1, pending=held), 4.0)
+    machine.tick(6.0)
+    assert machine.phase is Phase.ASKING, "of what is named anew the others are waited for"
+    machine.tick(9.5)
+    assert machine.tip.hash == record_hash(first), "stage 0 has no bytes of the other one"
+    asked = machine.receive(B, state(machine, first, 1, stage=1, pending=held), 10.0)
+    assert sent(asked, AskRound) == {}
 
 
 def test_unanswered_questions_are_repeated(machine: RoundCoordinatorMachine) -> None:

@@ -10,7 +10,9 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import CoordinatorEffect, Journal, ReplicaIn, ReplicaOut, Restored, Stuck
 from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Basis, Decide, Join, Restore, SignedRecord, Staged, Swapped
+from shoal.wire.messages.round import Basis, Decide, Held, Join, Restore, SignedRecord, Staged, StageHashes, Swapped
+
+NEXT = StageHashes("p2", "m2", "b2")
 
 
 @pytest.fixture
@@ -83,3 +85,20 @@ def test_a_client_that_takes_over_goes_on_with_what_was_restored(machine: RoundC
     effects = machine.receive(A, state(machine, signed, 1, basis=INITIAL), 5.0)
     assert Restored(0, 1, INITIAL) in effects
     assert machine.holders == {A: 0}
+
+
+def test_what_belongs_to_a_record_that_is_dropped_restores_nothing(machine: RoundCoordinatorMachine) -> None:
+    """All hold it, and are lost before anybody is known to have swapped: the record before stands again."""
+    signed = whole_round(machine)
+    machine.close(CloseRequest(2, {}, {}), 5.0)
+    machine.receive(A, Join(machine.ballot, 2, 0, 0, (), (), ()), 5.0)
+    [journal] = machine.receive(A, Staged(machine.ballot, 2, 0, 0, NEXT), 6.0)
+    assert isinstance(journal, Journal)
+    machine.journaled(journal.digest)
+    machine.receive(A, Held(machine.ballot, 2, journal.digest), 7.0)
+    assert machine.tip.hash == journal.digest
+    machine.replicas({B: Hop(B, ())}, 8.0)
+    machine.lead(8.0)
+    effects = machine.receive(B, state(machine, signed, 1), 8.0)
+    assert [effect for effect in effects if isinstance(effect, Restored)] == []
+    assert machine.holders == {B: 0}
