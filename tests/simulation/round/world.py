@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection
 
 from tests.simulation import liveness
@@ -34,26 +35,29 @@ _DECISIONS = frozenset((Hold, Decide))
 
 
 class DataServer:
-    """Gives out samples 0, 1, 2, ...; outlives its client. What is in no record of its round becomes free again."""
+    """Gives out samples 0, 1, 2, ...; outlives its client. What is in no record of its round becomes free again.
+
+    But only for steps on top of that record: of a split swarm the other side, which does not know it, goes on with the
+    samples that it has, as it does with a data server of its own.
+    """
 
     def __init__(self) -> None:
         self.recorded: set[int] = set()
-        self._given: set[int] = set()
+        self._given: defaultdict[str, set[int]] = defaultdict(set)  # by the record on top of which they are trained
         self._round = 0
         self._all_below = 0
 
-    def lease(self) -> int:
-        sample = self._all_below
-        while sample in self._given or sample in self.recorded:
+    def lease(self, held: str) -> int:
+        given, sample = self._given[held], self._all_below
+        while sample in given or sample in self.recorded:
             sample += 1
-        self._given.add(sample)
+        given.add(sample)
         return sample
 
     def record(self, record: Record) -> None:
         if record.round > self._round:
             self._round = record.round
             self.recorded.update(samples_of(record))
-            self._given.clear()
             while self._all_below in self.recorded:
                 self._all_below += 1
 
@@ -245,7 +249,7 @@ class World:
 
     def _step(self, slot: int, path: list[ReplicaHost], pool: DataServer) -> None:
         rng = self.network.rng
-        sample = pool.lease()
+        sample = pool.lease(path[0].machine.tip.hash)
         self.num_steps += 1
         entry = StepEntry(
             key=StepKey(slot, 1, self.num_steps, 0),

@@ -64,6 +64,8 @@ class SplitChecks(Checks):
         signed = host.machine.fetching
         if tip.signed is None or signed is None or is_before(tip, self.world.tip_of(signed), unseal):
             return
+        if record_hash(signed) == tip.hash:
+            return  # other bytes of the same record: its stage was restored, and a holder of the record's own is back
         chooser = network.hosts.get(host.machine.promised.peer)
         is_there = isinstance(chooser, ClientHost) and chooser.machine.ballot == host.machine.promised
         if is_there and not chooser.machine._judgement.is_held(tip):
