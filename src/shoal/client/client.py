@@ -60,6 +60,7 @@ from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Heartbeat
 
 TRAINER_START_TIMEOUT_S = 20.0
+
 logger = logging.getLogger(__name__)
 
 
@@ -396,5 +397,6 @@ class Client:
         logger.info("client.resumed", extra={"start": self._diary.start, "round": round, "events": len(events)})
 
     def _swarm_numbers(self) -> Mapping[str, float]:
-        counts = self._config.num_stages, self.rounds.num_pipelines, len(self.trainers.present)
-        return swarm_numbers(self._membership.view, *counts)
+        return swarm_numbers(
+            self._membership.view, self._config.num_stages, self.rounds.num_pipelines, len(self.trainers.present)
+        )

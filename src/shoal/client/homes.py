@@ -106,10 +106,10 @@ class Homes:
         for pipeline in self.pipelines:
             hop = self._trainers.present.get(pipeline.slot)
             if hop is not None:
-                self._endpoint.post(hop.peer, UpdateReplicas(self.replicas_for(pipeline.slot), caps))
+                self._endpoint.post(hop.peer, UpdateReplicas(self.name_replicas(pipeline.slot), caps))
 
-    def replicas_for(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
-        """Return all replicas of each stage that a slot may use now, best first; its trainer is told of them."""
+    def name_replicas(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
+        """Return all replicas of each stage that a slot may use now, best first; from now on they are `named`."""
         replicas = replicas_for(slot, self.usable(), self.pipelines, self._num_stages, NOTHING_HELD)
         self.named.update(hop.peer for stage in replicas for hop in stage)
         return replicas

@@ -331,7 +331,7 @@ class RoundLoop:
                 first_step=first_step,
                 inner_steps=num_steps,
                 path=self._homes.pipelines[slot].path,
-                replicas=self._homes.replicas_for(slot),
+                replicas=self._homes.name_replicas(slot),
                 evaluation=evaluation,
                 caps=self._membership.view.caps,
                 held=self.held,

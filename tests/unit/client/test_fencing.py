@@ -38,6 +38,17 @@ class Desk:
     async def settle(self) -> None:
         self.settled = await self.fencing.settle(1, 2)
 
+    async def answered_by_all(self) -> Settled:
+        """What comes of it when both say that they have committed nothing."""
+        with anyio.fail_after(240):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.settle)
+                await anyio.wait_all_tasks_blocked()
+                self.answer(A)
+                self.answer(B)
+        assert self.settled is not None
+        return self.settled
+
     def answer(self, peer: PeerId, *committed: StepKey, in_doubt: tuple[StepKey, ...] = ()) -> None:
         assert self.fencing.receive(Received(peer, Fenced({1: 2}, committed, in_doubt, 3, {}, steady=True), ()))
 
@@ -125,39 +136,21 @@ async def test_who_was_there_when_the_round_began_and_was_not_lost_since_would_k
     desk = Desk()
     desk.fencing.begin_round(3, {A, B}, {A, B})
     desk.fencing.peer_lost(B)
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.settle)
-            await anyio.wait_all_tasks_blocked()
-            desk.answer(A)
-            desk.answer(B)
-    assert desk.settled is not None
-    assert desk.settled.denies(KEY, (A,))
-    assert not desk.settled.denies(KEY, (B,)), "what answers now may have been started since"
+    settled = await desk.answered_by_all()
+    assert settled.denies(KEY, (A,))
+    assert not settled.denies(KEY, (B,)), "what answers now may have been started since"
 
 
 async def test_a_client_that_was_started_again_does_not_know_who_has_been_there_since_the_round_began() -> None:
     desk = Desk()
     desk.fencing.begin_round(3, None, ())
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.settle)
-            await anyio.wait_all_tasks_blocked()
-            desk.answer(A)
-            desk.answer(B)
-    assert desk.settled is not None
-    assert not desk.settled.denies(KEY, (A, B))
-    assert not desk.settled.complete, "nor whom trainers were told of"
+    settled = await desk.answered_by_all()
+    assert not settled.denies(KEY, (A, B))
+    assert not settled.complete, "nor whom trainers were told of"
 
 
 async def test_a_replica_that_came_in_during_the_round_and_is_cut_off_since_may_have_committed() -> None:
     desk = Desk()
     desk.named.add(PeerId("came in"))
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.settle)
-            await anyio.wait_all_tasks_blocked()
-            desk.answer(A)
-            desk.answer(B)
-    assert desk.settled is not None
-    assert not desk.settled.complete
+    settled = await desk.answered_by_all()
+    assert not settled.complete
