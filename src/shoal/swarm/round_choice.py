@@ -17,7 +17,7 @@ Everybody can compute D_0, so newcomers hold it at any time. It stands only as l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
@@ -60,7 +60,7 @@ def choose(
     unseal: Callable[[SignedRecord], Record],
     drop_pending: bool,
     has_records: bool = False,
-    known: Tip | None = None,
+    known: Collection[Tip] = (),
 ) -> Choice:
     """Choose what stands among what the replicas hold; `states` is not empty.
 
@@ -71,12 +71,11 @@ def choose(
         unseal: Decodes a record.
         drop_pending: What is not there has been waited for long enough.
         has_records: The coordinator knows of records: D_0 is not what stands.
-        known: A decided record that the coordinator knows, though nobody may hold it any more.
+        known: Decided records that the coordinator knows, though no replica may hold them any more.
     """
     tips = {tip_of(state, genesis) for state in states.values()}
     held = {tip.hash for tip in tips}
-    if known is not None and known.signed is not None:
-        tips.add(known)
+    tips.update(tip for tip in known if tip.signed is not None)
     pending: dict[str, SignedRecord] = {}
     for state in states.values():
         if state.pending is not None:

@@ -244,7 +244,8 @@ class RoundCoordinatorMachine:
         if absent:
             return self._stages.miss(absent, now_s)
         waited, begun = now_s - self._since_s > settings.drop_after_s, bool(self._recorded or self.tip.round)
-        choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited, begun, self.tip)
+        known = {self.tip, *self._judgement.heard}
+        choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited, begun, known)
         if choice.is_contested:
             return []
         effects = self._stages.miss(choice.missing, now_s)
@@ -272,11 +273,14 @@ class RoundCoordinatorMachine:
         if self.phase is Phase.ASKING:
             # Who else holds a record that nobody has named before is yet to be heard.
             self._since_s = now_s if is_news else self._since_s
+            self._judgement.heard.add(tip)
             return []
         if state.refused:
             return self._replicas.mark_out(peer, state.refused) + self._leave(peer, now_s)
-        is_unheard = self._judgement.is_unheard(state, self.tip, self.ballot)
-        if is_unheard or self._judgement.is_new(tip, state.stage, self.tip):
+        is_new = self._judgement.is_new(tip, state.stage, self.tip)
+        if is_new:
+            self._judgement.heard.add(tip)
+        if is_new or self._judgement.is_unheard(state, self.tip, self.ballot):
             return self.lead(now_s)  # choose once more, having heard everyone
         effects = self._say() if tip.hash == self.tip.hash else []
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)

@@ -29,6 +29,10 @@ class Judgement:
         me: This client.
         genesis: Hash that stands for D_0.
         unseal: Decodes a record.
+
+    Attributes:
+        heard: The records that replicas have held since the last choice. Each is decided, also when all who hold it are
+            lost before the next one.
     """
 
     def __init__(self, me: PeerId, genesis: str, unseal: Unseal) -> None:
@@ -39,6 +43,7 @@ class Judgement:
         self._heard: set[tuple[str, int]] = set()  # the same of records that are only held
         self._left: set[str] = set()
         self._named: set[str] = set()  # hashes of all records that replicas have named
+        self.heard: set[Tip] = set()
 
     def check(self, state: RoundState) -> bool:
         """Refuse what cannot be, before it is believed; returns whether it names a record that nobody has named before.
@@ -71,6 +76,7 @@ class Judgement:
 
     def chose(self, states: Iterable[RoundState], choice: Choice) -> list[ChainLeft]:
         """Take note of what was chosen among; returns the chains that are left and were not before."""
+        self.heard.clear()
         for state in states:
             self._judged.add((tip_of(state, self._genesis).hash, state.stage))
             if state.pending is not None:

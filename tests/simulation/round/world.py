@@ -359,12 +359,10 @@ class World:
         """
         try:
             self.network.run(SETTLED_S)
-            before = max(self.chain.decided, default=0)
             liveness.keeps_going(self.network, END_S, ROUND_LIMIT_S, lambda: max(self.chain.decided, default=0))
         except Split:
             self.is_split = True
         else:
-            liveness.goes_on(before, max(self.chain.decided, default=0))
             liveness.nobody_left_behind({h.peer: h.machine.tip.round for h in self.replica_hosts()})
         return max(self.chain.decided, default=0)
 

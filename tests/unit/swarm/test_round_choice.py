@@ -30,7 +30,7 @@ def state(stage: int, record: SignedRecord | None, round: int, pending: SignedRe
 
 
 def choice(
-    *states: RoundState, drop_pending: bool = False, has_records: bool = False, known: Tip | None = None
+    *states: RoundState, drop_pending: bool = False, has_records: bool = False, known: tuple[Tip, ...] = ()
 ) -> Choice:
     named = {PeerId(f"R{index}"): each for index, each in enumerate(states)}
     return choose(
@@ -86,10 +86,10 @@ def test_a_held_record_is_not_dropped_where_the_one_before_has_no_holders_either
 
 def test_what_the_coordinator_has_decided_stands_though_nobody_holds_it_any_more() -> None:
     known = Tip(2, record_hash(D2), D2)
-    assert choice(state(0, None, 0), state(1, None, 0), known=known).tip == known
-    assert choice(state(0, D1, 1), state(1, D1, 1), known=known).missing == (0, 1)
+    assert choice(state(0, None, 0), state(1, None, 0), known=(known,)).tip == known
+    assert choice(state(0, D1, 1), state(1, D1, 1), known=(known,)).missing == (0, 1)
     other = signed(2, record_hash(D1), ballot=3)
-    assert choice(state(0, other, 2), state(1, D1, 1), known=known).tip.hash == record_hash(other)
+    assert choice(state(0, other, 2), state(1, D1, 1), known=(known,)).tip.hash == record_hash(other)
 
 
 def test_a_held_record_on_an_older_chain_is_no_candidate() -> None:

@@ -301,6 +301,22 @@ def test_what_a_late_replica_has_answered_held_for_is_finished_and_not_passed_ov
     assert machine.tip.hash == record_hash(held)
 
 
+def test_a_record_that_was_heard_of_stands_though_all_who_hold_it_are_lost_before_the_choice() -> None:
+    settings = RoundSettings("run", 2, "D0", drop_after_s=5.0)
+    machine = RoundCoordinatorMachine(ME, 1, settings, lambda r: seal(r, ME, lambda _: b""), unsealed)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    outcomes = tuple(StageOutcome(stage, 0, (A,), (1,), BYTES, 0) for stage in (0, 1))
+    first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", outcomes, (), (), {}), ME, lambda _: b"")
+    second = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), outcomes, (), (), {}), ME, lambda _: b"")
+    machine.receive(A, state(machine, second, 2), 0.0)
+    machine.lost(A, 1.0)
+    machine.receive(B, state(machine, first, 1, stage=1), 2.0)
+    machine.receive(A, state(machine), 3.0)  # its next life
+    machine.tick(3.0 + settings.lost_state_after_s + 1.0)
+    assert machine.tip.hash == record_hash(second), "that somebody has swapped to it shows that it was decided"
+
+
 def test_what_was_heard_of_and_dropped_is_no_reason_to_ask_again() -> None:
     settings = RoundSettings("run", 2, "D0", drop_after_s=5.0)
     machine = RoundCoordinatorMachine(ME, 1, settings, lambda r: seal(r, ME, lambda _: b""), unsealed)
