@@ -190,9 +190,12 @@ class World(Replacement, RoundWorld):
     def run(self) -> int:
         self.network.at(SETTLED_S, self._count)
         rounds = super().run()
-        if not self.is_split and len(self.samples.recorded) <= self.num_before:
+        if not self.is_split and not self.is_enough():
             raise Broken(f"nothing was trained after the last fault: {len(self.samples.recorded)} samples")
         return rounds
+
+    def is_enough(self) -> bool:
+        return len(self.samples.recorded) > self.num_before
 
     def _count(self) -> None:
         self.num_before = len(self.samples.recorded)
