@@ -69,8 +69,7 @@ class Deadline:
     """A point in monotonic time by which something has to have happened.
 
     Attributes:
-        clock: the clock against which the deadline runs.
-        expires_at_s: the point, in `clock.now_s()` seconds; `math.inf` never expires.
+        expires_at_s: in `clock.now_s()` seconds; `math.inf` never expires.
     """
 
     clock: Clock

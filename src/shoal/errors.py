@@ -69,11 +69,7 @@ class Offence(enum.StrEnum):
 
 
 class HandshakeError(IdentityError):
-    """The first exchange on a connection failed: wrong swarm key, wrong peer or wrong protocol version.
-
-    Attributes:
-        offence: what the other side did.
-    """
+    """The first exchange on a connection failed: wrong swarm key, wrong peer or wrong protocol version."""
 
     def __init__(self, message: str, offence: Offence) -> None:
         """Say what happened, and what kind of offence it is."""
@@ -165,9 +161,8 @@ class Contradiction(ShoalError):
     """The logs of a run do not go together: nothing that can have happened has led to them.
 
     Attributes:
-        round: In which.
-        stage: Of the replica whose log is wrong, or whose log shows it.
-        peer: The replica.
+        stage: Of the replica whose log is wrong, or whose log shows the contradiction.
+        peer: The same replica's.
     """
 
     def __init__(self, message: str, round: int, stage: int, peer: str) -> None:

@@ -230,11 +230,10 @@ def swarm_key_fingerprint(swarm_key: bytes) -> str:
 
 
 def namespace(swarm_key: bytes, experiment_prefix: str) -> str:
-    """Return the name (hex) under which a swarm's records are kept: without the key nobody can tell or guess it.
+    """Return the name (hex) under which a swarm's records are kept. It cannot be guessed without the key.
 
     Args:
-        swarm_key: the swarm's pre-shared key.
-        experiment_prefix: what the user calls the experiment.
+        experiment_prefix: the user's name of the experiment.
     """
     digest = hashlib.sha3_256(b"shoal namespace 1\0")
     digest.update(len(swarm_key).to_bytes(8, "big"))
@@ -247,8 +246,8 @@ def derived_key(secret: bytes, label: bytes) -> bytes:
     """Return a key of 32 bytes for one purpose alone: HKDF-SHA3-256 of a secret.
 
     Args:
-        secret: 32 random bytes, or what was derived of them.
-        label: of the purpose.
+        secret: 32 random bytes, or bytes derived from them.
+        label: names the purpose.
     """
     return HKDF(algorithm=hashes.SHA3_256(), length=_KEY_BYTES, salt=None, info=label).derive(secret)
 

@@ -52,10 +52,7 @@ class FloodGate:
         """Let everything through at first.
 
         Args:
-            logger: gets the events.
-            clock: tells the windows apart.
-            window_s: length of a window.
-            lines_of_source: for one source in a window.
+            lines_of_source: the most for one source in a window.
             lines: for all sources in a window.
         """
         self._logger = logger
@@ -204,15 +201,15 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure(process: str, log_dir: Path | None, level: int | str = logging.INFO, *, terminal: bool = False) -> None:
-    """Set up logging for this process; what was set up before is closed and replaced.
+    """Set up logging for this process. An earlier set-up is closed and replaced.
 
     Args:
         process: `<role>_<n>`; the file is `log_dir/<process>.log`.
-        log_dir: folder of the run's logs, made if it is missing; None writes no file. A file that cannot be written is
-            said to be so on standard error, and no more than that: no process ends because of its log.
+        log_dir: folder of the run's logs, made if it is missing; None writes no file. If a file cannot be written, a
+            line on standard error says so and the process goes on.
         level: the least severe level of shoal's own events, by name in any case or by number; other libraries show
             warnings and worse.
-        terminal: whether to write to standard error as well.
+        terminal: also write to standard error.
     """
     handlers: list[logging.Handler] = []
     if log_dir is not None:

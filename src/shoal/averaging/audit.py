@@ -28,21 +28,20 @@ class Audit:
     """Counts over a whole run.
 
     Attributes:
-        rounds: Rounds with a step log.
-        steps: Committed steps, skipped ones included.
+        steps: Committed steps, including skipped ones.
         samples: Distinct samples in steps that were not skipped.
         skipped: Distinct samples in steps that were skipped.
-        duplicates: Samples that are in a step although an earlier step has them, counted each time.
-        missing: Samples of a pass that no step contains: all of a pass after which another was begun, and of the last
-            pass those below the highest one that was trained.
-        unreached: The same of samples that are not missing, since they were to be trained in a later round and the run
-            ended before: it was interrupted, or its last round was ended early by a client that took it over.
-        first_round: The first round with a step log; 0 if there is none.
-        samples_before: Distinct samples, skipped ones included, of the rounds of which other hosts have the step logs.
-        lost: By stage, steps that the stage has no part in: those that none of its replicas held when their round
-            ended, those that only replicas held whose contribution did not count, and all of the rounds that were lost
-            when the stage was restored.
-        suspects: By round, the replicas whose contribution or whose bytes were not as they should be.
+        duplicates: Samples in a step that an earlier step has too, counted each time.
+        missing: Samples of a pass that no step contains: of a finished pass all such samples, of the last pass those
+            below the highest one that was trained.
+        unreached: Samples that no step contains because a later round was to train them and the run ended before: it
+            was interrupted, or a client that took its last round over ended that round early.
+        first_round: The first round with a step log; 0: there is none.
+        samples_before: Distinct samples, including skipped ones, of the rounds whose step logs other hosts have.
+        lost: By stage, the steps that the stage has no part in: those that none of its replicas held when their round
+            ended, those held only by replicas whose contribution did not count, and all steps of the rounds that were
+            lost when the stage was restored.
+        suspects: By round, the replicas whose contribution or bytes were not as they should be.
     """
 
     rounds: int
@@ -67,11 +66,11 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
     """Recompute a run's counts.
 
     Args:
-        directory: The run's directory, with its `steps/`.
+        directory: The run's, with `steps/` in it.
         num_samples_per_pass: N: positions 0..N-1 of each pass.
 
     Raises:
-        RecordRejected: A file is no step log, or no record; or one is not signed by whom D_0 lets coordinate the run.
+        RecordRejected: A file is no step log, or no record; or its signer may not coordinate the run by D_0.
         OSError: A file cannot be read; D_0 is one of them, where there is a record.
     """
     lines = {round: read_steps(directory, round) for round in rounds_with_steps(directory)}
@@ -96,7 +95,7 @@ def audit_of(
         lines: The step log of each round.
         records: D_1, D_2, ...
         num_samples_per_pass: As in `audit`.
-        num_rounds: How many rounds there were to be; 0: those that there are.
+        num_rounds: How many rounds were planned; 0: those that there are.
     """
     left_out = {
         record.round: frozenset(p for outcome in record.stages for p in uncounted(outcome.members, outcome.scales))

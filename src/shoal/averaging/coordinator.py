@@ -60,12 +60,10 @@ Answer = RoundState | StaleBallot | Join | Staged | MemberLost | Held | Swapped
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """A decided round.
+    """A decided round; `signed` is its record, encoded and signed.
 
     Attributes:
-        record: D_round.
-        signed: The same, encoded and signed.
-        sent_bytes: What the holders sent in the round, by traffic.
+        sent_bytes: What the holders sent in the round, by kind of traffic.
         holders: The replicas that hold the record now, with their stages.
     """
 
@@ -77,13 +75,13 @@ class RoundOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Leading:
-    """This client coordinates.
+    """This client coordinates the run.
 
     Attributes:
         held_round: The record that stands; training goes on in the round after it.
-        outcome: How that round ended, None for D_0.
-        holders: The replicas that hold it, with their stages.
-        record_hash: Its hash, for D_0 as well.
+        outcome: How that round ended; None for D_0.
+        holders: The replicas that hold the record, with their stages.
+        record_hash: Of the record, for D_0 as well.
     """
 
     held_round: int
@@ -93,18 +91,15 @@ class Leading:
 
 
 class RoundCoordinator:
-    """The outer rounds of a run, as the client that coordinates them.
+    """The outer rounds of a run, for the client that coordinates them.
 
     Args:
-        endpoint: Of the client.
-        signer: Signs the records; of the same peer.
-        incarnation: Of this start of the client; no other one has had it.
-        settings: Of the run.
-        clock: For repetitions.
+        signer: Signs the records, as the endpoint's peer.
+        incarnation: Unique to this start of the client.
         journal: Writes step logs down before their record is held (see `journal.hold_steps`); called in a thread.
         recorded: Samples in the records known from before a restart.
-        ballot_number: Of the last ballot before a restart: whoever has taken a higher one since is followed.
-        on_event: Told of replicas that are in and out, of stages that lack one and of those that are restored.
+        ballot_number: Of the last ballot before a restart. This client gives way to a higher one.
+        on_event: Is told which replicas are in and out, which stages lack one and which are restored.
     """
 
     def __init__(
@@ -189,10 +184,9 @@ class RoundCoordinator:
         """Begin the end of the round.
 
         Args:
-            round: The one after the record that stands.
-            slots: Home slot of each home replica: the order of the rings. Spares come last.
+            slots: Home slot of each home replica, which orders the rings. Spares come last.
             incarnations: The lowest incarnation of each trainer that may still act.
-            join_within_s: How long replicas are waited for that are reachable but do not join; None: until they do.
+            join_within_s: How long to wait for reachable replicas that do not join; None: until they do.
 
         Raises:
             LocalProtocolError: The run is not in this round.

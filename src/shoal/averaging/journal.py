@@ -34,12 +34,11 @@ class Genesis(msgspec.Struct, frozen=True):
     """What D_0 follows from, and where the run was begun.
 
     Attributes:
-        seed: Of the run.
-        authority: Of the swarm: it warrants who may sign the records that follow.
-        configuration: What its peers share, JSON values only.
-        num_threads: Of the servers of the client's host: one number for all, or one for each.
+        authority: Of the swarm; warrants the signers of the records that follow.
+        configuration: What the peers share; JSON values only.
+        num_threads: Of the servers on the client's host: one number for all, or one for each.
         versions: Of the programs, by name.
-        machine: Of the client's host, by name.
+        machine: Of the client's host.
     """
 
     seed: int
@@ -87,13 +86,10 @@ def read_genesis(directory: Path) -> Genesis:
 
 
 def hold_steps(directory: Path, round: int, digest: str, logs: Logs) -> None:
-    """Write the step logs of a record that may be decided from now on, even if this process is no more.
+    """Write the step logs of a record that may be decided from now on, even if this process ends.
 
     Args:
-        directory: The run's directory.
-        round: Of the record.
-        digest: Hash of the record.
-        logs: Of its members.
+        directory: The run's.
 
     Raises:
         StorageError: The file cannot be written.
@@ -127,14 +123,13 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
 
 
 def set_aside(directory: Path, record: Record, digest: str) -> None:
-    """Put the records and step logs away that are there, unless the run goes on from them with this record.
+    """Put away the records and step logs that are there, unless the run goes on from them with this record.
 
-    They are in `left/` from then on, beside those that were put there before; D_0 stays, since all chains have it.
+    They move into `left/`, beside those that were moved there before. D_0 stays, because all chains have it.
 
     Args:
-        directory: The run's directory.
-        record: From which the run goes on.
-        digest: Its hash.
+        directory: The run's.
+        record: The one from which the run goes on.
 
     Raises:
         RecordRejected: A file that is there is no record.

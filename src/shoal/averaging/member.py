@@ -112,20 +112,15 @@ class RoundMember:
     """The outer rounds of one replica.
 
     Args:
-        endpoint: Of the server.
         unseal: Checks and decodes a record of the run (`signing.unsealer`).
-        genesis: Hash that stands for D_0, whose state the replica holds.
-        stage: Its stage.
-        steps: Serves the steps of the replica.
-        state: What is averaged.
-        device: Where it is computed.
-        events: Told of each swap, and if the replica is left out; must never be full.
-        sync: Fetches the newest state when the replica does not hold it; without it, it is out until it is restarted.
+        genesis: The hash that stands for D_0, whose state the replica holds.
+        events: Is told of each swap, and when the replica is left out; must never be full.
+        sync: Fetches the newest state when the replica does not hold it; without it, the replica stays out.
         donor: Gives the replica's state to others.
         is_behind: The replica has reason to believe that the run is further than D_0.
-        ring: How vectors are reduced; the same on all replicas.
+        ring: The same on all replicas.
         links: What is known of the links to others of the stage; the coordinator orders the ring by it.
-        snapshots: May have one that the replica goes on from; then it begins the first round itself.
+        snapshots: May hold one that the replica goes on from; the member then begins the first round itself.
     """
 
     def __init__(

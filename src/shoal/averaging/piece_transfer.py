@@ -64,11 +64,9 @@ class PieceTransfer:
     """One transfer: the machine, what has arrived, and the vectors that it goes into.
 
     Args:
-        context: Of the replica.
-        piece: What is fetched.
-        vectors: Are written.
-        verify: Whether what they hold is what the record names.
-        is_lost: Whether to give up, given whether somebody offers the piece, and whether somebody has gone past it.
+        vectors: The transfer writes into them.
+        verify: Whether the vectors hold what the record names.
+        is_lost: Whether to give up, given whether a donor offers the piece, and whether a donor has gone past it.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class ReplicaState:
 
     Args:
         stage: The local side; its present state becomes D_0.
-        optimizer: The outer optimizer, the same on all replicas.
+        optimizer: The same on all replicas.
 
     Attributes:
         hashes: Of the state of the record that the replica holds.
@@ -162,8 +162,8 @@ class ReplicaState:
         Args:
             weight: Samples of this replica in the round.
             total_weight: Of all members; at least 1.
-            gradient_N: Where the pseudo-gradient is put; its values do not matter. None makes a new vector.
-            scale: What the pseudo-gradient is multiplied by besides, in an operation of its own; with 1 there is none.
+            gradient_N: Is overwritten with the pseudo-gradient. None makes a new vector.
+            scale: A second factor on the pseudo-gradient, in an operation of its own; 1: no operation.
         """
         held, stage = self._held, self._stage
         integers_I = stage.integer_buffers_flat().cpu()
@@ -184,8 +184,8 @@ class ReplicaState:
         What was staged before is dropped, unless it is pinned.
 
         Args:
-            average: What the ring has made of the contributions; None if no member has trained: the state stays.
-            keep_average: Whether `swap` is to return it, in memory of its own: that of `average` is used again.
+            average: The ring's result; None if no member has trained: the state stays.
+            keep_average: `swap` then returns a copy of the averages; the memory of `average` is used again.
         """
         staged = self._held if average is None else self.successor(self._held, average)
         hashes = staged.hashes()
@@ -212,18 +212,17 @@ class ReplicaState:
     def swap(self, hashes: StageHashes, anew: bool = False) -> Contribution | None:
         """Make the staged bytes with these hashes the state, and the local parameters and buffers equal to it.
 
-        Those that are held already will do as well: then only what was trained on top of them is dropped. See
-        `restore` for the inner optimizer.
+        If they are those that the replica holds already, only the training on top of them is dropped. See `restore` for
+        the inner optimizer.
 
         Args:
-            hashes: Of the staged bytes.
-            anew: The inner optimizer begins anew, as that of a replica that has just started.
+            anew: The inner optimizer begins anew, as in a replica that has just started.
 
         Returns:
-            The averages from which it was computed, if they were to be kept.
+            The averages from which the state was computed; None unless `stage` kept them.
 
         Raises:
-            StateMismatch: They are neither; nothing has changed.
+            The hashes are neither staged nor held; nothing has changed.
         """
         staged = self._staged.get(hashes, _Staged(self._held, None) if hashes == self.hashes else None)
         if staged is None:

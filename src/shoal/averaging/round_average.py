@@ -47,8 +47,8 @@ class RingSettings:
 
     Attributes:
         segment_bytes: Size of the parts of a ring.
-        choose: The collective for a vector of so many bytes and members.
-        wire: As what pseudo-gradients travel (`codec.cast`), if not as they are.
+        choose: Returns the collective for a vector of this size (bytes) and number of members.
+        wire: The dtype in which pseudo-gradients travel (`codec.cast`); None: their own.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -69,15 +69,7 @@ def ring_vectors(share: Contribution, wire: torch.dtype | None) -> tuple[RingVec
 
 
 class RoundAverage:
-    """The averages of one replica, one after the other.
-
-    Args:
-        endpoint: Of the server.
-        stage: Its stage.
-        state: What is averaged.
-        device: Where it is computed.
-        settings: How.
-    """
+    """The averages of one replica, one after the other."""
 
     def __init__(
         self, endpoint: Endpoint, stage: int, state: ReplicaState, device: Device, settings: RingSettings
@@ -105,11 +97,11 @@ class RoundAverage:
     async def run(self, view: Propose) -> Contribution | None:
         """Reduce the contributions of a view's members.
 
-        A view whose member breaks the protocol cannot end: that one is disconnected, and a newer view, which follows
-        from it, cancels this call.
+        A view with a member that breaks the protocol cannot end. This call disconnects that member, and the newer view
+        that follows cancels this call.
 
         Returns:
-            The averages, which are good until the next call; None if nobody has trained anything.
+            The averages, valid until the next call; None: no member has trained.
 
         Raises:
             StateMismatch: This replica's own state is not what the record says.

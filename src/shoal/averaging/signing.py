@@ -29,12 +29,10 @@ class Signer:
     """A peer that may coordinate a run: it has the swarm key.
 
     Args:
-        identity: Of the peer.
         authority: Of the swarm (`identity.swarm_authority`).
-        run_id: Of the run.
 
     Attributes:
-        authority: What D_0 names: it has warranted this peer, and will warrant those that follow.
+        authority: D_0 names it; it has warranted this peer, and will warrant its successors.
         unseal: See `unsealer`.
     """
 

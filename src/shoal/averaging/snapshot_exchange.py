@@ -57,14 +57,10 @@ class SnapshotExchange:
     """The snapshots of one server. A `transport.dispatch.Handler`.
 
     Args:
-        endpoint: Of the server.
-        stage: Of its replica.
-        owner: Sends those of the replica.
-        settings: How much is kept.
-        life: Counts the replicas that this peer has been; None: that is not known.
-        follows: The life before served the same stage, so that a snapshot of it may be there.
-        view: The swarm as it is now.
-        clock: For patience.
+        owner: Sends the replica's own snapshots.
+        life: Which replica of this peer this is, counted from its first; None: not known.
+        follows: The life before served the same stage, so a buddy may have a snapshot of it.
+        view: Returns the swarm as it is now.
     """
 
     def __init__(

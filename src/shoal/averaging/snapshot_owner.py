@@ -44,9 +44,9 @@ class SnapshotSettings:
     """How a replica keeps snapshots.
 
     Attributes:
-        every_steps: Commits of a round between two of its own.
-        room_bytes: The most that is kept here for others.
-        key: Seals its own; the same in all lives of this peer, and known to nobody else.
+        every_steps: Commits between two snapshots in a round.
+        room_bytes: The most that this peer keeps for others.
+        key: Seals this peer's snapshots; the same in all its lives, and secret.
     """
 
     every_steps: int
@@ -70,14 +70,10 @@ class SnapshotOwner:
     """The snapshots of one replica.
 
     Args:
-        endpoint: Of the server.
-        stage: Of the replica.
-        life: Counts the replicas that this peer has been; None: that is not known, and no snapshot is made.
-        settings: How often.
-        view: The swarm as it is now: where buddies are looked for.
-        device: Where the replica computes.
-        capture: Copies its state there.
-        held: The state that the replica's round began from.
+        life: Which replica of this peer this is, counted from its first; None: not known, and no snapshot is made.
+        view: Returns the swarm as it is now, to find buddies.
+        capture: Copies the replica's state, on the device thread.
+        held: Returns the state that the replica's round began from.
     """
 
     def __init__(

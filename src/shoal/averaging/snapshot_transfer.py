@@ -19,11 +19,10 @@ CHUNK_BYTES = 1 << 18
 
 
 class Incoming:
-    """A content that comes, or has come.
+    """A content on its way, or here.
 
     Args:
-        snapshot: Whose it is; its size is allocated at once.
-        offer: As it was offered.
+        snapshot: Its size is allocated at once.
     """
 
     def __init__(self, snapshot: Snapshot, offer: OfferSnapshot) -> None:
@@ -60,13 +59,10 @@ class Incoming:
 async def send_content(
     endpoint: Endpoint, peer: PeerId, digest: str, content: Tensor, is_wanted: Callable[[], bool]
 ) -> None:
-    """Send a content, each chunk when the one before has left: so a tensor of a step waits for one chunk at most.
+    """Send a content. Each chunk waits until the one before has left, so a step's tensor waits for one chunk at most.
 
     Args:
-        endpoint: That sends.
-        peer: Who gets it.
-        digest: Of the content.
-        content: Bytes, which do not change any more.
+        content: Bytes; must not change any more.
         is_wanted: Asked before each chunk.
     """
     for start in range(0, content.numel(), CHUNK_BYTES):

@@ -64,9 +64,7 @@ class StateDonor:
     """Serves one replica's state.
 
     Args:
-        endpoint: Of the server.
-        stage: Of the replica.
-        chunk_bytes: Size of a chunk; the same on all replicas.
+        chunk_bytes: The same on all replicas.
     """
 
     def __init__(self, endpoint: Endpoint, stage: int, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -88,13 +86,11 @@ class StateDonor:
         return self._keeping.is_followed
 
     def hold(self, round: int, record_hash: str, state: OuterState, average: Contribution | None = None) -> None:
-        """From now on this state is offered, beside what others are still reading.
+        """Offer this state from now on, beside states that others are still reading.
 
         Args:
-            round: Of the record.
-            record_hash: Its hash.
-            state: What it names; its vectors must not change any more.
-            average: What the ring has made of its round, if that is at hand; it must not change either.
+            state: Its vectors must not change any more.
+            average: The ring's result in the record's round, if it is at hand; must not change any more either.
         """
         for key in self._keeping.swapped(record_hash, round, average is not None):
             self._offered.pop(key, None)

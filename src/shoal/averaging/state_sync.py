@@ -40,12 +40,8 @@ class StateSync:
     """Fetches states of one stage.
 
     Args:
-        endpoint: Of the server.
-        stage: Of the replica.
-        view: The swarm as it is now: where the holders are looked for.
-        clock: For patience.
-        settings: How much of it.
-        chunk_bytes: Size of a chunk; the same on all replicas.
+        view: Returns the swarm as it is now, to find the holders.
+        chunk_bytes: The same on all replicas.
     """
 
     def __init__(
@@ -100,13 +96,12 @@ class StateSync:
     ) -> Fetch:
         """Get the state that a record names for this stage, or that of a newer record that it was told to `follow`.
 
-        One at a time: the caller cancels it when it wants another one.
+        One call at a time: a caller that wants another state cancels it.
 
         Args:
-            order: Which record, and what its state hashes to.
+            order: Names the record and the hashes of its state.
             template: Has the sizes and types of the state.
-            base: The state of the record before with its hashes, if that is here.
-            successor: Computes the outer step.
+            base: The state of the record before, with its hashes; None: it is not here.
             take: Is given the state, verified; and again if a newer record has been decided meanwhile.
 
         Returns:

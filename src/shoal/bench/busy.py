@@ -26,8 +26,8 @@ class Calibration:
     """What the loops got.
 
     Attributes:
-        num_cores: how many ran at the same time, one for each core.
-        cores_got: how many undisturbed cores do as much as they did together.
+        num_cores: how many loops ran at the same time, one for each core.
+        cores_got: how many undisturbed cores would do as much as the loops did together.
     """
 
     num_cores: int
@@ -72,11 +72,10 @@ def require_idle(calibration: Calibration, when: str) -> None:
     """Check that a benchmark measures shoal and not what else the machine does.
 
     Args:
-        calibration: what the loops got.
         when: "before the measurement" or "after the measurement".
 
     Raises:
-        MachineBusy: they got too little; says how much.
+        MachineBusy: the loops got too little; says how much.
     """
     if not calibration.idle:
         raise MachineBusy(

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkOptions:
-    """What the user asked for.
+    """The user's options.
 
     Attributes:
         repeat: measured repetitions of each side of each case, at least 1; None: as many as the benchmark needs.
-        link: the emulated link between the peers, e.g. "20mbit,150ms"; None: as the machine is.
-        only: part of the names of the cases to measure; None: all.
+        link: the emulated link between the peers, e.g. "20mbit,150ms"; None: none is emulated.
+        only: part of the names of the cases to measure; None: all cases.
         ignore_busy: measure even if other processes take the machine's cores.
     """
 
@@ -35,7 +35,7 @@ class Case:
         name: reference, size and peers, e.g. "gloo 64 MB 2 peers".
         unit: of every value, e.g. "GB/s", "us", "s", "MB".
         ours: does one repetition and returns its value in `unit`.
-        reference: the same for what we compare with; None: there is nothing to compare with.
+        reference: the same for the comparison; None: there is none.
         larger_is_better: True for rates, False for times and sizes.
     """
 

@@ -18,7 +18,7 @@ _LIBRARIES = ("torch", "hivemind", "numpy", "uvloop")
 def num_usable_cores(root: Path = _ROOT) -> int:
     """Return how many loops can run at full speed at the same time in this process and its children.
 
-    Threads of one core share it, so they count once, and a control group may allow less than there is (`docker run
+    The threads of one core count once, because they share it. A control group may allow less than there is (`docker run
     --cpus`).
 
     Args:

@@ -18,10 +18,8 @@ class Measurement:
     """The values of one case, in the order in which they were measured.
 
     Attributes:
-        case: its name.
-        unit: of the values.
         ours: one value for each repetition.
-        reference: the same; empty where there is nothing to compare with.
+        reference: likewise; empty: there is nothing to compare with.
         larger_is_better: says which way a ratio goes.
     """
 
@@ -61,9 +59,8 @@ def measure(case: Case, repeat: int, progress: Progress) -> Measurement:
     """Measure one case: an unmeasured repetition of each side, then ours and the reference by turns.
 
     Args:
-        case: what to measure.
         repeat: measured repetitions of each side.
-        progress: told before each of them.
+        progress: is told before each repetition.
     """
     sides = [case.ours] if case.reference is None else [case.ours, case.reference]
     values: list[list[float]] = [[] for _ in sides]

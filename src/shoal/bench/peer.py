@@ -17,7 +17,6 @@ class Seat:
 
     Attributes:
         index: 0 .. num_peers - 1.
-        num_peers: how many there are.
         arguments: the same for all of them.
     """
 

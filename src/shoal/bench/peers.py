@@ -58,9 +58,8 @@ class PeerProcesses:
 
         Args:
             target: "package.module:function", a `shoal.bench.peer.PeerMain`.
-            num_peers: how many processes.
-            arguments: for all of them, in their `Seat`.
-            timeout_s: for the start and for each call, where the call does not say another.
+            arguments: the same for all peers, in their `Seat`.
+            timeout_s: for the start, and for each call that sets no other.
         """
         self._target = target
         self._num_peers = num_peers
@@ -100,16 +99,16 @@ class PeerProcesses:
         self._end(_GRACE_S if error is None else 0.0)
 
     def call(self, name: str, *args: object, timeout_s: float | None = None) -> list[Any]:
-        """Have all peers do the same at the same time, and return what each of them returns, by index.
+        """Have all peers do the same at the same time, and return their results by index.
 
         Args:
             name: one of the calls that the peers' function gives.
-            args: the same for all.
-            timeout_s: until the last one has answered; None: as `__init__` says.
+            args: the same for all peers.
+            timeout_s: until the last peer has answered; None: as `__init__` says.
 
         Raises:
-            RemoteError: in one of them something was raised, or it died; with its traceback.
-            DeadlineExceeded: one of them has not answered in time.
+            RemoteError: a peer has raised an error or died; with its traceback.
+            DeadlineExceeded: a peer has not answered in time.
         """
         if not self._peers:
             raise RemoteError(f"the peers of {self._target} have ended: {name} cannot be called")

@@ -21,7 +21,7 @@ class Workload:
     Attributes:
         flags: of the configuration, for any number of stages.
         batch: samples in a step.
-        microbatches: parts of it that are in flight.
+        microbatches: parts of the batch that are in flight.
     """
 
     flags: tuple[str, ...]

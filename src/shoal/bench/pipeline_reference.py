@@ -51,8 +51,7 @@ class PlainTraining:
         """Build the model and read the batches.
 
         Args:
-            config: what a swarm would train.
-            clock: for the rates.
+            config: that of the swarm.
         """
         self.parts = 1
         self._clock = clock

@@ -104,8 +104,8 @@ class Swarm:
         """Train some steps.
 
         Returns:
-            "step_s", the mean seconds of a step; "num_steps" that were done, and "steps" since the start; "cpu_s", the
-            CPU seconds of all processes, and "device_s", those of the device thread of each stage, in the burst.
+            "step_s", the mean seconds of a step; "num_steps" of this burst and "steps" since the start; "cpu_s", the
+            CPU seconds of all processes, and "device_s", those of each stage's device thread, in the burst.
         """
         with anyio.fail_after(_TIMEOUT_S):
             before, begun = self._usage(), len(self._steps())

@@ -26,7 +26,7 @@ class Benchmark:
         module: has `open_cases`; imported only when the benchmark runs.
         summary: one line for the list of names.
         uses_link: whether its peers can be put at the two ends of an emulated link.
-        repeat: measured repetitions, unless the user says another number.
+        repeat: measured repetitions, unless the user sets another number.
     """
 
     module: str

@@ -11,8 +11,6 @@ def report(name: str, measurements: Sequence[Measurement], machine: Mapping[str,
     """Return what `shoal benchmark NAME --json` prints: medians, and for each case how many times better ours is.
 
     Args:
-        name: of the benchmark.
-        measurements: of its cases, in their order.
         machine: see `shoal.bench.machine`.
     """
     return {

@@ -41,7 +41,7 @@ _SEED = 1
 
 
 class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What all processes are told.
+    """Start parameters of all processes.
 
     Attributes:
         folder: for their sockets.
@@ -49,9 +49,8 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
         microbatches: of each step.
         samples: of each microbatch.
         seq_len: tokens of a sample.
-        width: of the model.
         blocks: of the model: one stage has at least one.
-        pace: of the emulated devices; None computes as fast as the machine can.
+        pace: of the emulated devices; None: as fast as the machine can.
         activation_checkpointing: see `model_pipeline.activation_checkpointing`.
     """
 

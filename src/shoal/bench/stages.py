@@ -21,7 +21,7 @@ class StageUse:
 
     Attributes:
         busy_s: by kind of operation.
-        open_s: the time in which a step was open there.
+        open_s: how long a step was open there.
     """
 
     busy_s: Mapping[OperationKind, float]

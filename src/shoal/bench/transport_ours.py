@@ -34,11 +34,11 @@ _TCP: Final = "tcp:"
 
 
 class _Inbox:
-    """What the other end says, as `dispatch` hands it to the handlers of a role.
+    """The other end's messages, as `dispatch` hands them to the handlers of a role.
 
     Attributes:
-        events: what was received and not answered.
-        answer: takes what is received instead, at once, as handlers do; None for `events`.
+        events: received and not answered.
+        answer: takes messages at once, as handlers do; None: they go into `events`.
     """
 
     def __init__(self) -> None:
@@ -79,8 +79,7 @@ class OurEnd:
         """Open nothing yet.
 
         Args:
-            rendezvous: with the other end.
-            link: what is between the ends on the path `tls`; None for loopback alone.
+            link: between the ends on the path `tls`; None: loopback alone.
         """
         self._rendezvous = rendezvous
         self._link = link

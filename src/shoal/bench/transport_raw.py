@@ -26,8 +26,7 @@ class RawEnd:
         """Connect nothing yet.
 
         Args:
-            rendezvous: with the other end.
-            link: what is between the ends; None for loopback alone.
+            link: between the ends; None: loopback alone.
         """
         self._rendezvous = rendezvous
         self._link = link

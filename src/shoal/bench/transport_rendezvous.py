@@ -14,8 +14,8 @@ class Rendezvous:
         """Remember who this is.
 
         Args:
-            folder: for sockets and pipes; both processes give the same.
-            is_first: whether this process tells the other one, or is told.
+            folder: for sockets and pipes; the same for both processes.
+            is_first: this process tells the other one; False: it is told.
         """
         self.folder = folder
         self.is_first = is_first

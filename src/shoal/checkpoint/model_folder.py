@@ -56,11 +56,11 @@ class ModelFolder:
     """One folder that is being written; `commit` puts it into place, `discard` leaves nothing of it.
 
     Args:
-        path: Where it is to be; what is there is replaced as a whole.
+        path: The folder's place; an existing folder there is replaced as a whole.
         layouts: The tensors of each stage.
 
     Raises:
-        StorageError: It cannot be begun.
+        StorageError: The folder cannot be begun.
     """
 
     def __init__(self, path: Path, layouts: Sequence[StageLayout]) -> None:

@@ -25,8 +25,6 @@ def run_benchmark(name: str, options: BenchmarkOptions, *, as_json: bool) -> int
     """Measure and print, and return the exit code.
 
     Args:
-        name: of the benchmark.
-        options: how often what is measured.
         as_json: print one JSON object instead of a table.
 
     Raises:

@@ -29,12 +29,10 @@ class ChaosOptions:
 
     Attributes:
         seed: of the plan of faults.
-        for_s: how long there are faults.
-        every_s: one for each such time.
-        kinds: of the faults.
+        every_s: one fault falls into each such interval.
         emulated_call_s: least time of each stage call; 0 computes as fast as this machine can.
-        goodput: also train without faults, for as long, and say the ratios of throughput and of kept work.
-        report: file for everything that was found.
+        goodput: also train without faults, for the same time, and print the ratios of throughput and of kept work.
+        report: file for all findings; None writes none.
     """
 
     seed: int
@@ -62,9 +60,8 @@ def run_chaos(config: Config, run_flags: Sequence[str], options: ChaosOptions) -
     """Run the swarm, show each fault, print the verdict as the last line, and return the exit code.
 
     Args:
-        config: What these flags make.
-        run_flags: Of `shoal run-local`.
-        options: What is to be done to it.
+        config: must be what `run_flags` make.
+        run_flags: of `shoal run-local`.
 
     Raises:
         ConfigError: the options make no plan, or the configuration no swarm that survives a fault.

@@ -29,9 +29,10 @@ def start_trainer_client(config: Config, origins: Mapping[str, str] | None, earl
     """Wait for servers of other hosts, train with them until the run is done, and return the exit code.
 
     Args:
-        config: The resolved configuration; with initial peers, the run that they know is continued.
-        origins: Which keys this host sets, and where, if it continues a run: what is shared is taken from the run.
-        early: What runs already; the caller ends it.
+        config: resolved; with initial peers, the run that they know is continued.
+        origins: names the keys that this host sets, and where. None: it begins a run; otherwise the other shared keys
+            come from the run.
+        early: runs already; the caller ends it.
 
     Raises:
         ConfigError: the swarm key or the identities cannot be used, the log directory cannot be written, or a shared

@@ -51,9 +51,8 @@ async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[s
     """Return the configuration with the cut, after a profiler has found out what the units cost.
 
     Args:
-        config: Without a cut.
-        host: Starts the profiler.
-        notice: Takes a line for the user.
+        config: without a cut.
+        notice: shows the user a line.
 
     Raises:
         ConfigError: the model does not fit the configuration.

@@ -48,14 +48,14 @@ class Display:
     """The terminal of one process. As a context it shows the live row, if there is a terminal.
 
     Attributes:
-        shown: the row, once there is one.
+        shown: the row; None until there is one.
     """
 
     def __init__(self, *, console: Console | None = None, clock: Clock | None = None) -> None:
         """Show nothing yet.
 
         Args:
-            console: where to write; by default standard output.
+            console: standard output if None.
             clock: for the time of day and the age of numbers.
         """
         self.shown: Row | None = None

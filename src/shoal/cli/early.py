@@ -41,8 +41,7 @@ class EarlyStart:
     """What runs already when the configuration is read.
 
     Attributes:
-        run_dir: the private directory of the run's sockets.
-        fork_servers: where all roles will be forked; the first one runs.
+        fork_servers: fork all roles; the first one runs.
     """
 
     run_dir: RunDir

@@ -33,8 +33,7 @@ class FoundRun:
     """A run of other hosts.
 
     Attributes:
-        run_id: The training job.
-        config: This host's, with what the run shares taken from the run.
+        config: this host's, with the shared keys from the run.
     """
 
     run_id: RunId
@@ -54,18 +53,14 @@ async def find_run(
     """Return the run that the initial peers know.
 
     Args:
-        config: Of this host.
-        origins: Which keys this host sets, and where.
-        swarm_key: The swarm's pre-shared key.
-        identity_of: Gives each role its identity.
-        run_dir: Of this launcher's sockets.
-        clock: For deadlines.
-        say: Tells the user how far it is.
+        origins: names the keys that this host sets, and where.
+        identity_of: returns the identity of a role and its index.
+        say: shows the user a line about how far it is.
 
     Raises:
-        BootstrapError: No initial peer can be joined, or none of them knows a run; says why.
-        ConfigError: A shared key differs from the run's.
-        RemoteError: The scout failed.
+        BootstrapError: no initial peer can be joined, or none of them knows a run; the message says why.
+        ConfigError: a shared key differs from the run's.
+        RemoteError: the scout failed.
     """
     await require_reachable(config.network.initial_peers, clock, say)
     async with Supervisor(preload=_PRELOAD, clock=clock) as supervisor:
@@ -89,13 +84,13 @@ async def run_of(scout: RoleHandle, host: SwarmHost, say: Callable[[str], None])
     """Return what the scout has found: `run_id` and `configuration`.
 
     Args:
-        scout: That has just been started.
-        host: Is told by which addresses the scout takes part in the DHT.
-        say: Tells the user how far it is.
+        scout: has just been started.
+        host: is told by which addresses the scout takes part in the DHT.
+        say: shows the user a line about how far it is.
 
     Raises:
-        BootstrapError: It reached no initial peer, or no run.
-        RemoteError: It failed.
+        BootstrapError: the scout reached no initial peer, or no run.
+        RemoteError: the scout failed.
     """
     async for event in scout.events:
         match event.name:

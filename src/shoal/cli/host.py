@@ -69,12 +69,9 @@ class SwarmHost:
     """Starts the roles of one host under a supervisor.
 
     Attributes:
-        config: The resolved configuration.
-        run_id: The training job.
         log_dir: `logs/<run_id>`.
-        swarm_key: The swarm's pre-shared key.
-        network: How other hosts reach this one; None: there are none.
-        identity_of: Gives each role its identity, the same at each start; None makes new ones for this run.
+        network: how other hosts reach this one; None: there are no others.
+        identity_of: returns the identity of a role and its index, the same at each start; None makes new ones.
     """
 
     config: Config
@@ -132,10 +129,10 @@ class SwarmHost:
         """Start the client.
 
         Args:
-            expected_servers: That its first round waits for, for a while.
-            num_own: Servers of this host.
-            patient: It waits for these servers however long it takes.
-            succeeds: The run was begun on another host.
+            expected_servers: how many its first round waits for, for a while.
+            num_own: how many of them this host has.
+            patient: it waits for them without a limit.
+            succeeds: a client of another host has begun the run.
         """
         spec = self._spec(
             ClientSpec,

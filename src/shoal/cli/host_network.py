@@ -25,9 +25,6 @@ class HostNetwork:
 
     A role is known by its place among those of the host that listen: where ports are fixed, place n takes the n-th port
     after the first.
-
-    Attributes:
-        settings: the section `network`.
     """
 
     settings: NetworkConfig
@@ -66,10 +63,10 @@ class HostNetwork:
         return self._with(tuple(_shifted(maddr, place) for maddr in self.settings.host_maddrs), place)
 
     def monitor(self, claim: Callable[[int], bool]) -> NetworkConfig:
-        """Return the section for the first peer: its port is a definite one, so that others can be told.
+        """Return the section for the first peer. Its port is fixed now, so that others can be told of it.
 
         Args:
-            claim: as `RunDir.claim_port`: until this run listens, another one that starts now would find its port free.
+            claim: as `RunDir.claim_port`; a run that starts before this one listens would otherwise take the same port.
         """
         wanted = self.settings.monitor_port or free_port(USUAL_MONITOR_PORT if claim(USUAL_MONITOR_PORT) else 0)
         listened = tuple(

@@ -37,7 +37,7 @@ class LastingIdentities:
 
         Args:
             command: "client" or "servers"; names the folder.
-            root: where the folders of all launchers are.
+            root: holds the folders of all launchers.
 
         Raises:
             ConfigError: it cannot be made, or too many are taken.
@@ -122,7 +122,7 @@ def continuation(config: Config, maddrs: Sequence[str]) -> Iterator[str]:
 
     Args:
         config: of a host of servers.
-        maddrs: where its roles take part in the DHT.
+        maddrs: addresses at which its roles take part in the DHT.
     """
     command = ["python", "start_trainer_client.py", *_naming(config)]
     command.append(f"--initial-peers={','.join(outward(maddrs)[:_MAX_NAMED])}")

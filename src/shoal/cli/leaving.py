@@ -37,7 +37,7 @@ class HostLeaves:
     """The leaving of one host's servers.
 
     Attributes:
-        has_begun: whether the servers were told.
+        has_begun: the servers were told to leave.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Clock, patience_s: float = PATIENCE_S) -> None:
@@ -45,8 +45,6 @@ class HostLeaves:
 
         Args:
             say: shows the user a line.
-            clock: for patience.
-            patience_s: see `PATIENCE_S`.
         """
         self.has_begun = False
         self._say = say

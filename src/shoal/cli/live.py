@@ -54,11 +54,9 @@ class LiveView(Display):
         """Prepare.
 
         Args:
-            config: says how many rounds there will be.
-            run_id: shown first.
-            log_dir: shown first, and wherever something fails.
-            console: where to write; by default standard output.
-            clock: for the elapsed time.
+            config: gives the number of rounds.
+            log_dir: shown first, and after each failure.
+            console: standard output if None.
         """
         super().__init__(console=console, clock=clock)
         self._row = self.shown = RunRow(config.diloco.outer_steps, self._clock.now_s())
@@ -87,10 +85,10 @@ class LiveView(Display):
         """Show how the run ended.
 
         Args:
-            summary: as in `summary.json`; None if the run did not get so far.
-            failure: why it failed, or None.
-            path: of `summary.json`, if it was written.
-            log_dir: where to look when something failed.
+            summary: as in `summary.json`; None: the run did not get that far.
+            failure: why it failed; None: it did not.
+            path: of `summary.json`; None: it was not written.
+            log_dir: named when something failed.
         """
         # A run that ended in its first round has no results: without a record, what was trained is gone.
         if summary is not None and summary.get("samples"):

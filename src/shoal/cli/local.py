@@ -55,9 +55,8 @@ def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> i
     """Run a swarm on this machine until training is done, and return the exit code.
 
     Args:
-        config: The resolved configuration.
-        early: What runs already; the caller ends it.
-        baseline: Also train the plain loop beside the swarm.
+        early: runs already; the caller ends it.
+        baseline: also train the plain loop beside the swarm.
 
     Raises:
         ConfigError: the device does not exist, or the log directory cannot be written.
@@ -94,18 +93,15 @@ class HostRun:
     """One run on the host of its client; `run` is called once.
 
     Attributes:
-        config: the resolved configuration.
-        run_id: the training job.
         log_dir: `logs/<run_id>`.
-        clock: for intervals.
         devices: of the servers on this host.
         baseline: whether the plain loop runs beside the swarm.
-        swarm_key: the swarm's pre-shared key; by default one that nobody else ever has.
-        network: how other hosts reach this one; None: there are none.
+        swarm_key: by default a new random one that no other host has.
+        network: how other hosts reach this one; None: there are no others.
         identity_of: see `SwarmHost`.
-        invite: gives the lines to print once other hosts can join, from the monitor's addresses; servers of other hosts
-            are then waited for, however long it takes.
-        succeeds: whether the run was begun on another host.
+        invite: returns, from the monitor's addresses, the lines to print once other hosts can join. The run then waits
+            without a limit for servers of other hosts.
+        succeeds: a client of another host has begun the run.
     """
 
     config: Config

@@ -16,8 +16,8 @@ def profile_model(config: Config) -> Mapping[str, Any]:
     """Measure the units and cut the model by what comes out, in this process; see `report_lines` for people.
 
     Returns:
-        JSON values: the units with their costs, the cut by measured costs and by the family's own figures, and which of
-        them a run takes.
+        JSON values: the units with their costs, the cuts by measured costs and by the family's own figures, and which
+        of the two a run takes.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.

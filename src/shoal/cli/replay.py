@@ -30,12 +30,11 @@ def replay_run(directory: Path, *, processes: int | None, swarm_key_file: Path |
 
     Args:
         directory: `logs/<run_id>`.
-        processes: at most so many compute; None: one for each core, where there is enough to do.
-        swarm_key_file: of the swarm that the run has to be of; None: of the one that its first record names.
-        as_json: print one JSON object.
+        processes: the most that compute; None: one for each core, if there is enough to do.
+        swarm_key_file: of the swarm that the run must belong to; None: of the one that its first record names.
 
     Raises:
-        ConfigError: it is no run's folder, or the key cannot be read.
+        ConfigError: the folder is not one of a run, or the key cannot be read.
         ShoalError: the run cannot be replayed.
     """
     if processes is not None and processes < 1:

@@ -28,12 +28,10 @@ def new_run_id(config: Config, clock: Clock) -> RunId:
 def make_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Path:
     """Make `log_dir/<run_id>`, write the resolved configuration there, and point `log_dir/<experiment_prefix>` at it.
 
-    It has a number where a client that is gone has left that folder, whose files belong together.
+    The name gets a number if an earlier client has left that folder, because one client's files belong together.
 
     Args:
-        config: Of the run.
-        run_id: Of the run.
-        is_local: Nobody else can join or see the run; the folder says so (`LOCAL_MARK`).
+        is_local: other hosts cannot join or see the run; the folder says so (`LOCAL_MARK`).
 
     Raises:
         ConfigError: the directory cannot be made or written.

@@ -72,8 +72,8 @@ class RunRow:
     """What is known of one run.
 
     Attributes:
-        is_stopping: its processes are ending.
-        is_outdated: nobody gathers numbers for the moment.
+        is_stopping: the run's processes are ending.
+        is_outdated: no process gathers numbers for the moment.
     """
 
     def __init__(self, num_rounds: int, started_s: float) -> None:

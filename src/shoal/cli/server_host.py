@@ -49,9 +49,9 @@ def start_servers(config: Config, origins: Mapping[str, str], early: EarlyStart)
     """Serve the run that the initial peers know until it is over, and return the exit code.
 
     Args:
-        config: The configuration of this host; what the run shares is taken from the run.
-        origins: Which keys this host sets, and where.
-        early: What runs already; the caller ends it.
+        config: of this host; the shared keys come from the run.
+        origins: names the keys that this host sets, and where.
+        early: runs already; the caller ends it.
 
     Raises:
         ConfigError: key or peers are missing, a shared key differs from the run's, or the device does not exist.

@@ -48,10 +48,8 @@ def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -
     """Print how the run is, and return the exit code.
 
     Args:
-        config: of this host: initial peers, swarm key and prefix; peers that are not given are those of this host's
-            newest run.
-        origins: which keys are set.
-        as_json: print one JSON object.
+        config: gives initial peers, swarm key and prefix; without peers, those of this host's newest run.
+        origins: names the keys that are set.
 
     Raises:
         ConfigError: there is no swarm key, or nothing says where the swarm is.

@@ -19,10 +19,7 @@ def adopt(reply: Mapping[str, Any], plan: Plan | None, trainers: TrainerPool, wa
 
     Args:
         reply: to "adopt": `trainers`, each with `slot`, `incarnation` and `running`; `lost`, each with `kind`, `peer`
-            (a server) or `slot` (a trainer), and `at_s`, seconds since the launch; the client is among them.
-        plan: the round that the earlier start was in, if any.
-        trainers: of the client.
-        watch: is told of what broke.
+            (a server) or `slot` (a trainer), and `at_s`, seconds since the launch. The client itself is among the lost.
     """
     known = {} if plan is None else plan.incarnations
     incarnations = {each["slot"]: each["incarnation"] for each in reply["trainers"]}

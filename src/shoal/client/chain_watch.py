@@ -25,7 +25,7 @@ class ChainWatch:
 
         Args:
             notice: tells the user something that stays on the screen.
-            note: writes down which chains were left so far.
+            note: writes down all chains that were left so far.
         """
         self._notice = notice
         self._note = note

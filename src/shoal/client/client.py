@@ -68,15 +68,11 @@ class Client:
     """Trains a run from its first round to its last, with the servers of a membership.
 
     Attributes:
-        counters: of all roles.
         reports: what the trainers have reported, with the running totals.
-        rounds: the round loop.
         watch: what broke, and when the first step was committed.
-        stages: which ones nobody serves, and which had to be restored.
+        stages: which stages have no server, and which had to be restored.
         chains: which ones were left when sides of a split have met.
-        trainers: the trainer of each slot.
         model: what is left of it when the run ends.
-        teller: says which run it is.
     """
 
     def __init__(
@@ -104,24 +100,18 @@ class Client:
         """Connect the parts and write the run's record 0.
 
         Args:
-            config: of the run.
-            run_id: the training job.
             log_dir: where records and step logs are written.
             signer: signs the records; of the same peer as `endpoint`.
-            endpoint: its events are taken by `run`.
-            membership: who serves.
-            launcher: starts trainers.
-            data_server: of this host; runs already.
-            monitor: gets numbers.
-            clock: for deadlines and rates.
-            age_s: seconds since the run was launched.
+            endpoint: `run` takes its events.
+            data_server: runs already, on this host.
+            age_s: returns the seconds since the run was launched.
             diary: what an earlier start of this client has left, and where this one writes.
-            expected_servers: servers that the first round waits for, for a while.
-            succeeds: other hosts' clients have begun the run; it is taken over when they are gone.
-            on_turn: told when it is.
+            expected_servers: how many servers the first round waits for, up to `servers_timeout_s`.
+            succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
+            on_turn: called when this client takes the run over.
             notice: tells the user something that stays on the screen.
-            own_servers: those of this host, in the order of their numbers.
-            patient: wait for them, or for the first complete pipeline, however long it takes.
+            own_servers: of this host, in the order of their numbers.
+            patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0.
 
         Raises:
             StorageError: `log_dir` cannot be written.

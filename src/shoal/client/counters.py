@@ -37,7 +37,7 @@ class Counted:
 
     Attributes:
         latest: what the last process of each peer has counted.
-        earlier: what its processes before that one have: one that is started again begins with nothing.
+        earlier: the sum over that peer's earlier processes: a process that is started again counts from 0.
     """
 
     latest: dict[PeerId, dict[str, int]] = field(default_factory=dict[PeerId, dict[str, int]])
@@ -75,9 +75,7 @@ class CounterTotals:
         """Start with nothing but this process's own counters.
 
         Args:
-            endpoint: of the client.
             tell: passes the sums on to the monitor whenever they have changed.
-            clock: for the pauses.
             note: writes a process's counts down.
         """
         self._endpoint = endpoint

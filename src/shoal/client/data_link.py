@@ -61,12 +61,9 @@ class DataLink:
         """Remember where the data server is.
 
         Args:
-            endpoint: of the client.
-            data_server: of the same host.
-            clock: for the pauses before it is dialled again.
-            trainers: slots whose trainer is there now, with their incarnations.
-            on_lost: told when the data server is lost.
-            replace: has one that is frozen, and not dead, ended, so that it is started again.
+            data_server: of the same host as the client.
+            trainers: returns the slots whose trainer is there now, with their incarnations.
+            replace: ends a data server that hangs but is not dead, so that it is started again.
         """
         self._endpoint = endpoint
         self._server = data_server.peer
@@ -147,13 +144,12 @@ class DataLink:
         return self._chain
 
     def know(self, held_round: int, recorded: Ranges, chain: str) -> None:
-        """Take over what others, or an earlier start of this client, knew of the records; a data server may have to
-        hear it.
+        """Take over what others, or an earlier start of this client, knew of the records, and tell the data server.
 
         Args:
             held_round: of the newest record.
             recorded: samples of all records.
-            chain: with another one than before nothing else is used: the data server begins anew.
+            chain: if it differs from the one before, the data server forgets the old chain and begins anew.
         """
         if chain != self._chain:
             self._plan = None
@@ -165,11 +161,10 @@ class DataLink:
     ) -> None:
         """Go on in a round that an earlier start of this client has planned.
 
-        A data server that has run on knows it all and changes nothing.
+        A data server that was not restarted knows all this and changes nothing.
 
         Args:
-            round, num_slots, inner_steps, speeds: the plan.
-            has_dead: trainers of the round have died in it.
+            has_dead: trainers have died in the round.
         """
         self._plan, self._has_dead = _Plan(round, num_slots, inner_steps, speeds), has_dead
         self._tell()

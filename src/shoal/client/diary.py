@@ -38,9 +38,9 @@ class Plan:
     """A round as it was given to the trainers.
 
     Attributes:
-        round: 1-based; the one after the last for the evaluation that ends the run.
-        inner_steps: of each slot; 0 in that evaluation.
-        pipelines: home of each slot.
+        round: 1-based; the evaluation at the end of the run has the number after the last round.
+        inner_steps: of each slot; 0 in the last evaluation.
+        pipelines: the home of each slot.
         incarnations: of the slots' trainers when the round began.
         begun_s: on the monotonic clock.
         speeds: samples per second of the pipelines, 0 where not known; empty where shares are fixed.
@@ -58,10 +58,9 @@ class RestoredStage(Struct, frozen=True):
     """A stage whose state was lost.
 
     Attributes:
-        stage: that nobody held any more.
         in_round: the round in which it starts again.
-        lost_rounds: the first and the last one of which nothing is left of it.
-        parameters: the hash of those from which it starts again.
+        lost_rounds: the first and the last round of which nothing is left of the stage.
+        parameters: the hash of the parameters from which the stage starts again.
     """
 
     stage: int
@@ -75,10 +74,10 @@ class LeftChain(Struct, frozen=True):
 
     Attributes:
         held_round: of its newest record.
-        record: the hash of that.
-        common_round: the last one that the chain which stands has as well.
-        samples: that it has recorded, those of the common rounds included.
-        samples_freed: those of them that the other chain has not.
+        record: the hash of its newest record.
+        common_round: the last round that the chain which stands shares with it.
+        samples: how many it has recorded, including those of the common rounds.
+        samples_freed: how many of them the other chain has not recorded.
     """
 
     held_round: int
@@ -93,25 +92,20 @@ class Saved:
     """Everything that a client knows beyond the records, when a round begins.
 
     Attributes:
-        run_id: the training job.
-        start: which start of the client has written this, from 1.
-        ballot_number: of its ballot; 0 before the first.
-        plan: the round; None before the first.
+        start: which start of the client has written this, counted from 1.
+        ballot_number: 0 before the first ballot.
+        plan: None before the first round.
         is_finished: the run is trained and evaluated.
         rounds, num_replicas, idle_rounds, durations_s: see `client.rounds`.
         hashes: of each stage's outer parameters.
         recorded: samples of all records.
-        num_train, num_holdout: sizes of the data set.
-        progress: running totals.
         last_numbers: the last step that each slot has reported.
-        seconds_to_first_step: see `client.watch`.
-        failovers: what broke.
-        servers: what the registry said of them.
-        counted: by all roles.
+        seconds_to_first_step: see `client.watch`; None before that step.
+        servers: as the registry named them.
         stages_restored: see `client.stage_watch`.
         servers_moved: see `client.reassignment`.
         held: hash of the record on top of which the round is trained.
-        chain: hash of the record from which the run went on when this client was overtaken last; empty: it was not.
+        chain: hash of the record from which the run went on when another client last overtook this one; empty: none.
         chains_left: see `client.chain_watch`.
     """
 
@@ -197,15 +191,11 @@ class Diary:
     Attributes:
         saved: how things stood when the round began.
         events: what an earlier start has counted since then.
-        start: which start of the client this is, from 1.
+        start: which start of the client this is, counted from 1.
     """
 
     def __init__(self, directory: Path, run_id: str) -> None:
         """Read what an earlier start has left, if there was one.
-
-        Args:
-            directory: the run's.
-            run_id: the training job.
 
         Raises:
             RecordRejected: the file is damaged, of another run, or gone although there are records.

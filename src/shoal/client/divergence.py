@@ -16,11 +16,7 @@ MAX_SKIPPED_ROUNDS = 3
 
 
 class Divergence:
-    """Of one run.
-
-    Args:
-        config: Names the learning rates.
-    """
+    """Counts the skipped steps of one run."""
 
     def __init__(self, config: DilocoConfig) -> None:
         self._max_rounds = min(MAX_SKIPPED_ROUNDS, config.outer_steps)

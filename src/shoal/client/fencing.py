@@ -23,12 +23,10 @@ class Fencing:
     """The client's side of `Fence`. A `transport.dispatch.Handler`."""
 
     def __init__(self, *, endpoint: Endpoint, clock: Clock, replicas: Callable[[], Collection[PeerId]]) -> None:
-        """Fence nobody yet.
+        """Fence no trainer yet.
 
         Args:
-            endpoint: of the client.
-            clock: for repetitions.
-            replicas: all that live now.
+            replicas: returns all that live now.
         """
         self._endpoint = endpoint
         self._clock = clock
@@ -58,10 +56,9 @@ class Fencing:
         """A round is trained from now on.
 
         Args:
-            round: its number.
-            named: the replicas that its trainers have been told of; they are read when a trainer is lost, so whoever
-                comes in meanwhile is to be in there by then. None: an earlier start of this client has told them.
-            connected: replicas with a connection since before any trainer was told of the round.
+            named: the replicas that the round's trainers have been told of. It is read when a trainer is lost, so the
+                caller adds replicas that come in meanwhile. None: an earlier start of this client told the trainers.
+            connected: replicas that were connected before any trainer was told of the round.
         """
         self._round, self._named = round, named
         self._steady = set(connected)

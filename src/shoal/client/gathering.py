@@ -25,11 +25,9 @@ async def wait_for_servers(
     """Wait for the servers that were started with this client; go on with fewer if some do not come.
 
     Args:
-        membership: the view.
-        config: of the run.
-        expected: how many servers there will be; 0: as many as come, and one complete pipeline at least.
-        patient: wait however long it takes.
-        on_gap: called once if there are servers enough, but none of them has chosen some stage.
+        expected: how many servers there will be; 0: unknown, so wait for one complete pipeline.
+        patient: wait without a limit.
+        on_gap: called once if enough servers have come, but a stage has none.
 
     Raises:
         NoPipeline: a stage has no replica, and none came in time.
@@ -69,13 +67,10 @@ async def _look_for_gap(membership: Membership, num_stages: int, on_gap: Callabl
 async def lead(coordinator: RoundCoordinator, membership: Membership, config: Config, *, patient: bool) -> Leading:
     """Take the lead, if that was not done before, and wait until the servers agree on where the run is.
 
-    A client that was started again has not seen the servers that it knows: they may have died with it.
+    A client that was started again has not seen the servers in its records: they may have died with it.
 
     Args:
-        coordinator: of this client.
-        membership: the view.
-        config: of the run.
-        patient: wait for servers however long it takes.
+        patient: wait for servers without a limit.
 
     Raises:
         NoPipeline: a stage has no replica, and none came in time.
@@ -142,10 +137,9 @@ def is_where_it_was(plan: Plan | None, held: str, leading: Leading, *, succeeds:
     """Whether the run has not gone on without this client since its last start; a successor was never there.
 
     Args:
-        plan: the round that the last start was in; None: there was none.
-        held: hash of the record on top of which that was trained, if it is known.
-        leading: what the replicas hold.
-        succeeds: the run was begun on another host.
+        plan: the round of the last start; None: there was none.
+        held: hash of the record on which that round was trained; empty: not known.
+        succeeds: a client of another host has begun the run.
 
     Raises:
         ControlError: the replicas are further back.

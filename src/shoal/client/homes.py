@@ -45,16 +45,7 @@ class Homes:
         trainers: TrainerPool,
         reassignment: Reassignment,
     ) -> None:
-        """Begin with no pipeline.
-
-        Args:
-            num_stages: of the model.
-            endpoint: of the client.
-            coordinator: says who holds the record.
-            membership: says who is there.
-            trainers: are told.
-            reassignment: says who leaves its stage.
-        """
+        """Begin with no pipeline."""
         self.pipelines: tuple[Pipeline, ...] = ()
         self.holders: Mapping[PeerId, int] = {}
         self.named: set[PeerId] = set()

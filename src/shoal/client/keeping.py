@@ -60,10 +60,7 @@ class Keeping:
         """Keep nothing.
 
         Args:
-            config: of the run.
-            endpoint: of the client.
-            coordinator: knows who holds the newest record, and is told what is kept.
-            fetch: gets the states.
+            coordinator: names the holders of the newest record, and is told what this client keeps.
             notice: tells the user something that stays on the screen.
         """
         self._config = config

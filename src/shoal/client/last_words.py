@@ -23,14 +23,14 @@ _PATIENCE_S = 5.0
 
 
 async def write_last(standing: RoundOutcome | None, log_dir: Path) -> Record | None:
-    """Write the record that the replicas were told to swap to, if it is the next one; shielded, and bounded in time.
+    """Write the record that the replicas were told to swap to, if it is the next one. Shielded, and bounded in time.
 
     Args:
-        standing: what the coordinator knows; None for D_0.
-        log_dir: of this client; what it has written there may be of another chain.
+        standing: what the coordinator knows; None: no round has been decided, and D_0 stands.
+        log_dir: of this client; may hold records of another chain.
 
     Returns:
-        The record that was written, if there was one.
+        The record that was written; None: there was nothing to write.
 
     Raises:
         RecordRejected: a file that is there is no record.

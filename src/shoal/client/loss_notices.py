@@ -67,9 +67,7 @@ class LossNotices:
         """Begin with nothing lost.
 
         Args:
-            clock: for how long, and since when.
             notice: tells the user something that stays on the screen.
-            name_of: what a server is called.
         """
         self._clock = clock
         self._notice = notice
@@ -87,9 +85,8 @@ class LossNotices:
         """A server is lost.
 
         Args:
-            replica: what it was.
-            others: the replicas of its stage that are left.
-            slots: whose steps ran over it.
+            others: the replicas that are left in its stage.
+            slots: trainers whose steps ran over the server.
         """
         peer, name = replica.peer, f"{self._name_of(replica.peer)} (stage {replica.stage})"
         known = self._servers.get(peer)

@@ -40,9 +40,9 @@ class ModelLeft(NamedTuple):
     """What there is of the model at the end of a run.
 
     Attributes:
-        folder: Where it is; None: nowhere.
-        round: Of the record whose parameters these are; 0 without a folder.
-        reason: Why there is none, in words.
+        folder: None if there is no model.
+        round: the round whose record has these parameters; 0 without a folder.
+        reason: why there is no model, as a sentence for the user.
     """
 
     folder: Path | None = None
@@ -51,11 +51,7 @@ class ModelLeft(NamedTuple):
 
 
 class ModelExport:
-    """Leaves the model of a run in its log folder.
-
-    Attributes:
-        left: what there is now.
-    """
+    """Leaves the model of a run in its log folder."""
 
     def __init__(
         self,
@@ -70,12 +66,8 @@ class ModelExport:
         """Leave nothing yet.
 
         Args:
-            config: of the run.
-            run_id: the training job.
-            log_dir: has the records; gets the folder.
-            fetch: gets the states.
+            log_dir: holds the records; the model's folder is made in it.
             kept: see `Keeping.state`.
-            clock: for saying how far it is.
             notice: tells the user something that stays on the screen.
         """
         self.left = ModelLeft(reason="the run has not ended")

@@ -17,11 +17,10 @@ class Progress:
     """Running totals; times are monotonic seconds.
 
     Attributes:
-        round: the round in progress, 1-based.
+        round: in progress, 1-based.
         steps: committed steps of all trainers.
-        samples: samples in committed steps.
-        loss_first: of the first step that was not skipped.
-        eval_losses: mean held-out loss (nats) by the record it was measured on.
+        loss_first: mean loss (nats) of the first step that was not skipped.
+        eval_losses: mean held-out loss (nats), by the round of the record on which it was measured.
     """
 
     round: int = 0

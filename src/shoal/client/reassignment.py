@@ -30,7 +30,7 @@ class Reassignment:
     """Orders moves. A `transport.dispatch.Handler`.
 
     Attributes:
-        moved: servers that have come to another stage.
+        moved: how many servers have come to another stage.
     """
 
     def __init__(
@@ -49,15 +49,9 @@ class Reassignment:
         """Order nothing yet; `run` does the work.
 
         Args:
-            endpoint: of the client.
-            coordinator: under whose ballot servers are sent.
-            membership: who is there.
-            clock: for patience.
-            num_stages: of the model.
+            coordinator: servers are sent under its ballot.
             notice: tells the user something that stays on the screen.
-            name_of: what a server is called.
             note: writes down how many servers have moved so far.
-            settings: how patient it is.
         """
         self.moved = 0
         self._endpoint = endpoint
@@ -79,7 +73,7 @@ class Reassignment:
         return move is not None and move.peer == peer
 
     def usable(self, view: SwarmView, holders: Mapping[PeerId, int]) -> SwarmView:
-        """Return the view with those replicas alone that may be used, at the stages that they serve.
+        """Return the view with only those replicas that may be used, at the stages that they serve.
 
         Args:
             view: as the registry has it.
@@ -113,8 +107,7 @@ class Reassignment:
         """A record has been decided, and the next round has not begun: see whether a server is better off elsewhere.
 
         Args:
-            holders: the replicas that hold it, with their stages.
-            round: of the record.
+            holders: the replicas that hold the record, with their stages.
         """
         self._holders = holders
         self._do(self._machine.recorded(self._view(), holders, round, self._clock.now_s()))
@@ -130,7 +123,7 @@ class Reassignment:
         await self._placed.wait()
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Follow what is ordered, and fill stages that have nobody, until cancelled.
+        """Follow the moves that were ordered, and fill stages that have no server, until cancelled.
 
         Args:
             changed: called when it has changed who may be used.

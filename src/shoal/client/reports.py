@@ -29,10 +29,8 @@ class Reports:
     """The client's ear for its trainers. A `transport.dispatch.Handler`.
 
     Attributes:
-        progress: the running totals.
         shares: what each pipeline has trained in the round.
-        num_holdout: size of the held-out set, known once the data server has said it.
-        divergence: counts the steps that are skipped.
+        num_holdout: size of the held-out set; 0 until the data server has said it.
     """
 
     def __init__(
@@ -51,14 +49,9 @@ class Reports:
         """Remember where numbers go.
 
         Args:
-            endpoint: of the client.
-            monitor: gets the numbers.
-            trainers: whose reports are believed.
-            swarm_numbers: what the view says now, by name.
-            on_stuck: told when a trainer cannot put a path together.
-            note: writes down what is counted.
-            divergence: counts the steps that are skipped.
-            clock: for how long a lost monitor is left alone.
+            trainers: only their reports count.
+            swarm_numbers: returns what the view says now, by name as in `monitor.status.Status`.
+            on_stuck: called when a trainer finds no complete path through the stages.
             notice: tells the user something that stays on the screen.
         """
         self.progress = Progress()
@@ -119,12 +112,9 @@ class Reports:
         """Go on where an earlier start of this client was.
 
         Args:
-            progress: when the round began.
-            last_numbers: see `last_number`, at that time.
-            round: in progress.
-            pipelines: of that round.
-            events: counted since then.
-            num_holdout: size of the held-out set.
+            progress: as it was when the round began.
+            last_numbers: as `last_number` was when the round began.
+            events: counted since the round began.
         """
         self.progress, self.num_holdout, self._round = progress, num_holdout, round
         self._last_number = dict(last_numbers)
@@ -149,9 +139,7 @@ class Reports:
         """Forget who was done in the round before.
 
         Args:
-            round: the one that begins.
-            pipelines: of the round.
-            trains: False for the last evaluation, which is no round of its own.
+            trains: False for the evaluation at the end, which is not a round.
         """
         self._round = round
         self.shares.begin_round(pipelines)

@@ -58,7 +58,6 @@ class RoundLoop:
         rounds: records decided by this client.
         num_replicas: replicas that took part at most, all stages together.
         idle_rounds: how many of the last rounds have trained nothing.
-        durations_s: of the rounds.
         held: hash of the record on top of which the round is trained.
     """
 
@@ -93,7 +92,6 @@ class RoundLoop:
             expected_servers: servers to wait for before the first round, for at most `servers_timeout_s`.
             succeeds: other hosts' clients have begun the run, and are gone.
             patient: wait for them, or for one complete pipeline if there are 0, however long it takes.
-            stages: knows which stages nobody serves.
             before_close: returns when a round may be ended.
         """
         self.hashes = dict(saved.hashes)

@@ -47,8 +47,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ClientSpec` in msgpack.
-        control: asked for a data server and trainers; told `ready()`, and at the end `summary(summary=...)`, also when
-            the run is interrupted or fails.
+        control: is asked for a data server and trainers; is told `ready()`, and at the end `summary(summary=...)`, also
+            when the run is interrupted or fails.
 
     Raises:
         ConfigError: a rule of quantisation matches nothing in the model.
@@ -183,8 +183,8 @@ class RunEnd:
 
     Attributes:
         exit: "done", "failed" or "interrupted".
-        failure: why it has failed.
-        goes_on_elsewhere: it has not ended, but is another host's: nobody else is to hear of this.
+        failure: the reason as a sentence; empty without one.
+        goes_on_elsewhere: the client of another host goes on with the run, so nothing is to be stopped.
     """
 
     exit: str = "failed"

@@ -19,12 +19,12 @@ from shoal.wire.messages.control import Evaluation, StepReport
 
 @dataclass(frozen=True)
 class Shared:
-    """One round.
+    """What the trainers of one round have done.
 
     Attributes:
         samples: trained by each slot.
-        samples_per_s: of each slot in its steps.
-        waited_s: from the end of the last step of the first trainer that was done to that of the last one.
+        samples_per_s: of each slot, while it trained.
+        waited_s: from the last step of the first trainer that was done to the last step of the last trainer.
     """
 
     samples: Mapping[int, int]
@@ -77,13 +77,12 @@ class Shares:
 def evaluation_shares(
     held: int, num_holdout: int, num_slots: int, speeds: tuple[float, ...]
 ) -> list[Evaluation | None]:
-    """Cut the held-out set into one share for each pipeline, by their speeds; None: nothing.
+    """Cut the held-out set into one share for each pipeline, by their speeds; None: no share.
 
     Args:
-        held: the record to evaluate.
-        num_holdout: size of the held-out set; 0: it is not evaluated.
-        num_slots: pipelines.
-        speeds: of each; 0: not known; empty: all get the same.
+        held: round of the record to evaluate.
+        num_holdout: size of the held-out set; 0: nothing is evaluated.
+        speeds: samples per second of each pipeline; 0: not known; empty: all get the same share.
     """
     if speeds:
         cuts = bounds(num_holdout, known(speeds))

@@ -11,13 +11,12 @@ class ClientSpec(RoleStart, frozen=True, kw_only=True):
     """Start parameters of a client.
 
     Attributes:
-        launcher_pid: Process whose start time is the run's beginning.
-        expected_servers: Servers that are being started with it: the first round waits for them, for a while.
-        succeeds: The run was begun by a client of another host.
-        own_servers: Those of this host, in the order of their numbers.
-        patient: Wait for them, or without a number for one complete pipeline, however long it takes.
-        data_server: The data server of this host, which the client asks the launcher to start.
-        monitor: Where numbers go.
+        launcher_pid: The run begins, for all ages, when this process was started.
+        expected_servers: How many servers the launcher starts with the client; the first round waits a while for them.
+        succeeds: A client of another host has begun the run.
+        own_servers: Of this host, in the order of their numbers.
+        patient: Wait for them without a limit, or for one complete pipeline if `expected_servers` is 0.
+        data_server: Of this host; the client asks the launcher to start it.
     """
 
     launcher_pid: int

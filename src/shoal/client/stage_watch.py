@@ -28,7 +28,7 @@ class StageWatch:
     """Follows the stages of one run.
 
     Attributes:
-        missing: stages that nobody serves now.
+        missing: stages that have no server now.
     """
 
     def __init__(
@@ -42,10 +42,9 @@ class StageWatch:
         """Begin with all stages served.
 
         Args:
-            clock: for how long training has waited.
             notice: tells the user something that stays on the screen.
-            note: writes down what was restored so far.
-            repeat_s: between messages while training waits.
+            note: writes down all stages that were restored so far.
+            repeat_s: pause between messages while training waits.
         """
         self.missing: tuple[int, ...] = ()
         self._clock = clock

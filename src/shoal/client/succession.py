@@ -50,14 +50,11 @@ class Succession:
         leads: Callable[[], bool],
         notice: Callable[[str], None],
     ) -> None:
-        """Know of nobody.
+        """Know of no client yet.
 
         Args:
-            run_id: the training job.
-            endpoint: of this client.
-            membership: says which clients there are; those whose connection ends are taken out of it by others.
-            clock: for how long a client may be away.
-            leads: whether this client coordinates: then nobody else ends the run.
+            membership: lists the clients; its owner removes a client whose connection ends.
+            leads: whether this client coordinates; while it does, no other client ends the run.
             notice: tells the user something that stays on the screen.
         """
         self._run_id = run_id
@@ -191,14 +188,10 @@ async def inherit(leading: Leading, log_dir: Path, trainers: TrainerPool, data: 
     """Go on from the record that stands, which clients of other hosts have decided.
 
     Args:
-        leading: what the replicas hold.
-        log_dir: the record is written there; its step logs stay on the hosts that have gathered them. What this client
-            has written there before, of another chain, is set aside.
-        trainers: of this client: nobody believes earlier ones any more.
-        data: the data server of this host hands out nothing that the record names as used, and all else.
-
-    Returns:
-        The hash of each stage's outer parameters.
+        log_dir: of this client. The record is written into it, and records of another chain are set aside. The step
+            logs stay on the hosts that gathered them.
+        trainers: of this client; reports of earlier trainers no longer count.
+        data: its data server hands out all samples but those that the record names as used.
 
     Raises:
         StorageError: the record cannot be written.

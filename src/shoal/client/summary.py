@@ -31,21 +31,19 @@ def build_summary(
 ) -> dict[str, Any]:
     """Return the client's part of the summary.
 
-    Samples, steps, losses and rates are of the rounds from `first_round_seen` on; `samples_before` counts what the run
-    had used until then, under clients of other hosts. Duplicates and missing samples are those of the whole run.
+    Samples, steps, losses and rates count from `first_round_seen` on; `samples_before` is what clients of other hosts
+    had used until then. Duplicates and missing samples count over the whole run.
 
     Args:
-        audit: recomputed from the step logs, so that duplicates and missing samples do not rest on lease counters.
-        replicas: of all stages together.
-        outer_rounds: records that were decided.
-        hashes: of the final outer parameters, by stage.
-        seconds_to_first_step: from the launcher's start to the first committed step.
+        audit: computed from the step logs, so duplicates and missing samples do not depend on lease counters.
+        replicas: the most that took part in a round, all stages together.
+        outer_rounds: how many records were decided.
+        hashes: of each stage's final outer parameters.
+        seconds_to_first_step: from the launcher's start to the first committed step; None: there was none.
         failovers: see `client.failovers`.
-        counters: of all roles together, as far as they have reported them.
-        servers_moved: that have come to another stage.
+        counters: sums over all roles that have reported.
         stages_restored: see `client.stage_watch`.
         chains_left: see `client.chain_watch`.
-        model: see `client.model_export`.
     """
     evaluated = sorted(progress.eval_losses)
     return {

@@ -8,13 +8,10 @@ from shoal.swarm.view import SwarmView
 
 
 def swarm_numbers(view: SwarmView, num_stages: int, num_pipelines: int, num_trainers: int) -> Mapping[str, float]:
-    """Return the numbers of who is there now, by name as in `monitor.status.Status`.
+    """Return the numbers of the swarm as it is now, by name as in `monitor.status.Status`.
 
     Args:
-        view: corrected by the client's connections.
-        num_stages: of the model.
-        num_pipelines: of the round.
-        num_trainers: that are there.
+        view: as corrected by the client's own connections.
     """
     replicas = view.num_replicas(num_stages)
     return {

@@ -37,14 +37,7 @@ class Takeover:
     """Replaces the trainers that are lost in a round."""
 
     def __init__(self, *, trainers: TrainerPool, reports: Reports, fencing: Fencing, data: DataLink) -> None:
-        """Connect the parts.
-
-        Args:
-            trainers: of the client.
-            reports: who is done, and what was reported.
-            fencing: settles a lost trainer's steps.
-            data: the data server, which frees its leases.
-        """
+        """Connect the parts."""
         self._trainers = trainers
         self._reports = reports
         self._fencing = fencing
@@ -65,11 +58,8 @@ class Takeover:
         """Replace lost trainers until cancelled.
 
         Args:
-            slots: of the round.
-            first_step: number of the round's first step.
-            num_steps: of the round, for each slot.
-            go_on: has a new trainer do what is left.
-            idle: slots whose trainer is there and has not been told of the round: a client died while it took over.
+            go_on: lets a new trainer do the rest of a slot's steps.
+            idle: slots whose trainer runs but was not told of the round, because a client died while it took over.
         """
         taken = Counter[int]()
         busy: set[int] = set()

@@ -39,11 +39,8 @@ class TrainerPool:
         """Start with no trainer.
 
         Args:
-            endpoint: of the client.
-            launcher: starts trainers.
             start_timeout_s: how long a started trainer may take to say hello.
-            above: incarnations begin so far above those that the run's records name, in which trainers of other hosts
-                may have been replaced since.
+            above: how far incarnations begin above those in the records, as other hosts may have replaced trainers.
         """
         self._above = above
         self._endpoint = endpoint
@@ -71,21 +68,21 @@ class TrainerPool:
         return self._rounds.get(slot, 0)
 
     def adopt(self, incarnations: Mapping[int, int], running: Collection[int]) -> None:
-        """Take over the trainers that an earlier start of this client has had started; before any message is taken.
+        """Take over the trainers that an earlier start of this client had started, before any message is taken.
 
         Args:
-            incarnations: of the trainer that was started last for each slot.
-            running: slots whose trainer has not ended: it will say hello by itself.
+            incarnations: of the trainer that was last started in each slot.
+            running: slots whose trainer has not ended; it says hello by itself.
         """
         self._incarnations = dict(incarnations)
         self._booting = set(running)
 
     def begin_above(self, lowest: Mapping[int, int], above: int) -> None:
-        """Nobody believes any trainer any more that was started until now, be it here or by clients of other hosts.
+        """Ignore from now on every trainer that was started earlier, here or by a client of another host.
 
         Args:
-            lowest: incarnation of each slot that may still act, by the newest record.
-            above: so far above them trainers of other hosts may have been replaced since.
+            lowest: the lowest incarnation of each slot that may still act, from the newest record.
+            above: how often trainers of other hosts may have been replaced since that record.
         """
         slots = lowest.keys() | self._incarnations.keys()
         highest = {slot: max(self._incarnations.get(slot, 0), lowest.get(slot, 0)) for slot in slots}

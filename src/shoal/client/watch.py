@@ -22,9 +22,7 @@ class Watch:
     """Sees every event of the client's endpoint before the others do.
 
     Attributes:
-        failovers: what broke.
-        seconds_to_first_step: from the launch to the first committed step, None before it.
-        notices: tells the user what is lost, and what follows.
+        seconds_to_first_step: from the launch to the first committed step; None before it.
     """
 
     def __init__(
@@ -43,17 +41,13 @@ class Watch:
         """Begin to watch.
 
         Args:
-            membership: told of every lost connection.
-            trainers: whose reports are believed.
-            slots_of_replica: the slots whose home pipeline runs over a peer.
-            age_s: seconds since the run was launched.
-            clock: that of the steps' times.
-            notices: tells the user what is lost, and what follows.
-            note: writes a loss down.
-            dial: tries to connect with a server; each that is lost is dialled once. The view has no use for a server
-                that this process could not hear while it was frozen itself, until it is connected or announced anew,
-                and that is only done every few seconds.
-            is_moving: whether a server is on its way to another stage; then it ends its connections, and none is lost.
+            trainers: only their reports count.
+            slots_of_replica: returns the slots whose home pipeline runs over a peer.
+            age_s: returns the seconds since the run was launched.
+            note: writes the loss down.
+            dial: tries once to connect with a server that was lost. This process may only have been frozen itself;
+                without a connection the view ignores the server until its next announcement, seconds later.
+            is_moving: whether a server is on its way to another stage; it then ends its connections but is not lost.
         """
         self.failovers = Failovers()
         self.seconds_to_first_step: float | None = None

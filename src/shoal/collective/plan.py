@@ -43,11 +43,10 @@ class Collective(enum.Enum):
 
 
 def choose_collective(num_bytes: int, num_members: int) -> Collective:
-    """How a vector is reduced: a part of the protocol, since all members have to choose the same.
+    """Choose how a vector is reduced. This is a part of the protocol: all members must choose the same.
 
     Args:
         num_bytes: Size of the vector in its own dtype.
-        num_members: Of the view.
     """
     if num_bytes > SMALL_BYTES:
         return Collective.RING
@@ -59,10 +58,9 @@ class Plan:
     """Who does what in one all-reduce of one vector.
 
     Attributes:
-        collective: Which of the three.
         num_members: n, at least 1.
         num_elements: N, of the vector that is reduced.
-        segment_elements: The most elements of one segment, at least 1.
+        segment_elements: the most elements of one segment, at least 1.
     """
 
     collective: Collective

@@ -47,16 +47,16 @@ Compute = Callable[[Callable[[], None]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Consecutive segments of a chunk, and what a neighbour has sent or shows of them.
+    """Consecutive segments of a chunk, and the values that a neighbour has sent or shows.
 
     Attributes:
         number: Of the vector.
-        gather: They are complete.
-        chunk: Whose segments.
-        segments: Which.
-        elements: The same, in the vector.
+        gather: The segments are complete.
+        chunk: Index of the chunk.
+        segments: Indices in the chunk.
+        elements: The same segments, as indices in the vector.
         sender: The neighbour's place in the ring.
-        received_n: Its values.
+        received_n: The neighbour's values.
     """
 
     number: int

@@ -17,8 +17,8 @@ def reduce_in_turn(
     """Reduce the members' vectors, each in its place, and return one that holds the result.
 
     Args:
-        members: The same vector of each member, in ring order; their contributions are lost.
-        choose: The collective for a vector of so many bytes and so many members.
+        members: The same vector of each member, in ring order; their contributions are overwritten.
+        choose: Returns the collective for a vector's size (bytes) and number of members.
     """
     first = members[0]
     collective = choose(first.values_N.nbytes, len(members))

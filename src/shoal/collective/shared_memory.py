@@ -102,13 +102,11 @@ class SharedMemory:
         self._close_retired()
 
     def look(self, peer: PeerId, process: int | None, vector: SharedVector, num_elements: int, like: Tensor) -> Tensor:
-        """Return another member's vector, not to be written; its values change when their owner changes them.
+        """Return another member's vector. It must not be written, and its values change when its owner changes them.
 
         Args:
-            peer: Whose it is.
-            process: Its process as the kernel proves it.
-            vector: Where it says that the vector is.
-            num_elements: Of the vector.
+            process: The peer's process, as the kernel proves it; None: not known.
+            vector: The place that the peer has named.
             like: A vector of the expected dtype.
 
         Raises:

@@ -29,13 +29,13 @@ class RingVector:
     """A vector to be reduced in place; N = its elements, n = those of a piece.
 
     Attributes:
-        number: What it is in `RingPart.buffer`.
-        values_N: This member's contribution, later the result: contiguous, on the CPU, used by nobody else meanwhile.
+        number: Its `RingPart.buffer`.
+        values_N: This member's contribution, later the result: contiguous, on the CPU, with no other user meanwhile.
         reduction: The same on all members.
-        wire: As what a float32 vector travels, if not as itself; the same on all members.
+        wire: The dtype in which a float32 vector travels; None: its own. The same on all members.
 
     Raises:
-        LocalProtocolError: on construction, if it cannot be reduced.
+        LocalProtocolError: on construction, if the vector cannot be reduced.
     """
 
     number: int
@@ -68,9 +68,9 @@ class RingVector:
         """Combine the own piece with a child's, in place, because the sum replaces the contribution.
 
         Args:
-            elements: Which piece.
-            received_n: The child's, in the wire type, or in float32 from its memory.
-            is_root: The sum is complete now: it becomes what everybody gets.
+            elements: Indices of the piece.
+            received_n: The child's piece, in the wire type, or in float32 from the child's memory.
+            is_root: The sum is complete now, and becomes every member's result.
         """
         own_n = self.piece(elements)
         if self.wire is not None:

@@ -23,7 +23,7 @@ def from_flags(tokens: Sequence[str], other_flags: Iterable[str] = ()) -> Layer:
 
     Args:
         tokens: the arguments that no command declares itself.
-        other_flags: names of the flags that the command does declare, as suggestions for wrong ones.
+        other_flags: names of the flags that the command declares, as suggestions for wrong ones.
     """
     layer = Layer()
     lists: dict[str, list[str]] = {}

@@ -180,7 +180,7 @@ def unknown_key(name: str, where: str, candidates: Iterable[str], show: str = "{
         name: the dotted key as the user meant it.
         where: the file, variable or flag that has it.
         candidates: the names that would have been right.
-        show: how a suggestion is written, e.g. `--{}`.
+        show: the form of a suggestion, e.g. `--{}`.
     """
     if name in REMOVED:
         return f"{where}: {name} does not exist in shoal: {REMOVED[name]}. Remove it."

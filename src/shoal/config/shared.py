@@ -42,17 +42,17 @@ def shared_configuration(config: Config) -> dict[str, Any]:
 
 
 def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, Any]) -> Config:
-    """Return a host's configuration with what the run shares taken from the run.
+    """Return a host's configuration with the shared keys from the run.
 
     A `diloco.batch_size_per_step` below the run's is this host's cap of microbatches (as in DistQat), not a difference.
 
     Args:
-        host: as file, environment and flags of this host give it.
+        host: from this host's file, environment and flags.
         origins: the keys that they set, and where.
-        shared: what `shared_configuration` gave at the client.
+        shared: what `shared_configuration` returned at the client.
 
     Raises:
-        ConfigError: this host sets a shared key to something else, or its version does not know the run's keys.
+        ConfigError: this host sets a shared key to another value, or its version does not know the run's keys.
     """
     cap = _batch_cap(host, origins, shared)
     problems = list(_differences(shared_configuration(host), shared, origins))

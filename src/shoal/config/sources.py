@@ -40,7 +40,7 @@ class Layer:
     Attributes:
         values: nested mappings with canonical names.
         origins: for each dotted key, where its value stands, in words.
-        problems: what is wrong with names and shapes, a line for each.
+        problems: what is wrong with names and shapes, one line each.
     """
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])

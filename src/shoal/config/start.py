@@ -18,8 +18,6 @@ class RoleStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Start parameters that all roles share.
 
     Attributes:
-        run_id: The training job.
-        role: Name of the role, as in log file names.
         index: Number among the processes of this role on this host, from 0.
         config_json: The resolved configuration.
         identity_key: Ed25519 private key, 32 bytes.
@@ -29,7 +27,7 @@ class RoleStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         initial_peers: Multiaddresses of DHT peers to join; empty for the first peer.
         between_hosts: Whether peers of other hosts are reached, over TLS with the swarm's key.
         listen_tcp: Address and port to listen on for other hosts; None is not dialled by them.
-        announce: Hosts, or `host:port`, under which others reach this role; empty for the addresses of its interfaces.
+        announce: Hosts, or `host:port`, under which others reach this role; empty: the addresses of its interfaces.
     """
 
     run_id: str

@@ -40,12 +40,10 @@ class StageChooser:
         """Prepare.
 
         Args:
-            registry: running; the record is announced through it.
-            peer: this server.
+            registry: is running; announces the record.
             record: of this server, with `stage` None.
-            needs: memory that each stage needs.
-            num_servers: how many servers are known to start, so that nobody needs to wait for more; None: not known.
-            settle_s: without a change of servers for so long, those that are seen are all there are.
+            num_servers: how many servers are known to start; the choice waits for no more than these. None: not known.
+            settle_s: after this time without a change of servers, no more are expected.
         """
         self._registry = registry
         self._membership: Membership = registry.membership

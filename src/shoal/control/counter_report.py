@@ -29,13 +29,11 @@ INTERVAL_S = 2.0
 async def counters_reported(
     endpoint: Endpoint, role: str, client: Callable[[], Hop | None], clock: Clock
 ) -> AsyncGenerator[None]:
-    """Report the counters of this process inside of this context and when it is left, and log them then.
+    """Report this process's counters while the context is open and when it is left, and log them then.
 
     Args:
-        endpoint: of this process; its registry holds all that the process counts.
-        role: what this process does.
-        client: where the run's client is; None while that is not known. An address is only needed to dial it.
-        clock: for the pauses.
+        endpoint: its registry holds all that the process counts.
+        client: returns where the run's client is; None while that is not known. Only dialling needs the address.
     """
 
     told: dict[str, int] = {}

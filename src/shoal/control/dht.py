@@ -53,7 +53,6 @@ class DhtNode:
     """One peer of the DHT.
 
     Attributes:
-        peer_id: its name, the identity's.
         checker: verifies what others store here or answer, and counts what it drops.
         maddrs: where others can join through this node, as of its last start.
     """
@@ -99,16 +98,15 @@ class DhtNode:
         """Start a node and join the swarm.
 
         Args:
-            identity: the peer's key.
             namespace: `identity.namespace(swarm_key, experiment_prefix)`; records of other namespaces are refused.
             state_dir: existing private directory with a short path, for the key file and the sockets of p2pd.
             clock: for expiries, and for the pauses between attempts.
-            metrics: counts the records that are dropped; None counts them for nobody.
+            metrics: counts the records that are dropped; None: they are not counted.
             initial_peers: multiaddresses of peers to join; empty starts a new swarm.
-            host_maddrs: multiaddresses to listen on; with loopback ones alone, nothing for NATs is started.
-            announce_maddrs: multiaddresses to tell others, where they differ.
+            host_maddrs: multiaddresses to listen on; if all are loopback, no NAT traversal is started.
+            announce_maddrs: multiaddresses to tell others; empty: those to listen on.
             bootstrap_timeout_s: how long initial peers are tried.
-            greeter: tells newcomers to which swarm this peer belongs; None tells nobody.
+            greeter: tells newcomers to which swarm this peer belongs; None: it does not.
 
         Raises:
             BootstrapError: none of the initial peers answered in time, or p2pd did not start.
@@ -187,7 +185,7 @@ class DhtNode:
         """Store a sealed record under a topic and this peer's id.
 
         Returns:
-            Whether some peer took it; a record that does not expire later than the one before it is not taken.
+            Whether some peer took it. A peer refuses a record that does not expire later than the one before it.
 
         Raises:
             RecordRejected: it is too large.
@@ -212,8 +210,7 @@ class DhtNode:
         """Return all believable records under these topics, the newest of each peer and topic, from all who answer.
 
         Args:
-            topics: to read.
-            holders: how many of those are asked that hold a topic's records; None asks everybody who may.
+            holders: how many holders of each topic's records to ask; None: every peer that may be one.
         """
         daemon, node, lookup = self._daemon, self._node, self._lookup
         if daemon is None or node is None or lookup is None:

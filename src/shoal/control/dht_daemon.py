@@ -62,12 +62,11 @@ class _Connections:
 
 
 async def start_daemon(socket_dir: Path, initial_peers: Sequence[str], **settings: Any) -> P2P:
-    """Start p2pd; cancelled or failed, no process is left.
+    """Start p2pd; if that is cancelled or fails, no process is left.
 
     Args:
         socket_dir: existing private directory with a short path.
-        initial_peers: to join through.
-        settings: others of `P2P.create`.
+        settings: passed on to `P2P.create`.
 
     Raises:
         P2PDaemonError: it did not start.

@@ -61,7 +61,6 @@ class Launcher:
     """Everything that it takes to start p2pd and a node on it.
 
     Attributes:
-        host_maddrs: where to listen.
         any_maddrs: the same as they were asked for, with any free port where none was named.
     """
 

@@ -37,8 +37,8 @@ class Stored:
     """What has become of a record.
 
     Attributes:
-        taken: whether some node has taken it.
-        everywhere: whether all its holders are known and have answered.
+        taken: some node has taken it.
+        everywhere: all its holders are known and have answered.
     """
 
     taken: bool
@@ -49,10 +49,10 @@ class QuickLookup:
     """Reads and stores through the nodes that hold a key's records, as far as they are known."""
 
     def __init__(self, node: DHTNode) -> None:
-        """Know nobody yet.
+        """Know no holder yet.
 
         Args:
-            node: whose neighbours are asked first, and over whose protocol.
+            node: its neighbours are asked first, over its protocol.
         """
         self._node = node
         self._protocol = cast(Any, node.protocol)
@@ -62,13 +62,13 @@ class QuickLookup:
         self._settled: set[DHTID] = set()
 
     async def read(self, keys: Sequence[DHTID], number: int) -> Found | None:
-        """Ask the holders of each key, so many of them; who asks all begins with its own neighbours.
+        """Ask `number` holders of each key; a read that asks all of them begins with this node's own neighbours.
 
-        Where this node is a holder that others know, what it holds stands for one answer.
+        If other nodes know this node as a holder, what it holds counts as one answer.
 
         Returns:
-            Of each value the copy that expires last; None if somebody has not answered, nobody is known, or they go
-            on naming others that are nearer.
+            Of each value the copy that expires last; None: a node has not answered, no node is known, or nodes still
+            name others that are nearer.
         """
         if number >= REPLICAS:
             self.forget_all()

@@ -48,13 +48,11 @@ class DialBack:
         on_change: Callable[[tuple[Undialled, ...]], None],
         notice: Callable[[str], None],
     ) -> None:
-        """Dial nobody yet.
+        """Dial no peer yet.
 
         Args:
-            membership: whose servers are dialled.
-            dial: says why a peer cannot be dialled; empty if it can.
-            clock: for the time between attempts.
-            on_change: told who cannot be dialled, when that has changed.
+            dial: returns why a peer cannot be dialled, or "".
+            on_change: is told which peers cannot be dialled, when that has changed.
             notice: tells the user something that stays on the screen.
         """
         self._membership = membership

@@ -35,11 +35,10 @@ def new_question() -> bytes:
 
 @dataclass(frozen=True)
 class Greeter:
-    """One swarm's side of the exchange, for those who ask and those who answer.
+    """One swarm's side of the exchange, for peers that ask and peers that answer.
 
     Attributes:
-        swarm_key: the swarm's pre-shared key.
-        prefix: what the user calls the experiment.
+        prefix: the user's name of the experiment.
     """
 
     swarm_key: bytes
@@ -73,11 +72,10 @@ def _bound(question: bytes, peer: PeerId) -> bytes:
 
 
 def misfit(own: Greeter, prefixes: list[str | None]) -> str | None:
-    """Return why the swarm that was asked is not the one that is sought, and what to do; None: it may be.
+    """Return why the swarm that answered is not the one that this host seeks, and what to do; None: it may be the one.
 
     Args:
-        own: of this host.
-        prefixes: of those who have answered; None of one with another key.
+        prefixes: of the peers that answered; None of a peer with another key.
     """
     if not prefixes or own.prefix in prefixes:
         return None

@@ -52,8 +52,8 @@ class Place:
     """Where an initial peer listens.
 
     Attributes:
-        maddr: its multiaddress, as the user has given it.
-        peer: who should be there; None: anybody.
+        maddr: as the user has given it.
+        peer: expected there; None: any peer.
     """
 
     maddr: str
@@ -81,13 +81,11 @@ async def require_reachable(
     """Return if the swarm may be joined at one of the initial peers, and say what is wrong with the others.
 
     Args:
-        maddrs: of the initial peers.
-        clock: for the time between attempts.
-        say: tells the user one line.
-        patience_s: how long it is tried again.
+        say: shows the user one line.
+        patience_s: how long to try again.
 
     Raises:
-        BootstrapError: it can be joined at none of them; says why and what to do, for each.
+        BootstrapError: the swarm can be joined at none of them. The message says why and what to do, for each.
     """
     deadline = Deadline.after(clock, patience_s)
     was_said = False

@@ -33,16 +33,13 @@ async def open_registry(
     metrics: telemetry.Registry | None = None,
     membership: Membership | None = None,
 ) -> AsyncGenerator[tuple[DhtNode, Registry]]:
-    """Start a DHT node, and the registry over it, which the caller runs; the node ends with the context.
+    """Start a DHT node and a registry over it. The caller runs the registry; the node ends with the context.
 
     Args:
-        start: whose configuration and key say which swarm it is.
-        identity: of this peer.
-        clock: for expiries.
-        initial_peers: where others are; empty for the first one.
-        host_maddrs: where to listen.
+        start: its configuration and key say which swarm it is.
+        initial_peers: addresses of other peers; empty for the first one.
         metrics: counts refused records.
-        membership: that the registry feeds; by default one of its own.
+        membership: the registry feeds it; None: a new one.
 
     Raises:
         BootstrapError: none of the initial peers answered.
@@ -77,12 +74,10 @@ async def join_swarm(
     """Join the DHT and watch it until the context is left; own records are withdrawn then.
 
     Args:
-        start: whose configuration says where to listen; without initial peers, the launcher sends them.
-        identity: of this peer.
-        control: the pipe to the launcher; told `joined(maddrs=...)`.
-        clock: for expiries.
+        start: its configuration says where to listen. Without initial peers in it, the launcher sends them.
+        control: the pipe to the launcher; is told `joined(maddrs=...)`.
         metrics: counts the records that are dropped.
-        membership: the view that the registry feeds; by default a new one.
+        membership: the registry feeds it; None: a new one.
 
     Raises:
         BootstrapError: the launcher did not say in time where the initial peers are, none of them answered, or they

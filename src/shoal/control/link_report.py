@@ -13,13 +13,11 @@ logger = logging.getLogger(__name__)
 
 
 def log_links(endpoint: Endpoint, event: str, level: int, **fields: int) -> None:
-    """Log what is known of the links with all peers; nothing if nothing is.
+    """Log what is known of the links with all peers, if anything.
 
     Args:
-        endpoint: of this process.
-        event: name of the line.
-        level: of the line.
-        fields: on the same line.
+        event: name of the log line.
+        fields: added to that line.
     """
     links = link_fields(endpoint.links())
     if links:

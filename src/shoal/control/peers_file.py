@@ -32,9 +32,8 @@ class PeersFile:
         """Write nothing yet.
 
         Args:
-            log_dir: of the run on this host.
-            writer: the role that writes; each one prepares its lines in a file of its own.
-            notice: told once, in a sentence for the user, if the file cannot be written.
+            writer: the role that writes; each role prepares its lines in a file of its own.
+            notice: is told once, in a sentence for the user, if the file cannot be written.
         """
         self._path = log_dir / PEERS_FILE
         self._aside = log_dir / f".{PEERS_FILE}.{writer}"
@@ -75,10 +74,9 @@ def read_peers_file(log_dir: Path) -> tuple[str, ...]:
 
 
 async def joinable(membership: Membership, own: Sequence[str] = ()) -> AsyncGenerator[tuple[str, ...]]:
-    """Yield the addresses at which the swarm can be joined now, then whenever others are known.
+    """Yield the addresses at which the swarm can be joined: now, and again after each change.
 
     Args:
-        membership: the view of the swarm.
         own: addresses that come first, whatever the view says.
     """
     last: tuple[str, ...] = ()

@@ -46,9 +46,9 @@ class ReadPace:
         """Return how long to pause now.
 
         Args:
-            awaited: somebody waits for a change that only the registry can tell.
-            changed: the view is another one than when this was asked last.
-            expires_in_s: until the next record expires, if it is not renewed.
+            awaited: a caller waits for a change that only the registry can tell.
+            changed: the view has changed since the last call.
+            expires_in_s: until the next record expires, unless it is renewed.
         """
         if changed:
             self._quiet_s = 0.0

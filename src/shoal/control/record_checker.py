@@ -40,8 +40,7 @@ class RecordChecker:
         """Start with nothing seen.
 
         Args:
-            namespace: of this swarm and experiment.
-            key_of: gives the DHT's binary key of a topic.
+            key_of: returns the DHT's binary key of a topic.
             clock: its wall clock decides what has expired.
             metrics: counts what is dropped, as `records.dropped` by reason.
         """
@@ -68,13 +67,12 @@ class RecordChecker:
     def check(self, key: bytes, subkey: str, value: bytes, expires_unix_s: float) -> bool:
         """Return whether the DHT may store or pass on a record.
 
-        What has just expired passes: the DHT drops it by itself, and refusing it would drop an answer's other records.
+        A record that has just expired passes: the DHT drops it by itself, and a refusal would drop all of an answer.
 
         Args:
-            key: binary key under which it stands.
-            subkey: peer id under which it stands.
-            value: the sealed record.
-            expires_unix_s: the expiry that the DHT goes by; it has to be the signed one.
+            key: the binary key under which the record stands.
+            subkey: the peer id under which it stands.
+            expires_unix_s: the expiry that the DHT goes by; must equal the signed one.
         """
         opened = self._unseal(subkey, value)
         if isinstance(opened, Rejection):

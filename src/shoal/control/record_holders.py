@@ -26,11 +26,11 @@ class RecordHolders(Generic[Key, Node]):
     """The nodes nearest to each key, of all others that were heard of; a node is whatever a question can be sent to."""
 
     def __init__(self, own_id: int, dice: random.Random) -> None:
-        """Know nobody.
+        """Know no node yet.
 
         Args:
-            own_id: of the node that asks; what it holds it need not ask for.
-            dice: to choose among those who are as good.
+            own_id: of the node that asks; it does not ask itself.
+            dice: choose among nodes that are equally good.
         """
         self._own_id = own_id
         self._dice = dice
@@ -41,11 +41,11 @@ class RecordHolders(Generic[Key, Node]):
         self._nearest.clear()
 
     def learn(self, key: Key, nodes: Mapping[Node, int]) -> None:
-        """Note who is near to a key, as somebody has said; of all that were ever named, only the nearest are kept.
+        """Note the nodes near to a key that some node has named. Only the nearest of all are kept.
 
         Args:
             key: 160 bits.
-            nodes: their ids.
+            nodes: named as holders, with their ids.
         """
         known = {**self._nearest.get(key, {}), **nodes}
         self._nearest[key] = {
@@ -69,16 +69,15 @@ class RecordHolders(Generic[Key, Node]):
     def to_ask(
         self, keys: Iterable[Key], number: int, asked: Mapping[Node, Iterable[Key]], *, own_counts: bool
     ) -> dict[Node, list[Key]]:
-        """Choose whom to ask for which keys: few nodes for all of them, not always the same ones.
+        """Choose which nodes to ask for which keys: few nodes for all keys, and not always the same ones.
 
         Args:
-            keys: to read.
-            number: how many holders of each are to be asked, if there are so many.
-            asked: who was asked for what already.
-            own_counts: the node that asks has asked itself for the keys that it holds.
+            number: how many holders of each key to ask, if there are that many.
+            asked: which nodes were asked for which keys already.
+            own_counts: the asking node's own copy of a key counts as an answer.
 
         Returns:
-            Empty if enough was asked.
+            Empty if enough nodes were asked.
         """
         needed = {key: min(number - (own_counts and self.include_own(key)), len(self.of(key))) for key in keys}
         for node, its_keys in asked.items():

@@ -247,7 +247,6 @@ def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
 
     Args:
         value: the bytes that stand in the DHT.
-        namespace: of this swarm and experiment.
         subkey: the peer id under which they stand.
     """
     if len(value) > MAX_RECORD_BYTES:

@@ -77,11 +77,7 @@ class RecordStore(Protocol):
 
 
 class Registry:
-    """Advertises this peer and watches the others.
-
-    Attributes:
-        membership: the view that it feeds.
-    """
+    """Advertises this peer and watches the others."""
 
     def __init__(
         self,
@@ -95,12 +91,9 @@ class Registry:
         """Prepare; `run` does the work.
 
         Args:
-            store: the DHT.
-            identity: signs this peer's records.
-            namespace: of this swarm and experiment.
-            num_stages: how many topics there are to watch.
+            num_stages: gives the number of topics to watch.
             clock: for expiries and sequence numbers.
-            membership: the view to feed; by default a new one.
+            membership: the registry feeds it; None: a new one.
         """
         self.membership = membership or Membership(clock)
         self._store = store
@@ -224,10 +217,10 @@ class Registry:
             logger.warning("registry.read_given_up", extra={"after_s": READ_TIMEOUT_S})
 
     async def _pause(self, pause_s: float, seen: SwarmView) -> bool:
-        """Wait, but not much longer when a peer is lost or found, somebody waits for a change, or the node dies.
+        """Wait, but not much longer once a peer is lost or found, a caller waits for a change, or the node dies.
 
         Returns:
-            Whether nothing of this has happened.
+            Whether none of these has happened.
         """
 
         def is_calm() -> bool:

@@ -18,8 +18,7 @@ def open_role_endpoint(start: RoleStart, identity: Identity, metrics: Registry |
 
     Args:
         start: says where to listen and whether there are other hosts.
-        identity: of this peer.
-        metrics: of the process, where it counts before it has an endpoint; None for new ones.
+        metrics: of a process that counts before it has an endpoint; None: new ones.
 
     Raises:
         ConfigError: on entering, if an address cannot be used.

@@ -24,7 +24,7 @@ def pack_configuration(shared: Mapping[str, Any]) -> bytes:
         shared: JSON values, see `config.shared.shared_configuration`.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: they do not fit into the message.
     """
     packed = zlib.compress(_encode(shared), level=9)
     if len(packed) > MAX_CONFIG_BYTES:

@@ -50,10 +50,9 @@ class RunEndListener:
         """Wait for the word.
 
         Args:
-            run_id: the training job.
-            view: says who the run's clients are.
+            view: names the run's clients.
             on_over: called once.
-            coordinator: of the run, as far as this server knows; the word of any other client does not count.
+            coordinator: returns the run's coordinator, if this server knows it; then only that client's word counts.
         """
         self._run_id, self._view, self._on_over = run_id, view, on_over
         self._coordinator = coordinator

@@ -38,16 +38,14 @@ class RunTeller:
     """The side that is asked. A `transport.dispatch.Handler`.
 
     Attributes:
-        askers: who has asked and is still connected: they hear of the run's end as well.
+        askers: peers that have asked and are still connected; they are told of the run's end as well.
     """
 
     def __init__(self, endpoint: Endpoint, shared: Mapping[str, Any], client: Callable[[], PeerId | None]) -> None:
         """Wait to be asked.
 
         Args:
-            endpoint: of this peer.
-            shared: the run's shared configuration.
-            client: of the run, while this peer is connected with it or is it.
+            client: returns the run's client while this peer is connected with it, or is it.
 
         Raises:
             ConfigError: the configuration does not fit into an answer.

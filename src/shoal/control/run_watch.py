@@ -22,18 +22,15 @@ class RunWatch:
     """Stays connected with the client. A `transport.dispatch.Handler`.
 
     Attributes:
-        client: who has said that it is the run's client, while there is a connection with it.
+        client: the peer that has said that it is the run's client, while it is connected.
         over: how the run has ended, in words, and whether nothing went wrong; None while it goes on.
     """
 
     def __init__(self, run_id: str, endpoint: Endpoint, membership: Membership, clock: Clock) -> None:
-        """Know nobody; `run` looks for the client.
+        """Know no client yet; `run` looks for it.
 
         Args:
-            run_id: the training job.
-            endpoint: of this scout.
-            membership: says whom to ask.
-            clock: for the pauses between questions.
+            membership: names the peers to ask.
         """
         self.client: PeerId | None = None
         self.over: tuple[str, bool] | None = None

@@ -50,7 +50,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ScoutSpec` in msgpack.
-        control: told `ready(run_id=..., configuration=...)`, without fields if the run is known; then
+        control: is told `ready(run_id=..., configuration=...)`, without fields if the run is known; then
             `run_announced(is_announced=...)` when that changes, `peers(maddrs=...)` when the swarm can be joined at
             other addresses, and in the end `run_over(reason=..., ended_well=...)`.
 

@@ -70,13 +70,13 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem: str) -> SwarmStatus:
-    """Put together what is known.
+    """Put together what the registry and the client say.
 
     Args:
-        prefix: what the user calls the experiment.
-        view: what the registry says; has a run.
-        answer: of the client; None: there is none, or it does not answer.
-        problem: why it does not answer.
+        prefix: the user's name of the experiment.
+        view: from the registry; must have a run.
+        answer: None if there is no client, or if it does not answer.
+        problem: why the client does not answer.
 
     Raises:
         ValueError: the view has no run.

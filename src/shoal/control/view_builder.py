@@ -21,8 +21,8 @@ from shoal.wire.messages.base import Hop
 def build_view(records: Iterable[Opened]) -> SwarmView:
     """Return the picture that these records give.
 
-    A server that has changed its topic (it took a stage, or moved) leaves its old record to expire: of all records of
-    one peer as a server the newest counts.
+    A server that takes a stage or moves changes its topic and leaves its old record to expire. So of all records of one
+    peer as a server, only the newest counts.
 
     Args:
         records: verified and not expired; at most one for each peer and topic.

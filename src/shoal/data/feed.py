@@ -60,7 +60,7 @@ class LeasedBatch:
         labels: (n, ...) read-only view.
         samples: where the batch lies in the shuffled passes; empty for held-out data.
         num_samples: n.
-        ticket: the data server's name for it.
+        ticket: the data server's name for the batch.
     """
 
     inputs: Array
@@ -106,12 +106,11 @@ class Feed:
         """Remember where the data server is.
 
         Args:
-            endpoint: its events have to be dispatched to this feed.
+            endpoint: the caller dispatches its events to this feed.
             data_server: of the same host.
-            trainer: slot of the trainer; the baseline, which only reads, takes -1.
+            trainer: slot of the trainer; -1 for the baseline, which only reads.
             incarnation: how often the slot's trainer was started.
-            clock: for the pauses before a lost data server is dialled again, which `run` does; None: what waits for a
-                lost one fails.
+            clock: times the pauses before `run` dials a lost data server again; None: waiting for a lost one fails.
         """
         self._endpoint = endpoint
         self._server = data_server.peer

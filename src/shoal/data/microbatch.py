@@ -45,15 +45,15 @@ def microbatches(
 ) -> list[Cut]:
     """Return the microbatches of a step batch (n, ...), in order.
 
-    A batch that is smaller than usual has smaller ones, so that a pipeline stays filled; one that is larger has more of
-    them, so that it needs no more memory. With `keeps_size` there are fewer or more, and only the last one is smaller.
+    A smaller batch than usual has smaller microbatches, so that a pipeline stays filled; a larger one has more of them,
+    so that it needs no more memory. With `keeps_size` only the number changes, and only the last one may be smaller.
 
     Args:
         inputs: (n, ...).
         labels: (n, ...).
         batch_samples: `diloco.batch_size_per_step`.
         samples_per_step: of a usual step batch: `gradient_accumulation_steps` times `batch_samples`.
-        num_microbatches: into how many `batch_samples` are cut, at most.
+        num_microbatches: the most into which `batch_samples` are cut.
         keeps_size: stages are compiled for `usual_sizes`.
     """
     if keeps_size and len(inputs) != samples_per_step:

@@ -35,8 +35,6 @@ class Pool:
         """Create the segment.
 
         Args:
-            place_bytes: size of each place.
-            num_places: how many there are.
             directory: where a named file is made instead of a memfd; None uses a memfd.
         """
         self.place_bytes = place_bytes
@@ -120,11 +118,10 @@ class PoolWriter:
     """The places of a pool in another process of the data server, which says who writes where."""
 
     def __init__(self, fd: int, place_bytes: int) -> None:
-        """Map the segment of an inherited descriptor, which is closed.
+        """Map the segment of an inherited descriptor, and close the descriptor.
 
         Args:
             fd: `Pool.fd`.
-            place_bytes: size of each place.
         """
         self._place_bytes = place_bytes
         try:

@@ -25,15 +25,12 @@ def open_preparation(
     opening: Opening | None,
     on_filled: Callable[[Job], None],
 ) -> Preparation:
-    """Return what prepares batches; nothing is started yet.
+    """Return the `Preparation` for this number of workers; nothing is started yet.
 
     Args:
-        dataset: the samples.
-        layout: of a batch.
-        pool: where the places are.
-        order: of the passes; nobody else may draw from it.
-        num_workers: processes; 0: two threads of this one.
-        opening: how processes open the data set.
+        order: of the passes; only the preparation may draw from it.
+        num_workers: processes; 0: two threads of this process.
+        opening: how processes open the data set; None without processes.
         on_filled: called on the event loop for each job that is done.
     """
     if num_workers == 0:

@@ -20,9 +20,9 @@ class Preparer:
         """Prepare nothing yet.
 
         Args:
-            pool: where the places are; others may take places from it too.
-            layout: how many of them a batch takes.
-            preparation: does the work; `filled` is to be told of each job that is done.
+            pool: other users may take places from it too.
+            layout: says how many places a batch takes.
+            preparation: does the work; its owner reports each job that is done to `filled`.
         """
         self._pool = pool
         self._layout = layout

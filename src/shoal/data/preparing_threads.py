@@ -33,7 +33,7 @@ class PreparingThreads:
     """A `Preparation` in this process.
 
     Attributes:
-        num_jobs: one for each thread, and one that lies ready for whichever is done first.
+        num_jobs: one for each thread, and one more, ready for the thread that is done first.
     """
 
     num_jobs = NUM_THREADS + 1
@@ -44,10 +44,7 @@ class PreparingThreads:
         """Start nothing yet.
 
         Args:
-            dataset: the samples.
-            layout: of a place.
-            pool: where the places are.
-            order: of the passes; nobody else may draw from it.
+            order: of the passes; only this preparation may draw from it.
             on_filled: called on the event loop for each job that is done.
         """
         self._dataset = dataset

@@ -89,10 +89,8 @@ class DataService:
     """Serves the batches of one data set to the trainers of a host. A `transport.dispatch.Handler`.
 
     Attributes:
-        table: who has which samples.
-        pool: the shared memory.
-        preparer: decides what lies ready there.
-        preparation: where batches are prepared.
+        table: says which trainer has which samples.
+        preparer: decides which batches lie ready in the pool.
     """
 
     def __init__(
@@ -113,15 +111,13 @@ class DataService:
         """Create the pool; nothing is read before `run`.
 
         Args:
-            endpoint: connection to trainers and client.
-            dataset: the samples.
-            samples_per_step: samples of a full step batch, on average over the trainers.
+            samples_per_step: of a full step batch, as the mean over the trainers.
             seed: of the order of the passes.
-            deterministic: batches depend on slot and step alone, not on how fast a trainer is.
+            deterministic: slot and step alone decide a batch, not the speed of trainers.
             num_workers: processes that prepare batches; 0: two threads of this process do.
-            opening: how these open the data set; None where there are none.
-            client: the only peer that may plan, record and release; None: nobody.
-            num_places: batches that can lie in the pool.
+            opening: how these open the data set; None without processes.
+            client: the only peer that may plan, record and release; None: no peer may.
+            num_places: the most batches in the pool.
             pool_directory: for systems without memfd; see `Pool`.
             clock: measures how long trainers take for their batches.
 

@@ -117,7 +117,6 @@ class DataSet:
 
     Attributes:
         name: as in `data.dataset_name`.
-        train: what the passes walk over.
         holdout: never trained on; at least one sample.
         num_classes: labels are 0..num_classes-1; for text this is the vocabulary.
     """

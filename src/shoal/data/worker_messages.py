@@ -46,9 +46,7 @@ class OpenDataSet(msgspec.Struct, frozen=True, tag=True):
     """First message to a worker: the data set, and how places look.
 
     Attributes:
-        opening: of the data set.
-        place_bytes: size of a place.
-        max_samples: samples that one holds at most.
+        max_samples: the most that a place holds.
     """
 
     opening: Opening
@@ -60,9 +58,8 @@ class Fill(msgspec.Struct, frozen=True, tag=True):
     """Write these samples into a place.
 
     Attributes:
-        place: of the pool.
         indices: int64 in this machine's byte order.
-        is_holdout: they are held-out samples.
+        is_holdout: the samples are held-out ones.
     """
 
     place: int
@@ -85,8 +82,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The worker cannot do what was ordered, and ends; the message is for people.
 
     Attributes:
-        message: why.
-        is_config: the data set cannot be opened, rather than one sample be prepared.
+        is_config: the data set cannot be opened; False: a sample cannot be prepared.
     """
 
     message: str

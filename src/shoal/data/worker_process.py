@@ -26,10 +26,9 @@ class WorkerProcess(asyncio.Protocol):
     """One process of a data worker.
 
     Attributes:
-        pid: of the process.
-        opened: what it said of the data set; None while it opens it.
-        failed: why it gave up.
-        job: what it has been given and has not reported.
+        opened: what the process said of the data set; None until then.
+        failed: why it gave up; None: it did not.
+        job: the job that it has been given and has not reported; None: it is idle.
         ended: set when the process is gone or has given up.
     """
 
@@ -39,10 +38,10 @@ class WorkerProcess(asyncio.Protocol):
         """Start the process, which takes about a millisecond; `open` connects it.
 
         Args:
-            index: number among the workers, for its title.
+            index: the worker's number, for the title of its process.
             pool_fd: `Pool.fd`.
             lifeline_fd: read end of the lifeline.
-            changed: told that this worker has done a job, or (None) opened the data set.
+            changed: is told that this worker has done a job, or (None) has opened the data set.
 
         Raises:
             OSError: the system refuses another process.

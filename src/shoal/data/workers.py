@@ -37,7 +37,7 @@ class DataWorkers:
     """A `Preparation` in processes of its own.
 
     Attributes:
-        num_jobs: one for each worker. A second one would wait behind the first even if another worker is idle; asking
+        num_jobs: one for each worker. A second job would wait behind the first even if another worker is idle; asking
             for the next one takes 0.1 ms, and data that is prepared faster than that needs no workers.
     """
 
@@ -55,12 +55,8 @@ class DataWorkers:
         """Start nothing yet.
 
         Args:
-            num_workers: processes.
-            opening: how they open the data set.
-            dataset: the same one, as this process has it.
-            layout: of a place.
-            pool: where the places are.
-            order: of the passes; nobody else may draw from it.
+            dataset: the same data set, as this process has opened it.
+            order: of the passes; only this preparation may draw from it.
             on_filled: called on the event loop for each job that is done.
         """
         self.num_jobs = num_workers

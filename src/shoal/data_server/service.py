@@ -32,7 +32,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
 
     Args:
         spec: `DataServerSpec` in msgpack.
-        control: told `ready(hop=...)` once batches can be asked for.
+        control: is told `ready(hop=...)` once batches can be asked for.
 
     Raises:
         ConfigError: the data set cannot be opened.

@@ -10,8 +10,7 @@ class DataServerSpec(RoleStart, frozen=True, kw_only=True):
     """Start parameters of a data server.
 
     Attributes:
-        client: The only peer that may plan rounds, record samples and release trainers; None where nothing but reading
-            is needed, as by the baseline.
+        client: The only peer that may plan, record and release; None where peers only read, as the baseline does.
     """
 
     client: PeerId | None

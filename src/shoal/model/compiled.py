@@ -39,18 +39,18 @@ _KEPT = frozenset({".so", ".gch"})
 
 
 def compile_stage(module: StageModule, sizes: Collection[int], cache: Path) -> None:
-    """Has a stage compute training microbatches of these sizes by compiled code from now on, and others as before.
+    """Let a stage compute training microbatches of these sizes by compiled code from now on, and others as before.
 
     Parameters, buffers and torch's generators stay as they are.
 
     Args:
-        module: On the CPU, in training mode, quantised if it will be; in the thread that will compute, with its torch
-            threads, for which the code is made.
+        module: On the CPU, in training mode, and quantised if it will be. The call must run in the thread that will
+            compute, with that thread's number of torch threads, because the code is made for them.
         sizes: Samples of a microbatch.
-        cache: Folder of built libraries; made if there is none.
+        cache: Folder of built libraries; is made if there is none.
 
     Raises:
-        ConfigError: Something is missing on this host, or the stage cannot be compiled.
+        ConfigError: This host lacks something, or the stage cannot be compiled.
     """
     stage = f"model_pipeline.compile: stage {module.stage} of {module.num_stages}"
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

@@ -52,11 +52,9 @@ def units_of(config: Config) -> Iterator[tuple[str, int, nn.Module]]:
 
 
 def build_without_values(family: Family, index: int, seed: int) -> nn.Module:
-    """Build a unit without memory; one that cannot be built so is built for real, on the CPU.
+    """Build a unit without memory. A unit that cannot be built this way is built for real, on the CPU.
 
     Args:
-        family: The model.
-        index: Which unit.
         seed: Of the run, for a unit that has to be built for real.
     """
     try:

@@ -11,12 +11,11 @@ from shoal.errors import ConfigError
 def cut(costs: Sequence[float], num_stages: int) -> list[range]:
     """Cuts units into `num_stages` contiguous, non-empty ranges so that the most expensive one costs least.
 
-    Among equally good cuts the one is taken whose early stages are the shortest: they hold the activations of most
-    microbatches in flight. O(units^2 * stages), which is nothing for hundreds of units.
+    Among equally good cuts, the one with the shortest early stages wins: they hold the activations of most microbatches
+    in flight. O(units^2 * stages), which is nothing for hundreds of units.
 
     Args:
         costs: Relative cost of each unit, 0 or more.
-        num_stages: How many ranges.
 
     Returns:
         Ranges of unit indices in order, together `range(len(costs))`.

@@ -34,13 +34,13 @@ class ProfileLimits:
     """How much a profile may take.
 
     Attributes:
-        budget_s: No pass is begun later; what has not been measured by then is estimated. Measured as passes are: so a
-            busy machine gets as many passes as an idle one.
+        budget_s: No pass begins after this time; what has not been measured by then is estimated. The time is counted
+            as for passes, so a busy machine gets as many passes as an idle one.
         min_rounds: Passes of each kind, if there is time.
-        max_rounds: Passes of each kind at most.
-        enough_s: After `min_rounds`, no further round is begun when the passes have taken so long together.
-        memory_bytes: Parameters, activations and their gradients that are held at a time, but for a single unit that
-            takes more with one sample.
+        max_rounds: The most passes of each kind.
+        enough_s: After `min_rounds`, no further round begins when the passes have taken this time together.
+        memory_bytes: The most parameters, activations and gradients that are held at a time, except for a single unit
+            that takes more with one sample.
     """
 
     budget_s: float = 2.0
@@ -56,9 +56,8 @@ class Profile:
 
     Attributes:
         costs_s: Of each unit of the model: seconds of forward and backward of one microbatch.
-        num_kinds: Different units, each measured once for all that are like it.
+        num_kinds: Different units; each is measured once for all that are like it.
         num_estimated: Units for which there was no time: their costs follow from the family's own figures.
-        elapsed_s: How long all of it took.
     """
 
     costs_s: tuple[float, ...]
@@ -80,17 +79,13 @@ def profile_units(
     """Measures every unit in this thread, with its torch threads; torch's generators are left as they were.
 
     Args:
-        family: The model.
         samples: Of a microbatch. A unit that is too slow or too large for it is measured with fewer, in proportion.
-        seed: Of the run.
-        device: Where to compute.
         clock: Measures several threads, and GPUs.
-        limits: What it may take.
         stopwatch: Measures instead, in seconds.
 
     Raises:
         ConfigError: The family's `unit_costs` are not one number for each unit.
-        Exception: Whatever the family's own code raises where its units are run alone.
+        Exception: Errors that the family's own code raises where its units are run alone.
     """
     limits = limits or ProfileLimits()
     static = checked_unit_costs(family)

@@ -58,9 +58,11 @@ class ResNetShape:
 
     Attributes:
         depths: Blocks of each of the four groups; each group but the first halves the resolution and doubles the
-        channels. bottleneck: 1x1-3x3-1x1 blocks with four times the channels, instead of 3x3-3x3. stem: "cifar": one
-        3x3 convolution; "imagenet": 7x7 with stride 2 and max-pooling. num_channels: Of the images. img_size: Height
-        and width of the images. num_classes: K.
+            channels.
+        bottleneck: 1x1-3x3-1x1 blocks with four times the channels, instead of 3x3-3x3.
+        stem: "cifar": one 3x3 convolution; "imagenet": 7x7 with stride 2 and max-pooling.
+        img_size: Height and width of the images.
+        num_classes: K.
     """
 
     depths: tuple[int, int, int, int]

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def operation_seed(run_seed: int, trainer: int, step: int, microbatch: int, stage: int) -> int:
-    """The seed of everything that one microbatch draws in one stage (dropout), in its forward and its replays.
+    """Return the seed of all that one microbatch draws at random in one stage (dropout), in forward and replays.
 
-    The attempt is not part of it: a step that is replayed over another path draws the same numbers.
+    The attempt does not count: a step that is replayed over another path draws the same numbers.
 
     Returns:
-        63 bits, a pure function of the five numbers (each from 0 to 2**64 - 1), the same on every machine.
+        63 bits: a pure function of the five numbers (each from 0 to 2**64 - 1), the same on every machine.
     """
     return _seed(b"shoal.operation", run_seed, trainer, step, microbatch, stage)
 

@@ -129,13 +129,12 @@ class Family(ABC):
 class StageModule(nn.Module):
     """A contiguous part of the model; see `build_stage`.
 
-    With `autocast` the units and the loss run under torch's autocast. What stages send each other is of that type then:
-    half the bytes, and one rounding of what a stage puts out and of the gradient that comes back for it.
+    With `autocast` the units and the loss run under torch's autocast. What stages send each other then has that type:
+    half the bytes, and one rounding of a stage's output and of the gradient that comes back for it.
 
     Attributes:
         stage: 0..num_stages - 1.
-        num_stages: Stages of the whole model.
-        units: The stage's units by name, in order.
+        units: By name, in order.
         input_spec: One sample of what `forward` takes.
         output_spec: One sample of what `forward` returns.
         label_spec: One sample of the labels that `loss` takes.
@@ -237,14 +236,12 @@ def build_stage(
     `dtype` is.
 
     Args:
-        family: The model.
-        stage: Which stage, from 0.
+        stage: Counted from 0.
         num_stages: Into how many the model is cut.
-        seed: Of the run.
-        cut: Units of each stage; by `unit_costs` if None.
+        cut: Number of units of each stage; None: by `unit_costs`.
         dtype: Of parameters and floating buffers.
-        autocast: In which forwards and loss compute where torch's autocast does so, and what stages send each other;
-            None: all in `dtype`.
+        autocast: Forwards and loss compute in this type where torch's autocast does so, and stages send each other
+            tensors of it; None: all in `dtype`.
 
     Raises:
         ConfigError: The model cannot be cut like this, or there is no such stage.

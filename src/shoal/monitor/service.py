@@ -49,7 +49,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
 
     Args:
         spec: `MonitorSpec` in msgpack.
-        control: told `ready(maddrs=..., hop=...)` once others can join the DHT through this peer; later events are
+        control: is told `ready(maddrs=..., hop=...)` once others can join the DHT through this peer; later events are
             `status` (numbers by name, and when each came, in monotonic time) and `notice` (a line for the user).
 
     Raises:

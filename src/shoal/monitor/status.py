@@ -34,11 +34,10 @@ class Status:
     def add(self, message: Metrics, now_s: float) -> dict[str, float]:
         """Take over a message's numbers; return them under the names that they have here, `round` included.
 
-        What is not finite, or one name too many, is left out: a peer must not fill this process's memory.
+        Numbers that are not finite, or come under one name too many, are left out: a peer must not fill this memory.
 
         Args:
-            message: whose `peer` has sent it.
-            now_s: monotonic time.
+            message: its `peer` has sent it.
         """
         prefix = "" if message.role in SHARED_ROLES else f"{message.role}/{message.peer[-_PEER_CHARS:]}/"
         named = {prefix + name: value for name, value in message.values.items() if math.isfinite(value)}

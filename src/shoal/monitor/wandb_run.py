@@ -31,7 +31,7 @@ class WandbSettings:
     """Which run to log to.
 
     Attributes:
-        name: what the run is called.
+        name: the run's name in W&B.
         directory: existing folder in which W&B makes its `wandb` folder.
         config: shown with the run; no secrets.
         run_id: the same at every start.
@@ -83,7 +83,6 @@ class WandbRun:
         """Prepare; nothing is imported yet.
 
         Args:
-            settings: which run.
             notice: called from the thread with one line for the user.
         """
         self._settings = settings

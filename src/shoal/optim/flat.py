@@ -52,7 +52,7 @@ class FlatLayout:
 
         Args:
             named: Names and tensors, all floating or all not.
-            dtype: Of the flat vector; float32 or wider for floating tensors by default, int64 for the others.
+            dtype: Of the flat vector; None: float32 or wider for floating tensors, int64 for the others.
         """
         entries: list[FlatEntry] = []
         offset = 0
@@ -110,7 +110,7 @@ class FlatLayout:
 
         Args:
             tensors: As in the layout, on one device.
-            out: Where to write; a new vector on the tensors' device (CPU if there are none) by default.
+            out: Where to write; None: a new vector on the tensors' device (CPU if there are none).
 
         Raises:
             StateMismatch: A tensor is missing or has another shape, or `out` has another size.

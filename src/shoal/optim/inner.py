@@ -183,7 +183,6 @@ def build_inner_optimizer(params: Sequence[Tensor], config: InnerOptimConfig) ->
 
     Args:
         params: The stage's parameters in the order of its layout; may be empty.
-        config: `type` is `adam` (AdamW) or `sgd`.
     """
     if config.type == "sgd":
         return Sgd(params, momentum=config.sgd_momentum, nesterov=config.sgd_nesterov)

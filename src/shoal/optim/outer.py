@@ -26,8 +26,7 @@ class OuterSgd:
     """SGD on averaged pseudo-gradients.
 
     Attributes:
-        lr: The outer learning rate.
-        momentum: The outer momentum mu.
+        momentum: mu.
         nesterov: Whether the update looks ahead by one momentum step.
     """
 

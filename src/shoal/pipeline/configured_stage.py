@@ -22,10 +22,7 @@ def configured_stage(config: Config, family: Family, stage: int, device_name: st
     """Build a stage with the parameters of D_0; runs on the device thread.
 
     Args:
-        config: Of the run.
-        family: Of its model.
-        stage: Which one.
-        device_name: Its torch device.
+        device_name: As torch names it.
 
     Raises:
         ConfigError: the model does not fit the configuration, there is no such device, or the stage cannot be compiled.

@@ -53,12 +53,9 @@ class DeviceOperations:
         """Compute nothing yet.
 
         Args:
-            compute: The stage.
-            device: Where it computes.
-            meter: Told how long each operation took.
-            clock: For that.
-            pace: Of an emulated device; None: as fast as this one can.
-            deaths: Of the process, told of each operation that is under way.
+            meter: Is told how long each operation took.
+            pace: Of an emulated device; None: as fast as this device can.
+            deaths: Is told of each operation that is under way.
         """
         self._compute = compute
         self._device = device
@@ -71,12 +68,10 @@ class DeviceOperations:
     def begin(
         self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...], *, completes: bool
     ) -> Awaitable[Computed]:
-        """Give an operation to the device at once; what is returned waits for it and raises what it raises.
+        """Give an operation to the device at once. The returned awaitable waits for it, and raises what it raises.
 
         Args:
-            operation: What to compute.
-            inputs: The tensors that it needs.
-            sizes: Samples of each microbatch of its step.
+            sizes: Samples of each microbatch of the step.
             completes: Whether the step is summed up after it.
         """
         call = self._device.begin(self._timed, operation, inputs, sizes, completes)
@@ -121,13 +116,10 @@ def operate(
     """Compute one operation; runs on the device thread.
 
     Args:
-        compute: The stage.
-        operation: What to compute.
-        inputs: The tensors that it needs.
-        sizes: Samples of each microbatch of its step.
+        sizes: Samples of each microbatch of the step.
 
     Returns:
-        What the neighbour gets, if any does.
+        What the neighbour gets; None: it gets nothing.
     """
     key, microbatch = operation.key, operation.microbatch
     tensors = [from_wire(tensor) for tensor in inputs]

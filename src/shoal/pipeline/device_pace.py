@@ -19,11 +19,11 @@ class DevicePace(msgspec.Struct, kw_only=True):
 
     Attributes:
         forward_s: The least that a forward lasts.
-        input_gradient_s: The same of the part of a backward that gives the gradient of the input.
-        weight_gradient_s: The same of the part that gives the gradients of the parameters.
-        per_samples: The samples of an operation that lasts so long; others last in proportion. 0: any number.
-        factor: How many times slower than this machine, or than the least times where those are longer, the device is.
-        changes: From which operation of the replica on, counted from 0, `factor` is another one; ascending.
+        input_gradient_s: The least that the part of a backward lasts which computes the input's gradient.
+        weight_gradient_s: The least that the part lasts which computes the parameters' gradients.
+        per_samples: The least times hold for this number of samples, and grow in proportion. 0: for any.
+        factor: How many times slower the device is than this machine, or than the least times where those are longer.
+        changes: Pairs of an operation's number, counted from 0, and the `factor` that holds from it on; ascending.
     """
 
     forward_s: float = 0.0
@@ -37,10 +37,9 @@ class DevicePace(msgspec.Struct, kw_only=True):
         """Return how long an operation lasts.
 
         Args:
-            parts: What it consists of.
-            took_s: What this machine has taken.
+            parts: What the operation consists of.
+            took_s: What this machine has taken for it.
             number: How many operations the replica has done before.
-            num_samples: On which it was done.
         """
         factor = next((factor for first, factor in reversed(self.changes) if number >= first), self.factor)
         least_s = (
@@ -56,8 +55,9 @@ def emulated_pace(call_s: float, sample_times: Sequence[SampleTime] = ()) -> Dev
     """Return the pace of an emulated device; None if nothing is emulated.
 
     Args:
-        call_s: What its forwards and backwards last.
-        sample_times: What its forwards last for each sample instead, if any, by the order of its operations.
+        call_s: What each forward and each backward lasts.
+        sample_times: What forwards last for each sample instead, ordered by the operation from which each holds; empty:
+            `call_s` holds.
     """
     if sample_times:
         first, *later = sample_times

@@ -61,8 +61,6 @@ class StepResult:
         loss: Mean over the step's samples.
         grad_norm: Over all stages, before clipping.
         skipped: Committed without effect, because a gradient was not finite.
-        num_samples: Of the step.
-        attempts: How many it took.
         path: The replicas of the last attempt.
         committed: Some replica has applied it. Otherwise none of the path could say, and the round's record decides.
     """
@@ -95,12 +93,9 @@ class StepDriver:
         """Drives nothing yet.
 
         Args:
-            endpoint: Of the trainer.
             trainer: Its slot.
-            incarnation: Of the slot's trainer.
             window: Microbatches in flight at most; None sends all at once.
             max_grad_norm: Gradients are scaled down to this norm; None does not clip.
-            clock: For timeouts.
             step_timeout_s: Without progress, until a step is replayed.
             evaluation_window: Batches of an evaluation in flight at most.
         """
@@ -162,12 +157,10 @@ class StepDriver:
         before the first Commit, the attempt is aborted.
 
         Args:
-            round: In which round.
             number: Of the step, counted from 0 over the whole run.
             microbatches: The step's samples, in the order in which their gradients are added. An attempt over a path
                 with caps cuts them further.
             samples: The positions of the samples in the data.
-            lr: Learning rate.
             path: The home replicas, one for each stage.
             replicas: All replicas of each stage, best first.
             caps: The most samples in a microbatch, of replicas that do not take any number.
@@ -225,7 +218,6 @@ class StepDriver:
         Args:
             evaluation: A number that this trainer has not used before.
             held: The round whose record the replicas must hold.
-            microbatches: The held-out samples.
             path: One replica for each stage.
             caps: As for `train`.
             refuses: Told of a replica that does not hold the record, or does not reach the next one.

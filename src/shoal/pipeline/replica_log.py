@@ -40,10 +40,10 @@ class Place(msgspec.Struct, frozen=True):
     """Where a replica computes: what its bits depend on beside the configuration.
 
     Attributes:
-        device: of torch, "cpu" or "cuda:<i>".
-        num_threads: of the thread that computes.
-        machine: processor and instruction set; for a GPU also its name.
-        versions: of the programs, by name.
+        device: As torch names it: "cpu" or "cuda:<i>".
+        num_threads: Of the thread that computes.
+        machine: Processor and instruction set; for a GPU also its name.
+        versions: Of the programs, by name.
     """
 
     device: str
@@ -62,13 +62,12 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="event"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", tag_field="event"):
-    """Parameters and buffers are now those of record `round`; what was trained before is gone but for the optimizer's
-    own state. The hashes are those of another record where the stage was restored.
+    """Parameters and buffers are now those of record `round`. Of earlier training, the optimizer's state stays. The
+    hashes are those of another record where the stage was restored.
 
     Attributes:
-        round: Of the record.
         hashes: Of parameters, momentum and buffers.
-        record: The record's hash: there may be two of a round, on two sides of a split. Older logs do not say it.
+        record: The record's hash, because a split may leave two records of a round. Empty in older logs.
         anew: The record is of another chain than the one before: the optimizer has done no step.
     """
 
@@ -118,13 +117,12 @@ class ReplicaLog:
     """The file of one replica, which `close` ends.
 
     Args:
-        directory: The run's directory on this host.
-        started: The first line.
+        directory: The run's, on this host.
         hashes: Of the state that the replica holds.
 
     Attributes:
-        life: Counts the replicas that this peer has been here; None if there is no file.
-        follows: Whether the one before served the same stage of the same run.
+        life: Which replica of this peer this is, counted in its log files; None: there is no file.
+        follows: Whether the life before served the same stage of the same run.
     """
 
     def __init__(self, directory: Path, started: Started, hashes: Callable[[], StageHashes]) -> None:
@@ -193,10 +191,9 @@ def place_of(device: str, num_threads: int, capability: str, gpu: str | None) ->
     """Return where a replica of this process computes.
 
     Args:
-        device: Of torch.
         num_threads: Of the thread that computes.
         capability: The instruction set that torch has chosen on this processor.
-        gpu: Name of the GPU, if it is one.
+        gpu: Its name; None: the device is the processor.
     """
     machine = {**machine_type(), "instructions": capability}
     if gpu is not None:

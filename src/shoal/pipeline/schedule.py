@@ -36,13 +36,12 @@ def choose(ready: Iterable[Ready], max_held: int | None = None) -> Operation | N
     """The next operation, or None if nothing is ready.
 
     Drops come first (they free memory), then commits, then what ends in a backward, then forwards, then weight
-    gradients; among equals a step that has begun before one that has not (it holds up commits), then the one opened
-    first, then the lower microbatch.
+    gradients. Among equals, a step that has begun comes before one that has not (it holds up commits), then the step
+    that was opened first, then the lower microbatch.
 
     Args:
-        ready: What could be done.
-        max_held: So many microbatches of a step may be kept; from then on its weight gradients, which free one, go
-            before what keeps another. None: any number.
+        max_held: How many microbatches of a step may be kept. At that number, its weight gradients, which free one,
+            come before an operation that keeps another. None: any number.
     """
     best = min(ready, key=lambda one: _rank(one, max_held), default=None)
     return None if best is None else best.operation
@@ -67,9 +66,6 @@ def parts_of(kind: OperationKind, schedule: Schedule, *, is_first: bool, recompu
     """What an operation consists of; a whole backward counts as both of its gradients, also where one is not needed.
 
     Args:
-        kind: Of the operation.
-        schedule: Of the run.
-        is_first: Whether the stage is the first one.
         recomputes: Whether a backward computes the activations of its forward again.
     """
     splits, done_before = schedule == Schedule.ZERO_BUBBLE, schedule == Schedule.GPIPE
@@ -89,18 +85,17 @@ def parts_of(kind: OperationKind, schedule: Schedule, *, is_first: bool, recompu
 def bubble_of(
     schedule: Schedule, stages: int, microbatches: int, forward_s: float, input_s: float, weight_s: float
 ) -> float:
-    """The share of a step in which a device has nothing to do, the mean over the stages; 0 to 1.
+    """The share of a step in which a device is idle, as the mean over the stages; 0 to 1.
 
-    It is that of the schedules in their papers: the same times in every stage, nothing lost on the way, enough
+    It is computed as in the schedules' papers: the same times in every stage, no time on the way, and enough
     microbatches in flight. A step is as long as its longest chain of operations.
 
     Args:
-        schedule: Of the run.
         stages: S.
         microbatches: M of a step.
-        forward_s: A forward of one microbatch.
-        input_s: The gradient of its input.
-        weight_s: The gradients of the parameters.
+        forward_s: Of one microbatch.
+        input_s: For the gradient of its input.
+        weight_s: For the gradients of the parameters.
     """
     work_s = forward_s + input_s + weight_s
     if schedule != Schedule.ZERO_BUBBLE:

@@ -50,7 +50,7 @@ class SplitBackward:
     """The backward of one graph; `first_half`, then `second_half`, both with `.grad` of the parameters at hand.
 
     Attributes:
-        root: What is differentiated.
+        root: The result that is differentiated.
         received: The input, a leaf.
         at_once: Parameters that get their gradient in the first half.
         branches: Where the second half starts.
@@ -65,7 +65,7 @@ class SplitBackward:
         """Adds to the `.grad` of the input.
 
         Args:
-            gradient: Of what is differentiated; None for a scalar.
+            gradient: Of the root; None for a scalar.
         """
         # torch's hint wants a hook of gradients only, not of those that may be missing.
         handles = [branch.node.register_prehook(cast("Callable[..., None]", branch.keep)) for branch in self.branches]
@@ -111,13 +111,12 @@ def split(root: Tensor, received: Tensor, parameters: Sequence[Tensor]) -> Split
     """Finds out how a graph can be split.
 
     Args:
-        root: What is to be differentiated.
+        root: The result that is differentiated.
         received: The input, a leaf that requires a gradient.
-        parameters: Of the module.
 
     Returns:
-        None where it cannot, or where nothing can be put off. A parameter that is not in the graph may get its
-        gradient by other means than the graph (a nested backward), so then there is no split either.
+        None if the graph cannot be split or the second half would be empty. A parameter outside the graph may get its
+        gradient by other means (a nested backward), so then there is no split either.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     numbers = {id(parameter): number for number, parameter in enumerate(trained)}

@@ -65,12 +65,10 @@ class StageCompute:
     """One replica's module and optimizer.
 
     Attributes:
-        module: The stage; its parameters change in `commit` and by whoever loads them between rounds.
+        module: The stage. Its parameters change in `commit`; loaders change them between rounds.
         layout: Of the flat parameters.
-        version: Commits since the round started, skipped ones included.
-        schedule: Of the run.
-        activation_checkpointing: Of the run.
-        held_parameters: Gives the flat parameters (N) of the round's record, for evaluation after the first commit.
+        version: Commits since the round started, including skipped ones.
+        held_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
     """
 
     def __init__(
@@ -86,12 +84,9 @@ class StageCompute:
         """Takes the module over.
 
         Args:
-            module: The stage, on its device, in training mode.
-            optimizer: Of its parameters.
-            run_seed: Of the run.
-            stage: Which one.
-            schedule: Of the run: with zero_bubble a backward leaves to `weights` what it can.
-            activation_checkpointing: Keep of a forward only its input, and compute it again for the backward.
+            module: On its device, in training mode.
+            schedule: With zero_bubble, a backward leaves to `weights` what it can.
+            activation_checkpointing: Keep only the input of a forward, and compute the forward again for the backward.
         """
         self.module = module
         self.optimizer = optimizer
@@ -118,8 +113,7 @@ class StageCompute:
         """Runs one forward of a stage that is not the last; microbatches of a step come in order.
 
         Args:
-            key: The step; its first microbatch begins it.
-            microbatch: Which.
+            key: The step's first microbatch begins it.
             input: (B, *input_spec.shape).
 
         Returns:
@@ -137,9 +131,7 @@ class StageCompute:
         """Runs the backward of a forward done before; microbatches of a step come in order.
 
         Args:
-            key: The step.
-            microbatch: Which.
-            gradient: Of the loss with respect to what `forward` returned.
+            gradient: Of the loss with respect to the result of `forward`; same shape.
 
         Returns:
             The gradient with respect to the input, on the CPU; for the first stage an empty tensor.
@@ -154,8 +146,7 @@ class StageCompute:
         """Runs forward, loss and backward of the last stage; microbatches of a step come in order.
 
         Args:
-            key: The step; its first microbatch begins it.
-            microbatch: Which.
+            key: The step's first microbatch begins it.
             input: (B, *input_spec.shape); None if `forward` was run before.
             labels: (B, *label_spec.shape).
             weight: The microbatch's share of the step's samples; scales loss and gradients.
@@ -329,8 +320,8 @@ class StageCompute:
         """The module holds the state of a round's record: count from here, and keep its buffers for evaluation.
 
         Args:
-            resumed: A `snapshot` of this round, to go on from.
-            version: Commits after which it was taken.
+            resumed: A `snapshot` of this round to go on from.
+            version: Number of commits before that snapshot.
 
         Raises:
             StateMismatch: The snapshot is not one of this stage.

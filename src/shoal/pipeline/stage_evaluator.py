@@ -103,7 +103,7 @@ class StageEvaluator:
         """Runs the first batch that is complete and passes the result on.
 
         Returns:
-            How many samples did not fit into the device's memory; 0 if there was no such thing.
+            How many samples did not fit into the device's memory; 0: all did.
         """
         pair = next(pair for pair, batch in self._pending.items() if self._is_complete(batch))
         batch = self._pending.pop(pair)

@@ -107,19 +107,12 @@ class StageWorker:
         """Opens no step before `start_round`.
 
         Args:
-            endpoint: Of the server.
-            compute: Stage, optimizer and schedule.
-            device: Where it computes.
-            stage: Which stage.
-            num_stages: Of the model.
-            max_open_steps: Further ones are answered Busy.
+            max_open_steps: The replica answers Busy to further steps.
             max_microbatch_samples: Larger microbatches are refused; None takes any.
             max_held: See `pipeline.schedule.choose`.
-            clock: For reminders and measurements.
-            pace: Of an emulated device.
-            replica_log: Told what changes the state of the device; None keeps no log.
-            deaths: Where the process is to die, for measurements.
-            boundary: Told the round and the log after each commit; nothing else is computed until it returns.
+            replica_log: Is told what changes the state of the device; None keeps no log.
+            deaths: Where a measurement lets the process die.
+            boundary: Is told the round and the log after each commit; the device waits until it returns.
         """
         self._replica_log = replica_log
         self._boundary = boundary

@@ -25,9 +25,8 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
     are a pure function of the weights and the configuration, so all replicas of a stage start equal.
 
     Args:
-        stage_module: A `StageModule` (rules match its `stage` and the names of its units), in its final dtype. Changed
-            in place.
-        quant: The section `quant`; None changes nothing.
+        stage_module: A `StageModule` in its final dtype; changed in place. Rules match its `stage` and unit names.
+        quant: None changes nothing.
 
     Raises:
         InvariantViolation: It is quantised already.

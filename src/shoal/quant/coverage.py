@@ -23,12 +23,11 @@ def require_matches(quant: QuantConfig | None, units: Iterable[tuple[str, int, n
     """Check that each rule matches a module that can be quantised.
 
     Args:
-        quant: The section `quant`; None has no rules.
-        units: All units of the model: name, stage, and the unit, whose values do not matter
-            (`model.meta.units_of`).
+        quant: None has no rules.
+        units: All units of the model: name, stage, and the unit, whose values do not matter (`model.meta.units_of`).
 
     Raises:
-        ConfigError: Some rules match none; the message has a line for each, with what comes nearest.
+        ConfigError: Some rules match no module; the message has a line for each, with the nearest names.
     """
     if quant is None or not quant.rules:
         return  # and nothing is built

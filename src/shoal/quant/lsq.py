@@ -62,9 +62,9 @@ def lsq_quantise(values: Tensor, step: Tensor, bounds: tuple[int, int], gradient
 
     Args:
         values: Any shape, floating.
-        step: The step sizes, a shape that broadcasts to that of `values`.
+        step: The step sizes; broadcasts to `values`.
         bounds: (-Qn, Qp).
-        gradient_scale: g, the factor on the gradient of `step`.
+        gradient_scale: The factor g on the gradient of `step`.
 
     Returns:
         A new tensor of the shape of `values`.
@@ -81,8 +81,8 @@ class WeightQuantiser(nn.Module):
     """A parametrization of a weight (out, ...): one step size for the tensor or for each output channel.
 
     A weight that starts at zero, as some residual branches do, has no magnitude to start from, and a step size of zero
-    would round whatever it learns to zero: its step size starts as if it were drawn from a normal distribution of
-    variance 1 / fan-in, that of a channel of zeros as the mean of the other channels'.
+    would round all that it learns to zero. Its step size starts as if it were drawn from a normal distribution of
+    variance 1 / fan-in; the step size of a channel of zeros starts as the mean of the other channels'.
 
     Attributes:
         step: (1,) or (out,), starting at 2 * mean(|w|) / sqrt(Qp).

@@ -19,11 +19,10 @@ class ModulePlan:
 def plan_module(quant: QuantConfig, path: str, class_name: str, stage: int) -> ModulePlan:
     """What the configuration says about one module.
 
-    Weights and inputs are decided each by itself, as in a style sheet: of the rules that match and say something about
-    them the most specific one counts (`_specificity`), of equally specific ones the last; without any, the base.
+    Weights and inputs are decided separately, as in a style sheet: of the rules that match and say something about
+    them, the most specific one counts (`_specificity`), of equally specific ones the last; without any, the base.
 
     Args:
-        quant: The section `quant`.
         path: Of the module within the model, from its unit on: "block_0.mlp.up". It does not depend on the cut.
         class_name: "Linear" or "Conv2d".
         stage: The stage that holds it.

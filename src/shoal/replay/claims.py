@@ -45,10 +45,8 @@ def record_follows(record: Record, previous: Tip, logs: Logs, recorded: Ranges) 
     """Compare a record with what its coordinator had to make of the step logs.
 
     Args:
-        record: Of the round.
-        previous: The record before.
-        logs: The round's step log.
-        recorded: Samples of all earlier records.
+        logs: the round's.
+        recorded: samples of all earlier records.
     """
     joins: dict[PeerId, Join] = {}
     for outcome in record.stages:

@@ -49,10 +49,7 @@ class _Replica:
     """A life that is under way.
 
     Attributes:
-        life: Which one.
-        compute: Its module and optimizer.
-        state: Its outer state.
-        computed: Of steps that it will commit: what its gradients come to, and what the trainer makes of all stages'.
+        computed: by step that it will commit, the totals of its gradients and the trainer's decision over all stages.
     """
 
     life: Life
@@ -68,12 +65,11 @@ class _Step:
     """A step that is being computed, as this process sees it.
 
     Attributes:
-        number: Which one of the replay.
-        key: Its key.
-        sizes: Samples of each microbatch.
-        batches: Inputs and labels of each; none where this process needs neither.
-        path: Who computes which stages of it.
-        replicas: By stage, those of this process.
+        number: place of the step in the replay.
+        sizes: samples of each microbatch.
+        batches: inputs and labels of each microbatch; empty where this process needs neither.
+        path: names who computes which stages of it.
+        replicas: by stage, those of this process.
     """
 
     number: int
@@ -91,15 +87,13 @@ class _Step:
 class Engine:
     """The replicas of the round at hand, and the states that may still be loaded.
 
-    In one process, steps run one microbatch at a time through all stages and back, whatever the schedule of the run
-    was, and keep their activations: neither changes a bit, and this takes the least memory and time. Of several
-    processes each has some of the lives, and sends what a path or an average needs of them (`replay.sharing`).
+    In one process, each microbatch of a step runs alone through all stages and back, whatever the schedule of the run
+    was, and activations are kept. Neither changes a bit, and this takes the least memory and time. With several
+    processes, each has some of the lives, and sends what a path or an average needs of them (`replay.sharing`).
 
     Args:
-        config: Of the run.
-        samples: Its data set.
-        lives: All of the run.
-        crew: Who computes which of them, and the way there; None: this process all of them.
+        lives: all of the run.
+        crew: names the process of each life, and the links to it; None: this process computes all lives.
     """
 
     def __init__(self, config: Config, samples: Samples, lives: tuple[Life, ...], crew: Crew | None = None) -> None:

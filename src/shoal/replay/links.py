@@ -46,8 +46,7 @@ class Link:
     """One end.
 
     Args:
-        connection: To the other process; it is closed with this process.
-        process: Which one that is.
+        connection: to the other process; it is closed with this process.
     """
 
     def __init__(self, connection: socket.socket, process: int) -> None:
@@ -118,9 +117,9 @@ class Crew:
     """The processes of a replay, as one of them sees the others.
 
     Args:
-        homes: The process of each life of the run.
-        process: Which one this is.
-        links: To all others; none where it is alone.
+        homes: the process of each life of the run.
+        process: this process's number.
+        links: to all other processes; empty where there is only one.
     """
 
     def __init__(self, homes: Sequence[int], process: int = 0, links: Mapping[int, Link] | None = None) -> None:

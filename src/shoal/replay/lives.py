@@ -43,13 +43,13 @@ class Segment:
     """Part of a life.
 
     Attributes:
-        life: Whose.
-        loaded: What it began with.
-        round: In which it trained: the one after the record that was loaded.
-        start: Index of the load among the life's events.
-        stop: Index of the next load, or the number of events.
-        log: What it committed, as a step log has it; that of the life from whose snapshot it went on comes first.
-        origin: Where that snapshot was taken; None where there is none.
+        life: the number of the life.
+        loaded: the record that it began with.
+        round: in which it trained: the one after the record that was loaded.
+        start: index of the load among the life's events.
+        stop: index of the next load, or the number of events.
+        log: what it committed, as a step log has it. The log of the life whose snapshot it went on from comes first.
+        origin: where that snapshot was taken; None: there is none.
     """
 
     life: int
@@ -66,13 +66,10 @@ class Life:
     """One replica.
 
     Attributes:
-        number: Its place among the lives of the run.
-        peer: Who it was.
-        stage: Which it served.
-        place: Where it computed.
-        events: What it did, in order.
-        segments: The same, cut at the loads.
-        heir: The life of the same replica on the chain of records that it has taken after this one's; None without.
+        number: place among the lives of the run.
+        events: in the order in which they happened.
+        segments: the events, cut at the loads.
+        heir: the same replica's next life, on the chain of records that it took after this one's; None: there is none.
     """
 
     number: int
@@ -95,15 +92,11 @@ def lives_of(
     """Return the lives of a replica from the lines of its log behind the first one; at least one.
 
     Args:
-        number: Place of the first one among the lives of the run.
-        peer: Who it was.
-        stage: Which it served.
-        place: Where it computed.
-        lines: Of its log.
-        earlier: Those of the same peer, by the numbers of their files: it may go on from one.
+        number: place of the first life among those of the run.
+        earlier: lives of the same peer, by the numbers of their files; the first new one may go on from one of them.
 
     Raises:
-        RecordRejected: It goes on from one that is not there, or its log contradicts itself.
+        RecordRejected: the life goes on from one that is missing, or its log contradicts itself.
     """
     begins = [0, *(index for index, line in enumerate(lines) if isinstance(line, Loaded) and line.anew)]
     stops = [*begins[1:], len(lines)]
@@ -126,16 +119,12 @@ def life_of(
     """Return a life from its lines.
 
     Args:
-        number: Its place among the lives of the run.
-        peer: Who it was.
-        stage: Which it served.
-        place: Where it computed.
-        lines: Of its log.
-        earlier: See `lives_of`.
-        heir: See `Life`.
+        number: place among the lives of the run.
+        earlier: see `lives_of`.
+        heir: see `Life`.
 
     Raises:
-        RecordRejected: It goes on from one that is not there, or its log contradicts itself.
+        RecordRejected: the life goes on from one that is missing, or its log contradicts itself.
     """
     events = tuple(line for line in lines if isinstance(line, Event))
     _require_whole_steps(peer, events)
@@ -236,14 +225,13 @@ Members = Mapping[tuple[int, PeerId], Segment]
 def members_of(record: Record, lives: Sequence[Life], logs: Logs) -> Members:
     """Return the segments that a record speaks of.
 
-    A peer may have had several lives in a round. It is the last one whose steps are those that it has joined with, or
-    without a step log as many samples as it has brought; if there is none, the last one of all, and whoever compares
-    the logs will see it.
+    A peer may have had several lives in a round. The record speaks of the last life whose steps equal those of its join
+    or, without a step log, whose number of samples equals its weight. If none does, the last life of all is taken, and
+    a comparison of the logs shows the difference.
 
     Args:
-        record: Of the round.
-        lives: All of the run.
-        logs: The round's step log, by replica.
+        lives: all of the run.
+        logs: the round's, by replica.
     """
     found: dict[tuple[int, PeerId], Segment] = {}
     for outcome in record.stages:

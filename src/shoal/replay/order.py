@@ -101,11 +101,11 @@ class ReplayOrder:
 
     Args:
         records: D_1, D_2, ... without a gap.
-        lives: All of the run.
-        members: Of each record.
+        lives: all of the run.
+        members: of each record.
 
     Attributes:
-        num_steps: Steps that will be computed.
+        num_steps: steps that will be computed.
     """
 
     def __init__(self, records: Sequence[Record], lives: Sequence[Life], members: Sequence[Members]) -> None:

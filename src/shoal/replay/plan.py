@@ -22,11 +22,11 @@ class Plan:
     """The rounds that can be computed.
 
     Attributes:
-        chain: Records from the first one on, as far as each names the one before.
-        broken: Why there are no more.
-        members: Of each record.
-        lives: All of the run, each as far as these rounds go.
-        strays: Replicas that have come from another chain of records, and should not have so.
+        chain: records from the first one on, as long as each names the one before.
+        broken: why there are no more.
+        members: of each record.
+        lives: all of the run, each up to the last of these rounds.
+        strays: replicas that came from another chain of records without having begun anew.
     """
 
     chain: list[tuple[Record, SignedRecord]]
@@ -40,11 +40,11 @@ class Plan:
         return ReplayOrder([record for record, _ in self.chain], self.lives, self.members)
 
     def homes(self, num_processes: int, steps_per_process: int) -> list[int]:
-        """Return the process of each life, with at most so many processes; 0 for all where one is enough.
+        """Return the process of each life; 0 for all where one process is enough.
 
         Args:
-            num_processes: At most so many are used, and fewer where lives compute with several threads.
-            steps_per_process: For fewer steps another process is not started.
+            num_processes: the most to use; fewer are used where lives compute with several threads.
+            steps_per_process: another process is only started for this many steps.
         """
         steps: Counter[tuple[int, ...]] = Counter()
         # Up to where the logs contradict each other.

@@ -18,10 +18,9 @@ class Start(msgspec.Struct, frozen=True):
     """The first and only message to a process.
 
     Attributes:
-        directory: Of the run.
-        process: Which one it is.
-        homes: The process of each life.
-        link_fds: Its end of the sockets to all others.
+        process: the number of the receiver.
+        homes: the process of each life.
+        link_fds: the receiver's ends of the sockets to all other processes.
     """
 
     directory: str

@@ -44,9 +44,8 @@ class Processes:
     """All processes of a replay.
 
     Args:
-        directory: Of the run.
-        homes: The process of each life; see `sharing.share_lives`.
-        on_step: Told the round of each step that is computed.
+        homes: the process of each life; see `sharing.share_lives`.
+        on_step: is told the round of each step that is computed.
     """
 
     def __init__(self, directory: Path, homes: Sequence[int], on_step: Callable[[int], None]) -> None:

@@ -48,23 +48,21 @@ def replay(
 ) -> Verdict:
     """Compute a run again and compare.
 
-    torch's number of threads and its random generator are used meanwhile.
+    While it runs, it changes torch's number of threads and uses torch's random generator.
 
     Args:
         directory: `logs/<run_id>`.
-        config: Instead of the one in `config.yaml`.
-        dataset: Instead of the one that the configuration names.
-        authority: Of the swarm that the run has to be of; None: of the one that D_0 names.
-        num_processes: So many may compute; with `config` or `dataset` only this one.
-        steps_per_process: For fewer steps another process is not started.
-        note: Told before anything is compared what may keep the bits from being the same here.
-        progress: Told how far it is.
-        clock: For the time that it takes.
+        config: replaces the one in `config.yaml`.
+        dataset: replaces the one that the configuration names.
+        authority: of the swarm that the run must belong to; None: of the one that D_0 names.
+        num_processes: the most that may compute; with `config` or `dataset` only this process does.
+        steps_per_process: another process is only started for this many steps.
+        note: is told, before any comparison, what may keep the bits from being the same here.
 
     Raises:
-        ConfigError: The folder is none of a run, or its data set cannot be opened.
-        RecordRejected: The run is of another swarm than `authority` is of.
-        ShoalError: The replay cannot be carried out.
+        ConfigError: the folder is not one of a run, or its data set cannot be opened.
+        RecordRejected: the run belongs to another swarm than that of `authority`.
+        ShoalError: the replay cannot be carried out.
     """
     clock = clock or SystemClock()
     begun_s = clock.now_s()
@@ -148,9 +146,9 @@ class _Replay:
     """The comparison; it ends with the first round in which something differs.
 
     Attributes:
-        rounds_agreed: Rounds before that one.
-        steps: Steps of the rounds that were computed.
-        logs: The step log of each round; those of the members themselves where the client's is on another host.
+        rounds_agreed: rounds before the first one that differs.
+        steps: number of steps in the rounds that were computed.
+        logs: the step log of each round; of the members themselves where another host has the client's.
     """
 
     def __init__(self, files: RunFiles, plan: Plan, progress: Progress) -> None:

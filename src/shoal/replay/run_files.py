@@ -33,15 +33,11 @@ class RunFiles:
     """The files of one run.
 
     Attributes:
-        directory: Of the run.
-        run_id: Of the run.
-        config: With which it ran.
         genesis: D_0.
         records: D_1, D_2, ... as far as there are files.
-        logs: Step logs by round.
-        undecided: Rounds of which only what may be decided was written.
-        lives: Of its replicas.
-        left: Hashes of the records that are there and are of another chain.
+        logs: by round.
+        undecided: rounds of which only a record that may be decided was written.
+        left: hashes of the records that are there but belong to another chain.
     """
 
     directory: Path
@@ -69,10 +65,10 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
 
     Args:
         directory: `logs/<run_id>`.
-        config: Instead of the one in `config.yaml`.
+        config: replaces the one in `config.yaml`.
 
     Raises:
-        ConfigError: It is no run's folder, or one of a run that has left nothing to replay.
+        ConfigError: the folder is not one of a run, or the run has left nothing to replay.
     """
     directory = directory.resolve()
     try:

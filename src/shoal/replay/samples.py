@@ -21,11 +21,10 @@ class Samples:
     """The data set of a run.
 
     Args:
-        config: Of the run.
-        dataset: Instead of the one that the configuration names.
+        dataset: replaces the one that the configuration names.
 
     Raises:
-        ConfigError: There is no such data set, or it cannot be reached.
+        ConfigError: there is no such data set, or it cannot be reached.
     """
 
     def __init__(self, config: Config, dataset: DataSet | None = None) -> None:
@@ -41,11 +40,11 @@ class Samples:
         """Return inputs and labels of each microbatch.
 
         Args:
-            samples: Of the step.
-            sizes: Samples of each microbatch, in their order.
+            samples: of the step.
+            sizes: samples of each microbatch, in order.
 
         Raises:
-            SampleError: One cannot be prepared.
+            SampleError: a sample cannot be prepared.
         """
         content = Content(samples)
         spec_in, spec_out = self._dataset.inputs, self._dataset.labels

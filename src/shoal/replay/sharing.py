@@ -17,13 +17,13 @@ _TOLERANCE = 1.1
 def share_lives(steps: Mapping[tuple[int, ...], int], num_lives: int, num_processes: int) -> list[int]:
     """Return the process of each life.
 
-    Lives that compute many steps together come into one process where none gets too much by it: what crosses from one
+    Lives that compute many steps together share a process, unless it then gets too much work: what crosses from one
     process to another is sent, and waited for.
 
     Args:
-        steps: How many are computed over each path of lives.
-        num_lives: Of the run; those that compute nothing go anywhere.
-        num_processes: How many there may be; not all are needed where there are fewer paths and lives.
+        steps: how many are computed over each path of lives.
+        num_lives: of the run; lives that compute nothing may go to any process.
+        num_processes: the most to use; fewer paths and lives need fewer.
     """
     load = [0] * num_lives
     together: dict[tuple[int, int], int] = {}

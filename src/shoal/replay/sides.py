@@ -28,9 +28,9 @@ class Side:
     """The chain that is replayed, and what replicas did on it.
 
     Attributes:
-        hashes: Of D_1, D_2, ...
-        lives: All of the run, each up to where it went on to another chain's record.
-        strays: Those that came back without having begun anew.
+        hashes: of D_1, D_2, ...
+        lives: all of the run, each up to the point where it went on to another chain's record.
+        strays: lives that came back without having begun anew.
     """
 
     hashes: tuple[str, ...]
@@ -90,12 +90,11 @@ def later_records(side: Side, files: RunFiles) -> Iterator[Difference]:
 
 
 def needed_of(side: Side, lives: Sequence[Life], members: Sequence[Members]) -> tuple[Life, ...]:
-    """Return the lives of a side, those that have left it up to what the others depend on.
+    """Return the lives of a side. A life that left the side ends with the last event that another life depends on.
 
     Args:
-        side: Of the chain.
-        lives: All of the run, as they were.
-        members: Of each record.
+        lives: all of the run, uncut.
+        members: of each record.
     """
     return _Needs(side, lives, members).lives()
 

@@ -14,10 +14,10 @@ class Difference:
     """Something that is not as the files of the run say.
 
     Attributes:
-        round: In which; 0 for what concerns the run as a whole.
-        stage: Of which; None: of all.
-        replica: Which one differs; None where it cannot be told, or where it is no replica's doing.
-        what: What differs, and from what.
+        round: 0 for what concerns the run as a whole.
+        stage: None means all stages.
+        replica: the one that differs; None where it cannot be told, or where no replica caused it.
+        what: what differs, and from what.
     """
 
     round: int
@@ -37,21 +37,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one replay.
+    """The result of one replay.
 
     Attributes:
-        run_id: Of the run.
-        rounds: Records that the run has left.
-        rounds_agreed: Rounds from the first one on of which everything agrees.
-        steps: Steps that were computed again.
-        samples: Distinct samples in steps that were not skipped.
-        skipped: Distinct samples in steps that were skipped, since they were not finite.
-        repeated: Samples that are in a second step.
-        missing: Samples that are in no step, and should be.
-        steps_lost: By stage, steps that the stage has no part in.
-        differences: What does not agree, the first one first.
-        notes: What else there is to know: other machines, what could not be compared.
-        took_s: Seconds.
+        rounds: number of records that the run has left.
+        rounds_agreed: rounds, from the first one on, in which everything agrees.
+        steps: number of steps that were computed again.
+        samples: distinct samples in steps that were not skipped.
+        skipped: distinct samples in steps that were skipped because they were not finite.
+        repeated: samples that are in a second step.
+        missing: samples that are in no step, and should be.
+        steps_lost: by stage, the number of steps that the stage has no part in.
+        differences: in the order in which they were found.
+        notes: what else the user should know: other machines, what could not be compared.
     """
 
     run_id: str

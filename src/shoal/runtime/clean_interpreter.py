@@ -37,12 +37,10 @@ def start_interpreter(
     It finds its modules where this process finds its own. Its standard input is empty.
 
     Args:
-        module: what is run.
-        arguments: for its command line.
         pass_fds: descriptors that it inherits, under the same numbers.
-        environment: what it has besides the environment of this process, or instead of parts of it.
-        output: takes its output and its errors; None leaves both to those of this process.
-        new_session: whether it is out of reach of the terminal's Ctrl-C.
+        environment: added to this process's environment, and replaces variables of it.
+        output: gets its output and its errors; None: they go where this process's go.
+        new_session: keeps it out of reach of the terminal's Ctrl-C.
 
     Raises:
         OSError: the system refuses another process.

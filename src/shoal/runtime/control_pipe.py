@@ -100,12 +100,12 @@ class ControlPipe(asyncio.Protocol):
 
 
 class RoleControl:
-    """What a role holds of the supervisor.
+    """A role's end of the pipe to the supervisor.
 
     Attributes:
-        stopping: set when the role shall leave gracefully, by SIGTERM or by a message.
-        stop_reason: what the message gave as the reason, if it is not the user's wish.
-        messages: what the launcher sent to this role, other than the order to stop and replies to requests.
+        stopping: set when the role is to leave gracefully, by SIGTERM or by a message.
+        stop_reason: the reason in that message; empty: the user wishes it.
+        messages: messages from the launcher, except the order to stop and replies to requests.
     """
 
     def __init__(self) -> None:
@@ -126,8 +126,7 @@ class RoleControl:
         """Tell the launcher what happened, without waiting.
 
         Args:
-            name: of the event.
-            fields: anything that JSON can express, tuples, dataclasses and msgspec structs included.
+            fields: anything that JSON can express, including tuples, dataclasses and msgspec structs.
 
         Raises:
             ConnectionLost: the supervisor is gone; this process is about to end.

@@ -37,12 +37,11 @@ class DeathPoints:
     """The deaths of one process that have not happened yet."""
 
     def __init__(self, deaths: Sequence[Death], directory: Path, die: Callable[[], None] = kill_myself) -> None:
-        """Look at which of them have happened.
+        """Look which of the deaths have happened.
 
         Args:
             deaths: of this process.
-            directory: of the run, where it is put down that they have happened.
-            die: ends the process.
+            directory: of the run; holds the marks of the deaths that have happened.
         """
         self._directory = directory
         self._left = [death for death in deaths if not self._mark(death).exists()]

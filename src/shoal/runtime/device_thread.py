@@ -31,8 +31,8 @@ class DeviceThread:
 
         Args:
             initialiser: called once in the thread before anything else, to set what is kept per thread (for torch the
-                number of threads, without which CPU steps are 10 to 50 times slower). If it raises, every `run` does.
-            name: of the thread.
+                number of threads, without which CPU steps are 10 to 50 times slower). If it raises, every `run` raises
+                the same.
         """
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=initialiser)
         self._closed = False

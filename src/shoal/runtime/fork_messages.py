@@ -31,10 +31,9 @@ class ForkRole(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         number: of this launch; a role that is started again gets a new one.
-        role, index: what the role is called.
         entry: "package.module:function", resolved after the fork.
         payload: opaque to the runtime, handed to the entry; may hold secrets.
-        output_path: file to which standard output and error are appended; empty to share the supervisor's.
+        output_path: standard output and error are appended to this file; empty: they go where the supervisor's go.
         nice: how much it gives way to other processes.
     """
 

@@ -47,7 +47,7 @@ class ForkServerKeeper:
     """The way from a launch to its process; `run` does the work.
 
     Attributes:
-        failure: why there can be no fork server any more; None while there can be.
+        failure: why no fork server can be started any more; None: one can be.
     """
 
     def __init__(self, servers: ForkServers, clock: Clock, notice: Callable[[str], None]) -> None:
@@ -55,8 +55,7 @@ class ForkServerKeeper:
 
         Args:
             servers: the first one runs already.
-            clock: for the policy of restarts.
-            notice: takes a line for the user.
+            notice: shows the user a line.
         """
         self._servers = servers
         self._clock = clock

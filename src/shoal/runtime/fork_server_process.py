@@ -23,7 +23,7 @@ class ForkServerProcess:
     """A running fork server. Making one needs no event loop and does not wait.
 
     Attributes:
-        pid: of the fork server; the session of all its roles has the same number.
+        pid: also the number of the session of all its roles.
     """
 
     def __init__(self, preload: Sequence[str], run_dir: Path | None, tag: str) -> None:
@@ -31,8 +31,8 @@ class ForkServerProcess:
 
         Args:
             preload: modules to import before the first fork; none of them may start a thread.
-            run_dir: directory that the fork server removes when it ends.
-            tag: "NAME=value", which goes into the environment of it and of everything below it.
+            run_dir: the fork server removes it when it ends; None: there is none.
+            tag: "NAME=value", for the environment of the fork server and of all processes below it.
 
         Raises:
             OSError: the system refuses another process.

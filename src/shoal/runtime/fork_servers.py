@@ -26,7 +26,7 @@ class ForkServers:
 
         Args:
             preload: modules to import before the first fork; none of them may start a thread.
-            run_dir: directory that is removed even when this process is killed.
+            run_dir: is removed even when this process is killed.
         """
         self._preload = tuple(preload)
         self._run_dir = run_dir

@@ -20,7 +20,7 @@ _NAME_CHARACTERS = 16
 
 
 def processor_name(root: Path = _ROOT) -> str:
-    """Return the name of the processor, or of its architecture where the system tells no more.
+    """Return the name of the processor, or of its architecture if the system names only that.
 
     Args:
         root: of the file system that holds /proc.
@@ -34,10 +34,10 @@ def machine_type() -> dict[str, str]:
 
 
 def machine_name(root: Path = _ROOT) -> str:
-    """Return a name that all processes of this machine share, and those of no other one, until it is started again.
+    """Return a name that all processes of this machine share and other machines do not, until it is started again.
 
-    Containers with a network of their own count as machines: they reach each other as such. What it is made of stays
-    secret, as systemd asks for with its machine id.
+    Containers with a network of their own count as machines, because they reach each other as machines do. The name
+    does not reveal what it was made from: systemd asks that the machine id stay secret.
 
     Args:
         root: of the file system that holds /etc and /proc.

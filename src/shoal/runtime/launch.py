@@ -23,22 +23,19 @@ class Launch:
             '------------------> failed
 
     Attributes:
-        request: what the fork server is asked for.
-        pipe: the control pipe to the process.
         pid: 0 before it is forked.
         forked: set when the process exists, or never will.
-        settled: set when its exit status is known, or this process is its parent and has to ask for it.
-        ended: set when its exit status is known, or will never be.
-        status: how it ended; None while that is not known.
-        error: why there is no such process.
+        settled: set when its exit status is known, or when this process is its parent and must ask for it.
+        ended: set when its exit status is known, or never will be.
+        status: None while it is not known.
+        error: why there is no such process; None: there may be one.
     """
 
     def __init__(self, request: ForkRole, control: socket.socket, pipe: ControlPipe) -> None:
         """Nothing is started yet.
 
         Args:
-            request: for the fork server.
-            control: the role's end of its control pipe; it belongs to the launch from now on.
+            control: the role's end of its control pipe; the launch owns it from now on.
             pipe: this process's end of it.
         """
         self.request = request

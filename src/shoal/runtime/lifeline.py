@@ -22,13 +22,12 @@ EXIT_LIFELINE_CUT = 70
 
 
 def watch_in_thread(read_fd: int, run_dir: str) -> None:
-    """End this process at once, with its descendants, when the lifeline is cut; call it only after the last fork.
+    """End this process and its descendants at once when the lifeline is cut. Call this only after the last fork.
 
-    A thread and not the event loop, because a loop that hangs is one of the cases in which this has to work.
+    It uses a thread and not the event loop, because it must also work when the loop hangs.
 
     Args:
-        read_fd: the lifeline.
-        run_dir: directory that ends with the run; empty if there is none.
+        run_dir: directory that ends with the run; empty: there is none.
     """
     threading.Thread(target=_wait_and_exit, args=(read_fd, run_dir), name="lifeline", daemon=True).start()
 

@@ -26,7 +26,7 @@ _VERSION_2 = _Files("sys/fs/cgroup", "memory.max", "memory.current", "inactive_f
 
 
 def free_memory_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes that new processes may use before anything is swapped or killed; 0 if that is not known.
+    """Return the bytes that new processes may use before anything is swapped or killed; 0: not known.
 
     Args:
         root: of the file system that holds /proc and /sys.

@@ -18,8 +18,8 @@ class Orphans:
         """Prepare; `run` does the work.
 
         Args:
-            servers: tell which children of this process are of the run.
-            known: returns the roles, which are followed by somebody else.
+            servers: tell which children of this process belong to the run.
+            known: returns the pids of the roles, which their launches follow.
         """
         self._servers = servers
         self._known = known

@@ -23,10 +23,10 @@ _NAME_BYTES = 15
 
 
 def set_subreaper(enabled: bool) -> bool:
-    """Let orphans among this process's descendants become its children, instead of those of init.
+    """Make orphans among this process's descendants its children, instead of those of init.
 
     Returns:
-        Whether it was enabled before; False also where the system cannot do it.
+        Whether this was enabled before; False also if the system cannot do it.
     """
     if sys.platform != "linux":
         return False
@@ -84,9 +84,9 @@ def kill_descendants() -> None:
 
 
 def end_descendants(known: Iterable[int] = ()) -> None:
-    """Kill and reap all descendants until none is left; this process has to be a subreaper.
+    """Kill and reap all descendants until none is left; this process must be a subreaper.
 
-    A process forked between the look and the kill becomes our child when its parent dies, which is when we look again.
+    A process that is forked between the look and the kill becomes our child when its parent dies; we look again then.
 
     Args:
         known: children to kill where /proc cannot be asked.

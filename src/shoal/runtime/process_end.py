@@ -11,7 +11,7 @@ async def process_ended(pid: int) -> None:
     """Return when a process has ended.
 
     Args:
-        pid: of a child that is not reaped yet, so that the number cannot be another process's.
+        pid: of a child that is not reaped yet, so that no other process can have the number.
 
     Raises:
         ProcessLookupError: There is no such process.

@@ -17,10 +17,9 @@ class ProcessStat:
     """The fields of /proc/<pid>/stat (proc_pid_stat(5)) that shoal reads.
 
     Attributes:
-        pid: the process.
-        state: one letter, "Z" for a process that has ended and is not reaped yet.
-        parent_pid: its parent; the nearest subreaper once the parent has ended.
-        session: the session it belongs to, which its children inherit.
+        state: one letter; "Z" for a process that has ended and is not reaped yet.
+        parent_pid: the nearest subreaper once the parent has ended.
+        session: which its children inherit.
         started_after_boot_s: when it started, in seconds after the machine did.
         args_start, args_end: addresses of its command line in its own memory; 0 where the kernel hides them.
     """

@@ -47,10 +47,9 @@ def run_role(entry: str, payload: bytes, control: socket.socket, lifeline_fd: in
 
     Args:
         entry: "package.module:function" of an async function, see `RoleEntry`.
-        payload: what the entry gets.
         control: connected Unix socket to the supervisor.
         lifeline_fd: read end of the lifeline.
-        run_dir: directory that ends with the run; empty if there is none.
+        run_dir: directory that ends with the run; empty: there is none.
 
     Returns:
         The exit code: 0 done, 1 failed, 2 the user's error.

@@ -32,12 +32,11 @@ class RoleHandle:
     """One role under supervision.
 
     Attributes:
-        spec: what was asked for.
         events: everything that happens to the role, in order, kept until it is read; ends with the role.
-        pid: the process that runs it now, or ran it last.
+        pid: of the process that runs it now, or ran it last.
         restarts: how often it has been started again.
         was_ready: whether any of its processes has ever said that it serves.
-        last_error: what it said last about why it failed; empty if it said nothing.
+        last_error: its last word on why it failed; empty: it said nothing.
     """
 
     def __init__(self, spec: RoleSpec) -> None:

@@ -14,14 +14,13 @@ from shoal.clock import Backoff
 class RestartPolicy:
     """When a role that failed is started again.
 
-    One that exits with 0 is done and never is; nor is one that fails by itself before it has ever been ready.
+    A role that exits with 0 is done and is not started again. Nor is one that fails by itself before it was ever ready.
 
     Attributes:
-        max_restarts: at most this many within `window_s`, then the role is given up; 0 never restarts.
-        window_s: the time over which restarts are counted; a role that ran longer starts with a short pause again.
+        max_restarts: the most within `window_s`; after that the role is given up. 0 never restarts.
+        window_s: the time over which restarts are counted; after a longer run the pauses are short again.
         first_delay_s: the pause before the first restart; it doubles with each further one.
-        max_delay_s: the longest pause.
-        only_killed: what fails by itself is not started again: its error is its last word.
+        only_killed: restart only a role that was killed; if it fails by itself, its error is its last word.
     """
 
     max_restarts: int = 0
@@ -42,9 +41,8 @@ class RoleSpec:
         role, index: its name, as in "server" 2.
         entry: "package.module:function", an async function; see `shoal.runtime.role.RoleEntry`.
         payload: handed to the entry; travels over a socket, so it may hold secrets.
-        restart: what happens when it fails.
-        output_path: file to which its standard output and error are appended; None shares the launcher's.
-        nice: how much it gives way to other processes, added to what the launcher has; not below 0.
+        output_path: standard output and error are appended to this file; None: they go where the launcher's go.
+        nice: added to the launcher's own; not below 0.
     """
 
     role: str
@@ -64,7 +62,7 @@ class ExitStatus:
     """How a process ended.
 
     Attributes:
-        code: its exit code, or the number of the signal that ended it, negated.
+        code: the exit code; negative: the number of the signal that ended it.
     """
 
     code: int

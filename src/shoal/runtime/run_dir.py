@@ -26,20 +26,20 @@ _MAX_SOCKET_PATH_BYTES = 103
 
 
 class RunDir:
-    """A locked, private directory, and the ports claimed; use it as a context, which gives both back at the end.
+    """A locked, private directory, and the claimed ports; as a context, it gives both back at the end.
 
     Attributes:
-        path: the directory, mode 0700.
+        path: mode 0700.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
         """Make the directory, after removing those of dead runs.
 
         Args:
-            parent: where; by default $XDG_RUNTIME_DIR if it is ours, else /tmp.
+            parent: by default $XDG_RUNTIME_DIR if it is ours, else /tmp.
 
         Raises:
-            ConfigError: the parent cannot be written or belongs to somebody else.
+            ConfigError: the parent cannot be written or belongs to another user.
         """
         root = (parent or _default_parent()) / f"shoal-{os.getuid()}"
         _make_private(root)
@@ -60,12 +60,12 @@ class RunDir:
         return socket_path(self.path, name)
 
     def claim_port(self, port: int) -> bool:
-        """Claim a TCP port until the end of the run: another one that starts in this moment would find it free as well.
+        """Claim a TCP port until the end of the run; without a claim, a run that starts now would find it free as well.
 
-        The claim is the UDP port of that number, which no run uses: the system lets one process have it, of any user.
+        The claim is the UDP port of that number, which no run uses: the system lets one process of any user have it.
 
         Returns:
-            False if somebody has it.
+            False if another process has it.
         """
         claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:

@@ -19,11 +19,11 @@ def has_memfd() -> bool:
 
 
 def sealed_memfd(name: str, num_bytes: int) -> int:
-    """Return the descriptor of a new anonymous file, which belongs to the caller.
+    """Return the descriptor of a new anonymous file; the caller owns it.
 
     Args:
         name: shown in /proc, for people.
-        num_bytes: its size from now on.
+        num_bytes: its size, which stays.
 
     Raises:
         InvariantViolation: the system has none; see `has_memfd`.

@@ -57,11 +57,10 @@ class Supervisor:
         """Start the fork server, without waiting for it.
 
         Args:
-            run_dir: directory that is removed even when this process is killed.
-            preload: modules that the fork server imports before the first role is forked.
-            fork_servers: started before; `run_dir` and `preload` are then their own.
-            clock: for back-off and deadlines.
-            notice: takes lines for the user, about what happens to no role in particular.
+            run_dir: is removed even when this process is killed.
+            preload: modules that the fork server imports before it forks the first role.
+            fork_servers: started earlier, with a `run_dir` and `preload` of their own; None: start them now.
+            notice: shows the user a line about what concerns no single role.
         """
         self._clock = clock or SystemClock()
         servers = fork_servers or ForkServers(preload, run_dir)
@@ -114,13 +113,13 @@ class Supervisor:
         return handle
 
     async def stop(self, grace_s: float, order: Iterable[Iterable[str]] = ()) -> None:
-        """Ask all roles to leave, group after group, and kill those that have not within `grace_s` seconds in all.
+        """Ask all roles to leave, group after group, and kill those that have not left within `grace_s` seconds in all.
 
-        A group is waited for half of the time that is left, so that one role that hangs does not take from the groups
-        after it the time to leave; it has until the end itself.
+        The wait for a group is half of the time that is left, so that a role that hangs leaves time to the groups after
+        it. The role itself has until the end.
 
         Args:
-            grace_s: time for all groups together; 0 kills at once.
+            grace_s: for all groups together; 0 kills at once.
             order: groups of role names, first to leave first; roles that it does not name leave last.
         """
         self._stopping.set()

@@ -8,11 +8,10 @@ from pathlib import Path
 
 
 def user_cache(name: str, environment: Mapping[str, str] | None = None) -> Path:
-    """Return `$XDG_CACHE_HOME/shoal/<name>`, or `~/.cache/shoal/<name>`, which need not exist.
+    """Return `$XDG_CACHE_HOME/shoal/<name>` or `~/.cache/shoal/<name>`; it need not exist.
 
     Args:
-        name: Of the cache.
-        environment: Of the process, if not this one's.
+        environment: this process's if None.
     """
     given = (os.environ if environment is None else environment).get("XDG_CACHE_HOME", "")
     # A relative one is to be ignored (XDG Base Directory Specification).

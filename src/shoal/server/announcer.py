@@ -25,8 +25,7 @@ class Announcer:
         """Announce nothing yet.
 
         Args:
-            registry: of this process.
-            record: of this server; what is said of its replica is filled in.
+            record: of this server; the announcer fills in what concerns the replica.
         """
         self._registry = registry
         self._record = record
@@ -40,8 +39,7 @@ class Announcer:
         """Announce a replica as it is now.
 
         Args:
-            replica: that the server hosts.
-            serving: it may be used; False while it is being left, or loaded.
+            serving: the replica may be used; False while it is being left or loaded.
         """
         self._record = msgspec.structs.replace(
             self._record,

@@ -43,10 +43,9 @@ def cost_key(config: Config, device: str, *, gpu: str | None = None, code: str |
     """Return all that the costs of units depend on, as JSON values.
 
     Args:
-        config: The resolved configuration.
-        device: Torch device on which they are measured.
-        gpu: Names it, if it is one, as torch does.
-        code: Names the code of a family that is not shoal's own.
+        device: torch device on which the costs are measured.
+        gpu: its name in torch; None: the device is no GPU.
+        code: name of the code of a family that is not shoal's own.
     """
     values = public_values(config)
     return {
@@ -74,8 +73,8 @@ class Loaded:
     """What the cache knows.
 
     Attributes:
-        costs_s: What each unit took, in seconds; None: not known.
-        problem: Why a file that is there cannot be used, in words.
+        costs_s: of each unit; None: not known.
+        problem: why an existing file cannot be used, in words; None: it can be, or there is none.
     """
 
     costs_s: list[float] | None = None
@@ -87,7 +86,7 @@ class CostCache:
     """The measurements of earlier starts.
 
     Attributes:
-        folder: Where the files are; made when the first is written.
+        folder: holds the files; made when the first one is written.
     """
 
     folder: Path
@@ -106,8 +105,8 @@ class CostCache:
         """Look a measurement up; a file that cannot be used says why.
 
         Args:
-            key: See `cost_key`.
-            num_units: Units of the model, where they are known.
+            key: see `cost_key`.
+            num_units: units of the model; None: not known.
         """
         path = self.path(key)
         try:

@@ -50,7 +50,7 @@ class Leaving:
     """The end of one server. A `transport.dispatch.Handler`.
 
     Attributes:
-        has_left: it has said that it may go, and takes nothing any more.
+        has_left: the server has said that it may go, and takes no more work.
     """
 
     def __init__(
@@ -65,12 +65,9 @@ class Leaving:
         """Stay.
 
         Args:
-            endpoint: of the server.
-            replica: that it hosts now.
-            view: the swarm as it is now.
-            clock: for patience.
-            tell: told `may_leave(stage=..., round=..., is_kept=...)` once, and before it now and then
-                `last_of_stage(stage=..., round=..., problem=...)` while it is the last.
+            view: returns the swarm as it is now.
+            tell: is told `may_leave(stage=..., round=..., is_kept=...)` once, and before it now and then
+                `last_of_stage(stage=..., round=..., problem=...)` while the server is the last of its stage.
         """
         self._endpoint = endpoint
         self._replica = replica

@@ -161,9 +161,9 @@ def server_memory(device: str, host_bytes: int, device_sharers: int, cap_bytes: 
 
     Args:
         device: "cpu" or "cuda:<i>".
-        host_bytes: its share of the host's memory; 0 is not known.
-        device_sharers: servers of this host on the same device.
-        cap_bytes: `servers.max_memory_bytes`: the most of the memory in which it computes.
+        host_bytes: the server's share of the host's memory; 0: not known.
+        device_sharers: servers of this host on the same device, including this one.
+        cap_bytes: `servers.max_memory_bytes`: limits the memory in which it computes; None: no limit.
     """
     if device == "cpu":
         return ServerMemory(min(host_bytes or cap_bytes or 0, cap_bytes or host_bytes))

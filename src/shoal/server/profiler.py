@@ -27,7 +27,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ProfilerSpec` in msgpack.
-        control: told `unit_costs(costs=..., source=..., elapsed_s=..., warnings=...)`.
+        control: is told `unit_costs(costs=..., source=..., elapsed_s=..., warnings=...)`.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.

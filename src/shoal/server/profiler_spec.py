@@ -9,13 +9,13 @@ from shoal.config.schema import Config
 
 
 class ProfilerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Start parameters of a profiler: no identity, for it talks to nobody but the launcher.
+    """Start parameters of a profiler. It has no identity, because it talks only to the launcher.
 
     Attributes:
-        config_json: The resolved configuration, but for the cut.
+        config_json: The resolved configuration, without the cut.
         log_dir: `logs/<run_id>` of this host.
         device: Torch device, resolved: "cpu" or "cuda:<i>".
-        measure: Whether to measure, or to say the family's own figures.
+        measure: False takes the family's own figures.
     """
 
     config_json: bytes

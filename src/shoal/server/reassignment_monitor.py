@@ -72,14 +72,10 @@ class ReassignmentMonitor:
         """Announce a replica; `run` hosts it.
 
         Args:
-            endpoint: of the server; its events come here.
-            announcer: says what the server hosts.
-            replica: the first one.
-            rebuild: makes the next one.
-            view: the swarm as it is now.
-            num_stages: stages are 0..num_stages-1.
-            drain_s: how long begun steps are waited for.
-            on_record: told of each record that the replica has come to hold.
+            endpoint: this monitor takes its events.
+            view: returns the swarm as it is now.
+            drain_s: how long to wait for steps that have begun.
+            on_record: is told of each record that the replica has come to hold.
         """
         self._endpoint = endpoint
         self._announcer = announcer

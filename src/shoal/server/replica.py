@@ -56,12 +56,8 @@ class Replica:
     """A replica that can serve.
 
     Attributes:
-        stage: Which one.
-        compute: Its module and optimizer, for its device thread.
-        worker: Its steps.
-        member: Its rounds.
-        events: What happens to it.
-        snapshots: Its own on others, and theirs here; None where the run makes none.
+        compute: only its device thread may use it.
+        snapshots: its own on other servers, and theirs here; None: the run makes none.
     """
 
     stage: int
@@ -116,27 +112,21 @@ async def build_replica(
 ) -> Replica:
     """Build the stage with the state of D_0, on the device thread, and connect it.
 
-    If the run holds a record already, the coordinator says which, and the replica fetches its state from the others of
-    its stage; until then nobody uses it.
+    If the run holds a record already, the coordinator names it, and the replica fetches its state from others of its
+    stage; until then the replica is not used.
 
     Args:
-        config: Of the run.
-        run_id: Of the run.
-        authority: Of the swarm; warrants who may sign the records of the run.
-        stage: Which one.
-        device: The thread that computes.
-        device_name: Its torch device.
-        endpoint: Of the server.
-        view: The swarm as it is now.
-        log_dir: Where the replica keeps its own log, without which a run cannot be replayed; None keeps none.
-        max_microbatch_samples: The most samples that it takes at a time; None: any number.
-        clock: For the patience of a transfer.
-        transfer: How patient it is; by default as configured.
-        chunk_bytes: Of a transfer; the same on all servers.
-        pace: Of an emulated device; None computes as fast as this one can.
-        deaths: Where the process is to die, for measurements.
-        snapshot_key: Seals the snapshots of this peer: of all its lives, and known to nobody else.
-        snapshot_room_bytes: The most that is kept of other replicas' snapshots.
+        authority: of the swarm; warrants the signers of the run's records.
+        device_name: as torch names it.
+        view: returns the swarm as it is now.
+        log_dir: holds the replica's own log, without which a run cannot be replayed; None keeps none.
+        max_microbatch_samples: the most that it takes at a time; None: any number.
+        transfer: as configured if None.
+        chunk_bytes: of a transfer; the same on all servers.
+        pace: of an emulated device; None: as fast as this device can.
+        deaths: where a measurement lets the process die.
+        snapshot_key: seals this peer's snapshots; the same in all its lives, and secret.
+        snapshot_room_bytes: the most that is kept of other replicas' snapshots.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
@@ -232,9 +222,7 @@ def build_state(config: Config, stage: int, device_name: str) -> tuple[StageComp
     """Build what a replica of a stage computes with, in the state of D_0; runs on the device thread.
 
     Args:
-        config: Of the run.
-        stage: Which one.
-        device_name: Its torch device.
+        device_name: as torch names it.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.

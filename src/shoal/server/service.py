@@ -55,8 +55,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ServerSpec` in msgpack.
-        control: told `ready(stage=...)` once the replica can be used, and `run_over(reason=..., ended_well=...)` when
-            the client says so; between them what `WorkReport` says.
+        control: is told `ready(stage=...)` once the replica can be used, and `run_over(reason=..., ended_well=...)`
+            when the client says so; between them what `WorkReport` says.
 
     Raises:
         BootstrapError: no initial peer answered.

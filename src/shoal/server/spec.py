@@ -9,11 +9,11 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
     """Start parameters of a server.
 
     Attributes:
-        stage: The stage to host; None takes the one that needs it most.
-        expected_servers: Servers that are being started with it, itself included; 0 if unknown.
+        stage: None takes the one that needs a server most.
+        expected_servers: How many servers start together, including this one; 0: not known.
         device: Torch device, resolved: "cpu" or "cuda:<i>".
-        memory_bytes: Its share of the host's memory when the first server started; 0 if unknown.
-        device_sharers: Servers of this host on the same device, itself included.
+        memory_bytes: Its share of the host's memory when the first server started; 0: not known.
+        device_sharers: Servers of this host on the same device, including this one.
         threads: CPU threads that it computes with.
     """
 

@@ -28,11 +28,10 @@ class UnitCosts:
     """The cost of each unit, and where it comes from.
 
     Attributes:
-        costs: One number for each unit: seconds, or relative if static.
+        costs: one number for each unit: seconds if measured or cached, relative if static.
         source: "measured" now, "cached" from an earlier start, or "static": the family's own figures.
-        names: Of the units.
-        warnings: What the user should know, in words.
-        profile: How it was measured, if it was.
+        warnings: what the user should know, in words.
+        profile: how the units were measured; None: they were not.
     """
 
     costs: list[float]
@@ -48,11 +47,9 @@ def unit_costs(
     """Find out what the units cost; runs on the thread that computes, with its torch threads.
 
     Args:
-        config: The resolved configuration.
-        device: Torch device on which to measure.
-        clock: Measures.
-        measure: Whether to measure, or to take the family's own figures.
-        cache: Earlier measurements; None: always measures, and keeps nothing.
+        device: torch device on which to measure.
+        measure: False takes the family's own figures.
+        cache: earlier measurements; None: always measure, and keep nothing.
 
     Raises:
         ConfigError: the model does not fit the configuration, or its figures are no figures.

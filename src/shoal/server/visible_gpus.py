@@ -31,10 +31,10 @@ class VisibleGpus(msgspec.Struct, frozen=True):
     """What torch can use.
 
     Attributes:
-        torch: Its version.
-        names: Of the GPUs: the first is cuda:0.
-        hiding: Variables of the environment that hide GPUs from torch, as "NAME=value".
-        reason: Why it can use none, where torch says so.
+        torch: its version.
+        names: of the GPUs; the first is cuda:0.
+        hiding: environment variables that hide GPUs from torch, as "NAME=value".
+        reason: torch's own reason why it can use none; empty if it gives none.
     """
 
     torch: str

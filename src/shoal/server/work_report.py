@@ -36,10 +36,7 @@ class WorkReport:
         """Say nothing yet.
 
         Args:
-            peer: this server.
-            replica: that it hosts now.
-            view: the swarm as it is now.
-            clock: for the pauses, and the time between two records.
+            view: returns the swarm as it is now.
             tell: takes an event's name and its fields.
         """
         self._peer = peer

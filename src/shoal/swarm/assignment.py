@@ -88,7 +88,6 @@ def assign(view: SwarmView, num_stages: int, needs: Sequence[StageNeed] = ()) ->
     """Return the stage of every server that is still free to choose.
 
     Args:
-        view: the servers that are there.
         num_stages: stages are 0..num_stages-1.
         needs: memory that each stage needs; a server that says it has less does not take it. Empty: any fits.
 

@@ -13,14 +13,14 @@ _NEVER = StepKey(1 << 62, 0, 0, 0)
 
 
 class AttemptLedger:
-    """A replica's memory of attempts, bounded whatever peers send.
+    """A replica's memory of attempts; its size has a bound that peers cannot raise.
 
     A trainer's attempts are ordered by their keys, and it opens the next one only when the last is over. So one key per
-    trainer, the newest heard of, is the tombstone of all older ones: what is not newer, not open and not committed is
-    aborted.
+    trainer, the newest that the replica has heard of, is the tombstone of all older ones: an attempt that is not newer,
+    not open and not committed is aborted.
 
     Attributes:
-        is_steady: It has been in the round once only, and dropped nothing of it.
+        is_steady: the replica has entered the round once only, and has dropped nothing of it.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class AttemptLedger:
         """Take over what an earlier life of this replica has committed in this round.
 
         Returns:
-            False, and nothing is changed, if anybody may have been told since that some of it is not committed.
+            False, and nothing is changed, if some peer may have been told meanwhile that part of it is not committed.
         """
         decisions = {entry.key: Decision(entry.scale, entry.lr, entry.skipped) for entry in log}
         if any(self.is_fenced(key) or key >= self._denied.get(key.trainer, _NEVER) for key in decisions):

@@ -32,11 +32,7 @@ class _Ahead:
 
 
 class ClientOrder:
-    """The clients before this one, as far as it knows.
-
-    Args:
-        me: This client.
-    """
+    """The clients before this one, as far as it knows."""
 
     def __init__(self, me: PeerId) -> None:
         self._me = me

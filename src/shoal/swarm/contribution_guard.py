@@ -41,11 +41,8 @@ class Suspect(NamedTuple):
     """A replica that a record names.
 
     Attributes:
-        stage: That it serves.
-        peer: Who it is.
-        suspicion: Why.
-        scale: By what its pseudo-gradient was multiplied; 1 if that is not the reason.
-        is_member: Whether it has the record's bytes all the same.
+        scale: the factor on its pseudo-gradient; 1 if `suspicion` is another one.
+        is_member: it holds the record's bytes all the same.
     """
 
     stage: int
@@ -56,11 +53,10 @@ class Suspect(NamedTuple):
 
 
 def scales_of(joins: Mapping[PeerId, Join], max_ratio: float | None) -> dict[PeerId, float]:
-    """By what pseudo-gradients of one stage are multiplied; those that count as they are do not appear.
+    """Return the factors on the pseudo-gradients of one stage; peers whose factor is 1 do not appear.
 
     Args:
-        joins: Of all that have joined for the stage.
-        max_ratio: Above 1; None clips none.
+        max_ratio: above 1; None clips none.
     """
     trained = {peer: steps for peer, join in joins.items() if (steps := _num_steps(join))}
     broken = {peer for peer in trained if not 0 <= joins[peer].gradient_norm < math.inf}

@@ -24,12 +24,11 @@ class Deal(Protocol):
         ...
 
     def plan(self, num_slots: int, inner_steps: int, speeds: Sequence[float], *, is_resumed: bool) -> None:
-        """Begin a round; what was left of the one before comes first, and indices of that one mean nothing any more.
+        """Begin a round. What was left of the one before is dealt first, and its indices lose their meaning.
 
         Args:
-            num_slots, inner_steps: of the round.
-            speeds: samples per second of each slot; 0: as in the round before, if that is known; empty: all 0.
-            is_resumed: some batches are with trainers already: `claim` follows.
+            speeds: samples per second of each slot; 0: as in the round before, if that is known; empty: 0 for all.
+            is_resumed: trainers hold some batches already; calls of `claim` follow.
         """
         ...
 

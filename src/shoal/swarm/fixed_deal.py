@@ -23,8 +23,7 @@ class FixedDeal:
         """Begin at the start of the stream.
 
         Args:
-            stream: the batches.
-            recorded: kept up to date by the owner; nothing in it is dealt.
+            recorded: the owner keeps it up to date; its samples are not dealt.
         """
         self._stream = stream
         self._recorded = recorded

@@ -54,9 +54,9 @@ class Release:
     """What has become of the leases of a trainer that is gone.
 
     Attributes:
-        leases: All of them, free now or not; nobody uses their bytes any more.
-        next_step: The first one of the slot in this round that none of its leases holds.
-        is_known: The table knows all leases of the round; otherwise there may be more.
+        leases: all of them, whether free now or not; their bytes are no longer used.
+        next_step: the first step of the slot in this round that none of the leases holds.
+        is_known: the table knows all leases of the round; False: there may be more.
     """
 
     leases: tuple[int, ...]
@@ -96,9 +96,9 @@ class LeaseTable:
         """Start with every sample free and no round planned.
 
         Args:
-            stream: the samples, and the batches of a deterministic run.
-            deterministic: slot and step alone decide which batch a step gets.
-            max_samples: otherwise, of a batch; at least that of the stream's; None: any number.
+            stream: holds the samples, and the batches of a deterministic run.
+            deterministic: slot and step alone decide which batch a step gets; speeds do not count.
+            max_samples: of a batch in other runs, at least the stream's batch; None: any number.
         """
         self.stream = stream
         self._deterministic = deterministic
@@ -145,8 +145,7 @@ class LeaseTable:
 
         Args:
             round_number: 1-based.
-            num_slots, inner_steps: sizes of the plan.
-            speeds: samples per second of each slot as known before the round; 0, or empty: not known.
+            speeds: samples per second of each slot, measured before the round; 0 or empty: not known.
 
         Raises:
             RemoteProtocolError: a size is not positive, the plan is absurdly large, or the speeds make no sense.
@@ -295,10 +294,10 @@ class LeaseTable:
         return max((step + 1 for step, of_slot in places if of_slot == slot), default=0)
 
     def record(self, round_number: int, samples: Ranges, chain: str = "") -> tuple[int, ...]:
-        """D_`round_number` is decided with `samples` (of skipped steps too); whatever else was leased up to it is free.
+        """D_`round_number` is decided with `samples`, also of skipped steps. All else leased up to it is free.
 
-        With another `chain` than before, these are all samples that are used: what was recorded, leased or planned on
-        the one before counts no more.
+        If `chain` differs from the one before, `samples` are all that is used: what was recorded, leased or planned on
+        the old chain no longer counts.
 
         Returns:
             The leases that ended.

@@ -27,10 +27,10 @@ class Activity(NamedTuple):
     """What happened on a connection since the tick before.
 
     Attributes:
-        heard: something was received.
-        spoke: something was sent.
-        listening: this side reads; while it does not, nothing can be heard.
-        peer: who is at the other end; what is known of it outlasts the connection.
+        heard: bytes were received.
+        spoke: bytes were sent.
+        listening: this side reads; while it does not, it cannot hear the peer.
+        peer: the other end; what is known of it outlasts the connection.
     """
 
     heard: bool
@@ -56,10 +56,9 @@ class Liveness(Generic[_Link]):
         """Start at monotonic time `now_s`.
 
         Args:
-            heartbeat_s: interval of the ticks; a connection on which nothing was sent for one gets a heartbeat.
-            deadline_s: silence after which the connection of a peer that is heard regularly is dead.
-            now_s: monotonic seconds.
-            max_deadline_s: the same for the most irregular one; None is `deadline_s`, for everybody.
+            heartbeat_s: interval of the ticks; a connection that sent nothing for one interval sends a heartbeat.
+            deadline_s: a peer that is heard regularly counts as dead after this silence.
+            max_deadline_s: the same for the most irregular peer; None: `deadline_s` for all peers.
 
         Raises:
             InvariantViolation: the deadline leaves no room for a heartbeat that is late, or is above the longest one.

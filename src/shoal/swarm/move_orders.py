@@ -26,15 +26,14 @@ class MoveSettings:
     """How patient the machine is.
 
     Attributes:
-        patience_s: How long a stage is without anybody before a server is sent there. A move costs its donor's share
-            of the round, and a connection that only broke is there again after a round trip, so this covers that. It
-            does not cover a process that is started again (its launcher, its way into the DHT and its choice of a
-            stage take several seconds): the whole swarm would stand still for so long, and if it then comes, it takes
-            the place that the mover has left.
-        retry_s: Between repetitions of an order that is not answered.
-        silence_s: After which a mover that cannot be reached is forgotten.
-        timeout_s: After which a mover that is on its way is forgotten.
-        rest_rounds: Records after a move before the same server is sent again, unless a stage has nobody.
+        patience_s: how long a stage may have no server before one is sent there. A move costs the donor's share of the
+            round, and a broken connection is back after a round trip, so the patience covers that. It does not cover a
+            restarted process: starting, entering the DHT and choosing a stage take several seconds, in which the whole
+            swarm would stand still. If that process comes back later, it takes the place that the mover has left.
+        retry_s: pause before an order without an answer is sent again.
+        silence_s: a mover that cannot be reached is forgotten after this time.
+        timeout_s: a mover that has not arrived is forgotten after this time.
+        rest_rounds: records between two moves of the same server, unless a stage has none.
     """
 
     patience_s: float = 1.0
@@ -81,12 +80,7 @@ MoveEffect = SendOrder | Begun | Ended
 
 
 class MoveOrders:
-    """The machine of one coordinator.
-
-    Args:
-        num_stages: S.
-        settings: How patient it is.
-    """
+    """The machine of one coordinator."""
 
     def __init__(self, num_stages: int, settings: MoveSettings | None = None) -> None:
         self.under_way: Move | None = None
@@ -117,13 +111,11 @@ class MoveOrders:
     # -- events
 
     def recorded(self, view: SwarmView, holders: Mapping[PeerId, int], round: int, now_s: float) -> list[MoveEffect]:
-        """A record has been decided and nothing is being trained: a donor loses nothing now.
+        """A record has been decided and no round is trained, so a donor's move costs no work.
 
         Args:
-            view: The servers, at the stages that they serve.
-            holders: The replicas that hold the record, with their stages.
-            round: Of the record.
-            now_s: Now.
+            view: the servers, at the stages that they serve now.
+            holders: the replicas that hold the record, with their stages.
         """
         self._round = round
         effects = self.update(view, holders, holders, now_s)
@@ -133,12 +125,11 @@ class MoveOrders:
         return effects
 
     def placed(self, view: SwarmView, holders: Mapping[PeerId, int], now_s: float) -> list[MoveEffect]:
-        """Nothing is trained yet: correct where servers stand; if nothing is under way then, they stand well.
+        """Training has not begun: correct where servers stand. If no move is under way then, they stand well.
 
         Args:
-            view: The servers, at the stages that they serve.
-            holders: The replicas that can be reached, with their stages.
-            now_s: Now.
+            view: the servers, at the stages that they serve now.
+            holders: the replicas that can be reached, with their stages.
         """
         if self.under_way is not None:
             return []
@@ -148,13 +139,12 @@ class MoveOrders:
     def update(
         self, view: SwarmView, holders: Mapping[PeerId, int], known: Mapping[PeerId, int], now_s: float
     ) -> list[MoveEffect]:
-        """Look at who is there: follow the move that is under way, or fill a stage that has nobody.
+        """Follow the move that is under way, or fill a stage that has no server.
 
         Args:
-            view: The servers, at the stages that they serve.
-            holders: The replicas that hold the record that stands, with their stages.
-            known: The stage of each replica that has said so on the connection that it has now.
-            now_s: Now.
+            view: the servers, at the stages that they serve now.
+            holders: the replicas that hold the record that stands, with their stages.
+            known: the stage that each replica has named on its present connection.
         """
         self._known = known
         effects = self._follow(holders, known, now_s)

@@ -32,21 +32,18 @@ class OpenStep:
     """State of one attempt.
 
     Attributes:
-        request: The Open that began it.
-        trainer: Who sent it, and alone may feed, commit and abort it.
-        stage: Place of this replica on the path.
-        opened: Counts the steps opened at this replica.
-        schedule: Of the run.
-        inputs: Bitmap of the microbatches whose input has arrived; `labels` and `gradients` likewise.
-        forwards: Forwards done, also as the first part of a LOSS: microbatches 0 to this, exclusive.
-        backwards: Backwards done, likewise.
-        weights: Weight gradients done, likewise; they are a backward's part but with zero_bubble.
-        version: Commits that this replica had applied in the round when the first forward started; -1 before.
-        prepared: All gradients are there.
-        decision: Known once the step is to be committed; final.
-        commit_asked: The trainer waits for an answer to its Commit.
-        settlement: What the other replicas say of it; None while the trainer still decides.
-        path: The peers of the request's path.
+        trainer: sent it, and is the only peer that may feed, commit and abort it.
+        stage: place of this replica on the path.
+        opened: place of this step in the order in which steps were opened here.
+        inputs: bitmap of the microbatches whose input has arrived; `labels` and `gradients` likewise.
+        forwards: number of forwards done, counting those inside a LOSS: microbatches 0 to this, exclusive.
+        backwards: number of backwards done, in the same order.
+        weights: number of weight gradients done; only zero_bubble separates them from the backward.
+        version: commits that this replica had applied in the round when the first forward started; -1 before.
+        prepared: all gradients have been computed.
+        decision: final; None until the step is to be committed.
+        commit_asked: the trainer waits for an answer to its Commit.
+        settlement: the answers of the other replicas; None while the trainer still decides.
     """
 
     request: Open

@@ -67,7 +67,6 @@ def correction(
         view: the servers, at the stages that they serve; nothing is trained yet.
         num_stages: stages are 0..num_stages-1.
         holders: the replicas that can be reached; only these are sent.
-        exempt: not to be sent.
     """
     chosen = assign(view, num_stages)
     places: list[tuple[Candidate, int]] = [(r, r.stage) for r in view.replicas if r.stage < num_stages]

@@ -170,20 +170,17 @@ def build_record(
     restored: Mapping[int, Basis],
     eras: tuple[Era, ...] = (),
 ) -> Record:
-    """The record that follows `previous`, from the joins of the final members alone.
+    """Build the record that follows `previous`, from the joins of the final members alone.
 
-    A step that any of them holds is recorded; a stage of which none holds it has lost its share.
+    A step that any member of a stage holds is recorded; a stage in which no member holds it has lost its share.
 
     Args:
-        run_id: Of the run.
-        previous: The record before.
-        ballot: Of the coordinator.
-        views: The final view of each stage.
-        joins: Of the members at least; those of others are not looked at.
-        recorded: Samples of all earlier records: they are never recorded again.
-        incarnations: Lowest incarnation of each trainer that may still act.
-        restored: What the stages were trained from of which nobody held the bytes of `previous`.
-        eras: Of `previous`; empty after D_0.
+        views: the final view of each stage.
+        joins: of the members at least; other joins are ignored.
+        recorded: samples of all earlier records, which are never recorded again.
+        incarnations: the lowest of each trainer that may still act.
+        restored: what the stages were trained from whose bytes of `previous` were lost.
+        eras: those of `previous`; empty after D_0.
     """
     logs = {peer: joins[peer].log for view in views for peer in view.members}
     steps = steps_held(logs.values())

@@ -30,9 +30,9 @@ class Rhythm:
         """Know nothing yet.
 
         Args:
-            tick_s: the interval at which silence is looked at; heartbeats come as often.
-            least_s: deadline of a regular peer, in seconds.
-            most_s: deadline of the most irregular one, in seconds; not less than `least_s`.
+            tick_s: how often silence is looked at; heartbeats come as often.
+            least_s: deadline of a regular peer.
+            most_s: deadline of the most irregular peer, at least `least_s`.
         """
         self._tick_s = tick_s
         self._least_s = least_s

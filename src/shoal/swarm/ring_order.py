@@ -37,8 +37,8 @@ def ring_order(members: Sequence[PeerId], links: Links) -> tuple[PeerId, ...]:
     """Return the members in the order in which they form a ring.
 
     Args:
-        members: Without measurements they stay in this order.
-        links: What each of them has measured; reports about others are passed over.
+        members: in the order that holds without measurements.
+        links: what each member has measured; reports about other peers are ignored.
     """
     costs = _costs(members, links)
     if not costs:

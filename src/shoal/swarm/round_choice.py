@@ -29,14 +29,14 @@ from shoal.wire.messages.round import Record, RoundState, SignedRecord
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What stands.
+    """The record that the run goes on from.
 
     Attributes:
-        tip: The record that everyone is to hold.
-        missing: Stages without a reachable holder of the tip's bytes; until there is one, nobody can go on.
-        may_be_dropped: The tip is a held record that is still waited for; after that the one before it stands.
-        is_contested: The tip is of a chain that is still waited for; after that another one stands.
-        left: The newest records of the chains that were not chosen.
+        tip: the record that every replica is to hold.
+        missing: stages without a reachable holder of the tip's bytes; the run waits until each has one.
+        may_be_dropped: the tip is held but not decided, and is still waited for; after that the one before it stands.
+        is_contested: the tip belongs to a chain that is still waited for; after that another chain stands.
+        left: the newest records of the chains that were not chosen.
     """
 
     tip: Tip
@@ -62,13 +62,10 @@ def choose(
     has_records: bool = False,
     known: Collection[Tip] = (),
 ) -> Choice:
-    """Choose what stands among what the replicas hold; `states` is not empty.
+    """Choose the record to go on from among those that the replicas hold.
 
     Args:
-        states: What each reachable replica holds.
-        num_stages: S.
-        genesis: The hash of D_0.
-        unseal: Decodes a record.
+        states: What each reachable replica holds; not empty.
         drop_pending: What is not there has been waited for long enough.
         has_records: The coordinator knows of records: D_0 is not what stands.
         known: Decided records that the coordinator knows, though no replica may hold them any more.

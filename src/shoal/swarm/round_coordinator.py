@@ -54,13 +54,11 @@ class RoundCoordinatorMachine:
     """The machine of one client.
 
     Args:
-        me: This client.
-        incarnation: Of this start of the client alone, or what was staged for another one could be mixed in.
-        settings: Of the run.
-        seal: Encodes and signs a record.
-        unseal: Checks and decodes one; raises SignatureError or RemoteProtocolError.
-        recorded: Samples of the records that this client knows.
-        ballot_number: Of the last ballot of an earlier start; then a higher one of another client is followed.
+        incarnation: unique to this start of the client; otherwise bytes staged for another start could be mixed in.
+        unseal: checks and decodes one; raises SignatureError or RemoteProtocolError.
+        recorded: samples of the records that this client knows.
+        ballot_number: of the last ballot of an earlier start. With one, this client gives way to a higher ballot of
+            another client.
     """
 
     def __init__(

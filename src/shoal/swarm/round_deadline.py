@@ -23,12 +23,12 @@ def boundary_s(durations_s: Sequence[float], first_deadline_s: float) -> float:
 
 
 def deadline_s(durations_s: Sequence[float], k: float, first_deadline_s: float) -> float:
-    """Seconds after which nobody is waited for any more.
+    """Return the seconds after which a late peer is no longer waited for.
 
     Args:
-        durations_s: How long past rounds took.
-        k: How many deviations above the median are still normal.
-        first_deadline_s: The deadline while fewer than `MIN_ROUNDS` durations are known.
+        durations_s: of past rounds.
+        k: number of deviations above the median that are still normal.
+        first_deadline_s: used while fewer than `MIN_ROUNDS` durations are known.
     """
     if len(durations_s) < MIN_ROUNDS:
         return first_deadline_s

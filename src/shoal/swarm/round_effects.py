@@ -54,12 +54,11 @@ class ReplicaIn:
 class Journal:
     """Write these step logs down so that they survive this process, then report `journaled`.
 
-    Whoever holds a record may make it decided, also after this client's death; then its steps have to be known.
+    Any holder of the record may make it decided, even after this client's death; its steps must be known then.
 
     Attributes:
-        record: That is about to be held.
-        digest: Its hash.
-        logs: Step logs of its members.
+        record: the one that is about to be held.
+        logs: the step logs of the record's members.
     """
 
     record: Record
@@ -69,12 +68,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """D_round is decided.
-
-    Attributes:
-        record: D_round.
-        signed: The same, as it travels.
-    """
+    """D_round is decided; `signed` is the same record as it travels."""
 
     record: Record
     signed: SignedRecord
@@ -85,9 +79,8 @@ class Ready:
     """Every reachable replica that could has swapped to the tip: the next round may be trained.
 
     Attributes:
-        tip: The record that stands.
-        holders: The replicas that hold it, with their stages.
-        sent_bytes: What those sent in the tip's round who have swapped under this coordinator, by traffic.
+        holders: the replicas that hold it, with their stages.
+        sent_bytes: sent in the tip's round by the replicas that swapped under this coordinator, by kind of traffic.
     """
 
     tip: Tip
@@ -117,14 +110,13 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class ChainLeft:
-    """Two chains of records have met, and the run goes on with one: what the other one has trained is lost.
+    """Two chains of records have met, and the run goes on with one. What the other one has trained is lost.
 
     Attributes:
-        left: Its newest record.
-        kept: The record that stands.
-        common_round: The last one that both have; 0 for D_0.
-        num_samples: That the chain has recorded, those of the common rounds included.
-        num_freed: Those of them that the other chain has not: they are trained again.
+        left: the newest record of the lost chain.
+        common_round: the last round that both chains share; 0 for D_0.
+        num_samples: how many the lost chain has recorded, including those of the common rounds.
+        num_freed: how many of them only the lost chain has recorded; they are trained again.
     """
 
     left: Tip
@@ -151,11 +143,10 @@ class Deposed:
 
 @dataclass(frozen=True, slots=True)
 class TrainedTwice:
-    """Two steps that replicas have joined with share samples, which must never be: see `trained_twice`.
+    """Two steps that replicas have joined with share samples. This must never happen: see `trained_twice`.
 
     Attributes:
-        first, second: The steps.
-        out: The replicas that are left out of the round for it; empty if a stage would have none without them.
+        out: the replicas that the round leaves out for it; empty if a stage would then have none.
     """
 
     first: StepKey
@@ -251,11 +242,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """The server is to serve another stage; until it does, or says that it cannot (`stay`), all goes on as before.
+    """Ask the server to serve another stage. Nothing changes until it does, or answers that it cannot (`stay`).
 
     Attributes:
-        stage: Where it goes.
-        urgent: At once: no round's end is waited for.
+        urgent: do not wait for the round's end.
     """
 
     stage: int

@@ -16,15 +16,10 @@ from shoal.wire.messages.round import Basis, Held, Hold, Join, Record, SignedRec
 
 
 class HeldRecord:
-    """At most one record at a time; a new epoch of any stage makes another one necessary.
-
-    Args:
-        run_id: Of the run.
-        seal: Encodes and signs a record.
-        unseal: Decodes one.
+    """Holds at most one record. A new epoch of any stage needs a new record.
 
     Attributes:
-        tip: What stands once it is decided; None while nothing is proposed.
+        tip: stands once it is decided; None while no record is proposed.
     """
 
     def __init__(

@@ -32,10 +32,10 @@ class Fate(NamedTuple):
 
 
 class RoundJoins:
-    """What has been joined with.
+    """The joins of one round.
 
     Attributes:
-        joins: By replica; one whose doubts are being settled joins again.
+        joins: by replica; a replica whose doubts are being settled joins again.
     """
 
     def __init__(self) -> None:
@@ -59,12 +59,12 @@ class RoundJoins:
             self._fates.setdefault(key, Fate(key, False, 0.0, 0.0, False))
 
     def leave_out(self) -> dict[PeerId, StepKey]:
-        """Drop the joins that contradict, once everyone has joined and no doubt is left.
+        """Drop the joins that contradict, once all replicas have joined and no doubt is left.
 
-        Not earlier: which replicas are the last of their stage is known only then.
+        Before that it is not known which replicas are the last of their stage.
 
         Returns:
-            Whose they were, and of each a step that it has committed or aborted against its fate.
+            The replicas whose joins were dropped, each with a step that it has ended against its fate.
         """
         found = self._contradicting()
         sound = {join.stage for peer, join in self.joins.items() if peer not in found}

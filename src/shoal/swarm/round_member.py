@@ -72,13 +72,11 @@ class RoundMemberMachine:
     """The machine of one replica.
 
     Args:
-        hop: This replica, as others dial it.
-        stage: Its stage.
-        tip: The record whose state it holds.
-        hashes: Of that state.
-        unseal: Checks and decodes a record; raises IdentityError or RemoteProtocolError.
-        is_behind: It has the state of D_0, and has reason to believe that the run is further: what it holds is not to
-            stand because others do not answer.
+        tip: the record whose state this replica holds.
+        hashes: of that state.
+        unseal: checks and decodes a record; raises IdentityError or RemoteProtocolError.
+        is_behind: it holds the state of D_0 but has reason to believe that the run is further; its D_0 does not stand
+            merely because other replicas do not answer.
     """
 
     def __init__(
@@ -209,11 +207,10 @@ class RoundMemberMachine:
         return self._swap(signed, self._unseal(signed), hashes)
 
     def swapped(self, hashes: StageHashes, sent_bytes: Mapping[str, int]) -> Effects:
-        """The state is now that of the record that was being swapped.
+        """The replica now holds the state of the record that it was swapping to.
 
         Args:
-            hashes: Of the replica's new bytes.
-            sent_bytes: What the replica has sent since the swap before, by traffic.
+            sent_bytes: what the replica has sent since the swap before, by kind of traffic.
         """
         signed = self.swapping
         if signed is None:
@@ -233,13 +230,13 @@ class RoundMemberMachine:
         return [] if stage is None else [Send(self._coordinator, Moving(self.promised, stage, reason))]
 
     def succeed(self, promised: Ballot, has_begun: bool) -> None:
-        """This peer has been a replica of another stage until now, or comes back to this one: nothing is begun.
+        """Take over from the machine of another stage, or of an earlier time in this one; no round has begun here.
 
-        Its connections end. The coordinator is greeted on the next one, since it dials nobody whom it has lost.
+        The replica's connections end. It greets the coordinator on the next one: a coordinator dials no lost peer.
 
         Args:
-            promised: The highest ballot that it has answered there.
-            has_begun: It has seen there that the run is further than D_0.
+            promised: the highest ballot that it answered there.
+            has_begun: it saw there that the run is further than D_0.
         """
         self.promised = max(self.promised, promised)
         self.is_behind = self.is_behind or (has_begun and self.tip.round == 0)

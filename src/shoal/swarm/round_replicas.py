@@ -25,15 +25,13 @@ class RoundReplicas:
     """The replicas of a run as one coordinator sees them under its ballot.
 
     Args:
-        genesis: Hash that stands for D_0.
-        restoration: Which bytes stand for the tip's.
-        unseal: Decodes a record.
+        restoration: names the bytes that stand for the tip's.
 
     Attributes:
-        known: Those that the client has named, with their addresses.
-        states: What those have answered that can be reached.
-        told: Those that have been sent the tip's record and have neither swapped nor refused.
-        here: What stage those serve, and with which bytes.
+        known: replicas that the client has named, with their addresses.
+        states: the answers of the replicas that can be reached.
+        told: replicas that were sent the tip's record, and have neither swapped nor refused.
+        here: the stage and the bytes of each replica that has answered.
     """
 
     def __init__(self, genesis: str, restoration: Restoration, unseal: Unseal) -> None:
@@ -80,16 +78,11 @@ class RoundReplicas:
         self._reported.discard(peer)
 
     def without(self, accuser: PeerId, accused: PeerId, round: int) -> PeerId:
-        """Say which of two replicas goes out that do not reach each other, though this client reaches both.
+        """Choose which of two replicas leaves, when they do not reach each other but this client reaches both.
 
-        The one that is complained of; but of two machines that were cut off from each other the same one in all stages:
-        where each keeps a part of the stages, there is no path. So if the round goes on without others of the accuser's
-        machine already, the accuser goes out as well.
-
-        Args:
-            accuser: Who complains.
-            accused: Of whom.
-            round: In which.
+        The accused leaves. But between two machines that are cut off from each other, all stages must choose the same
+        machine: if each kept some of the stages, there would be no path. So the accuser leaves if the round already
+        goes on without another replica of its machine.
         """
         given_up = self._given_up[1] if self._given_up[0] == round else frozenset[str]()
         goes = accuser if self._hosts(accuser) & given_up and not self._hosts(accused) & given_up else accused
@@ -177,12 +170,10 @@ class RoundReplicas:
         self._out -= {peer for peer, here in self.here.items() if here == (stage, basis)}
 
     def tell(self, ballot: Ballot, tip: Tip, others: Iterable[PeerId] = ()) -> list[CoordinatorEffect]:
-        """Offer the tip to those that lack it and are not out: they swap if they have its bytes, else they refuse.
+        """Offer the tip to the replicas that lack it and are not out: they swap if they have its bytes, or refuse.
 
         Args:
-            ballot: Of the coordinator.
-            tip: The record that stands.
-            others: Are told as well; those that hold it say again that they do.
+            others: replicas that are told as well; those that hold the tip say so again.
         """
         effects: list[CoordinatorEffect] = []
         again = set(others)

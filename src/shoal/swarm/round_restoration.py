@@ -33,11 +33,11 @@ class Restoration:
     """The bytes that stand for those of the tip, by stage.
 
     Args:
-        patience_s: How long a holder that may come back is waited for.
+        patience_s: how long the machine waits for a holder that may come back.
 
     Attributes:
-        bases: Of the restored stages.
-        missing: Stages that nobody can be trained on now, since when.
+        bases: of the restored stages.
+        missing: stages that cannot be trained on now, with the time since when (monotonic seconds).
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -95,17 +95,16 @@ class Restoration:
     def due(
         self, record: Record | None, stages: Iterable[int], here: Mapping[PeerId, Here], silent: bool, now_s: float
     ) -> dict[int, Basis]:
-        """What stages go on from whose bytes are lost, of those that miss a holder of the bytes of `record`.
+        """Return what the stages go on from whose bytes of `record` are lost.
 
-        It is certain that they are lost if all who have held them have come back without them. Otherwise whoever has
-        them may only be frozen or cut off, and is waited for.
+        The bytes are certainly lost if all their holders have come back without them. Until then a holder may only be
+        frozen or cut off, and the machine waits for it.
 
         Args:
-            record: The one that stands, or is to.
-            stages: Which stages; in `missing`.
-            here: The replicas that have answered.
-            silent: Somebody is known who has not.
-            now_s: The time.
+            record: the one that stands, or is to stand.
+            stages: those to look at; each is in `missing`.
+            here: the replicas that have answered.
+            silent: some known replica has not answered.
         """
         found: dict[int, Basis] = {}
         for stage in stages:

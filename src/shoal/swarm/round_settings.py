@@ -14,14 +14,12 @@ class RoundSettings:
     """What does not change during a run.
 
     Attributes:
-        run_id: Of the run.
-        num_stages: S.
-        genesis: Hash that stands for D_0.
-        retry_s: Between repetitions of what must be answered.
-        drop_after_s: How long a held record whose bytes nobody has is waited for.
-        stage_timeout_s: After which a view that does not end is proposed anew.
-        lost_state_after_s: How long a replica that may hold the bytes of its stage alone is waited for.
-        max_gradient_ratio: Beyond which pseudo-gradients are clipped (see `contribution_guard`); None clips none.
+        genesis: the hash that stands for D_0.
+        retry_s: pause before a message without an answer is sent again.
+        drop_after_s: how long the coordinator waits for a held record whose bytes no reachable replica has.
+        stage_timeout_s: after this time an unfinished view is proposed again.
+        lost_state_after_s: how long the coordinator waits for a replica that may alone hold its stage's bytes.
+        max_gradient_ratio: pseudo-gradients are clipped above it (see `contribution_guard`); None clips none.
     """
 
     run_id: str
@@ -39,10 +37,9 @@ class CloseRequest:
     """End a round.
 
     Attributes:
-        round: Which one.
-        slots: Place of each home replica in its stage's ring; spares come last.
-        incarnations: The lowest of each trainer that may still act.
-        join_by_s: When to go on without those that have not joined; None waits for all that are reachable.
+        slots: place of each home replica in its stage's ring; spares come last.
+        incarnations: the lowest of each trainer that may still act.
+        join_by_s: when to go on without replicas that have not joined (monotonic); None: never, while reachable.
     """
 
     round: int

@@ -18,14 +18,7 @@ Effects = list[CoordinatorEffect]
 
 
 class RoundStages:
-    """The stages of a run as one coordinator sees them.
-
-    Args:
-        num_stages: S.
-        replicas: Who is there.
-        restoration: Which bytes stand for the tip's.
-        unseal: Decodes a record.
-    """
+    """The stages of a run as one coordinator sees them."""
 
     def __init__(
         self,

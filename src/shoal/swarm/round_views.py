@@ -27,13 +27,12 @@ class StageView:
     """One stage's view.
 
     Attributes:
-        stage: Which stage.
-        members: In ring order.
-        weights: Samples of each member in the round; 0 if its contribution does not count.
-        scales: What the pseudo-gradients are multiplied by that do not count as they are.
-        epoch: Counts the proposals.
-        staged: What the members of this epoch have staged so far.
-        differed: Whose bytes were not those of the others in some epoch, or not those of the record before.
+        members: in ring order.
+        weights: samples of each member in the round; 0 if its contribution does not count.
+        scales: factors on the members' pseudo-gradients; a member without one has factor 1.
+        epoch: number of the present proposal.
+        staged: the hashes that members of this epoch have staged so far.
+        differed: members whose bytes differed from the others' in some epoch, or from those of the record before.
     """
 
     stage: int
@@ -70,10 +69,10 @@ class StageView:
         self.staged = {}
 
     def note(self, peer: PeerId, epoch: int, hashes: StageHashes) -> frozenset[PeerId] | None:
-        """A member has staged.
+        """Note the hashes that a member has staged.
 
         Returns:
-            None if the view goes on; otherwise the members that a new epoch leaves out, none of them for a repetition.
+            None if the view goes on; otherwise the members that a new epoch leaves out (empty: it repeats the epoch).
         """
         if epoch != self.epoch or peer not in self.members:
             return None
@@ -92,7 +91,7 @@ class RoundViews(dict[int, StageView]):
     """The views of all stages in one round, by stage.
 
     Attributes:
-        epochs: First unused epoch of each stage: views that are begun anew go on counting.
+        epochs: the first unused epoch of each stage; a view that is begun again counts on from it.
     """
 
     def __init__(self) -> None:
@@ -102,10 +101,10 @@ class RoundViews(dict[int, StageView]):
     def begin(
         self, settings: RoundSettings, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]
     ) -> list[TrainedTwice]:
-        """The views of all that have joined; `contribution_guard` bounds their pseudo-gradients.
+        """Begin the views of all that have joined; `contribution_guard` bounds their pseudo-gradients.
 
         Returns:
-            Steps that share samples: the views are without those that had to be left out for it.
+            Steps that share samples; the replicas that had to be left out for them are in no view.
         """
         twice = trained_twice(joins)
         out = {peer for each in twice for peer in each.out}

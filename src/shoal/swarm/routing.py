@@ -39,8 +39,6 @@ def form_pipelines(
     """Return as many disjoint complete pipelines as the replicas allow, in slot order.
 
     Args:
-        view: the replicas that are there.
-        num_stages: length of a path.
         existing: the pipelines until now.
         min_held_round: replicas that hold an older record do not take part (they are still loading).
     """

@@ -9,16 +9,16 @@ from shoal.wire.messages.step import Outcome
 
 
 class Settlement:
-    """The answers of the others, as one replica that has prepared the step knows them.
+    """The answers of the other replicas, as one replica that has prepared the step knows them.
 
-    It is aborted when all others deny it. The word of those who have not committed it counts only as long as nobody can
-    still bring it to them that it was: a replica that was started again has forgotten whether its earlier life had
-    committed it, and whom that has told. So whoever hears that one has forgotten asks all that have not committed it
-    once more, and tells them who has. From then on they do not believe what comes late from the earlier life; so it is
-    from each of them either the commit, or a denial that stays true.
+    The step is aborted when all others deny it. A denial counts only while no peer can still bring its sender the
+    commit. A replica that was started again has forgotten whether its earlier life committed the step, and whom that
+    life told. So a replica that hears that another has forgotten asks all that have not committed once more, and names
+    the one that forgot. From then on they no longer believe late messages of the earlier life. Each of them therefore
+    answers either with the commit, or with a denial that stays true.
 
     Args:
-        others: The peers of the path without this replica.
+        others: the peers of the path without this replica.
     """
 
     def __init__(self, others: Collection[PeerId]) -> None:
@@ -43,15 +43,14 @@ class Settlement:
         return bool(news)
 
     def hear(self, sender: PeerId, outcome: Outcome, forgotten: Collection[PeerId]) -> bool:
-        """Take an answer, unless it is of an earlier life, or given before its sender knew who has forgotten.
+        """Take an answer, unless it is of an earlier life, or its sender did not yet know which peers have forgotten.
 
         Args:
-            sender: Whose answer it is.
-            outcome: How the step stands there.
-            forgotten: Of whom the sender knew, when it answered, that they have forgotten it.
+            outcome: how the step stands at the sender.
+            forgotten: the peers of which the sender knew, when it answered, that they have forgotten the step.
 
         Returns:
-            Whether it counts.
+            Whether the answer counts.
         """
         if sender in self.forgotten or sender not in self._others:
             return False

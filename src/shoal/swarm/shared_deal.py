@@ -33,7 +33,7 @@ class _Slot:
     """One trainer's place in the round.
 
     Attributes:
-        next_step: the lowest one that it may still ask for.
+        next_step: the lowest step that it may still ask for.
         ahead: samples of the steps from there on, as far as their sizes are fixed.
     """
 
@@ -50,7 +50,7 @@ class SharedDeal:
         """Begin at the start of the stream.
 
         Args:
-            stream: the samples; its batches are the mean of the sizes.
+            stream: the mean of the step sizes is its batch.
             max_samples: of a batch; None: any number.
         """
         self._samples_per_step = stream.batch_samples

@@ -55,7 +55,7 @@ class Standing:
 
     Attributes:
         samples_per_s: more than 0.
-        pending: samples that it has been given, or will be given for sure, and has not trained yet.
+        pending: samples that it has or will certainly be given, and has not trained yet.
     """
 
     samples_per_s: float
@@ -82,10 +82,9 @@ def even_finish(standings: Sequence[Standing], num_samples: int, lowest: int, hi
     """Deal out samples so that all slots end as nearly together as can be.
 
     Args:
-        standings: of the slots.
-        num_samples: to deal out: between `lowest` and `highest` times the number of slots.
-        lowest: samples that each slot gets at least.
-        highest: samples that each slot gets at most.
+        num_samples: to deal out, between `lowest` and `highest` times the number of slots.
+        lowest: the fewest samples that a slot gets.
+        highest: the most samples that a slot gets.
 
     Returns:
         Samples for each slot; their sum is `num_samples` up to rounding.
@@ -111,9 +110,9 @@ class StepSizes:
         """Begin with equal sizes.
 
         Args:
-            num_slots: trainers, at least 1.
-            samples_per_step: of each if all get the same, at least 1.
-            max_samples: that a slot gets at most in a step, at least `samples_per_step`; None: any number.
+            num_slots: at least 1.
+            samples_per_step: of each slot if all get the same, at least 1.
+            max_samples: the most that a slot gets in a step, at least `samples_per_step`; None: any number.
         """
         self._total = num_slots * samples_per_step
         most = self._total - num_slots + 1
@@ -126,9 +125,7 @@ class StepSizes:
         """Return how many samples of the next step each slot gets: at least 1, and always the same sum.
 
         Args:
-            standings: of the slots.
-            steps_left: steps of the round whose sizes are not fixed, this one included.
-            num_steps: of the round.
+            steps_left: steps of the round whose sizes are not fixed, including this one.
         """
         ends_s = [
             (each.pending + size * steps_left) / each.samples_per_s

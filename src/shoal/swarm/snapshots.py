@@ -76,8 +76,7 @@ class SnapshotStore:
     """What a buddy keeps: of each owner the newest whole snapshot, and the one that is coming.
 
     Args:
-        stage: That the buddy serves.
-        room_bytes: The most that it keeps.
+        room_bytes: the most that the buddy keeps.
     """
 
     def __init__(self, stage: int, room_bytes: int) -> None:
@@ -92,12 +91,10 @@ class SnapshotStore:
         return sum(kept.whole_bytes + kept.incoming_bytes for kept in self._kept.values())
 
     def offered(self, owner: PeerId, snapshot: Snapshot, offer_bytes: int = 0) -> str:
-        """An owner offers a snapshot; returns why it is not taken, or nothing. What was coming from it is dropped.
+        """Consider an owner's offer; returns why it is refused, or "". An unfinished snapshot of that owner is dropped.
 
         Args:
-            owner: Who offers.
-            snapshot: What.
-            offer_bytes: What keeping the offer takes beside the content.
+            offer_bytes: memory for the offer itself, beside the content.
         """
         self.lost(owner)
         kept = self._kept.get(owner, _Kept())
@@ -180,15 +177,12 @@ class SnapshotSearch:
                                                    '-- wrong, lost, silent --> the next best, or nothing
 
     Args:
-        peer: This replica.
-        stage: Its stage.
-        life: Its number.
-        patience_s: After which a silent buddy is not waited for.
+        life: number of this replica's life.
+        patience_s: how long the search waits for a silent buddy.
 
     Attributes:
-        found: Whose content is here.
-        is_over: Nothing more will be found.
-        wake_at_s: When to call `tick`; None when it is over.
+        found: the snapshot whose content is here.
+        wake_at_s: when to call `tick` (monotonic); None when the search is over.
     """
 
     def __init__(self, peer: PeerId, stage: int, life: int, patience_s: float) -> None:

@@ -30,11 +30,11 @@ class StateChain:
     """The way from nothing, or from the state of the record before, to the newest record.
 
     Args:
-        order: The record that is wanted.
-        base: Hashes of the state of the record before it, if that is here and known to be right.
+        order: names the record that is wanted.
+        base: hashes of the state of the record before it, if that state is here and known to be right.
 
     Attributes:
-        newest: The record at which the chain ends.
+        newest: the record at which the chain ends.
     """
 
     def __init__(self, order: Fetch, base: StageHashes | None = None) -> None:
@@ -66,8 +66,8 @@ class StateChain:
         """Whether the present piece is to be given up.
 
         Args:
-            is_offered: Somebody offers it now.
-            is_gone: Somebody has gone past it and does not keep it.
+            is_offered: a donor offers the piece now.
+            is_gone: a donor has gone past the piece and does not keep it.
         """
         return is_gone and not is_offered and (self._here is not None or len(self._todo) > 1)
 

@@ -62,9 +62,7 @@ class StateKeeping:
         """The holder has the state of a newer record; returns what it is to drop.
 
         Args:
-            record_hash: Of the record.
-            round: Its number.
-            has_average: The averages that led to it are at hand.
+            has_average: the averages that led to the record are at hand.
         """
         old = self._pieces
         here = dict(old)

@@ -33,11 +33,10 @@ class ChunkPlace(NamedTuple):
 
 
 class ChunkPlan:
-    """How vectors are cut into chunks: each by itself, numbered through.
+    """How vectors are cut into chunks: each vector by itself, all chunks numbered in one sequence.
 
     Args:
-        vector_bytes: Size of each vector.
-        chunk_bytes: Size of a chunk; the last one of a vector may be shorter.
+        chunk_bytes: the last chunk of a vector may be shorter.
     """
 
     def __init__(self, vector_bytes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -130,10 +129,10 @@ class TransferSettings:
     """How patient a transfer is.
 
     Attributes:
-        window: Chunks that are requested from one donor at a time.
-        retry_s: Until a peer that does not hold the record, or does not answer, is asked again.
-        slow_s: After which a donor that sends nothing is helped by the others.
-        timeout_s: For the whole transfer, from the first offer on.
+        window: most chunks that are requested from one donor at a time.
+        retry_s: pause before a peer is asked again that does not hold the record, or does not answer.
+        slow_s: after this time without a chunk from a donor, the others help it.
+        timeout_s: for the whole transfer, from the first offer on.
     """
 
     window: int = 4
@@ -158,12 +157,8 @@ class _Donor:
 class StateTransfer:
     """One transfer of the state that one record names.
 
-    Args:
-        num_chunks: Of the whole state.
-        settings: How patient it is.
-
     Attributes:
-        sources: How many chunks came from whom.
+        sources: number of chunks that came from each donor.
     """
 
     def __init__(self, num_chunks: int, settings: TransferSettings) -> None:

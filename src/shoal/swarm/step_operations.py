@@ -60,13 +60,12 @@ def gradient_norm(squared_norms: Iterable[float]) -> float:
 
 
 def decision_of(norm: float, is_finite: bool, lr: float, max_norm: float | None) -> Decision:
-    """Return with what a step is committed that every stage has prepared.
+    """Return the decision with which to commit a step that every stage has prepared.
 
     Args:
-        norm: Of its gradients over all stages.
-        is_finite: Whether gradients and loss are, in every stage.
-        lr: Learning rate.
-        max_norm: Gradients are scaled down to it; None does not clip.
+        norm: of the step's gradients, over all stages.
+        is_finite: whether gradients and loss are finite in every stage.
+        max_norm: gradients are scaled down to it; None does not clip.
     """
     if not math.isfinite(norm) or not is_finite:
         return Decision(0.0, lr, True)
@@ -112,10 +111,9 @@ class Ready:
     """An operation that could run now.
 
     Attributes:
-        operation: The operation.
-        begun: Whether the step has run an operation here before.
-        opened: Place of the step in the order in which steps were opened here.
-        held: Microbatches of the step whose activations are kept here.
+        begun: the step has run an operation here before.
+        opened: place of the step in the order in which steps were opened here.
+        held: number of the step's microbatches whose activations are kept here.
     """
 
     operation: Operation
@@ -129,9 +127,9 @@ class StepTotals:
     """Result of a step in one stage, when all its gradients are there.
 
     Attributes:
-        squared_norm: Of this stage's gradients, in float64.
-        finite: Whether gradients (and the loss) are.
-        loss: Mean over the step's samples; in the last stage only.
+        squared_norm: of this stage's gradients, in float64.
+        finite: whether gradients and the loss are.
+        loss: mean over the step's samples; None but in the last stage.
     """
 
     squared_norm: float

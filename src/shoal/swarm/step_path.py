@@ -106,12 +106,10 @@ def candidates(home: Sequence[Hop], replicas: Sequence[Sequence[Hop]]) -> list[l
 def choose_path(
     candidates: Sequence[Sequence[PeerId]], avoidance: Avoidance, now_s: float
 ) -> tuple[PeerId, ...] | None:
-    """The usable path that costs least.
+    """Choose the cheapest usable path.
 
     Args:
-        candidates: Of each stage, best first (the home replica before all others).
-        avoidance: Whom to leave out.
-        now_s: Now.
+        candidates: of each stage, best first: the home replica before all others.
 
     Returns:
         One peer for each stage, or None if no complete path is usable now.

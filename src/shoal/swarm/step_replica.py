@@ -59,10 +59,10 @@ class StepReplica:
     """All steps of one replica of stage `stage`.
 
     Attributes:
-        round: The round that the replica is in; 0 before it holds D_0.
-        log: Steps committed in this round, in apply order; its length is the version of the parameters.
-        cap: The most samples in a microbatch; None: any number. The driver may lower it.
-        open: Attempts that are neither applied nor aborted, in the order in which they were opened.
+        round: the round that the replica is in; 0 before it holds D_0.
+        log: steps committed in this round, in apply order; its length is the version of the parameters.
+        cap: the most samples in a microbatch; None: any number. The driver may lower it.
+        open: attempts that are neither applied nor aborted, in the order in which they were opened.
     """
 
     def __init__(

@@ -135,11 +135,11 @@ class Phase(enum.Enum):
 
 
 class StepTrainer:
-    """Drives the steps of one trainer; between steps it remembers whom to avoid.
+    """Drives the steps of one trainer; between steps it remembers which peers to avoid.
 
     Attributes:
-        ended: How the step ended, None while it goes on.
-        wake_at_s: When `tick` is to be called if nothing else happens.
+        ended: how the step ended; None while it goes on.
+        wake_at_s: when to call `tick` if no event comes before (monotonic).
     """
 
     def __init__(

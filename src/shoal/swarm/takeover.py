@@ -30,15 +30,15 @@ Path = tuple[PeerId, ...]
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What is known of the incarnations of a slot's trainer below the fenced one.
+    """What is known of the earlier trainers of a slot: those below the fenced incarnation.
 
     Attributes:
-        round: The round in which they were asked for.
-        committed: Attempts that some replica has applied.
-        in_doubt: Others whose fate the record will tell.
-        witnesses: Replicas whose silence about an attempt denies it, each with the oldest attempt that it has lived
+        round: in which the replicas were asked for them.
+        committed: attempts that some replica has applied.
+        in_doubt: other attempts, whose fate the record will tell.
+        witnesses: replicas whose silence about an attempt denies it, each with the oldest attempt that it has lived
             since.
-        complete: Every replica that may have taken part has answered, not only those that can be reached.
+        complete: every replica that may have taken part has answered, not only those that can be reached.
     """
 
     round: int
@@ -65,17 +65,14 @@ class TakeoverMachine:
     """Settles the steps of one slot's trainers below an incarnation.
 
     Attributes:
-        wake_at_s: When to look again if nothing else happens.
+        wake_at_s: when to look again if no event comes before (monotonic).
     """
 
     def __init__(self, slot: int, lowest: int, round: int, now_s: float) -> None:
-        """Ask nobody yet.
+        """Ask no replica yet.
 
         Args:
-            slot: Of the trainer.
-            lowest: Its lowest incarnation that may still act.
-            round: The one that is trained.
-            now_s: The time.
+            lowest: the lowest incarnation of that trainer that may still act.
         """
         self._slot, self._lowest, self._round = slot, lowest, round
         self._begun_s = self.wake_at_s = now_s
@@ -108,8 +105,8 @@ class TakeoverMachine:
         """What the answers prove.
 
         Args:
-            everyone: The replicas over which the trainer may have trained, also those that are gone; None: not known.
-            steady: Those that were in the round when it began, over connections that have not ended since.
+            everyone: the replicas over which the trainer may have trained, including lost ones; None: not known.
+            steady: replicas that were in the round when it began, over connections that have not ended since.
         """
         witnesses: dict[PeerId, StepKey] = {}
         for peer, answer in self._answers.items():
@@ -135,15 +132,13 @@ class TakeoverMachine:
 def next_number(
     settled: Settled, first: int, num_steps: int, last_reported: int, next_step: int, *, is_known: bool
 ) -> int:
-    """The number of the step at which the next trainer goes on: after all that may count.
+    """Return the number of the step at which the next trainer goes on: after all that may count.
 
     Args:
-        settled: What the last trainer has left.
-        first: Number of the round's first step.
-        num_steps: Of the slot in the round.
-        last_reported: Number of the last step that a trainer of the slot has reported.
-        next_step: The first one, counted from 0 in the round, without a lease that waits for the record.
-        is_known: No trainer of the slot has had other leases than those.
+        num_steps: of the slot in the round.
+        last_reported: number of the last step that a trainer of the slot has reported.
+        next_step: the first step, counted from 0 in the round, that no lease waiting for the record holds.
+        is_known: all leases of the slot's trainers are known.
     """
     numbers = [first - 1, last_reported, first + next_step - 1, *(key.number for key in settled.kept)]
     if not is_known and not settled.complete:

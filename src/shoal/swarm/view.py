@@ -45,7 +45,6 @@ class Candidate:
     """A server that waits for a stage.
 
     Attributes:
-        hop: who it is and where it can be dialled.
         join_unix_s: when it joined, by its own wall clock; only the order counts.
         free_memory_bytes: host memory that a stage may use there, from when the server started; 0 is not known, and
             nothing is refused for it.
@@ -141,7 +140,6 @@ class SwarmView:
         replicas: sorted by stage, then by seniority.
         candidates: sorted by seniority.
         clients: the one that trains first, then the longest-serving.
-        monitor: where metrics go.
         run: what the longest-serving client has announced; one that goes on comes before one that has ended. What hosts
             of servers announce counts while no client says anything of that run.
         maddrs: where the DHT can be joined; who is likely to be there for the whole run comes first.

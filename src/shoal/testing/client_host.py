@@ -37,12 +37,8 @@ class ClientHost:
     """One client's host; its processes can be killed one by one, or all at once with the host.
 
     Attributes:
-        log_dir: where its client writes.
-        launcher: has the trainers.
-        identity: of its client, in all of its starts.
-        client: forms pipelines, coordinates rounds, counts.
-        client_process: kills it.
-        data_server: where it is.
+        log_dir: the client's.
+        identity: of the client, in all of its starts.
         is_lost: the whole host is gone.
     """
 
@@ -65,18 +61,11 @@ class ClientHost:
         """Start the data server and build the client; `run_client` runs it.
 
         Args:
-            number: of the host; the first one begins the run, each other one continues it.
-            config: of the run.
-            run_id: the training job.
+            number: of the host; the first host begins the run, later ones continue it.
             log_dir: an empty directory.
             dataset: for the data server.
-            network: of the cluster.
-            registry: of the cluster.
-            monitor: gets numbers.
-            clock: for everything that needs one.
-            tasks: run the processes.
-            expected_servers: for the first round.
-            age_s: seconds since the cluster was built.
+            expected_servers: returns how many the first round waits for.
+            age_s: returns the seconds since the cluster was built.
         """
         self.log_dir = log_dir
         self.identity = Identity.generate()

@@ -61,9 +61,7 @@ class Server:
     """One server of a cluster.
 
     Attributes:
-        monitor: hosts its replica.
-        process: kills it.
-        orders: what its launcher tells it.
+        orders: the messages of its launcher.
     """
 
     monitor: ReassignmentMonitor
@@ -97,13 +95,12 @@ class Cluster:
     replicas never overlap, and their seeds hold.
 
     Attributes:
-        network: cut and heal connections there.
-        registry: what everybody announces; hide it there.
+        network: cuts and heals connections.
+        registry: holds the announcements of all peers, and can hide them.
         servers: in the order of `replicas`, then those that were started later.
-        host: of the client.
-        monitor: what the client has reported.
+        monitor: holds what the client has reported.
         said: what the servers have told their launcher about their leaving.
-        device: the thread that computes.
+        device: the thread on which all replicas compute.
     """
 
     def __init__(
@@ -123,19 +120,18 @@ class Cluster:
         """Prepare; entering the context builds everything.
 
         Args:
-            config: of the run; `device` must be "cpu" or "auto".
-            log_dir: where records and step logs are written; an empty directory.
-            replicas: the stage of each server; by default `config.num_servers` servers, dealt out to the stages.
-            join_order: indices of the servers in the order in which they join; by default as they are numbered.
-            dataset: instead of the one that the configuration names.
-            clock: for everything that needs one.
+            config: `device` must be "cpu" or "auto".
+            log_dir: an empty directory, for records and step logs.
+            replicas: the stage of each server; None: `config.num_servers` servers, dealt out to the stages.
+            join_order: indices of the servers in the order in which they join; None: in the order of their numbers.
+            dataset: replaces the one that the configuration names.
             chunk_bytes: of state transfers.
             pinned: no server may be moved to another stage.
-            caps: the most samples in a microbatch, by the number of the server; others take any number.
-            paces: of emulated devices, by the number of the server; one that is started again keeps its own.
+            caps: the most samples in a microbatch, by the server's number; other servers take any number.
+            paces: of emulated devices, by the server's number; a server that is started again keeps its pace.
 
         Raises:
-            ConfigError: there is no such stage, or the order is none of these servers.
+            ConfigError: there is no such stage, or the order does not name exactly these servers.
         """
         stages = [i % config.num_stages for i in range(config.num_servers)] if replicas is None else list(replicas)
         order = list(range(len(stages))) if join_order is None else list(join_order)

@@ -63,12 +63,11 @@ class Launched:
 
     Attributes:
         directory: for its logs, output, cache and temporary files.
-        flags: of the command.
         command: what Python runs: a script with its arguments, or a module behind -m.
         runtime_dir: for its sockets; removed in the end.
-        prefix: what runs Python, if anything.
-        environment: more variables.
-        cwd: the folder that it is started in; None: this process's.
+        prefix: the command that runs Python; empty: none.
+        environment: added to this process's.
+        cwd: this process's if None.
     """
 
     directory: Path

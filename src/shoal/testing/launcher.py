@@ -13,14 +13,14 @@ class ClusterLauncher:
 
     Attributes:
         trainers: by slot.
-        losses: what a client that is started again has to hear of the time without it.
+        losses: losses from the time without a client, for the client that is started again.
     """
 
     def __init__(self, start: Callable[[int, int], Process]) -> None:
         """Start nothing yet.
 
         Args:
-            start: starts a slot's trainer with an incarnation.
+            start: starts the trainer of a slot (first argument) with an incarnation (second).
         """
         self.trainers: dict[int, Process] = {}
         self.losses: list[dict[str, Any]] = []

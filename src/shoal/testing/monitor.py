@@ -13,7 +13,7 @@ class Monitor:
     """Keeps the numbers that the client sends. A `transport.dispatch.Handler`.
 
     Attributes:
-        values: all of them, in order.
+        values: in the order of their arrival.
     """
 
     def __init__(self) -> None:

@@ -18,9 +18,8 @@ class Process:
     """One role of a cluster.
 
     Attributes:
-        endpoint: of the role.
-        error: why it ended, if it failed.
-        ended: set once it has ended or has been killed.
+        error: why it failed; None if it did not.
+        ended: set once the role has ended or has been killed.
     """
 
     def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:

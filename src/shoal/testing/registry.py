@@ -16,7 +16,7 @@ class LocalRegistry:
     """The records of all peers of a cluster. They do not expire: lost connections take peers out of a view.
 
     Attributes:
-        is_hidden: whether a watcher does not hear what a peer announces; nobody, unless it is replaced.
+        is_hidden: whether a watcher does not hear what a peer announces; by default it hears all. Tests replace it.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -16,14 +16,14 @@ from shoal.wire.messages.round import Record
 
 @dataclass(frozen=True)
 class ClusterResult:
-    """Of one run.
+    """What one run has left.
 
     Attributes:
         hashes: of each stage's outer parameters after the last record, in hex.
         records: D_1, D_2, ... in order.
         steps: the lines of the step logs, by round.
-        audit: samples trained, doubled and missing, recomputed from the step logs.
-        progress: running totals and losses, as the trainers have reported them.
+        audit: recomputed from the step logs.
+        progress: as the trainers have reported it.
         summary: as `summary.json` has it.
     """
 
@@ -39,8 +39,6 @@ async def collect(client: Client, log_dir: Path, num_train: int, exit_reason: st
     """Read a run's files and ask its client.
 
     Args:
-        client: that ran.
-        log_dir: its files.
         num_train: samples of a pass.
         exit_reason: "done" or "failed".
 

@@ -27,9 +27,8 @@ class Evidence:
     """A run that has ended, and what was seen of its end.
 
     Attributes:
-        swarm: its files.
-        exit_code: of its launcher.
-        leftovers: what it has left behind.
+        exit_code: of the launcher.
+        leftovers: what the run has left behind.
         wanted_exit_code: 130 for a run that was interrupted.
     """
 
@@ -53,9 +52,8 @@ class Finding:
     """What one check has found.
 
     Attributes:
-        check: its name.
-        text: what it has looked at, in a few words.
-        problems: what is violated; none if all is well.
+        text: what the check has looked at, in a few words.
+        problems: what is violated; empty: all is well.
     """
 
     check: str

@@ -24,7 +24,7 @@ class PlainLoop:
     """Trains a chain of stages with global gradient clipping.
 
     Attributes:
-        stages: The stages in order; each has an optimizer of its own, as in the swarm.
+        stages: In order; each has an optimizer of its own, as in the swarm.
     """
 
     def __init__(
@@ -39,13 +39,11 @@ class PlainLoop:
 
         Args:
             stages: All stages of the model, on one device, in training mode.
-            inner_optim: Of every stage.
             max_grad_norm: Gradients are scaled down to this norm over all stages; None does not clip.
-            run_seed: Of the run.
-            trainer: Whose random draws these are, 0 or more.
+            trainer: The slot whose random draws are taken, 0 or more.
 
         Raises:
-            ConfigError: The stages are not a whole model.
+            ConfigError: The stages do not make a whole model.
         """
         if [stage.stage for stage in stages] != list(range(len(stages))) or not stages[-1].is_last:
             raise ConfigError("a plain loop needs all stages of a model, in order")
@@ -62,7 +60,6 @@ class PlainLoop:
         Args:
             microbatches: Inputs (B, ...) and labels (B, ...) of each; B may differ.
             number: Of the step, counted from 0 over the whole run.
-            lr: Learning rate.
 
         Returns:
             The mean loss over the samples, and the norm of the gradients over all stages before clipping.

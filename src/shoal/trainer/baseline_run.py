@@ -31,10 +31,10 @@ class BaselineReport:
     """Where the loop stands after a step or an evaluation.
 
     Attributes:
-        step: steps done.
-        samples: samples in them.
+        step: number of steps done.
+        samples: number of samples in them.
         loss: mean training loss of the last step, in nats; None before the first.
-        eval_loss: mean held-out loss, in nats, if it was measured now.
+        eval_loss: mean held-out loss, in nats; None: it was not measured now.
         samples_per_s: over all steps so far.
     """
 
@@ -53,14 +53,12 @@ async def run_baseline(
     clock: Clock,
     report: Callable[[BaselineReport], None],
 ) -> PlainLoop:
-    """Train `outer_steps * inner_steps` steps; evaluate where the swarm does, before the first and after the last too.
+    """Train `outer_steps * inner_steps` steps. Evaluate where the swarm does, before the first and after the last.
 
     Args:
         config: the same as the swarm's.
-        feed: its endpoint's events are dispatched to it.
-        device: the thread that computes.
-        device_name: its torch device.
-        clock: for the rate.
+        feed: the endpoint's events are dispatched to it.
+        device_name: as torch names it.
         report: called after every step and evaluation.
 
     Returns:

@@ -27,7 +27,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `BaselineSpec` in msgpack.
-        control: told `ready()` at once.
+        control: is told `ready()` at once.
     """
     spec = msgspec.msgpack.decode(payload, type=BaselineSpec)
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)

@@ -23,7 +23,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `TrainerSpec` in msgpack.
-        control: told `ready()` once it works; its client hears from it when it has found the data server.
+        control: is told `ready()` once the role works; its client hears from it when it has found the data server.
     """
     spec = msgspec.msgpack.decode(payload, type=TrainerSpec)
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)

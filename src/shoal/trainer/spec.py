@@ -12,8 +12,8 @@ class TrainerSpec(RoleStart, frozen=True, kw_only=True):
     Attributes:
         slot: The pipeline that is its home, 0-based; also its number in step ids.
         incarnation: Counts the starts of this slot's trainer in the run, from 1.
-        client: The client that started it.
-        data_server: The data server of this host.
+        client: The one that started it.
+        data_server: Of this host.
     """
 
     slot: int
@@ -26,8 +26,8 @@ class BaselineSpec(RoleStart, frozen=True, kw_only=True):
     """Start parameters of the plain loop that runs beside a swarm.
 
     Attributes:
-        data_server: The data server of this host.
-        monitor: Where its losses go.
+        data_server: Of this host.
+        monitor: Gets the losses.
         device: Torch device, resolved.
     """
 

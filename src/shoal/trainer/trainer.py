@@ -37,13 +37,10 @@ class Trainer:
         """Connect the parts.
 
         Args:
-            config: of the run.
-            endpoint: its events are taken by `run`.
+            endpoint: `run` takes its events.
             slot: the pipeline that is its home; also its number in step ids.
             incarnation: counts the starts of this slot's trainer in the run, from 1.
-            client: who started it.
             data_server: of this host.
-            clock: for deadlines.
             deaths: where the process is to die, for measurements.
         """
         self._endpoint, self._deaths = endpoint, deaths

@@ -32,7 +32,7 @@ class BufferPool:
         """Start empty.
 
         Args:
-            max_idle_bytes: how much is kept for tensors to come; what is leased is not limited here.
+            max_idle_bytes: the most that is kept for later tensors; leased memory is not limited here.
         """
         self._max_idle_bytes = max_idle_bytes
         self._idle: dict[int, list[_Memory]] = {}

@@ -87,15 +87,15 @@ class Connection(asyncio.BufferedProtocol):
     """The protocol object of one socket.
 
     Attributes:
-        dialled: the peer that this side meant to reach, or None if the other side dialled.
-        peer: who is at the other end, once `accept` was called.
-        proven: who is at the other end by its certificate; None where there is no TLS.
-        prepare: sets the socket's options and checks what the kernel knows of the other end; the carrier's.
-        process: at the other end of a Unix socket, by its id, proven by the kernel; None where that is not known.
+        dialled: the peer that this side meant to reach; None: the other side dialled.
+        peer: the other end, once `accept` was called.
+        proven: the other end, by its certificate; None without TLS.
+        prepare: sets the socket's options, and checks what the kernel knows of the other end; the carrier's.
+        process: the other end of a Unix socket, by the id that the kernel proves; None: not known.
         source: host that a TCP connection comes from; empty for a Unix socket.
         number: the connection's random number, from the dialler's Hello.
         meter: measures the link with the peer, once `accept` was called.
-        heard, spoke: whether anything was received or sent since whoever watches over the connection cleared them.
+        heard, spoke: whether anything was received or sent since the heartbeats cleared them.
         settled: set when the handshake is over, either way.
         ended: set when the connection is lost.
     """

@@ -34,7 +34,7 @@ class Handler(Protocol):
         """Take the message if it is one of this protocol's, without waiting; called outside of any task.
 
         Returns:
-            Whether it was taken.
+            Whether the handler took it.
 
         Raises:
             RemoteProtocolError: the sender broke the protocol; its connection is closed.
@@ -66,10 +66,10 @@ async def dispatch(
     """Hand every event of `endpoint` to the handlers, until the endpoint is closed.
 
     Args:
-        endpoint: whose events are nobody else's.
+        endpoint: only this call may take its events.
         handlers: asked in this order.
-        on_up: told of each new connection.
-        on_lost: told of each loss, before the handlers.
+        on_up: is told of each new connection.
+        on_lost: is told of each loss, before the handlers.
     """
     gate, metrics = FloodGate(logger), endpoint.metrics
 

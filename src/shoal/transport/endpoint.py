@@ -38,18 +38,15 @@ def open_endpoint(
     else at its TCP addresses in order.
 
     Args:
-        identity: who this process is.
         run_id: only peers of the same run are accepted.
         role: what this process does, for the peers' logs.
-        unix_path: where the socket for this host is made; one that nobody listens on any more is replaced.
-        swarm_key: 32 secret bytes that all hosts share; without it, only peers of this host can be reached.
-        tcp: address and port to listen on for other hosts (`0.0.0.0` is every interface, port 0 any free one); None
-            dials other hosts and is not dialled by them.
-        announce: hosts, or `host:port`, under which other hosts reach this one; empty for the addresses of the
-            interfaces.
-        max_upload_mbit: what may be sent to other hosts, in millions of bits per second; None for no limit.
-        limits: of frames, queues and times.
-        metrics: counts what happens; None for a registry of its own.
+        unix_path: where to make the socket for this host; a socket without a listener is replaced.
+        swarm_key: 32 secret bytes that all hosts share; None: only peers of this host can be reached.
+        tcp: address and port to listen on for other hosts (`0.0.0.0` is every interface, port 0 any free one); None:
+            other hosts cannot dial this one, but it dials them.
+        announce: hosts, or `host:port`, under which other hosts reach this one; empty: the addresses of the interfaces.
+        max_upload_mbit: the most to send to other hosts, in millions of bits per second; None: no limit.
+        metrics: None makes a registry of its own.
 
     Raises:
         ConfigError: `tcp` without a swarm key; on entering, if an address cannot be used.

@@ -45,9 +45,9 @@ class EventQueue(EventStream):
         """Append an event.
 
         Args:
-            event: what happened.
             taken: called when the consumer takes it.
-            overtakes: whether it goes before such an event; asked of the last one, and on until it says no.
+            overtakes: whether the event goes before another one. It is asked of the last event in the queue, then of
+                those before it until it says no.
         """
         if self._closed:
             return

@@ -28,9 +28,7 @@ async def beat(
 
     Args:
         standing: returns the connections that have a peer.
-        on_silent: closes a connection on which nothing was heard for so many seconds.
-        limits: with the interval and the deadline.
-        clock: for the ticks.
+        on_silent: closes a connection on which nothing was heard for this time (seconds).
     """
     liveness = Liveness[Connection](
         heartbeat_s=limits.heartbeat_s,
@@ -63,9 +61,7 @@ def on_heartbeat(connection: Connection, heartbeat: Heartbeat, max_queued_bytes:
     """Answer a heartbeat that asks for it, and time one that answers.
 
     Args:
-        connection: that it came over.
-        heartbeat: what came.
-        max_queued_bytes: with more queued nothing is answered: the peer may ask without ever reading.
+        max_queued_bytes: with more queued, the heartbeat gets no answer: the peer may ask without ever reading.
     """
     if heartbeat.ping and connection.queued_bytes <= max_queued_bytes:
         connection.send(encode_frame(Heartbeat(pong=heartbeat.ping)))

@@ -14,27 +14,26 @@ class TransportLimits:
     """Limits of one endpoint.
 
     Attributes:
-        wire: of each frame.
-        piece_bytes: of a large tensor that are handed to a connection's stream at a time; a control frame waits for no
-            more than that, and what the socket holds.
-        control_batch_bytes: of control frames that go before the next piece.
+        piece_bytes: the part of a large tensor that goes to a connection's stream at a time. A control frame waits for
+            one piece at most, and for what the socket holds.
+        control_batch_bytes: the most control frames that go before the next piece.
         high_water_bytes: with more queued for a peer, `drained` waits.
-        max_queued_bytes: with more queued, the peer is lost as "overloaded"; one frame alone is always taken.
+        max_queued_bytes: with more queued, the peer is lost as "overloaded"; a single frame is always taken.
         max_unread_bytes: with more received than the consumer has taken, the connection is not read from.
-        max_unread_total_bytes: with more of all connections together, those that it comes from are not read from.
-        max_pooled_bytes: memory of received tensors that is kept for the next ones while none of them uses it.
-        pool_trim_s: seconds after which memory that was not needed meanwhile is given back.
-        max_connections: connections at a time, with and without a known peer; further ones are closed at once.
+        max_unread_total_bytes: with more unread over all connections, those that hold it are not read from.
+        max_pooled_bytes: the most unused memory of received tensors that is kept for later ones.
+        pool_trim_s: memory that was not needed for this time is given back.
+        max_connections: at a time, with and without a known peer; further connections are closed at once.
         max_handshaking: connections of strangers (in their handshake) at a time over TCP, and as many from this host;
             further ones are closed at once.
-        max_handshaking_per_host: of those, from one address.
-        max_connections_per_peer: connections at a time of a peer that has proven its identity; one is used.
-        dial_timeout_s: seconds for one attempt to connect, its handshake included.
-        handshake_timeout_s: seconds for a peer that has dialled to say hello, TLS included.
+        max_handshaking_per_host: of these, from one address.
+        max_connections_per_peer: at a time, of a peer that has proven its identity; only one of them is used.
+        dial_timeout_s: for one attempt to connect, including its handshake.
+        handshake_timeout_s: for a peer that has dialled to say hello, including TLS.
         heartbeat_s: interval of heartbeats on an idle connection.
         deadline_s: silence after which a connection is closed.
-        max_deadline_s: the same for a peer that is heard at irregular intervals; None is `deadline_s`.
-        flush_timeout_s: seconds that closing waits for what is queued.
+        max_deadline_s: the same for a peer that is heard at irregular intervals; None: `deadline_s`.
+        flush_timeout_s: how long closing waits for what is queued.
         socket_buffer_bytes: asked of the kernel for each Unix socket; it may give less.
     """
 

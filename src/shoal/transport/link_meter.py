@@ -30,11 +30,11 @@ MEMORY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
-    """What is known of a link; None what is not known (yet).
+    """What is known of a link; None: not known (yet).
 
     Attributes:
-        round_trip_s: of a small message, with as little queueing as was seen lately.
-        receive_bytes_per_s: how fast large frames of the peer come in.
+        round_trip_s: of a small message, with the least queueing that was seen lately.
+        receive_bytes_per_s: how fast the peer's large frames come in.
     """
 
     round_trip_s: float | None = None
@@ -45,11 +45,7 @@ class LinkMeter:
     """Measures the link with one peer, over all connections with it."""
 
     def __init__(self, clock: Clock) -> None:
-        """Know nothing yet.
-
-        Args:
-            clock: times answers and reads.
-        """
+        """Know nothing yet."""
         self._clock = clock
         self._round_trips_s: deque[float] = deque(maxlen=NUM_ROUND_TRIPS)
         self._ping = 0

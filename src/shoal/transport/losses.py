@@ -32,7 +32,6 @@ class Losses:
         """Start without any.
 
         Args:
-            events: of the endpoint.
             metrics: counts `transport.lost` by cause.
         """
         self._events = events

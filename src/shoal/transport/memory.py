@@ -35,11 +35,11 @@ class MemoryNetwork:
     """Endpoints that reach each other, and the faults between them.
 
     Delivery happens within `post`: events lie in the receiver's queue in the order in which all messages were posted,
-    but for what overtakes.
+    except for messages that overtake.
 
     Attributes:
-        before_delivery: Called before each delivery.
-        is_one_host: Which peers are given each other's process, as over a Unix socket; none, unless it is replaced.
+        is_one_host: whether two peers are told each other's process, as over a Unix socket; by default none are. Tests
+            replace it.
     """
 
     def __init__(self, *, encode: bool = True, limits: WireLimits | None = None, seed: int | None = None) -> None:
@@ -47,8 +47,8 @@ class MemoryNetwork:
 
         Args:
             encode: pass every message through its encoded form; otherwise only tensors are copied.
-            limits: of the frames, when they are encoded.
-            seed: of the choice of the control messages that overtake tensors; None for none.
+            limits: of the frames, if they are encoded.
+            seed: of the choice of control messages that overtake tensors; None: none do.
         """
         self.encode = encode
         self.overtaking = None if seed is None else random.Random(seed)

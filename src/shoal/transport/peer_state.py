@@ -15,13 +15,12 @@ from shoal.wire.handshake import Hello
 
 @dataclass(slots=True)
 class PeerState:
-    """Its connection, or the attempt to make one.
+    """The connection with one peer, or the attempt to make one.
 
     Attributes:
-        meter: what the link with it is like, over all connections.
-        addresses: where it can be dialled.
-        connection: the one in use.
-        dial: the attempt that is under way, if `dialling`.
+        meter: measures the link over all connections.
+        connection: the one in use; None: there is none.
+        dial: the attempt that is under way while `dialling`.
         previous: number of the last connection that ended.
         instance: random number of the peer's process.
         waiting, waiting_bytes: frames for the connection to come.

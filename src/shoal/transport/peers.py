@@ -66,12 +66,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         """Open nothing yet; use `open_endpoint` or `open_unix_endpoint`.
 
         Args:
-            peer_id: who this process is.
             run_id: only peers of the same run are accepted.
             role: what this process does, for the peers' logs.
-            carriers: one for each kind of address; where a peer has several, they are tried in this order.
-            limits: of frames, queues and times.
-            clock: times the heartbeats and the links.
+            carriers: one for each kind of address, in the order in which a peer's addresses are tried.
             metrics: see `open_endpoint`.
         """
         self._tasks = anyio.create_task_group()

@@ -50,11 +50,10 @@ def dial_failure(error: BaseException) -> DialFailure | str:
 
 
 async def why_unreachable(hop: Hop, contexts: TlsContexts) -> str:
-    """Return why a peer can be dialled at none of its addresses, each with its reason; empty if it can.
+    """Return why a peer can be dialled at none of its addresses, with a reason for each; empty: it can be dialled.
 
     Args:
-        hop: the peer. Who is at the other end has to prove to be it.
-        contexts: of this peer.
+        hop: the other end must prove to be this peer.
     """
     if _is_here(hop.addresses):
         return ""

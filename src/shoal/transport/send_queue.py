@@ -29,8 +29,8 @@ class SendQueue:
         """Start empty.
 
         Args:
-            piece_bytes: of bulk frames in one batch.
-            control_bytes: of control frames in one batch.
+            piece_bytes: the most bulk frames in one batch.
+            control_bytes: the most control frames in one batch.
         """
         self._piece_bytes = piece_bytes
         self._control_bytes = control_bytes
@@ -66,11 +66,7 @@ class SendQueue:
             self._control.append(frame)
 
     def take(self, *, with_bulk: bool = True) -> list[Buffer]:
-        """Remove and return the next batch, empty if there is nothing that may leave.
-
-        Args:
-            with_bulk: whether bulk frames may leave now.
-        """
+        """Remove and return the next batch; empty: nothing may leave."""
         batch: list[Buffer] = []
         self._take_control(batch)
         if with_bulk:

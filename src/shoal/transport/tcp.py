@@ -42,10 +42,9 @@ class TcpCarrier:
         """Remember what to do; nothing is opened yet.
 
         Args:
-            contexts: of this peer.
-            listen_on: address (0.0.0.0 for all interfaces) and port (0 for any free one); None only dials.
-            announce: hosts, or `host:port`, that others reach this one under; empty for the addresses listened on.
-            cap: of what all connections together send.
+            listen_on: address (0.0.0.0: all interfaces) and port (0: any free one); None: only dials.
+            announce: hosts, or `host:port`, under which others reach this one; empty: the addresses listened on.
+            cap: limits what all connections together send; None: no limit.
         """
         self._contexts = contexts
         self._listen_on = listen_on

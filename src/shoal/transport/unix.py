@@ -39,9 +39,9 @@ class UnixCarrier:
         """Remember what to do; nothing is opened yet.
 
         Args:
-            path: where the socket is made; a socket that nobody listens on any more is replaced.
-            socket_buffer_bytes: asked of the kernel for each connection.
-            machine: what this machine is called in addresses; empty: there is no other one.
+            path: where to make the socket; a socket without a listener is replaced.
+            socket_buffer_bytes: asked of the kernel for each connection; it may give less.
+            machine: this machine's name in addresses; empty: there is no other machine.
         """
         self._path = path
         self._machine = machine
@@ -104,11 +104,9 @@ def open_unix_endpoint(
     """Return an endpoint on a Unix socket of mode 0600 alone, to be entered as an asynchronous context.
 
     Args:
-        peer_id: who this process is.
         run_id: only peers of the same run are accepted.
         role: what this process does, for the peers' logs.
-        path: where the socket is made; a socket that nobody listens on any more is replaced.
-        limits: of frames, queues and times.
+        path: where to make the socket; a socket without a listener is replaced.
 
     Raises:
         ConfigError: on entering, if the path is too long, in use, or cannot be made.

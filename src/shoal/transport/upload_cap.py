@@ -52,8 +52,7 @@ class UploadCap:
         """Hold nothing back yet.
 
         Args:
-            max_mbit_per_s: millions of bits per second, of frames; what TLS and TCP add is not counted.
-            clock: for the bucket.
+            max_mbit_per_s: millions of bits per second in frames; what TLS and TCP add is not counted.
         """
         bytes_per_s = max_mbit_per_s * 1e6 / 8
         self._clock: Clock = clock or SystemClock()

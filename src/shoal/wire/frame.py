@@ -81,12 +81,11 @@ class Frame(msgspec.Struct):
 
 
 class EncodedFrame(msgspec.Struct):
-    """One frame to be sent; nobody changes it but by `cut`.
+    """One frame to be sent; only `cut` changes it.
 
     Attributes:
-        head: header and body; whoever cuts the payload writes the length of its first piece into it.
+        head: header and body; cutting the payload writes the length of its first piece into it.
         payload: the tensors' own memory.
-        payload_bytes: length of the payload.
         traffic: what the receiver counts the bytes as.
         is_bulk: whether it keeps the order of the frames with tensors; control frames may overtake it.
     """
@@ -126,10 +125,9 @@ def encode_frame(
     """Encode a frame. The tensors' own memory is in it, not a copy: it must stay unchanged until it is written.
 
     Args:
-        message: what to say.
         tensors: as many as the message's type carries (`TENSORS_OF`).
         traffic: what the receiver counts the bytes as.
-        limits: what the receiver accepts; the defaults if None.
+        limits: what the receiver accepts; None: the defaults.
 
     Raises:
         LocalProtocolError: the frame would break a limit, so the receiver would close the connection.

@@ -72,8 +72,7 @@ class FrameDecoder:
         """Start before the first byte.
 
         Args:
-            limits: of each frame.
-            allocate: returns writable memory of so many bytes for a tensor, which whoever takes the frame then owns.
+            allocate: returns writable memory of this size (bytes) for a tensor; the frame's receiver then owns it.
         """
         self._limits = limits or WireLimits()
         self._max_body_bytes = self._limits.max_body_bytes
@@ -110,7 +109,7 @@ class FrameDecoder:
             The frames that are now complete, in order.
 
         Raises:
-            RemoteProtocolError: the bytes are no frame, or one that breaks a limit.
+            RemoteProtocolError: the bytes are no frame, or a frame that breaks a limit.
         """
         if self._long_body is not None:
             self._long_filled += num_bytes

@@ -131,10 +131,7 @@ def check_hello(theirs: Hello, *, run_id: RunId, own_peer: PeerId, expected: Pee
     """Check that a peer may be talked to.
 
     Args:
-        theirs: what the peer says.
-        run_id: the run of this side.
-        own_peer: who this side is.
-        expected: whom this side meant to dial.
+        expected: the peer that this side meant to dial; None: any peer.
 
     Raises:
         HandshakeError: another run, another peer than dialled, or this peer's own id.

@@ -37,8 +37,8 @@ MAX_DIMENSIONS: Final = 8
 class WireTensor:
     """One tensor on its way.
 
-    Whoever posts one must leave the memory behind `data` unchanged until the endpoint has written it (see
-    `transport.base.Endpoint.post`); whoever receives one owns it and may write to it.
+    The sender must leave the memory behind `data` unchanged until the endpoint has written it (see
+    `transport.base.Endpoint.post`); the receiver owns the tensor and may write to it.
 
     Attributes:
         dtype: a key of `ITEM_BYTES`.

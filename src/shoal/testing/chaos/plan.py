@@ -24,11 +24,11 @@ class PlannedFault:
     """One fault.
 
     Attributes:
-        number: from 0.
+        number: counted from 0.
         at_s: since the faults begin.
         kind: one of `KINDS`.
-        dice: seed of what its kind chooses, such as the victim.
-        held_s: how long it lasts, where it is ended from outside; else 0.
+        dice: seed for what the kind chooses, such as the victim.
+        held_s: how long the fault lasts until it is undone from outside; 0: the swarm ends it.
     """
 
     number: int
@@ -42,10 +42,8 @@ def plan_faults(seed: int, for_s: float, every_s: float, kinds: Sequence[str]) -
     """Return the faults of a run.
 
     Args:
-        seed: decides everything.
-        for_s: how long the faults go on.
-        every_s: one for each such interval that fits in.
-        kinds: to choose from, each as likely as the others.
+        every_s: one fault falls into each such interval.
+        kinds: to choose from, each with the same probability.
 
     Raises:
         ConfigError: there is no such kind, or the times make no sense.

@@ -43,12 +43,10 @@ class Injected:
     """A fault that was done.
 
     Attributes:
-        planned: what was wanted.
-        strike: what was done.
-        after_s: when, since the faults began; later than planned where the victim was not there.
-        held_until_s: when it is to end, where it is ended from outside; None: it has ended.
-        seconds: by trainer that was hit, from the fault to its next step that got over it.
-        whole_s: from the fault until the swarm was as before; None: not seen, another fault may have come meanwhile.
+        after_s: since the faults began; later than planned where the victim was not there.
+        held_until_s: when the fault is to be undone from outside; None: it has ended.
+        seconds: by trainer that was hit, from the fault to the trainer's next step that got over it.
+        whole_s: from the fault until the swarm was as before; None: not seen, as another fault came first.
     """
 
     planned: PlannedFault
@@ -87,13 +85,11 @@ class Outcome:
     """A run that has ended.
 
     Attributes:
-        evidence: for the verdict.
-        faults: what was done.
-        missed: planned faults whose victim was not there until the end.
-        trained_s: how long it was measured: from the moment in which it trained, as long as the plan says.
+        missed: planned faults whose victim did not come until the end.
+        trained_s: how long the run was measured: from the moment in which it trained, as long as the plan says.
         samples: trained in that time.
-        kept_samples: those of them that the model has kept: a sample whose step one of S stages has no part in, since
-            it died with a replica, counts by one S-th less.
+        kept_samples: those of them that the model has kept. A step may have died in one of S stages with a replica;
+            each of its samples then counts one S-th less.
     """
 
     evidence: Evidence
@@ -116,11 +112,10 @@ class Outcome:
 
 @contextmanager
 def swarm_of_one_host(directory: Path, num_slots: int, flags: Sequence[str]) -> Generator[Swarm]:
-    """Give a swarm that trains on this machine, and leave nothing of it.
+    """Yield a swarm that trains on this machine; nothing of it is left afterwards.
 
     Args:
-        directory: for everything that it writes.
-        num_slots: trainers that it will have.
+        directory: receives everything that the swarm writes.
         flags: of `shoal run-local`.
 
     Raises:
@@ -152,11 +147,8 @@ class Chaos:
         """Do nothing yet.
 
         Args:
-            swarm: trains.
-            plan: what is to be done.
-            clock: measures.
-            log: gets a line for each fault when it is done, and one when the swarm has got over it.
-            on_change: told at the same moments.
+            log: gets one line when a fault is done, and one when the swarm has got over it.
+            on_change: is told at the same moments.
         """
         self._swarm = swarm
         self._plan = list(plan)

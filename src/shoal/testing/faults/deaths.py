@@ -27,14 +27,14 @@ class Strike:
     """One fault.
 
     Attributes:
-        at_s: when, in seconds of the wall clock.
-        victim: who, for reports.
+        at_s: in seconds of the wall clock.
+        victim: as reports name it.
         hit: the slots of the trainers that it hit.
         healed: whether the swarm is as it was before.
-        counts: whether a step is proof that its trainer has got over the fault.
-        undo: ends the fault, where that is not up to the swarm.
-        before: the last step of each slot before it.
-        away: the servers that it has taken away.
+        counts: whether a step proves that its trainer has got over the fault.
+        undo: ends the fault, if the swarm itself cannot.
+        before: the last step of each slot before the fault.
+        away: the servers that the fault has taken away.
     """
 
     at_s: float
@@ -60,9 +60,8 @@ class Kind:
     """One kind of death.
 
     Attributes:
-        strike: does it.
-        limit_s: how long a hit trainer may be without a step, besides `limit_steps` usual steps; None: nobody may wait.
-        held_s: how long the fault lasts, where it is ended from outside.
+        limit_s: how long a hit trainer may go without a step, besides `limit_steps` usual steps; None: none may.
+        held_s: how long the fault lasts until it is undone from outside.
     """
 
     strike: Callable[[Swarm, Random], Strike]

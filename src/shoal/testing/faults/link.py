@@ -31,15 +31,14 @@ class LinkConditions:
     """One direction of a link.
 
     Attributes:
-        rate_bytes_per_s: what the line carries.
         delay_s: how long a byte is under way, one way.
-        jitter_s: up to so much more, at random; order is kept, as TCP keeps it.
+        jitter_s: the most that is added at random; the order of bytes is kept, as TCP keeps it.
         loss: share of packets that get lost, at most 0.5. TCP repairs a loss after a round trip, and what came behind
-            it waits: nothing for `repair_s`, then all at once.
+            it waits: nothing arrives for `repair_s`, then everything at once.
         bytes_per_flip: mean distance of wrong bits that no checksum on the way has noticed.
 
     Raises:
-        ConfigError: one of them is no such quantity.
+        ConfigError: a value is out of its range.
     """
 
     rate_bytes_per_s: float = math.inf

@@ -46,9 +46,8 @@ class Way:
     """One direction of the link, shared by all connections.
 
     Attributes:
-        model: decides when bytes arrive.
-        flow: whether they do; changed by `set_flow`.
-        taken_bytes: so many have been taken.
+        flow: whether bytes arrive; changed by `set_flow`.
+        taken_bytes: how many bytes it has taken so far.
         news: set, and replaced, whenever one of these has changed.
     """
 
@@ -81,10 +80,7 @@ class Lane:
         """Do nothing yet; `read` and `write` are to run side by side.
 
         Args:
-            source: read from; neither socket blocks.
-            sink: written to.
-            way: what happens in between.
-            clock: says what is due.
+            source: to read from; neither socket blocks.
             end: ends both directions of the connection.
         """
         self._source = source

@@ -40,7 +40,6 @@ class LinkModel:
         """Start with an empty queue.
 
         Args:
-            conditions: what the link is like.
             seed: each different text of it gives another fate.
         """
         self.num_flipped = self.num_lost = 0
@@ -69,7 +68,7 @@ class LinkModel:
         """Take bytes at monotonic time `now_s`, which does not decrease; no bytes are the end of the stream.
 
         Returns:
-            All of them in order, one parcel at least.
+            All taken bytes in order; at least one parcel.
         """
         now = self._conditions
         jitter_s = self._jitter(now_s)

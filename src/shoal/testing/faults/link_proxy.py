@@ -43,8 +43,6 @@ class LinkProxy:
 
         Args:
             target: IPv4 address and port of the listener.
-            link: what is between.
-            clock: decides when bytes arrive.
         """
         self._target = target
         self._clock: Clock = clock or SystemClock()

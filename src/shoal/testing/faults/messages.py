@@ -46,15 +46,15 @@ class Faults:
         after: int = 0,
         **fields: object,
     ) -> None:
-        """Do something once, right before a message is delivered, which is lost if its sender or receiver is killed.
+        """Do something once, right before a message is delivered. Killing its sender or receiver loses the message.
 
         Args:
             kinds: types of messages (`shoal.wire.messages`).
-            action: what to do, without waiting.
+            action: must not wait.
             sender: only messages of this peer.
             receiver: only messages to this peer.
             number: only messages of this step (counted from 0 over the whole run).
-            after: how many such messages to let pass before.
+            after: how many such messages pass before.
             fields: only messages with these values, such as `round=2`.
         """
         self._triggers.append(_Trigger(kinds, action, sender, receiver, number, fields, after))

@@ -54,13 +54,11 @@ def ordered(
     Args:
         points: some of `POINTS`, each as often as wanted.
         dice: choose the order, the processes and the steps.
-        num_servers: of the swarm, with its spare.
-        num_slots: of its trainers.
-        inner_steps: of a trainer in a round.
+        num_servers: counts the spare too.
 
     Returns:
-        Values of `emulation.deaths`, in the order in which they will happen; one in a transfer of state comes after one
-        that makes it necessary.
+        Values of `emulation.deaths`, in the order in which they will happen; a death in a transfer of state comes after
+        one that makes the transfer necessary.
     """
     deaths: list[str] = []
     for place, point in enumerate(dice.sample(list(points), len(points))):

@@ -48,12 +48,10 @@ class FixedClock:
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An input that did what none may do; as it is written to a file.
+    """An input that did what no input may do, as it is written to a file.
 
     Attributes:
-        parser: which one.
-        seed, number: from which it was made, and by which its reads are cut.
-        error: what happened.
+        seed, number: the input and the cuts of its reads were made from them.
         data: the input, in base64.
     """
 
@@ -70,12 +68,10 @@ class Report:
 
     Attributes:
         inputs: how many were tried, by parser.
-        taken: how many of these were taken as valid, by parser.
-        reached: how many came how far, by parser, of those that tell.
+        taken: how many of them were taken as valid, by parser.
+        reached: by parser that tells, how many inputs came how far.
         failures: the first ones of each kind.
-        failed: how many inputs failed.
-        growth_bytes: by how much the process's memory was larger, at most, than at the beginning.
-        cpu_s: processor time.
+        growth_bytes: the most by which the process's memory exceeded that at the beginning.
     """
 
     inputs: Counter[str] = field(default_factory=Counter[str])
@@ -93,12 +89,12 @@ class Report:
 
 
 class Campaign:
-    """Tries inputs; to be used in the main thread, since a hang is noticed by a signal.
+    """Tries inputs. Must run in the main thread, because a signal notices a hang.
 
     Args:
-        seed: of everything.
-        parsers: instead of all of them.
-        save: where failing inputs are written; None writes none.
+        seed: of everything random.
+        parsers: all of them if None.
+        save: folder for failing inputs; None writes none.
     """
 
     def __init__(self, seed: int, parsers: Sequence[Parser] | None = None, save: Path | None = None) -> None:
@@ -113,13 +109,11 @@ class Campaign:
     def run(
         self, start: int, stop: int, cpu_s: float | None = None, progress: Callable[[int], None] | None = None
     ) -> Report:
-        """Try the inputs from `start` to before `stop`, or as many as fit into a processor time.
+        """Try the inputs from `start` to before `stop`, or as many as fit into `cpu_s` of processor time.
 
         Args:
-            start: number of the first one.
-            stop: number after the last one.
-            cpu_s: ends the campaign earlier.
-            progress: told now and then how many have been tried.
+            cpu_s: ends the campaign earlier; None: does not.
+            progress: is told now and then how many inputs have been tried.
         """
         report, before_s, before_bytes = self.report, thread_cpu_s(), resident_bytes()
         with self._hangs_noticed():

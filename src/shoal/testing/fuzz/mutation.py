@@ -24,9 +24,8 @@ def changed_bytes(data: bytes, random: Random, other: bytes = b"") -> bytes:
     """Return bytes that differ from `data` in one to four places; some end early.
 
     Args:
-        data: valid.
-        random: decides how.
-        other: another valid input, of which parts may be taken.
+        data: a valid input.
+        other: another valid input, whose parts may be used.
     """
     content = bytearray(data)
     for _ in range(random.choice((1, 1, 1, 2, 4))):
@@ -69,8 +68,7 @@ def changed_tree(tree: Any, random: Random, other: Any = None) -> Any:
 
     Args:
         tree: of lists, dicts and scalars.
-        random: decides what.
-        other: another one, of which parts may be taken.
+        other: another tree, whose parts may be used.
     """
     changed = _copied(tree)
     for _ in range(random.choice((1, 1, 2, 3))):

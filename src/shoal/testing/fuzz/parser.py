@@ -8,11 +8,7 @@ from random import Random
 
 
 class Parser(ABC):
-    """One parser, and its valid inputs.
-
-    Args:
-        seed: of the valid inputs.
-    """
+    """One parser, and its valid inputs."""
 
     name: str
 
@@ -30,13 +26,12 @@ class Parser(ABC):
 
     @abstractmethod
     def feed(self, data: bytes, random: Random) -> bool:
-        """Have it parsed; returns whether it was taken.
+        """Have `data` parsed; returns whether the parser took it.
 
         Args:
-            data: the input.
-            random: decides in what reads it comes, where that can differ.
+            random: cuts the input into reads, for parsers that read in parts.
 
         Raises:
-            InvariantViolation: it did what no input may bring it to.
+            InvariantViolation: the parser did what no input may bring it to.
             Exception: whatever the parser raises that is not its own error.
         """

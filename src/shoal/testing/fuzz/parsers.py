@@ -23,8 +23,7 @@ def all_parsers(seed: int, clock: Clock) -> list[Parser]:
     """Return every parser, with valid inputs of this seed.
 
     Args:
-        seed: of the valid inputs.
-        clock: what records and links go by.
+        clock: gives the time to records and links.
     """
     return [
         Frames(seed),
