@@ -1,6 +1,6 @@
 """Counters, gauges and histograms of a process: plain numbers, read by whoever exports them.
 
-    metrics = Registry()
+    metrics = MetricRegistry()
     metrics.counter("transport.refused", offence="tls").add()
     metrics.gauge("queue.length", stage=0).set(3)
     metrics.histogram("round.duration_s").observe(1.7)
@@ -101,7 +101,7 @@ class Histogram:
         return {"count": self.count, "sum": self.total, "min": self.least, "max": self.most, **quantiles}
 
 
-class Registry:
+class MetricRegistry:
     """All metrics of a process, by name and labels. Asking for the same name and labels gives the same object."""
 
     def __init__(self) -> None:

@@ -12,14 +12,6 @@ from shoal.config.keys import keys
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "shoal"
 
-TO_BE_RENAMED = {
-    *("Announcer", "Ask", "Client", "Done", "End", "Failed", "Feed", "InMemory", "Launcher", "Link", "Loaded"),
-    *("Move", "Opened", "Outcome", "Parcel", "Part", "Parts", "Phase", "Pipeline", "Place", "Plan", "Ready"),
-    *("Registry", "Replica", "Send", "Server", "Start", "Started", "Step", "Swarm", "_Kept", "_Member"),
-    *("_Plan", "_Replica", "_Run", "_Server", "_Step", "_Usage"),
-}
-"""Names that stand for two classes or three until they are renamed; no name is added here."""
-
 
 def named_twice(texts: dict[str, str]) -> dict[str, list[str]]:
     """Return, for each name of more than one class, the files that define one."""
@@ -33,9 +25,7 @@ def named_twice(texts: dict[str, str]) -> dict[str, list[str]]:
 
 def test_the_name_of_a_class_stands_for_one_class() -> None:
     found = named_twice({str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")})
-    new = {name: files for name, files in found.items() if name not in TO_BE_RENAMED}
-    assert new == {}, "give one of them another name"
-    assert sorted(TO_BE_RENAMED - found.keys()) == [], "they are unique now: take them out of TO_BE_RENAMED"
+    assert found == {}, "give one of them another name"
 
 
 def test_two_classes_of_one_name_are_found_wherever_they_are() -> None:

@@ -20,7 +20,7 @@ from tests.e2e.test_hosts import Hosts, finished, hosts_of, invited
 
 from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode
-from shoal.control.records import Opened, _mac_key
+from shoal.control.records import VerifiedRecord, _mac_key
 from shoal.identity import Identity, namespace
 from shoal.log import JsonFormatter
 from shoal.transport.tls import _authority_key
@@ -80,7 +80,7 @@ async def _stored(swarm_key: bytes, initial_peers: Sequence[str], state_dir: Pat
     ) as node:
         accept = node.checker.accept
 
-        def seen(topic: str, subkey: str, value: bytes) -> Opened | None:
+        def seen(topic: str, subkey: str, value: bytes) -> VerifiedRecord | None:
             found[f"record {topic} of {subkey}"] = value
             return accept(topic, subkey, value)
 

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 
 
 def test_the_same_name_and_labels_are_the_same_metric() -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     registry.counter("bytes", traffic="state", hop=1).add(3)
     registry.counter("bytes", hop=1, traffic="state").add(4)
     registry.counter("bytes", traffic="control", hop=1).add(1)
@@ -20,7 +20,7 @@ def test_the_same_name_and_labels_are_the_same_metric() -> None:
 
 
 def test_counters_that_counted_are_listed_and_summed_over_their_labels() -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     registry.counter("refused", offence="tls").add(3)
     registry.counter("refused", offence="slow").add()
     registry.counter("lost")
@@ -30,7 +30,7 @@ def test_counters_that_counted_are_listed_and_summed_over_their_labels() -> None
 
 
 def test_a_gauge_appears_once_it_is_set() -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     gauge = registry.gauge("queue")
     assert registry.snapshot() == {}
     gauge.set(2)
@@ -41,7 +41,7 @@ def test_a_gauge_appears_once_it_is_set() -> None:
 def test_quantiles_are_close_to_the_exact_ones() -> None:
     rng = random.Random(0)
     values = sorted(rng.lognormvariate(0, 2) for _ in range(5000))
-    histogram = Registry().histogram("t")
+    histogram = MetricRegistry().histogram("t")
     for value in values:
         histogram.observe(value)
     for share in (0.01, 0.5, 0.9, 0.99):
@@ -52,7 +52,7 @@ def test_quantiles_are_close_to_the_exact_ones() -> None:
 
 
 def test_zeros_and_values_that_are_not_finite_do_no_harm() -> None:
-    histogram = Registry().histogram("t")
+    histogram = MetricRegistry().histogram("t")
     assert math.isnan(histogram.quantile(0.5))
     for value in (0.0, 0.0, 0.0, 8.0, math.nan, math.inf):
         histogram.observe(value)
@@ -62,7 +62,7 @@ def test_zeros_and_values_that_are_not_finite_do_no_harm() -> None:
 
 
 def test_additions_of_two_threads_are_all_counted() -> None:
-    counter = Registry().counter("n")
+    counter = MetricRegistry().counter("n")
 
     def add_many() -> None:
         for _ in range(20_000):

@@ -25,15 +25,15 @@ from shoal.swarm.round_effects import (
     Introduce,
     Journal,
     Overtaken,
-    Ready,
     ReplicaIn,
     ReplicaOut,
     Restored,
+    RoundReady,
     Send,
     Stuck,
     TrainedTwice,
 )
-from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
+from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Hop
@@ -126,7 +126,7 @@ class RoundCoordinator:
         )
         self.keep = self._machine.keep  # the client says whose bytes it gives, since all servers of the stage have left
         self._decided: Decided | None = None
-        self._ready: Ready | None = None
+        self._ready: RoundReady | None = None
         self._deposed: Ballot | None = None
         self._is_overtaken = False
         self._stuck: tuple[int, ...] = ()
@@ -237,7 +237,7 @@ class RoundCoordinator:
     @property
     def leads(self) -> bool:
         """Whether this client coordinates, as far as it knows."""
-        return self._machine.phase is not Phase.WAITING
+        return self._machine.phase is not RoundPhase.WAITING
 
     @property
     def round(self) -> int:
@@ -319,7 +319,7 @@ class RoundCoordinator:
                     self._name_suspects(record)
                     self._decided = effect
                     self._ready = None
-                case Ready(tip):
+                case RoundReady(tip):
                     logger.info("round.ready", extra={"held_round": tip.round, "holders": len(effect.holders)})
                     self._ready = effect
                 case ReplicaOut(peer, reason):
@@ -381,7 +381,7 @@ class RoundCoordinator:
                 f"{self._deposed.number}; it goes on there, and ends here"
             )
 
-    async def _wait_ready(self, round: int) -> Ready:
+    async def _wait_ready(self, round: int) -> RoundReady:
         while True:
             self._require_lead()
             is_void = self._is_overtaken and round > 0

@@ -21,15 +21,15 @@ from shoal.errors import StateMismatch
 from shoal.ids import PeerId
 from shoal.swarm.state_chain import Piece
 from shoal.swarm.state_transfer import (
-    Ask,
+    AskDonor,
     ChunkPlan,
     Distrust,
-    Done,
     Late,
     Nobody,
     Request,
     StateTransfer,
     Store,
+    TransferDone,
     TransferEffect,
     TransferSettings,
     Verify,
@@ -177,7 +177,7 @@ class PieceTransfer:
         stage, round, digest = self._context.stage, order.record.round, order.record_hash
         for effect in effects:
             match effect:
-                case Ask(peer):
+                case AskDonor(peer):
                     self._endpoint.introduce(self._replicas()[peer])
                     self._endpoint.post(peer, AskState(stage, digest, is_average))
                 case Request(peer, chunk):
@@ -188,7 +188,7 @@ class PieceTransfer:
                         self._memory[place.vector][place.start : place.stop] = self._arrived.data
                 case Verify():
                     self._is_complete = True
-                case Done():
+                case TransferDone():
                     self._is_done = True
                 case Distrust(peer, reason):
                     error = StateMismatch(f"peer {peer} does not give the state of record {round}: {reason}")

@@ -23,7 +23,7 @@ from shoal.averaging.snapshot_transfer import Incoming, send_content
 from shoal.clock import Clock
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.swarm.snapshots import Ask, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies
+from shoal.swarm.snapshots import AskBuddy, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.snapshot import (
@@ -198,7 +198,7 @@ class SnapshotExchange:
     def _act(self, effects: SearchEffects) -> None:
         for effect in effects:
             match effect:
-                case Ask(peer):
+                case AskBuddy(peer):
                     self._endpoint.post(peer, AskSnapshot(self._stage, self._life - 1))
                 case Take(peer, snapshot):
                     self._own = Incoming(snapshot, OfferSnapshot(b"", b""))

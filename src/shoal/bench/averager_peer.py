@@ -27,7 +27,7 @@ _POLL_S = 0.02
 _LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 
 
-class _Member:
+class _AveragerPeer:
     """An averager, and the step that it is in."""
 
     def __init__(self, seat: Seat) -> None:
@@ -95,7 +95,7 @@ class _Member:
 def main(seat: Seat) -> Generator[Calls, None, None]:
     """Offer the calls of a member, in the order in which they have to be made; `form` and `step` again and again."""
     torch.set_num_threads(1)
-    member = _Member(seat)
+    member = _AveragerPeer(seat)
     try:
         yield {"address": member.address, "meet": member.meet, "form": member.form, "step": member.step}
     finally:

@@ -37,7 +37,7 @@ _RUN = RunId("benchmark")
 _ROUND = 1
 
 
-class InMemory(Source):
+class InMemorySource(Source):
     """Samples that lie in two arrays; a batch is gathered straight into its place."""
 
     def __init__(self, samples: NDArray[np.float32], classes: NDArray[np.int64]) -> None:
@@ -125,7 +125,7 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
 
 @asynccontextmanager
 async def _data_servers(directory: Path) -> AsyncGenerator[None]:
-    samples = InMemory(*make_samples())
+    samples = InMemorySource(*make_samples())
     dataset = DataSet("benchmark", samples, samples, num_classes=samples.num_samples)
     async with anyio.create_task_group() as group:
         for batch_samples in BATCHES.values():

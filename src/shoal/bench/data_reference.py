@@ -16,7 +16,7 @@ from shoal.clock import SystemClock
 Sample = tuple[torch.Tensor, torch.Tensor]
 
 
-class InMemory(Dataset[Sample]):
+class InMemoryDataset(Dataset[Sample]):
     """Samples that lie in two tensors."""
 
     def __init__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
@@ -33,7 +33,7 @@ class InMemory(Dataset[Sample]):
 def main(seat: Seat) -> Generator[Calls, None, None]:
     """Offer `consume(batch_samples)`: GB/s of shuffled batches, each one used."""
     samples, labels = make_samples()
-    dataset = InMemory(torch.as_tensor(samples), torch.as_tensor(labels))
+    dataset = InMemoryDataset(torch.as_tensor(samples), torch.as_tensor(labels))
     loaders = {samples: _passes(dataset, samples) for samples in BATCHES.values()}
 
     def consume(batch_samples: int) -> float:
@@ -44,7 +44,7 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
     loaders.clear()
 
 
-def _passes(dataset: InMemory, batch_samples: int) -> Iterator[Sample]:
+def _passes(dataset: InMemoryDataset, batch_samples: int) -> Iterator[Sample]:
     """Yield batches of pass after pass; the worker goes on from one to the next."""
     loader = DataLoader(dataset, batch_samples, shuffle=True, num_workers=1, drop_last=True, persistent_workers=True)
     while True:

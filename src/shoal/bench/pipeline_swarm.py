@@ -50,7 +50,7 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "shoal", "run-local", *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
-        swarm = Swarm(launcher, Path(folder))
+        swarm = BenchmarkSwarm(launcher, Path(folder))
 
         def burst(num_steps: int) -> dict[str, Any]:
             return anyio.run(swarm.burst, num_steps)
@@ -63,14 +63,14 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Usage:
+class _CpuUsage:
     """CPU seconds up to now: of all processes, and of the busiest thread of each server, which is the device's."""
 
     all_s: float
     device_s: dict[int, float]
 
 
-class Swarm:
+class BenchmarkSwarm:
     """A running launcher with all that it has started."""
 
     def __init__(self, launcher: subprocess.Popen[bytes], log_root: Path) -> None:
@@ -147,7 +147,7 @@ class Swarm:
                 raise RemoteError(f"the swarm has ended early, with exit code {self._launcher.returncode}")
             await self._clock.sleep_s(_LOOK_S)
 
-    async def _usage_after(self, num_steps: int) -> _Usage:
+    async def _usage_after(self, num_steps: int) -> _CpuUsage:
         """Return what was used when so many steps are done, or none is under way: the last batch may be held."""
         async with anyio.create_task_group() as tasks:
 
@@ -170,9 +170,9 @@ class Swarm:
                 return
             last = now
 
-    def _usage(self) -> _Usage:
+    def _usage(self) -> _CpuUsage:
         pids = [self._launcher.pid, *(stat.pid for stat in descendants(self._launcher.pid))]
-        return _Usage(
+        return _CpuUsage(
             all_s=sum(map(cpu_s, pids)),
             device_s={stage: max(thread_cpu_s(pid), default=0.0) for stage, pid in self._servers.items()},
         )

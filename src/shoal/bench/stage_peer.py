@@ -65,7 +65,7 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     activation_checkpointing: bool = False
 
 
-class _Member:
+class _StagePeer:
     """One process; all its methods run on the event loop."""
 
     def __init__(self, seat: Seat, spec: PipelineSpec) -> None:
@@ -181,6 +181,6 @@ def _hop(spec: PipelineSpec, index: int) -> Hop:
 def main(seat: Seat) -> Generator[Calls, None, None]:
     """Offer `train`, the seconds of some steps at the trainer, and `counts`."""
     torch.set_num_threads(1)
-    member = _Member(seat, msgspec.convert(seat.arguments, PipelineSpec))
+    member = _StagePeer(seat, msgspec.convert(seat.arguments, PipelineSpec))
     with start_blocking_portal(backend_options={"use_uvloop": True}) as portal, serving(portal, member.serve):
         yield {"train": partial(portal.call, member.train), "counts": partial(portal.call, member.counts)}

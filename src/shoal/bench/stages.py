@@ -51,7 +51,7 @@ class PipelineUse:
         return 1.0 - sum(stage.total_s for stage in self.stages) / len(self.stages) / self.wall_s
 
 
-class Pipeline:
+class BenchmarkPipeline:
     """Processes of one trainer and one replica for each stage."""
 
     def __init__(self, peers: PeerProcesses, num_stages: int) -> None:
@@ -71,12 +71,12 @@ class Pipeline:
 
 
 @contextmanager
-def open_pipeline(spec: PipelineSpec, num_stages: int) -> Generator[Pipeline, None, None]:
+def open_pipeline(spec: PipelineSpec, num_stages: int) -> Generator[BenchmarkPipeline, None, None]:
     """Start a pipeline; `spec.folder` is chosen here."""
     with tempfile.TemporaryDirectory(prefix="shoal-stages-") as folder:
         arguments = msgspec.to_builtins(msgspec.structs.replace(spec, folder=folder))
         with PeerProcesses("shoal.bench.stage_peer:main", num_stages + 1, arguments) as peers:
-            yield Pipeline(peers, num_stages)
+            yield BenchmarkPipeline(peers, num_stages)
 
 
 def theory(spec: PipelineSpec, num_stages: int) -> float:

@@ -19,7 +19,7 @@ from shoal.clock import Clock, SystemClock, utc_stamp
 from shoal.config import Config
 from shoal.errors import ConfigError, RecordRejected, RunFailed
 from shoal.testing.chaos.plan import PlannedFault, plan_faults
-from shoal.testing.chaos.session import Chaos, Injected, Outcome, not_got_over, swarm_of_one_host
+from shoal.testing.chaos.session import Chaos, Injected, RunOutcome, not_got_over, swarm_of_one_host
 from shoal.testing.verdict import Finding, judge
 
 
@@ -45,10 +45,10 @@ class ChaosOptions:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _JudgedRun:
     """One of the two runs, and what the checks have found."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     findings: Sequence[Finding]
 
     @property
@@ -84,7 +84,7 @@ def run_chaos(config: Config, run_flags: Sequence[str], options: ChaosOptions) -
     if options.emulated_call_s:
         run_flags = (*run_flags, f"--emulation.call-s={options.emulated_call_s}")
     console.print(f"seed {options.seed}: {len(plan)} faults in {options.for_s:g} s, logs in {directory}")
-    runs: dict[str, _Run] = {}
+    runs: dict[str, _JudgedRun] = {}
     with Interrupts() as interrupts:
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
@@ -116,7 +116,7 @@ def _run(
     plan: Sequence[PlannedFault],
     clock: Clock,
     console: Console,
-) -> _Run:
+) -> _JudgedRun:
     """Run one swarm and check what is left of it.
 
     Raises:
@@ -132,7 +132,7 @@ def _run(
         ]
     for name in ("tmp", "cache"):
         shutil.rmtree(directory / name, ignore_errors=True)
-    return _Run(outcome, findings)
+    return _JudgedRun(outcome, findings)
 
 
 def _shown(console: Console) -> Callable[[Injected], None]:
@@ -154,7 +154,7 @@ def _broken(
     console: Console,
     problems: Sequence[str],
     options: ChaosOptions,
-    runs: dict[str, _Run],
+    runs: dict[str, _JudgedRun],
     plan: Sequence[PlannedFault],
 ) -> int:
     for problem in problems[1:]:
@@ -166,7 +166,7 @@ def _broken(
     return FAILED
 
 
-def _verdict(runs: dict[str, _Run], options: ChaosOptions) -> str:
+def _verdict(runs: dict[str, _JudgedRun], options: ChaosOptions) -> str:
     run = runs["chaos"]
     found = ", ".join(finding.text for finding in run.findings)
     throughput, kept = run.outcome.samples_per_s, run.outcome.kept_per_s
@@ -179,7 +179,7 @@ def _verdict(runs: dict[str, _Run], options: ChaosOptions) -> str:
     )
 
 
-def _ratios(runs: dict[str, _Run]) -> dict[str, float | None]:
+def _ratios(runs: dict[str, _JudgedRun]) -> dict[str, float | None]:
     """Return what is left under faults of what is trained, and of what is kept, without them; None: not measured."""
     if not {"quiet", "chaos"} <= runs.keys():
         return {"throughput_ratio": None, "kept_ratio": None}
@@ -190,7 +190,9 @@ def _ratios(runs: dict[str, _Run]) -> dict[str, float | None]:
     }
 
 
-def _write(options: ChaosOptions, runs: dict[str, _Run], plan: Sequence[PlannedFault], problems: Sequence[str]) -> None:
+def _write(
+    options: ChaosOptions, runs: dict[str, _JudgedRun], plan: Sequence[PlannedFault], problems: Sequence[str]
+) -> None:
     """Write everything to the file that the user has named."""
     if options.report is None:
         return

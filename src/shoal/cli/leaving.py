@@ -25,7 +25,7 @@ PATIENCE_S = 30.0
 
 
 @dataclass
-class _Server:
+class _LeavingServer:
     stage: int | None = None
     round: int = 0
     problem: str = ""
@@ -50,7 +50,7 @@ class HostLeaves:
         self._say = say
         self._clock = clock
         self._patience_s = patience_s
-        self._servers: dict[RoleHandle, _Server] = {}
+        self._servers: dict[RoleHandle, _LeavingServer] = {}
         self._told: set[str] = set()
         self._changed = anyio.Event()
         self._since_s = 0.0
@@ -63,7 +63,7 @@ class HostLeaves:
             if server.serves:
                 with suppress(ConnectionLost):
                     server.send(leave=leaving)
-                    self._servers[server] = _Server()
+                    self._servers[server] = _LeavingServer()
         self._since_s = self._clock.now_s()
         while not all(state.is_done for state in self._servers.values()):
             left_s = self._since_s + self._patience_s - self._clock.now_s()
@@ -139,6 +139,6 @@ class HostLeaves:
             self._say(text)
 
 
-def _name(states: list[_Server]) -> str:
+def _name(states: list[_LeavingServer]) -> str:
     stages = sorted({state.stage for state in states if state.stage is not None})
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"

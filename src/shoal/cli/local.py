@@ -76,7 +76,7 @@ def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> i
 
 
 @dataclass
-class _Usage:
+class _PeakUsage:
     """The most processes and memory seen at one time."""
 
     processes: int = 0
@@ -118,7 +118,7 @@ class HostRun:
     exit_code: int = FAILED
     failure: str | None = None
     summary: Mapping[str, Any] | None = None
-    usage: _Usage = field(default_factory=_Usage)
+    usage: _PeakUsage = field(default_factory=_PeakUsage)
     _status: Mapping[str, float] = field(default_factory=dict[str, float])
     _ended: anyio.Event = field(default_factory=anyio.Event)
     _hurry: anyio.Event = field(default_factory=anyio.Event)

@@ -15,7 +15,7 @@ _GONE_S = 60.0
 
 
 @dataclass
-class _Server:
+class _ServerActivity:
     """What one server said last, and its samples at the times at which they grew."""
 
     numbers: Mapping[str, float]
@@ -33,12 +33,12 @@ class ServersRow:
         """Start with nothing known, at monotonic time `started_s`."""
         self._num_rounds = num_rounds
         self._started_s = started_s
-        self._servers: dict[int, _Server] = {}
+        self._servers: dict[int, _ServerActivity] = {}
         self._silent_since_s: dict[str, tuple[str, float]] = {}
 
     def update(self, index: int, numbers: Mapping[str, float], now_s: float) -> None:
         """Take over what a server says of its work, by name as in `server.work_report`."""
-        server = self._servers.setdefault(index, _Server(numbers))
+        server = self._servers.setdefault(index, _ServerActivity(numbers))
         server.numbers = numbers
         if not server.samples or server.samples[-1][1] != numbers["samples"]:
             server.samples.append((now_s, numbers["samples"]))

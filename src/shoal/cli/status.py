@@ -31,7 +31,7 @@ from shoal.errors import BootstrapError, ConfigError
 from shoal.identity import Identity, load_swarm_key
 from shoal.ids import RunId
 from shoal.runtime.run_dir import RunDir
-from shoal.swarm.view import Client, SwarmView
+from shoal.swarm.view import ClientPeer, SwarmView
 from shoal.transport.base import PeerLost, Received, TransportEvent
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.reach import why_unreachable
@@ -186,7 +186,7 @@ class _Observer:
 class _Answer:
     """What comes back from the client."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ClientPeer) -> None:
         self.status: RunStatus | None = None
         self.problem = f"no answer within {_ANSWER_S:.0f} s"
         self.done = anyio.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.client.diary import Plan
+from shoal.client.diary import RoundPlan
 from shoal.client.trainers import TrainerPool
 from shoal.client.watch import Watch
 from shoal.ids import PeerId
@@ -14,7 +14,7 @@ SAME_LOSS_S = 1.0
 """An earlier start of the client may have seen a loss of which the launcher tells."""
 
 
-def adopt(reply: Mapping[str, Any], plan: Plan | None, trainers: TrainerPool, watch: Watch) -> None:
+def adopt(reply: Mapping[str, Any], plan: RoundPlan | None, trainers: TrainerPool, watch: Watch) -> None:
     """Take over what the launcher still runs, and note what broke while there was no client.
 
     Args:

@@ -24,7 +24,7 @@ from shoal.client.adoption import adopt
 from shoal.client.chain_watch import ChainWatch
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
-from shoal.client.diary import ChainsLeft, Counts, Diary, Plan, Saved, ServersMoved, StagesRestored
+from shoal.client.diary import ChainsLeft, Counts, Diary, RoundPlan, Saved, ServersMoved, StagesRestored
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
 from shoal.client.keeping import Keeping
@@ -338,7 +338,7 @@ class Client:
             exit_reason=exit_reason,
         )
 
-    def _save(self, plan: Plan | None) -> None:
+    def _save(self, plan: RoundPlan | None) -> None:
         """Put down how things stand at the beginning of a round, or (None) at the end of the run."""
         rounds = self.rounds
         saved = Saved(

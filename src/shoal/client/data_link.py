@@ -38,7 +38,7 @@ _FROZEN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _OrderedRound:
     round: int
     num_slots: int
     inner_steps: int
@@ -71,7 +71,7 @@ class DataLink:
         self._trainers = trainers
         self._on_lost = on_lost
         self._replace = replace
-        self._plan: _Plan | None = None
+        self._plan: _OrderedRound | None = None
         self._recorded: Ranges = ()
         self._held_round = 0
         self._chain = ""
@@ -79,7 +79,7 @@ class DataLink:
         self._released: dict[int, Released] = {}
         self._is_up = True
         self._is_told = False
-        self._sent: tuple[_Plan | None, int, str] = (None, 0, "")
+        self._sent: tuple[_OrderedRound | None, int, str] = (None, 0, "")
         self._lost = anyio.Event()
         self._changed = anyio.Event()
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
@@ -166,7 +166,7 @@ class DataLink:
         Args:
             has_dead: trainers have died in the round.
         """
-        self._plan, self._has_dead = _Plan(round, num_slots, inner_steps, speeds), has_dead
+        self._plan, self._has_dead = _OrderedRound(round, num_slots, inner_steps, speeds), has_dead
         self._tell()
 
     def _tell(self) -> None:
@@ -184,7 +184,7 @@ class DataLink:
 
     def plan(self, round: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...]) -> None:
         """Open a round: its batches may be leased."""
-        self._plan, self._has_dead = _Plan(round, num_slots, inner_steps, speeds), False
+        self._plan, self._has_dead = _OrderedRound(round, num_slots, inner_steps, speeds), False
         if self._is_up:
             self._post_plan()
 

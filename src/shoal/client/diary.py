@@ -21,7 +21,7 @@ import msgspec
 from shoal.client.counters import Counted
 from shoal.client.failovers import Failovers
 from shoal.client.progress import Progress
-from shoal.control.records import Opened
+from shoal.control.records import VerifiedRecord
 from shoal.errors import RecordRejected, StorageError
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
@@ -34,7 +34,7 @@ _LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """A round as it was given to the trainers.
 
     Attributes:
@@ -112,7 +112,7 @@ class Saved:
     run_id: str
     start: int = 1
     ballot_number: int = 0
-    plan: Plan | None = None
+    plan: RoundPlan | None = None
     is_finished: bool = False
     rounds: int = 0
     num_replicas: int = 0
@@ -126,7 +126,7 @@ class Saved:
     last_numbers: dict[int, int] = field(default_factory=dict[int, int])
     seconds_to_first_step: float | None = None
     failovers: Failovers = field(default_factory=Failovers)
-    servers: tuple[Opened, ...] = ()
+    servers: tuple[VerifiedRecord, ...] = ()
     counted: Counted = field(default_factory=Counted)
     stages_restored: tuple[RestoredStage, ...] = ()
     servers_moved: int = 0
@@ -135,11 +135,11 @@ class Saved:
     chains_left: tuple[LeftChain, ...] = ()
 
 
-class Started(Struct, frozen=True, tag="started"):
+class ClientStarted(Struct, frozen=True, tag="started"):
     """A client has read the file and goes on from it."""
 
 
-class Done(Struct, frozen=True, tag="done"):
+class SlotDone(Struct, frozen=True, tag="done"):
     """A trainer has done its steps."""
 
     incarnation: int
@@ -179,7 +179,7 @@ class ChainsLeft(Struct, frozen=True, tag="chains_left"):
     chains: tuple[LeftChain, ...]
 
 
-Event = Started | StepReport | EvalReport | Done | Lost | Counts | StagesRestored | ServersMoved | ChainsLeft
+Event = ClientStarted | StepReport | EvalReport | SlotDone | Lost | Counts | StagesRestored | ServersMoved | ChainsLeft
 
 _decode_saved = msgspec.msgpack.Decoder(Saved).decode
 _decode_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
@@ -210,10 +210,10 @@ class Diary:
             self.saved, self.events, num_bytes = _read(self._path)
             if self.saved.run_id != run_id:
                 raise RecordRejected(f"{self._path} is of run {self.saved.run_id}, this is run {run_id}: remove it")
-            self.start = self.saved.start + sum(isinstance(event, Started) for event in self.events) + 1
+            self.start = self.saved.start + sum(isinstance(event, ClientStarted) for event in self.events) + 1
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             os.ftruncate(self._file, num_bytes)
-            self.note(Started())
+            self.note(ClientStarted())
         elif any(path.stem != "round_0000" for path in (directory / "rounds").glob("round_*.json")):
             raise RecordRejected(
                 f"{self._path} is gone, but {directory / 'rounds'} holds records: without it nobody knows where the "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import anyio
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator
-from shoal.client.diary import Plan
+from shoal.client.diary import RoundPlan
 from shoal.client.stage_watch import StageWatch
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
@@ -133,7 +133,7 @@ def names(stages: Sequence[int]) -> str:
     return ", ".join(map(str, stages)) or "of some pipeline"
 
 
-def is_where_it_was(plan: Plan | None, held: str, leading: Leading, *, succeeds: bool) -> bool:
+def is_where_it_was(plan: RoundPlan | None, held: str, leading: Leading, *, succeeds: bool) -> bool:
     """Whether the run has not gone on without this client since its last start; a successor was never there.
 
     Args:

@@ -39,7 +39,7 @@ _GONE_S = 5.0
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _KeptState:
     round: int
     record_hash: str
     state: OuterState
@@ -69,7 +69,7 @@ class Keeping:
         self._fetch = fetch
         self._notice = notice
         self._layouts: list[StageLayout] = []
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _KeptState] = {}
         self._asked: dict[PeerId, int] = {}
         self._leaving: dict[PeerId, Leave] = {}
         self._refused: dict[int, tuple[str, str]] = {}
@@ -181,7 +181,7 @@ class Keeping:
         leaving = self._leaving.keys() | {peer for said in self._leaving.values() for peer in said.others}
         return any(of == stage and peer not in leaving for peer, of in holders.items())
 
-    async def _take_over(self, stage: int) -> _Kept | None:
+    async def _take_over(self, stage: int) -> _KeptState | None:
         """Fetch the state of the record that stands, from the servers that leave; None if it is here, or cannot be."""
         standing = self._coordinator.standing
         if standing is None or self._others_hold(stage):
@@ -208,7 +208,7 @@ class Keeping:
             older.donor.release()
         donor = StateDonor(self._endpoint, stage)
         donor.hold(record.round, digest, state)
-        kept = self._kept[stage] = _Kept(record.round, digest, state, donor)
+        kept = self._kept[stage] = _KeptState(record.round, digest, state, donor)
         self._coordinator.keep(stage, digest)
         logger.info("stage.kept", extra={"stage": stage, "round": record.round, "record": digest})
         self._notice(

@@ -18,7 +18,7 @@ from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
 from shoal.swarm import reassignment
-from shoal.swarm.move_orders import Begun, End, Ended, MoveEffect, MoveOrders, MoveSettings, SendOrder
+from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, MoveSettings, SendOrder
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import Move, Moving
@@ -179,7 +179,7 @@ class Reassignment:
                 case Begun():
                     logger.info("move.ordered", extra={**places, "urgent": move.urgent})
                     self._notice(f"{self._name_of(move.peer)} {_announcement(move, self._is_placing)}")
-                case Ended(_, End.ARRIVED):
+                case Ended(_, MoveEnd.ARRIVED):
                     self.moved += move.origin != move.stage
                     self._note(self.moved)
                     logger.info("move.ended", extra=places)
@@ -189,7 +189,7 @@ class Reassignment:
                     self._notice(f"{self._name_of(move.peer)} does not move to stage {move.stage}: {reason or how}")
 
 
-def _announcement(move: reassignment.Move, is_placing: bool) -> str:
+def _announcement(move: reassignment.StageMove, is_placing: bool) -> str:
     gains = "had no replica" if move.urgent else "has less capacity than the others"
     why = "not all servers saw each other when they chose" if is_placing else f"stage {move.stage} {gains}"
     return f"moves from stage {move.origin} to stage {move.stage}: {why}"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import anyio
 
-from shoal.client.diary import Done, Event
+from shoal.client.diary import Event, SlotDone
 from shoal.client.divergence import Divergence
 from shoal.client.progress import Progress
 from shoal.client.shares import Shares
@@ -43,7 +43,7 @@ class Reports:
         on_stuck: Callable[[TrainerStuck], None],
         divergence: Divergence,
         clock: Clock,
-        note: Callable[[StepReport | EvalReport | Done], None] = lambda _: None,
+        note: Callable[[StepReport | EvalReport | SlotDone], None] = lambda _: None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Remember where numbers go.
@@ -125,7 +125,7 @@ class Reports:
                     self._count_step(event)
                 case EvalReport():
                     progress.evaluated(event, num_holdout)
-                case Done(incarnation, report):
+                case SlotDone(incarnation, report):
                     self._count_done(report, incarnation)
                 case _:
                     pass
@@ -251,7 +251,7 @@ class Reports:
 
     def _trainer_done(self, report: TrainerDone) -> None:
         incarnation = self._trainers.incarnations[report.slot]
-        self._note(Done(incarnation, report))
+        self._note(SlotDone(incarnation, report))
         self._count_done(report, incarnation)
         self._notify()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from shoal.client.chain_watch import ChainWatch
 from shoal.client.counters import Counted
-from shoal.client.diary import ChainsLeft, Counts, Event, Lost, ServersMoved, StagesRestored, Started
+from shoal.client.diary import ChainsLeft, ClientStarted, Counts, Event, Lost, ServersMoved, StagesRestored
 from shoal.client.reassignment import Reassignment
 from shoal.client.stage_watch import StageWatch
 from shoal.client.watch import Watch
@@ -32,7 +32,7 @@ def count_again(
                 watch.failovers.lost(kind, slots, at_s)
             case Counts(peer, counts):
                 counted.take(peer, counts)
-            case Started():
+            case ClientStarted():
                 counted.started_again(me)
             case StagesRestored(restored):
                 stages.resume(restored)

@@ -18,7 +18,7 @@ import anyio.to_thread
 from shoal.averaging.coordinator import Leading, RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import write_round
 from shoal.client.data_link import DataLink
-from shoal.client.diary import Plan, Saved
+from shoal.client.diary import RoundPlan, Saved
 from shoal.client.divergence import Divergence
 from shoal.client.gathering import is_where_it_was, lead, look_for_servers, settled, wait_for_servers
 from shoal.client.homes import Homes
@@ -77,7 +77,7 @@ class RoundLoop:
         reassignment: Reassignment,
         clock: Clock,
         saved: Saved,
-        save: Callable[[Plan | None], None],
+        save: Callable[[RoundPlan | None], None],
         expected_servers: int,
         succeeds: bool = False,
         patient: bool = False,
@@ -200,7 +200,7 @@ class RoundLoop:
             tasks.cancel_scope.cancel()
         return is_done
 
-    async def _take_up(self, leading: Leading) -> Plan | None:
+    async def _take_up(self, leading: Leading) -> RoundPlan | None:
         """Go on where an earlier start of this client has left the run; return the round that it was in, if any.
 
         Raises:
@@ -217,7 +217,7 @@ class RoundLoop:
         self.durations_s.append(self._clock.now_s() - plan.begun_s)
         return None
 
-    async def _succeed(self, leading: Leading) -> Plan | None:
+    async def _succeed(self, leading: Leading) -> RoundPlan | None:
         """Know what the record says that stands, and end the round after it as it is; raises as `_recorded` does."""
         self._homes.pipelines = ()
         self._reports.begin_anew()
@@ -226,7 +226,7 @@ class RoundLoop:
         if leading.held_round < self._config.diloco.outer_steps:
             await self._close(leading.held_round + 1)
 
-    async def _evaluate_last(self, round: int, left: Plan | None) -> None:
+    async def _evaluate_last(self, round: int, left: RoundPlan | None) -> None:
         """Evaluate the last record; again, with new trainers, if some were lost with their shares."""
         for _ in range(_MAX_EVALUATIONS):
             await self._train(round, 0, left)
@@ -235,7 +235,7 @@ class RoundLoop:
                 return
             logger.warning("evaluation.incomplete", extra={"held": round - 1})
 
-    async def _round(self, round: int, left: Plan | None) -> None:
+    async def _round(self, round: int, left: RoundPlan | None) -> None:
         begun_s = self._clock.now_s() if left is None else left.begun_s
         await self._train(round, self._config.diloco.inner_steps, left)
         await self._close(round)
@@ -252,7 +252,7 @@ class RoundLoop:
         )
         await self._recorded(await self._finished(round))
 
-    async def _train(self, round: int, inner_steps: int, left: Plan | None) -> None:
+    async def _train(self, round: int, inner_steps: int, left: RoundPlan | None) -> None:
         """Let the trainers evaluate what stands, where that is due, and do their steps; returns at the boundary."""
         if left is None:
             await self._begin(round, inner_steps)
@@ -282,7 +282,7 @@ class RoundLoop:
                 return
             await self._stages.complete()
 
-    async def _adopt(self, plan: Plan, slots: frozenset[int]) -> frozenset[int]:
+    async def _adopt(self, plan: RoundPlan, slots: frozenset[int]) -> frozenset[int]:
         """Take over the trainers of a round that an earlier start of this client has begun.
 
         Returns:
@@ -309,7 +309,9 @@ class RoundLoop:
             self._speeds = self._reports.shares.speeds(self._homes.pipelines)
         self._reports.begin_round(round, self._homes.pipelines, trains=inner_steps > 0)
         incarnations, self.held = dict(self._trainers.incarnations), self._coordinator.record_hash
-        self._save(Plan(round, inner_steps, self._homes.pipelines, incarnations, self._clock.now_s(), self._speeds))
+        self._save(
+            RoundPlan(round, inner_steps, self._homes.pipelines, incarnations, self._clock.now_s(), self._speeds)
+        )
         if inner_steps:
             self._data.plan(round, len(self._homes.pipelines), inner_steps, self._speeds)
         first_step = (round - 1) * self._config.diloco.inner_steps

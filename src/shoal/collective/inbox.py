@@ -33,7 +33,7 @@ RingMessage = RingPart | RingReady | RingTaken
 """What members of a ring say to each other."""
 
 
-class Part(NamedTuple):
+class ReceivedPart(NamedTuple):
     """One message of a ring as it arrived, with its tensor if it is a RingPart."""
 
     sender: PeerId
@@ -41,29 +41,29 @@ class Part(NamedTuple):
     tensor: WireTensor | None
 
 
-class Parts:
+class PartQueue:
     """The parts of one ring, in the order in which they came. The ring takes each once, so their number is bounded."""
 
     def __init__(self) -> None:
-        self._parts: deque[Part] = deque()
+        self._parts: deque[ReceivedPart] = deque()
         self._arrived = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._parts)
 
-    def put(self, part: Part) -> None:
+    def put(self, part: ReceivedPart) -> None:
         """Append a part; never waits."""
         self._parts.append(part)
         self._arrived.set()
 
-    async def take(self) -> Part:
+    async def take(self) -> ReceivedPart:
         """Return the next part, when there is one."""
         while not self._parts:
             self._arrived = anyio.Event()
             await self._arrived.wait()
         return self._parts.popleft()
 
-    def take_waiting(self) -> Part | None:
+    def take_waiting(self) -> ReceivedPart | None:
         """Return the next part if there is one."""
         return self._parts.popleft() if self._parts else None
 
@@ -81,9 +81,9 @@ class RingInbox:
         self._stage = stage
         self._limit_bytes = limit_bytes
         self._open: RingTag | None = None
-        self._parts: Parts | None = None
+        self._parts: PartQueue | None = None
         self._waiting_tag: RingTag | None = None
-        self._waiting: list[Part] = []
+        self._waiting: list[ReceivedPart] = []
         self._waiting_bytes = 0
 
     def receive(self, event: Received) -> bool:
@@ -101,16 +101,16 @@ class RingInbox:
                 f"stage {self._stage}"
             )
         tag = RingTag(message.round, message.ballot, message.epoch)
-        part = Part(event.peer, message, event.tensors[0] if event.tensors else None)
+        part = ReceivedPart(event.peer, message, event.tensors[0] if event.tensors else None)
         if tag == self._open and self._parts is not None:
             self._parts.put(part)
         elif not self._is_superseded(tag):
             self._keep(tag, part)
         return True
 
-    def open(self, tag: RingTag) -> Parts:
+    def open(self, tag: RingTag) -> PartQueue:
         """Start the ring of `tag` and end the one before it: returns its parts, first those that were waiting."""
-        self._open, self._parts = tag, Parts()
+        self._open, self._parts = tag, PartQueue()
         if self._waiting_tag is not None and self._waiting_tag <= tag:
             if self._waiting_tag == tag:
                 for part in self._waiting:
@@ -126,7 +126,7 @@ class RingInbox:
         ended = self._open is not None and tag <= self._open
         return ended or (self._waiting_tag is not None and tag < self._waiting_tag)
 
-    def _keep(self, tag: RingTag, part: Part) -> None:
+    def _keep(self, tag: RingTag, part: ReceivedPart) -> None:
         if tag != self._waiting_tag:
             self._forget()
             self._waiting_tag = tag

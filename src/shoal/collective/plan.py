@@ -54,7 +54,7 @@ def choose_collective(num_bytes: int, num_members: int) -> Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AllReducePlan:
     """Who does what in one all-reduce of one vector.
 
     Attributes:

@@ -25,8 +25,8 @@ import anyio
 from torch import Tensor
 
 from shoal.codec.raw import from_wire, to_wire
-from shoal.collective.inbox import Part, Parts, RingTag
-from shoal.collective.plan import SEGMENT_BYTES, Collective, Plan, choose_collective
+from shoal.collective.inbox import PartQueue, ReceivedPart, RingTag
+from shoal.collective.plan import SEGMENT_BYTES, AllReducePlan, Collective, choose_collective
 from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import RingVector
 from shoal.errors import LocalProtocolError, RemoteProtocolError
@@ -135,7 +135,7 @@ class Ring:
         self._lent_to: set[int] = set()
         self._sent_to: set[int] = set()
 
-    async def run(self, parts: Parts) -> None:
+    async def run(self, parts: PartQueue) -> None:
         """Reduce the vectors with the other members; on return they hold the result, the same bits on all members.
 
         Then nobody reads them any more. Ends only so or by cancellation: whoever watches the members cancels it when
@@ -165,7 +165,7 @@ class Ring:
 
     # -- receive and combine
 
-    async def _reduce(self, parts: Parts) -> None:
+    async def _reduce(self, parts: PartQueue) -> None:
         """Do everything but the last posts."""
         for number, plan in self._plans.items():
             for chunk in range(plan.num_chunks):
@@ -180,7 +180,7 @@ class Ring:
             message = RingTaken(self._tag.ballot, self._tag.round, self._tag.epoch, self._stage)
             self._endpoint.post(self._members[member], message, traffic=Traffic.PSEUDO_GRADIENTS)
 
-    def _spans(self, part: Part) -> list[_Span]:
+    def _spans(self, part: ReceivedPart) -> list[_Span]:
         """What there is to do for a message: nothing for an acknowledgement, or for what has come before."""
         try:
             return self._checked(part)
@@ -188,7 +188,7 @@ class Ring:
             self.offender = part.sender
             raise
 
-    def _checked(self, part: Part) -> list[_Span]:
+    def _checked(self, part: ReceivedPart) -> list[_Span]:
         message = part.message
         sender = self._members.index(part.sender) if part.sender in self._members else None
         if isinstance(message, RingTaken):
@@ -230,7 +230,7 @@ class Ring:
             spans.append(_Span(message.buffer, message.gather, message.chunk, cut, within, sender, own_n))
         return spans
 
-    def _received(self, part: Part, vector: RingVector, elements: range) -> Tensor:
+    def _received(self, part: ReceivedPart, vector: RingVector, elements: range) -> Tensor:
         """The values that a message carries or refers to, for these elements."""
         if isinstance(part.message, RingReady):
             process = self._endpoint.process_of(part.sender)
@@ -343,7 +343,9 @@ class Ring:
         await self._endpoint.drained(peer)
 
 
-def _plan(vector: RingVector, num_members: int, segment_bytes: int, choose: Callable[[int, int], Collective]) -> Plan:
+def _plan(
+    vector: RingVector, num_members: int, segment_bytes: int, choose: Callable[[int, int], Collective]
+) -> AllReducePlan:
     values_N = vector.values_N
     collective = choose(values_N.nbytes, num_members)
-    return Plan(collective, num_members, values_N.numel(), max(1, segment_bytes // values_N.element_size()))
+    return AllReducePlan(collective, num_members, values_N.numel(), max(1, segment_bytes // values_N.element_size()))

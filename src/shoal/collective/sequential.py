@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shoal.collective.plan import Collective, Plan, choose_collective
+from shoal.collective.plan import AllReducePlan, Collective, choose_collective
 from shoal.collective.vectors import RingVector
 
 
@@ -22,7 +22,7 @@ def reduce_in_turn(
     """
     first = members[0]
     collective = choose(first.values_N.nbytes, len(members))
-    plan = Plan(collective, len(members), first.values_N.numel(), max(1, first.values_N.numel()))
+    plan = AllReducePlan(collective, len(members), first.values_N.numel(), max(1, first.values_N.numel()))
     for root in range(plan.num_chunks):
         elements = plan.chunk(root)
         if len(elements):
@@ -34,7 +34,7 @@ def reduce_in_turn(
     return first
 
 
-def _additions(plan: Plan, root: int, top: int) -> list[tuple[int, int]]:
+def _additions(plan: AllReducePlan, root: int, top: int) -> list[tuple[int, int]]:
     """Who adds whose sum of a chunk to its own, so that what is added is complete: children before parents."""
     found: list[tuple[int, int]] = []
     stack = [top]

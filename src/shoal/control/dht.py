@@ -26,18 +26,18 @@ from hivemind.proto import dht_pb2
 
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
 from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, end_daemon
-from shoal.control.dht_launcher import WAIT_TIMEOUT_S, Launcher, calm_logging, keep_time
+from shoal.control.dht_launcher import WAIT_TIMEOUT_S, DhtLauncher, calm_logging, keep_time
 from shoal.control.dht_lookup import Found, QuickLookup
 from shoal.control.dht_ports import check_port_free
 from shoal.control.greeting import Greeter, new_question
 from shoal.control.lost_peers import LostPeers
 from shoal.control.maddrs import outward
 from shoal.control.record_checker import RecordChecker
-from shoal.control.records import MAX_RECORD_BYTES, TTL_S, Opened
+from shoal.control.records import MAX_RECORD_BYTES, TTL_S, VerifiedRecord
 from shoal.errors import BootstrapError, RecordRejected
 from shoal.identity import Identity
 from shoal.ids import PeerId
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class DhtNode:
         peer_id: PeerId,
         namespace: str,
         checker: RecordChecker,
-        launcher: Launcher,
+        launcher: DhtLauncher,
         greeter: Greeter | None = None,
     ) -> None:
         """Used by `create`."""
@@ -88,7 +88,7 @@ class DhtNode:
         namespace: str,
         state_dir: Path,
         clock: Clock,
-        metrics: Registry | None = None,
+        metrics: MetricRegistry | None = None,
         initial_peers: Sequence[str] = (),
         host_maddrs: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
         announce_maddrs: Sequence[str] = (),
@@ -117,9 +117,9 @@ class DhtNode:
         for maddr in host_maddrs:
             check_port_free(maddr)
         checker = RecordChecker(
-            namespace, lambda topic: _key(namespace, topic).to_bytes(), clock, metrics or Registry()
+            namespace, lambda topic: _key(namespace, topic).to_bytes(), clock, metrics or MetricRegistry()
         )
-        launcher = Launcher(
+        launcher = DhtLauncher(
             state_dir=state_dir,
             key_file=state_dir / f"{identity.peer_id}.key",
             checker=checker,
@@ -206,7 +206,7 @@ class DhtNode:
             bool(await node.store(_name(self._namespace, topic), value, expires_unix_s, subkey=subkey)) or stored.taken
         )
 
-    async def get(self, topics: Iterable[str], holders: int | None = None) -> tuple[Opened, ...]:
+    async def get(self, topics: Iterable[str], holders: int | None = None) -> tuple[VerifiedRecord, ...]:
         """Return all believable records under these topics, the newest of each peer and topic, from all who answer.
 
         Args:
@@ -228,7 +228,7 @@ class DhtNode:
         await self._seek_lost(node)
         if found is None:
             found = await self._search(node, tuple(keys))
-        opened: list[Opened] = []
+        opened: list[VerifiedRecord] = []
         for key, values in found.items():
             for subkey, value in values.items():
                 if not isinstance(subkey, str) or not isinstance(value, bytes):

@@ -57,7 +57,7 @@ class SignedRecords(RecordValidatorBase):
 
 
 @dataclass(frozen=True)
-class Launcher:
+class DhtLauncher:
     """Everything that it takes to start p2pd and a node on it.
 
     Attributes:
@@ -73,7 +73,7 @@ class Launcher:
     announce_maddrs: tuple[str, ...]
     startup_timeout_s: float
 
-    def pinned(self, visible: Sequence[str]) -> Launcher:
+    def pinned(self, visible: Sequence[str]) -> DhtLauncher:
         """Return the same with the ports on which p2pd listens now in place of any free ones."""
         if self.announce_maddrs:
             # What it shows are these, and their ports may be those of a router.

@@ -48,7 +48,7 @@ _RUN_UP: Final = "see whether the run is up there; its addresses of now: logs/<r
 
 
 @dataclass(frozen=True)
-class Place:
+class PeerAddress:
     """Where an initial peer listens.
 
     Attributes:
@@ -113,7 +113,7 @@ async def look(maddrs: Sequence[str]) -> tuple[Obstacle | None, ...]:
     """Return for each address why the swarm cannot be joined there; None: it may be. All are looked at at once."""
     found: list[Obstacle | None] = [None] * len(maddrs)
 
-    async def look_at(index: int, place: Place) -> None:
+    async def look_at(index: int, place: PeerAddress) -> None:
         found[index] = await _obstacle(place)
 
     async with anyio.create_task_group() as tasks:
@@ -123,16 +123,16 @@ async def look(maddrs: Sequence[str]) -> tuple[Obstacle | None, ...]:
     return tuple(found)
 
 
-def parse(maddr: str) -> Place | None:
+def parse(maddr: str) -> PeerAddress | None:
     """Return what a multiaddress says, or None if it is of a form that is not known here."""
     match = _MADDR.fullmatch(maddr)
     if match is None or not 0 < int(match[3]) < 65536:
         return None
     peer = None if match[4] is None else PeerId(match[4])
-    return Place(maddr, _FAMILIES.get(match[1], socket.AF_UNSPEC), match[2], int(match[3]), peer)
+    return PeerAddress(maddr, _FAMILIES.get(match[1], socket.AF_UNSPEC), match[2], int(match[3]), peer)
 
 
-async def _obstacle(place: Place) -> Obstacle | None:
+async def _obstacle(place: PeerAddress) -> Obstacle | None:
     here = f"{place.host} port {place.port}"
     try:
         with anyio.fail_after(_ANSWER_TIMEOUT_S):

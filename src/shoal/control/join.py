@@ -30,7 +30,7 @@ async def open_registry(
     clock: Clock,
     initial_peers: Sequence[str],
     host_maddrs: Sequence[str],
-    metrics: telemetry.Registry | None = None,
+    metrics: telemetry.MetricRegistry | None = None,
     membership: Membership | None = None,
 ) -> AsyncGenerator[tuple[DhtNode, Registry]]:
     """Start a DHT node and a registry over it. The caller runs the registry; the node ends with the context.
@@ -68,7 +68,7 @@ async def join_swarm(
     identity: Identity,
     control: RoleControl,
     clock: Clock,
-    metrics: telemetry.Registry | None = None,
+    metrics: telemetry.MetricRegistry | None = None,
     membership: Membership | None = None,
 ) -> AsyncGenerator[Registry]:
     """Join the DHT and watch it until the context is left; own records are withdrawn then.

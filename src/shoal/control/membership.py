@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import anyio
 
 from shoal.clock import Clock
-from shoal.control.records import Opened, OtherVersion, StageRecord
+from shoal.control.records import OtherVersion, StageRecord, VerifiedRecord
 from shoal.control.view_builder import build_view
 from shoal.ids import PeerId
 from shoal.log import FloodGate
@@ -30,7 +30,7 @@ class Membership:
     def __init__(self, clock: Clock) -> None:
         """Start with an empty view."""
         self._clock = clock
-        self._records: dict[tuple[PeerId, str], Opened] = {}
+        self._records: dict[tuple[PeerId, str], VerifiedRecord] = {}
         self._lost: dict[PeerId, int] = {}
         self._view = SwarmView()
         self._changed = anyio.Event()
@@ -45,7 +45,7 @@ class Membership:
         return self._view
 
     @property
-    def servers(self) -> tuple[Opened, ...]:
+    def servers(self) -> tuple[VerifiedRecord, ...]:
         """The records of the servers that are in the view."""
         found = [opened for opened in self._records.values() if isinstance(opened.record, StageRecord)]
         return tuple(opened for opened in found if opened.sequence > self._lost.get(opened.peer, -1))
@@ -97,7 +97,7 @@ class Membership:
         """When the next record expires if it is not renewed; infinite if there is none."""
         return min((opened.expires_unix_s for opened in self._records.values()), default=math.inf)
 
-    def update(self, records: Iterable[Opened]) -> None:
+    def update(self, records: Iterable[VerifiedRecord]) -> None:
         """Add verified records and forget the expired ones; used by the registry."""
         for opened in records:
             known = self._records.get((opened.peer, opened.topic))

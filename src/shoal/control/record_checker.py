@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from shoal.clock import Clock
-from shoal.control.records import MAX_TTL_S, TTL_S, Opened, Rejection, unseal
+from shoal.control.records import MAX_TTL_S, TTL_S, Rejection, VerifiedRecord, unseal
 from shoal.ids import PeerId
 from shoal.log import FloodGate
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class RecordChecker:
         rejected: how many records were dropped, by reason.
     """
 
-    def __init__(self, namespace: str, key_of: Callable[[str], bytes], clock: Clock, metrics: Registry) -> None:
+    def __init__(self, namespace: str, key_of: Callable[[str], bytes], clock: Clock, metrics: MetricRegistry) -> None:
         """Start with nothing seen.
 
         Args:
@@ -52,7 +52,7 @@ class RecordChecker:
         # The newest sequence number of each peer and topic, and until when an older record could still be alive.
         self._newest: OrderedDict[tuple[PeerId, str], tuple[int, float]] = OrderedDict()
         self._differences_s: OrderedDict[PeerId, float] = OrderedDict()
-        self._verdicts: OrderedDict[tuple[str, bytes], Opened | Rejection] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[str, bytes], VerifiedRecord | Rejection] = OrderedDict()
 
     @property
     def rejected(self) -> Mapping[Rejection, int]:
@@ -86,7 +86,7 @@ class RecordChecker:
             return self._reject(Rejection.BAD_EXPIRY, subkey)
         return True
 
-    def accept(self, topic: str, subkey: str, value: bytes) -> Opened | None:
+    def accept(self, topic: str, subkey: str, value: bytes) -> VerifiedRecord | None:
         """Return the record if it is to be believed now: verified, alive, and not older than one seen before."""
         opened = self._unseal(subkey, value)
         if isinstance(opened, Rejection):
@@ -119,7 +119,7 @@ class RecordChecker:
     def _latest_expiry_unix_s(self) -> float:
         return self._clock.unix_s() + MAX_TTL_S + _CLOCK_SKEW_S
 
-    def _remember(self, opened: Opened) -> None:
+    def _remember(self, opened: VerifiedRecord) -> None:
         """Note the newest record of a peer, and forget peers whose older ones have all expired by now."""
         key = (opened.peer, opened.topic)
         self._newest[key] = (opened.sequence, self._latest_expiry_unix_s())
@@ -128,7 +128,7 @@ class RecordChecker:
         while (oldest := next(iter(self._newest.values())))[1] < now_unix_s and oldest is not self._newest[key]:
             self._newest.popitem(last=False)
 
-    def _note_difference(self, opened: Opened) -> None:
+    def _note_difference(self, opened: VerifiedRecord) -> None:
         """Name a peer whose clock and this host's differ so much that neither believes the other's records."""
         difference_s = opened.expires_unix_s - TTL_S - self._clock.unix_s()
         self._differences_s[opened.peer] = difference_s
@@ -136,13 +136,13 @@ class RecordChecker:
             self._differences_s.popitem(last=False)
         self._gate.warning("clock.differs", opened.peer, peer=opened.peer, ahead_s=round(difference_s))
 
-    def _unseal(self, subkey: str, value: bytes) -> Opened | Rejection:
+    def _unseal(self, subkey: str, value: bytes) -> VerifiedRecord | Rejection:
         seen = (subkey, value)
         verdict = self._verdicts.get(seen)
         if verdict is None:
             verdict = unseal(value, self._namespace, subkey)
             # Junk is cheap to make and mostly cheap to refuse: it must not push the good ones out.
-            if isinstance(verdict, Opened):
+            if isinstance(verdict, VerifiedRecord):
                 self._verdicts[seen] = verdict
                 if len(self._verdicts) > _CACHE_ENTRIES:
                     self._verdicts.popitem(last=False)

@@ -150,7 +150,7 @@ class _Envelope(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Opened:
+class VerifiedRecord:
     """A record that verified.
 
     Attributes:
@@ -216,7 +216,7 @@ def topics(num_stages: int) -> tuple[str, ...]:
     return ("monitor", "run", "client", stage_topic(None), *(stage_topic(s) for s in range(num_stages)))
 
 
-def hop_of(opened: Opened) -> Hop:
+def hop_of(opened: VerifiedRecord) -> Hop:
     """Return where the announcing peer can be dialled; a record without addresses gives a hop without."""
     return Hop(opened.peer, getattr(opened.record, "addresses", ()))
 
@@ -242,7 +242,7 @@ def with_mac(namespace: str, envelope: bytes) -> bytes:
     return hmac.digest(_mac_key(namespace), envelope, "sha3_256") + envelope
 
 
-def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
+def unseal(value: bytes, namespace: str, subkey: str) -> VerifiedRecord | Rejection:
     """Check everything about a sealed record that does not depend on the time or on other records.
 
     Args:
@@ -268,7 +268,7 @@ def unseal(value: bytes, namespace: str, subkey: str) -> Opened | Rejection:
         verify(envelope.peer, _signed(namespace, envelope), envelope.signature)
     except SignatureError:
         return Rejection.BAD_SIGNATURE
-    return Opened(envelope.topic, envelope.peer, envelope.sequence, envelope.expires_unix_s, record)
+    return VerifiedRecord(envelope.topic, envelope.peer, envelope.sequence, envelope.expires_unix_s, record)
 
 
 @functools.lru_cache(maxsize=8)

@@ -17,9 +17,9 @@ from shoal.control.read_pace import SLOW_READ_S, ReadPace
 from shoal.control.records import (
     TTL_S,
     GoneRecord,
-    Opened,
     Record,
     StageRecord,
+    VerifiedRecord,
     seal,
     topic_of,
     topics,
@@ -63,7 +63,7 @@ class RecordStore(Protocol):
         """Store a sealed record of this peer; return whether it was taken."""
         ...
 
-    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
+    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
         """Return all believable records under these topics; asks so many who hold them, or everybody who may."""
         ...
 
@@ -182,7 +182,7 @@ class Registry:
         peer = self._identity.peer_id
         record = with_maddrs(record, self._store.maddrs)
         # The own view need not wait for the network.
-        self.membership.update([Opened(topic, peer, self._sequence, expires_unix_s, record)])
+        self.membership.update([VerifiedRecord(topic, peer, self._sequence, expires_unix_s, record)])
         value = seal(
             self._identity, self._namespace, topic, record, sequence=self._sequence, expires_unix_s=expires_unix_s
         )

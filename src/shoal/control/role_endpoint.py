@@ -7,13 +7,13 @@ from pathlib import Path
 from shoal.config.start import RoleStart
 from shoal.identity import Identity
 from shoal.ids import RunId
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import limits_for
 from shoal.transport.peers import StreamEndpoint
 
 
-def open_role_endpoint(start: RoleStart, identity: Identity, metrics: Registry | None = None) -> StreamEndpoint:
+def open_role_endpoint(start: RoleStart, identity: Identity, metrics: MetricRegistry | None = None) -> StreamEndpoint:
     """Return the endpoint that a role was told to have, to be entered as an asynchronous context.
 
     Args:

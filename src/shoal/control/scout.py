@@ -67,7 +67,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
 
 async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
-    config, clock, identity, metrics = spec.config(), SystemClock(), Identity(spec.identity_key), telemetry.Registry()
+    config, clock, identity = spec.config(), SystemClock(), Identity(spec.identity_key)
+    metrics = telemetry.MetricRegistry()
     async with join_swarm(spec, identity, control, clock, metrics) as registry:
         num_stages = config.num_stages
         if spec.run_id:
@@ -103,7 +104,7 @@ async def _tell_peers(membership: Membership, control: RoleControl) -> None:
         control.event("peers", maddrs=maddrs)
 
 
-class Announcer(Protocol):
+class RunAnnouncer(Protocol):
     """What `_watch` needs of a `Registry`."""
 
     @property
@@ -121,7 +122,7 @@ class Announcer(Protocol):
 
 
 async def _watch(
-    registry: Announcer,
+    registry: RunAnnouncer,
     kept: RunRecord,
     watch: RunWatch,
     is_replaced_by: Callable[[Run], Awaitable[bool]],

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from shoal.ids import PeerId
-from shoal.swarm.view import NOTHING_HELD, Client, Replica, SwarmView, network_host, network_places
+from shoal.swarm.view import NOTHING_HELD, ClientPeer, Replica, SwarmView, network_host, network_places
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus
 
@@ -139,11 +139,11 @@ def _told(server: ServerStatus) -> str:
     return f"{server.host} {server.peer[-8:]} {server.state}{reason}"
 
 
-def _client_of(view: SwarmView) -> Client | None:
+def _client_of(view: SwarmView) -> ClientPeer | None:
     return view.clients[0] if view.clients else None
 
 
-def _client(client: Client, answer: RunStatus | None, problem: str) -> ClientStatus:
+def _client(client: ClientPeer, answer: RunStatus | None, problem: str) -> ClientStatus:
     return ClientStatus(
         peer=client.peer,
         addresses=network_places(client.hop),
@@ -163,7 +163,7 @@ def _host(hop: Hop) -> str:
     return network_host(hop) or "the client's host"
 
 
-def _state(view: SwarmView, client: Client | None, answer: RunStatus | None) -> str:
+def _state(view: SwarmView, client: ClientPeer | None, answer: RunStatus | None) -> str:
     run = view.run
     if answer is not None:
         return answer.state

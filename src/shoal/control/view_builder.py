@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from shoal.control.records import (
     ClientRecord,
     MonitorRecord,
-    Opened,
     RunRecord,
     StageRecord,
+    VerifiedRecord,
     hop_of,
     stage_topic,
 )
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.view import Candidate, Client, Replica, Run, SwarmView
+from shoal.swarm.view import Candidate, ClientPeer, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
 
 
-def build_view(records: Iterable[Opened]) -> SwarmView:
+def build_view(records: Iterable[VerifiedRecord]) -> SwarmView:
     """Return the picture that these records give.
 
     A server that takes a stage or moves changes its topic and leaves its old record to expire. So of all records of one
@@ -27,8 +27,8 @@ def build_view(records: Iterable[Opened]) -> SwarmView:
     Args:
         records: verified and not expired; at most one for each peer and topic.
     """
-    of_server: dict[PeerId, Opened] = {}
-    others: list[Opened] = []
+    of_server: dict[PeerId, VerifiedRecord] = {}
+    others: list[VerifiedRecord] = []
     for opened in records:
         if not is_server_topic(opened.topic):
             others.append(opened)
@@ -76,9 +76,9 @@ def server_of(peer: PeerId, record: StageRecord) -> Candidate:
     )
 
 
-def _clients(records: Iterable[Opened]) -> list[Client]:
+def _clients(records: Iterable[VerifiedRecord]) -> list[ClientPeer]:
     return [
-        Client(
+        ClientPeer(
             hop_of(opened),
             record.join_unix_s,
             record.held_round,
@@ -90,7 +90,7 @@ def _clients(records: Iterable[Opened]) -> list[Client]:
     ]
 
 
-def _maddrs(records: Iterable[Opened]) -> tuple[str, ...]:
+def _maddrs(records: Iterable[VerifiedRecord]) -> tuple[str, ...]:
     """Who is there for the whole run comes first: the monitor, clients, then servers by seniority."""
     order = {MonitorRecord: 0, ClientRecord: 1, StageRecord: 2}
     joinable = [
@@ -101,7 +101,7 @@ def _maddrs(records: Iterable[Opened]) -> tuple[str, ...]:
     return tuple(maddr for *_, maddrs in sorted(joinable) for maddr in maddrs)
 
 
-def _run(records: Iterable[Opened]) -> Run | None:
+def _run(records: Iterable[VerifiedRecord]) -> Run | None:
     announced = [(opened, record) for opened in records if isinstance(record := opened.record, RunRecord)]
     by_clients = {record.run_id for _, record in announced if not record.kept}
     announced = [each for each in announced if not each[1].kept or each[1].run_id not in by_clients]

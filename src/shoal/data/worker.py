@@ -19,13 +19,13 @@ from shoal.data.pool import PoolWriter
 from shoal.data.preparation import prepare
 from shoal.data.source import DataSet
 from shoal.data.worker_messages import (
-    Failed,
+    DataSetOpened,
     Fill,
     Filled,
     OpenDataSet,
-    Opened,
     Order,
     Report,
+    WorkerFailed,
     decode_order,
     encode,
 )
@@ -76,14 +76,14 @@ def serve(orders: Iterator[Order], pool_fd: int) -> Iterator[Report]:
         raise InvariantViolation(f"the first order to a data worker is {type(first).__name__}, not OpenDataSet")
     try:
         worker = Worker(first, pool_fd)
-        yield Opened(worker.dataset.train.num_samples, worker.dataset.holdout.num_samples)
+        yield DataSetOpened(worker.dataset.train.num_samples, worker.dataset.holdout.num_samples)
         for order in orders:
             if not isinstance(order, Fill):
                 raise InvariantViolation(f"a data worker cannot do {type(order).__name__} twice")
             worker.fill(order)
             yield Filled()
     except ShoalError as error:
-        yield Failed(str(error), is_config=isinstance(error, ConfigError))
+        yield WorkerFailed(str(error), is_config=isinstance(error, ConfigError))
 
 
 def _orders(control: socket.socket) -> Iterator[Order]:

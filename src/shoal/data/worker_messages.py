@@ -1,9 +1,9 @@
 """What the data server and a data worker say to each other on their Unix socket; frames as in `runtime.fork_messages`.
 
     data server -- OpenDataSet --> worker
-                <---- Opened -----
+                <- DataSetOpened -
                 ------ Fill ----->
-                <---- Filled ----- , and so on; or Failed, then the end
+                <---- Filled ----- , and so on; or WorkerFailed, then the end
 
 A worker has at most one job at a time. Bytes of batches never travel: both have the pool.
 """
@@ -67,7 +67,7 @@ class Fill(msgspec.Struct, frozen=True, tag=True):
     is_holdout: bool
 
 
-class Opened(msgspec.Struct, frozen=True, tag=True):
+class DataSetOpened(msgspec.Struct, frozen=True, tag=True):
     """The worker has the data set, and it has this many samples."""
 
     num_train: int
@@ -78,7 +78,7 @@ class Filled(msgspec.Struct, frozen=True, tag=True):
     """The place holds what was ordered."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """The worker cannot do what was ordered, and ends; the message is for people.
 
     Attributes:
@@ -90,7 +90,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = OpenDataSet | Fill
-Report = Opened | Filled | Failed
+Report = DataSetOpened | Filled | WorkerFailed
 
 _encoder = msgspec.msgpack.Encoder()
 _orders = msgspec.msgpack.Decoder(Order)

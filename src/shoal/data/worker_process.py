@@ -15,7 +15,7 @@ import anyio
 
 from shoal.data.preparation import Job
 from shoal.data.source import Indices
-from shoal.data.worker_messages import Failed, Fill, Filled, OpenDataSet, Opened, decode_report, encode
+from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, WorkerFailed, decode_report, encode
 from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.fork_messages import FrameBuffer
 from shoal.runtime.process_end import process_ended
@@ -46,8 +46,8 @@ class WorkerProcess(asyncio.Protocol):
         Raises:
             OSError: the system refuses another process.
         """
-        self.opened: Opened | None = None
-        self.failed: Failed | None = None
+        self.opened: DataSetOpened | None = None
+        self.failed: WorkerFailed | None = None
         self.job: Job | None = None
         self.ended = anyio.Event()
         self._changed = changed
@@ -77,7 +77,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def give_up(self, why: str) -> None:
         """End it because it does not have the data set that it should have."""
-        self.failed = Failed(why, is_config=True)
+        self.failed = WorkerFailed(why, is_config=True)
         self.ended.set()
 
     async def aclose(self) -> ExitStatus:
@@ -101,13 +101,13 @@ class WorkerProcess(asyncio.Protocol):
         """Called by the event loop."""
         for body in self._frames.feed(data):
             match decode_report(body):
-                case Opened() as opened:
+                case DataSetOpened() as opened:
                     self.opened = opened
                     self._changed(self, None)
                 case Filled():
                     done, self.job = self.job, None
                     self._changed(self, done)
-                case Failed() as failed:
+                case WorkerFailed() as failed:
                     self.failed = failed
                     self.ended.set()
 

@@ -23,7 +23,7 @@ from shoal.data.pool import Pool
 from shoal.data.preparation import Job, indices_of
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet
-from shoal.data.worker_messages import OpenDataSet, Opened, Opening
+from shoal.data.worker_messages import DataSetOpened, OpenDataSet, Opening
 from shoal.data.worker_process import WorkerProcess
 from shoal.errors import ConfigError, SampleError
 
@@ -61,7 +61,7 @@ class DataWorkers:
         """
         self.num_jobs = num_workers
         self._first_order = OpenDataSet(opening, layout.place_bytes, layout.max_samples)
-        self._opened = Opened(dataset.train.num_samples, dataset.holdout.num_samples)
+        self._opened = DataSetOpened(dataset.train.num_samples, dataset.holdout.num_samples)
         self._dataset_name = dataset.name
         self._pool = pool
         self._order = order

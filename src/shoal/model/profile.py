@@ -172,17 +172,17 @@ class _Group:
     def measure(self, deadline_s: float) -> None:
         """Measure each kind by passes that take turns; at the deadline none is begun any more."""
         time_s = deadline_s - self.stopwatch()
-        runs: list[_Run] = []
+        runs: list[_UnitRun] = []
         for kind in self.kinds:
             if self.stopwatch() < deadline_s:
-                run = _Run(self.family, kind, self.samples, self.seed, self.device, self.stopwatch)
+                run = _UnitRun(self.family, kind, self.samples, self.seed, self.device, self.stopwatch)
                 runs.append(run)
                 self._warm_up(run, time_s, deadline_s)
         self._take_turns(runs, deadline_s)
         for run in runs:
             run.kind.cost_s = run.cost_s()
 
-    def _take_turns(self, runs: Sequence[_Run], deadline_s: float) -> None:
+    def _take_turns(self, runs: Sequence[_UnitRun], deadline_s: float) -> None:
         passes_s = 0.0
         for number in range(self.limits.max_rounds):
             if number >= self.limits.min_rounds and passes_s >= self.limits.enough_s:
@@ -192,7 +192,7 @@ class _Group:
                     return
                 passes_s += run.measure()
 
-    def _warm_up(self, run: _Run, time_s: float, deadline_s: float) -> None:
+    def _warm_up(self, run: _UnitRun, time_s: float, deadline_s: float) -> None:
         """Run the unit with one sample, then with as many as its share of the time, and memory, leave it; stay there.
 
         All of them at once if that is soon enough, else by doublings. In proportion to one sample is the most that they
@@ -222,7 +222,7 @@ class _Group:
         return free_bytes // max(1, _sample_bytes(self.family, kind.indices[0]))
 
 
-class _Run:
+class _UnitRun:
     """One unit that is run alone; its first passes are with one sample."""
 
     def __init__(

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from shoal.clock import Clock
 from shoal.swarm.step_operations import OperationKind
-from shoal.telemetry import Counter, Registry
+from shoal.telemetry import Counter, MetricRegistry
 
 
 class DeviceMeter:
     """Of one replica; for its event loop."""
 
-    def __init__(self, metrics: Registry, stage: int, clock: Clock) -> None:
+    def __init__(self, metrics: MetricRegistry, stage: int, clock: Clock) -> None:
         self._busy = {
             kind: metrics.counter("device.busy_us", kind=kind.name.lower(), stage=stage) for kind in OperationKind
         }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.config.emulation import SampleTime
-from shoal.pipeline.schedule import Parts
+from shoal.pipeline.schedule import PassCounts
 
 
 class DevicePace(msgspec.Struct, kw_only=True):
@@ -33,7 +33,7 @@ class DevicePace(msgspec.Struct, kw_only=True):
     factor: float = 1.0
     changes: tuple[tuple[int, float], ...] = ()
 
-    def length_s(self, parts: Parts, took_s: float, number: int, num_samples: int) -> float:
+    def length_s(self, parts: PassCounts, took_s: float, number: int, num_samples: int) -> float:
         """Return how long an operation lasts.
 
         Args:

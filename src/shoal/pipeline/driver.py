@@ -20,7 +20,7 @@ from shoal.pipeline.microbatch import Microbatch, take
 from shoal.swarm.microbatch_cut import Caps, cut, smallest_cap
 from shoal.swarm.step_trainer import (
     Dial,
-    Feed,
+    FeedMicrobatch,
     Finished,
     NoPath,
     Note,
@@ -255,7 +255,7 @@ class StepDriver:
                 case Note(key, path):
                     if self._note is not None:
                         self._note(key, tuple(hop.peer for hop in path))
-                case Feed(key, path, number, part):
+                case FeedMicrobatch(key, path, number, part):
                     microbatch = take(self._microbatches, part)
                     traffic = Traffic.ACTIVATIONS
                     self._endpoint.post(path[0], Forward(key, number), (microbatch.inputs,), traffic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.swarm.microbatch_cut import Part
+from shoal.swarm.microbatch_cut import MicrobatchPart
 from shoal.wire.tensors import WireTensor
 
 
@@ -21,7 +21,7 @@ class Microbatch:
     num_samples: int
 
 
-def take(microbatches: Sequence[Microbatch], part: Part) -> Microbatch:
+def take(microbatches: Sequence[Microbatch], part: MicrobatchPart) -> Microbatch:
     """Return a part of uncut microbatches, as views."""
     whole = microbatches[part.whole]
     if part.num_samples == whole.num_samples:

@@ -29,10 +29,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shoal.swarm.step_operations import Operation, OperationKind, Ready, Schedule
+from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation, Schedule
 
 
-def choose(ready: Iterable[Ready], max_held: int | None = None) -> Operation | None:
+def choose(ready: Iterable[ReadyOperation], max_held: int | None = None) -> Operation | None:
     """The next operation, or None if nothing is ready.
 
     Drops come first (they free memory), then commits, then what ends in a backward, then forwards, then weight
@@ -47,14 +47,14 @@ def choose(ready: Iterable[Ready], max_held: int | None = None) -> Operation | N
     return None if best is None else best.operation
 
 
-def _rank(ready: Ready, max_held: int | None) -> tuple[OperationKind, bool, bool, int, int]:
+def _rank(ready: ReadyOperation, max_held: int | None) -> tuple[OperationKind, bool, bool, int, int]:
     kind = ready.operation.kind
     frees = kind == OperationKind.WEIGHTS and max_held is not None and ready.held >= max_held
     place = OperationKind.LOSS if frees else kind
     return place, not frees, not ready.begun, ready.opened, ready.operation.microbatch
 
 
-class Parts(NamedTuple):
+class PassCounts(NamedTuple):
     """How many forwards, gradients of inputs and gradients of parameters an operation computes."""
 
     forwards: int = 0
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
     weight_gradients: int = 0
 
 
-def parts_of(kind: OperationKind, schedule: Schedule, *, is_first: bool, recomputes: bool = False) -> Parts:
+def parts_of(kind: OperationKind, schedule: Schedule, *, is_first: bool, recomputes: bool = False) -> PassCounts:
     """What an operation consists of; a whole backward counts as both of its gradients, also where one is not needed.
 
     Args:
@@ -71,15 +71,15 @@ def parts_of(kind: OperationKind, schedule: Schedule, *, is_first: bool, recompu
     splits, done_before = schedule == Schedule.ZERO_BUBBLE, schedule == Schedule.GPIPE
     match kind:
         case OperationKind.FORWARD:
-            return Parts(1)
+            return PassCounts(1)
         case OperationKind.WEIGHTS:
-            return Parts(0, int(is_first), 1)
+            return PassCounts(0, int(is_first), 1)
         case OperationKind.BACKWARD | OperationKind.LOSS:
             is_loss = kind == OperationKind.LOSS
             forwards = int(is_loss and not done_before) + int(recomputes and (done_before or not is_loss))
-            return Parts(forwards, int(not (splits and is_first)), int(not splits))
+            return PassCounts(forwards, int(not (splits and is_first)), int(not splits))
         case _:
-            return Parts()
+            return PassCounts()
 
 
 def bubble_of(

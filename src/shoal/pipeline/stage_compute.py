@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptForward:
     """Of a forward whose backward is still to come. Without `output` it is computed again, from `buffers`."""
 
     received: Tensor
@@ -49,14 +49,14 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class _Step:
+class _StepState:
     """What one open step holds. `later[m]` computes the gradients of the parameters that a backward has put off."""
 
     base: list[Tensor]
     buffers: list[Tensor]
     changes: int
     gradients: list[Tensor | None]
-    kept: dict[int, _Kept] = field(default_factory=dict[int, _Kept])
+    kept: dict[int, _KeptForward] = field(default_factory=dict[int, _KeptForward])
     later: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     loss: float = 0.0
 
@@ -103,7 +103,7 @@ class StageCompute:
         self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._buffers = LiveBuffers(module)
         self._held_buffers = self._buffers.copy()
-        self._steps: dict[StepKey, _Step] = {}
+        self._steps: dict[StepKey, _StepState] = {}
         self._float_buffers = FlatLayout.of_float_buffers(module)
         self._integer_buffers = FlatLayout.of_integer_buffers(module)
 
@@ -123,7 +123,11 @@ class StageCompute:
         received, before = self._received(input), step.buffers
         output, step.buffers = self._run(before, key, microbatch, received)
         # Also what is computed again was computed with a graph: without one, torch may choose other kernels.
-        kept = _Kept(received, None, before) if self.activation_checkpointing else _Kept(received, output, [])
+        kept = (
+            _KeptForward(received, None, before)
+            if self.activation_checkpointing
+            else _KeptForward(received, output, [])
+        )
         step.kept[microbatch] = kept
         return output.detach().cpu()
 
@@ -212,10 +216,10 @@ class StageCompute:
         """Forgets the step, if there is one."""
         self._steps.pop(key, None)
 
-    def _step(self, key: StepKey) -> _Step:
+    def _step(self, key: StepKey) -> _StepState:
         if key not in self._steps:
             base = self._buffers.copy()
-            self._steps[key] = _Step(base, base, self._buffers.changes, [None] * len(self._parameters))
+            self._steps[key] = _StepState(base, base, self._buffers.changes, [None] * len(self._parameters))
         return self._steps[key]
 
     def _received(self, input: Tensor) -> Tensor:
@@ -232,13 +236,13 @@ class StageCompute:
             output = self.module(received)
         return output, left
 
-    def _output(self, kept: _Kept, key: StepKey, microbatch: int) -> Tensor:
+    def _output(self, kept: _KeptForward, key: StepKey, microbatch: int) -> Tensor:
         if kept.output is not None:
             return kept.output
         return self._run(kept.buffers, key, microbatch, kept.received)[0]
 
     def _differentiate(
-        self, step: _Step, microbatch: int, root: Tensor, received: Tensor, gradient: Tensor | None
+        self, step: _StepState, microbatch: int, root: Tensor, received: Tensor, gradient: Tensor | None
     ) -> None:
         """Gives `received` its gradient, and the parameters theirs, now or later."""
         # A first stage without parameters has nothing to differentiate.
@@ -267,7 +271,7 @@ class StageCompute:
         return halves if self._splits else None
 
     @contextmanager
-    def _own_gradients(self, step: _Step) -> Generator[None]:
+    def _own_gradients(self, step: _StepState) -> Generator[None]:
         """Inside, the parameters' `.grad` are the step's; afterwards they are None again."""
         for parameter, gradient in zip(self._parameters, step.gradients, strict=True):
             parameter.grad = gradient

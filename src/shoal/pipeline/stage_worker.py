@@ -33,7 +33,7 @@ from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.open_step import Payload
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, Send
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, SendStepMessage
 from shoal.swarm.step_replica import StepReplica
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Traffic
@@ -139,7 +139,7 @@ class StageWorker:
         self._committed_before = 0
         self._round_starts = False
         self._was_evaluation = False
-        self._results: tuple[Sequence[Send], WireTensor | None] | None = None
+        self._results: tuple[Sequence[SendStepMessage], WireTensor | None] | None = None
         self._changed = anyio.Event()
 
     # ---- state
@@ -369,7 +369,7 @@ class StageWorker:
 
     # ---- effects
 
-    def _do(self, sends: Sequence[Send], tensor: WireTensor | None = None) -> None:
+    def _do(self, sends: Sequence[SendStepMessage], tensor: WireTensor | None = None) -> None:
         for send in sends:
             match send.message:
                 case Forward():

@@ -45,7 +45,7 @@ _OUTPUT, _GRADIENT, _TOTALS, _SHARE, _STATE, _SNAPSHOT = range(6)
 
 
 @dataclass(slots=True)
-class _Replica:
+class _ReplayedReplica:
     """A life that is under way.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _ReplayedStep:
     """A step that is being computed, as this process sees it.
 
     Attributes:
@@ -77,7 +77,7 @@ class _Step:
     sizes: tuple[int, ...]
     batches: Sequence[tuple[WireTensor, WireTensor]]
     path: list[Stretch]
-    replicas: dict[int, _Replica]
+    replicas: dict[int, _ReplayedReplica]
 
     def name(self, microbatch: int, stage: int, content: int) -> Name:
         """Of a parcel that crosses from one stretch to another one."""
@@ -101,7 +101,7 @@ class Engine:
         self._config = config.model_copy(update={"model_pipeline": config.model_pipeline.model_copy(update=pipeline)})
         self._samples = samples
         self._schedule = LrSchedule.from_config(config.diloco)
-        self._replicas: dict[int, _Replica] = {}
+        self._replicas: dict[int, _ReplayedReplica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
         self._kept: dict[tuple[int, Boundary], torch.Tensor] = {}
         self._crew = crew or Crew([0] * len(lives))
@@ -144,7 +144,7 @@ class Engine:
     def _begin(self, life: Life) -> None:
         torch.set_num_threads(life.place.num_threads)
         compute, state = build_state(self._config, life.stage, _device_here(life.place.device))
-        self._replicas[life.number] = _Replica(life, compute, state)
+        self._replicas[life.number] = _ReplayedReplica(life, compute, state)
         self._states[life.stage].setdefault(state.hashes, state.held)
 
     def _load(self, life: Life, loaded: Loaded) -> Iterator[Difference]:
@@ -190,7 +190,7 @@ class Engine:
         if not mine:
             return
         sizes, has_end = began.microbatch_samples, not {0, len(action.lives) - 1}.isdisjoint(mine)
-        step = _Step(
+        step = _ReplayedStep(
             action.number,
             key,
             sizes,
@@ -212,7 +212,7 @@ class Engine:
             else:
                 replica.compute.drop(key)
 
-    def _go_forward(self, step: _Step, number: int, microbatch: int) -> None:
+    def _go_forward(self, step: _ReplayedStep, number: int, microbatch: int) -> None:
         """Through a stretch; where that is the end of the path also back."""
         _, start, stop = step.path[number]
         is_last = number == len(step.path) - 1
@@ -232,7 +232,7 @@ class Engine:
         gradient = self._operate(step.replicas[stop - 1], loss, [received, labels], step.sizes)
         self._go_back(step, number, microbatch, gradient)
 
-    def _go_back(self, step: _Step, number: int, microbatch: int, gradient: WireTensor | None) -> None:
+    def _go_back(self, step: _ReplayedStep, number: int, microbatch: int, gradient: WireTensor | None) -> None:
         """Through a stretch, from its end; in the last one that is behind the loss, whose gradient is given."""
         _, start, stop = step.path[number]
         is_last = number == len(step.path) - 1
@@ -244,7 +244,7 @@ class Engine:
         if number:
             self._send(step.path[number - 1].process, step.name(microbatch, start, _GRADIENT), gradient)
 
-    def _totals(self, step: _Step) -> tuple[dict[int, StepTotals], Decision]:
+    def _totals(self, step: _ReplayedStep) -> tuple[dict[int, StepTotals], Decision]:
         """What the gradients come to in the stages of this process, and what the trainer makes of all stages'."""
         totals = {stage: replica.compute.totals(step.key) for stage, replica in step.replicas.items()}
         parts = {stage: (one.squared_norm, one.finite) for stage, one in totals.items()}
@@ -266,7 +266,7 @@ class Engine:
         return to_wire(tensor)
 
     def _operate(
-        self, replica: _Replica, operation: Operation, inputs: list[WireTensor | None], sizes: tuple[int, ...]
+        self, replica: _ReplayedReplica, operation: Operation, inputs: list[WireTensor | None], sizes: tuple[int, ...]
     ) -> WireTensor | None:
         """Compute one operation; no input is None, since only the ends of a path give nothing to a neighbour."""
         if torch.get_num_threads() != replica.life.place.num_threads:

@@ -35,14 +35,14 @@ class _Head(msgspec.Struct, frozen=True):
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-class Parcel(NamedTuple):
+class TensorParcel(NamedTuple):
     """What one process has sent to another: `note` is what msgpack can carry; the tensors are the receiver's own."""
 
     note: Any
     tensors: list[Tensor]
 
 
-class Link:
+class ProcessLink:
     """One end.
 
     Args:
@@ -52,8 +52,8 @@ class Link:
     def __init__(self, connection: socket.socket, process: int) -> None:
         self._socket = connection
         self._process = process
-        self._arrived: SimpleQueue[tuple[Name, Parcel] | None] = SimpleQueue()
-        self._kept: dict[Name, Parcel] = {}
+        self._arrived: SimpleQueue[tuple[Name, TensorParcel] | None] = SimpleQueue()
+        self._kept: dict[Name, TensorParcel] = {}
         threading.Thread(target=self._read, name=f"link-{process}", daemon=True).start()
 
     def send(self, name: Name, note: object = None, tensors: Sequence[Tensor] = ()) -> None:
@@ -71,7 +71,7 @@ class Link:
         except OSError as error:
             raise self._lost() from error
 
-    def receive(self, name: Name) -> Parcel:
+    def receive(self, name: Name) -> TensorParcel:
         """Wait for a parcel.
 
         Raises:
@@ -98,7 +98,7 @@ class Link:
                 wires = [
                     WireTensor(dtype, shape, self._bytes(tensor_bytes(dtype, shape))) for dtype, shape in head.tensors
                 ]
-                self._arrived.put((head.name, Parcel(head.note, [from_wire(wire) for wire in wires])))
+                self._arrived.put((head.name, TensorParcel(head.note, [from_wire(wire) for wire in wires])))
         self._arrived.put(None)
 
     def _bytes(self, number: int) -> memoryview:
@@ -122,7 +122,7 @@ class Crew:
         links: to all other processes; empty where there is only one.
     """
 
-    def __init__(self, homes: Sequence[int], process: int = 0, links: Mapping[int, Link] | None = None) -> None:
+    def __init__(self, homes: Sequence[int], process: int = 0, links: Mapping[int, ProcessLink] | None = None) -> None:
         self._homes = homes
         self.process = process
         self.links = links or {}

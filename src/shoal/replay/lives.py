@@ -22,7 +22,7 @@ from shoal.wire.messages.step import StepEntry
 Event = Loaded | Resumed | Began | Applied
 
 
-class Step(NamedTuple):
+class AttemptedStep(NamedTuple):
     """One attempt at a step. Trainers of two sides of a split may give the same key, over other replicas."""
 
     key: StepKey
@@ -206,15 +206,15 @@ def _resumed(event: Resumed, loaded: Loaded, earlier: Mapping[int, Sequence[Life
     return segments[-1]
 
 
-def steps_at(life: Life) -> dict[int, Step]:
+def steps_at(life: Life) -> dict[int, AttemptedStep]:
     """Return the steps that a life began or committed, by index of the event; what it did not begin has no path."""
-    found: dict[int, Step] = {}
-    begun: dict[StepKey, Step] = {}
+    found: dict[int, AttemptedStep] = {}
+    begun: dict[StepKey, AttemptedStep] = {}
     for index, event in enumerate(life.events):
         if isinstance(event, Began):
-            begun[event.key] = found[index] = Step(event.key, event.path)
+            begun[event.key] = found[index] = AttemptedStep(event.key, event.path)
         elif isinstance(event, Applied):
-            found[index] = begun.get(event.key, Step(event.key, ()))
+            found[index] = begun.get(event.key, AttemptedStep(event.key, ()))
     return found
 
 

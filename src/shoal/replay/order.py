@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from shoal.errors import Contradiction
 from shoal.pipeline.replica_log import Applied, Began, Loaded, Resumed
-from shoal.replay.lives import Boundary, Life, Members, Step, steps_at
+from shoal.replay.lives import AttemptedStep, Boundary, Life, Members, steps_at
 from shoal.wire.messages.round import Record
 
 
@@ -119,9 +119,9 @@ class ReplayOrder:
         self._averaged = 0
         self._steps = [steps_at(life) for life in lives]
         self._needed = _applied_by(lives, self._steps, len(records))
-        self._begun: defaultdict[Step, dict[int, Life]] = defaultdict(dict)
-        self._open: defaultdict[int, set[Step]] = defaultdict(set)
-        self._computed: set[Step] = set()
+        self._begun: defaultdict[AttemptedStep, dict[int, Life]] = defaultdict(dict)
+        self._open: defaultdict[int, set[AttemptedStep]] = defaultdict(set)
+        self._computed: set[AttemptedStep] = set()
         self._origins = _origins(lives)
         self._commits: dict[int, int] = {}
         self._kept: set[Boundary] = set()
@@ -194,7 +194,7 @@ class ReplayOrder:
                 yield Keep(life, boundary, heir)
         self._kept.add(boundary)
 
-    def _computable(self, step: Step, began: Began) -> Iterator[Compute]:
+    def _computable(self, step: AttemptedStep, began: Began) -> Iterator[Compute]:
         """A step that has begun on its whole path."""
         on_path = self._begun[step]
         if len(on_path) < len(step.path):
@@ -244,7 +244,7 @@ class ReplayOrder:
         (stage, peer), _ = next(item for item in members.items() if self._cursor[item[1].life] < item[1].stop)
         return Contradiction("its log does not lead to the end of the round", record.round, stage, peer)
 
-    def _waiting(self, round: int, life: Life, step: Step) -> Contradiction:
+    def _waiting(self, round: int, life: Life, step: AttemptedStep) -> Contradiction:
         """A step of this life that cannot be computed."""
         key, begun = step.key, self._begun[step]
         if not step.path:
@@ -273,9 +273,11 @@ def _first(life: Life, members: Sequence[Members]) -> int:
     return len(life.events)
 
 
-def _applied_by(lives: Sequence[Life], steps: Sequence[Mapping[int, Step]], last_round: int) -> dict[Step, set[int]]:
+def _applied_by(
+    lives: Sequence[Life], steps: Sequence[Mapping[int, AttemptedStep]], last_round: int
+) -> dict[AttemptedStep, set[int]]:
     """The steps that some life has committed up to a round, and which lives have."""
-    found: defaultdict[Step, set[int]] = defaultdict(set)
+    found: defaultdict[AttemptedStep, set[int]] = defaultdict(set)
     for life in lives:
         for segment in life.segments:
             if segment.round <= last_round:

@@ -18,7 +18,7 @@ from shoal.wire.messages.round import Record, SignedRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     """The rounds that can be computed.
 
     Attributes:
@@ -60,10 +60,10 @@ class Plan:
         return share_lives(steps, len(self.lives), most)
 
 
-def plan_of(files: RunFiles) -> Plan:
+def plan_of(files: RunFiles) -> ReplayPlan:
     """Return what can be computed of a run."""
     chain, broken = whole_chain(files)
     side = side_of(chain, files.lives)
     members = [members_of(record, side.lives, files.logs.get(record.round, {})) for record, _ in chain]
     lives = needed_of(side, files.lives, members)
-    return Plan(chain, broken or list(later_records(side, files)), members, lives, side.strays)
+    return ReplayPlan(chain, broken or list(later_records(side, files)), members, lives, side.strays)

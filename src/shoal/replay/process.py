@@ -14,10 +14,19 @@ from pathlib import Path
 
 from shoal.errors import ConnectionLost, Contradiction, ShoalError
 from shoal.replay.engine import Engine
-from shoal.replay.links import Crew, Link
+from shoal.replay.links import Crew, ProcessLink
 from shoal.replay.order import Average, Compute
 from shoal.replay.plan import plan_of
-from shoal.replay.process_messages import Failed, Found, Reached, Report, Start, StepDone, decode_start, encode
+from shoal.replay.process_messages import (
+    Found,
+    Reached,
+    ReplayFailed,
+    ReplayStart,
+    Report,
+    StepDone,
+    decode_start,
+    encode,
+)
 from shoal.replay.run_files import read_run
 from shoal.replay.samples import Samples
 from shoal.runtime.lifeline import watch_in_thread
@@ -42,13 +51,13 @@ def main() -> None:
             except ConnectionLost:
                 raise
             except ShoalError as error:
-                say(Failed(str(error)))
+                say(ReplayFailed(str(error)))
 
 
-def _compute(start: Start, say: Callable[[Report], None]) -> None:
+def _compute(start: ReplayStart, say: Callable[[Report], None]) -> None:
     files = read_run(Path(start.directory))
     plan = plan_of(files)
-    links = {process: Link(socket.socket(fileno=fd), process) for process, fd in start.link_fds.items()}
+    links = {process: ProcessLink(socket.socket(fileno=fd), process) for process, fd in start.link_fds.items()}
     crew = Crew(start.homes, start.process, links)
     engine = Engine(files.config, Samples(files.config), plan.lives, crew)
     # That the logs contradict each other is found by the replay itself, at the same place.

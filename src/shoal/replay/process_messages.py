@@ -1,7 +1,7 @@
 """What a replay and its processes say to each other, over a socket each: lines of JSON.
 
 replay                    process
-  Start ------------------->
+  ReplayStart ------------->
   <---------- Found, StepDone    in the order of the actions
   <------------------ Reached    for each record, and once more when there is no further action
   end of the stream ------->     ends at once, as by the lifeline
@@ -14,7 +14,7 @@ import msgspec
 from shoal.replay.verdict import Difference
 
 
-class Start(msgspec.Struct, frozen=True):
+class ReplayStart(msgspec.Struct, frozen=True):
     """The first and only message to a process.
 
     Attributes:
@@ -48,23 +48,23 @@ class Reached(msgspec.Struct, frozen=True, tag=True):
     round: int | None
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class ReplayFailed(msgspec.Struct, frozen=True, tag=True):
     """It cannot go on."""
 
     reason: str
 
 
-Report = StepDone | Found | Reached | Failed
+Report = StepDone | Found | Reached | ReplayFailed
 
 
-def encode(message: Start | Report) -> bytes:
+def encode(message: ReplayStart | Report) -> bytes:
     """Return the line of a message."""
     return msgspec.json.encode(message) + b"\n"
 
 
-def decode_start(line: bytes) -> Start:
+def decode_start(line: bytes) -> ReplayStart:
     """Return the message to a process in a line."""
-    return msgspec.json.decode(line, type=Start)
+    return msgspec.json.decode(line, type=ReplayStart)
 
 
 def decode_report(line: bytes) -> Report:

@@ -22,7 +22,16 @@ from typing import Self
 
 from shoal.errors import InvariantViolation, RemoteError
 from shoal.replay.order import Action, Average
-from shoal.replay.process_messages import Failed, Found, Reached, Report, Start, StepDone, decode_report, encode
+from shoal.replay.process_messages import (
+    Found,
+    Reached,
+    ReplayFailed,
+    ReplayStart,
+    Report,
+    StepDone,
+    decode_report,
+    encode,
+)
 from shoal.replay.verdict import Difference
 from shoal.runtime.clean_interpreter import start_interpreter
 
@@ -93,7 +102,7 @@ class Processes:
                 match report:
                     case Found():
                         found.append(report)
-                    case Failed(reason):
+                    case ReplayFailed(reason):
                         raise RemoteError(reason)
                     case _:
                         raise InvariantViolation(f"process that has to come to {round} says {report}")
@@ -134,7 +143,7 @@ class Processes:
         while True:
             for number, process in enumerate(self._processes):
                 for report in process.reports:
-                    if isinstance(report, Failed):
+                    if isinstance(report, ReplayFailed):
                         return RemoteError(report.reason)
                 if process.is_ended and (code := process.popen.wait()):
                     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has failed, exit code {code}"
@@ -162,7 +171,7 @@ class Processes:
                 self._processes.append(_Process(popen, ours))
                 # If the process has ended, its missing answer says so.
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    ours.sendall(encode(Start(str(self._directory), process, self._homes, fds)))
+                    ours.sendall(encode(ReplayStart(str(self._directory), process, self._homes, fds)))
         finally:
             os.close(read_fd)
             for end in (end for links in ends for end in links.values()):

@@ -23,7 +23,7 @@ from shoal.pipeline.replica_log import place_of
 from shoal.replay.claims import logs_agree, record_follows, recorded_by
 from shoal.replay.engine import Engine
 from shoal.replay.order import Action, Average, Compute
-from shoal.replay.plan import Plan, plan_of
+from shoal.replay.plan import ReplayPlan, plan_of
 from shoal.replay.processes import Processes
 from shoal.replay.run_files import RunFiles, read_run
 from shoal.replay.samples import Samples
@@ -151,7 +151,7 @@ class _Replay:
         logs: the step log of each round; of the members themselves where another host has the client's.
     """
 
-    def __init__(self, files: RunFiles, plan: Plan, progress: Progress) -> None:
+    def __init__(self, files: RunFiles, plan: ReplayPlan, progress: Progress) -> None:
         self.rounds_agreed = 0
         self.steps = 0
         self.logs = dict(files.logs)

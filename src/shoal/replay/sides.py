@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shoal.pipeline.replica_log import Applied, Began, Resumed
-from shoal.replay.lives import Life, Members, Segment, Step, steps_at
+from shoal.replay.lives import AttemptedStep, Life, Members, Segment, steps_at
 from shoal.replay.run_files import RunFiles
 from shoal.replay.verdict import Difference
 from shoal.swarm.records import record_hash
@@ -106,7 +106,7 @@ class _Needs:
         self._lives = side.lives
         self._last_round = len(side.hashes)
         self._steps = [steps_at(life) for life in self._lives]
-        self._begun: defaultdict[Step, list[tuple[int, int]]] = defaultdict(list)
+        self._begun: defaultdict[AttemptedStep, list[tuple[int, int]]] = defaultdict(list)
         for life, steps in zip(self._lives, self._steps, strict=True):
             for index, step in steps.items():
                 if isinstance(life.events[index], Began):

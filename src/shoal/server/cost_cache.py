@@ -69,7 +69,7 @@ def microbatch_samples(config: Config) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class CachedCosts:
     """What the cache knows.
 
     Attributes:
@@ -101,7 +101,7 @@ class CostCache:
         text = json.dumps(key, sort_keys=True)
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
-    def load(self, key: Mapping[str, Any], num_units: int | None = None) -> Loaded:
+    def load(self, key: Mapping[str, Any], num_units: int | None = None) -> CachedCosts:
         """Look a measurement up; a file that cannot be used says why.
 
         Args:
@@ -113,16 +113,16 @@ class CostCache:
             with path.open("rb") as file:
                 raw = file.read(_MAX_FILE_BYTES + 1)
         except FileNotFoundError:
-            return Loaded()
+            return CachedCosts()
         except OSError as error:
-            return Loaded(problem=f"{path}: {error.strerror}")
+            return CachedCosts(problem=f"{path}: {error.strerror}")
         try:
             entry = msgspec.json.decode(raw, type=_Entry)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return Loaded(problem=f"{path} is damaged: {error}")
+            return CachedCosts(problem=f"{path} is damaged: {error}")
         if not _plausible(entry, key, num_units):
-            return Loaded(problem=f"{path} is damaged: it does not hold one cost for each unit of this model")
-        return Loaded(entry.costs_s)
+            return CachedCosts(problem=f"{path} is damaged: it does not hold one cost for each unit of this model")
+        return CachedCosts(entry.costs_s)
 
     def store(self, key: Mapping[str, Any], costs_s: list[float]) -> str | None:
         """Keep a measurement, whole or not at all; return why that was not possible, or None."""

@@ -29,7 +29,7 @@ class HostedMember(Protocol):
 
 
 class HostedReplica(Protocol):
-    """`server.replica.Replica` is one."""
+    """`server.replica.LocalReplica` is one."""
 
     @property
     def stage(self) -> int: ...

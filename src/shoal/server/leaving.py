@@ -27,7 +27,7 @@ _NO_CLIENT_S = 3.0
 """Without an answer for so long, there is no client that could be reached."""
 
 
-class _Member(Protocol):
+class _LeavingMember(Protocol):
     @property
     def coordinator(self) -> PeerId | None: ...
 
@@ -38,12 +38,12 @@ class _Member(Protocol):
     def base(self) -> Base: ...
 
 
-class _Replica(Protocol):
+class _LeavingReplica(Protocol):
     @property
     def stage(self) -> int: ...
 
     @property
-    def member(self) -> _Member: ...
+    def member(self) -> _LeavingMember: ...
 
 
 class Leaving:
@@ -57,7 +57,7 @@ class Leaving:
         self,
         endpoint: Endpoint,
         *,
-        replica: Callable[[], _Replica],
+        replica: Callable[[], _LeavingReplica],
         view: Callable[[], SwarmView],
         clock: Clock,
         tell: Callable[..., None],
@@ -132,11 +132,11 @@ class Leaving:
             if answer is not None or problem:
                 self._tell("last_of_stage", stage=replica.stage, round=base.round, problem=problem)
 
-    def _go(self, replica: _Replica, *, is_kept: bool) -> None:
+    def _go(self, replica: _LeavingReplica, *, is_kept: bool) -> None:
         self.has_left = True
         self._tell("may_leave", stage=replica.stage, round=replica.member.base.round, is_kept=is_kept)
 
-    def _is_safe(self, replica: _Replica, answer: MayLeave | None) -> bool:
+    def _is_safe(self, replica: _LeavingReplica, answer: MayLeave | None) -> bool:
         """Whether this server may go: not with a record that is being decided, of which it may be the only holder."""
         if answer is None or not answer.is_safe:
             return False

@@ -27,7 +27,7 @@ from shoal.ids import PeerId
 from shoal.pipeline.stage_worker import CapLowered
 from shoal.runtime.role import leaves
 from shoal.server.announcer import Announcer
-from shoal.server.replica import Replica
+from shoal.server.replica import LocalReplica
 from shoal.swarm.round_effects import Relocate
 from shoal.swarm.view import NOTHING_HELD, SwarmView
 from shoal.transport.base import Endpoint, Received
@@ -41,14 +41,14 @@ DRAIN_S = 5.0
 _MISFITS = (MemoryError, RuntimeError, ShoalError)
 """What building or loading a replica raises where it does not fit; torch says RuntimeError when memory is exhausted."""
 
-Rebuild = Callable[[int], Awaitable[Replica]]
+Rebuild = Callable[[int], Awaitable[LocalReplica]]
 """Builds a replica of a stage, on the device thread of the server."""
 
 
 class _Host:
     """A replica that runs."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: LocalReplica) -> None:
         self.replica = replica
         self.scope = anyio.CancelScope()
         self.ended = anyio.Event()
@@ -62,7 +62,7 @@ class ReassignmentMonitor:
         *,
         endpoint: Endpoint,
         announcer: Announcer,
-        replica: Replica,
+        replica: LocalReplica,
         rebuild: Rebuild,
         view: Callable[[], SwarmView],
         num_stages: int,
@@ -87,13 +87,13 @@ class ReassignmentMonitor:
         self._on_record = on_record
         self._connected: set[PeerId] = set()
         self._hosts: dict[int, _Host] = {}
-        self._trial: Replica | None = None
-        self._left: Replica | None = None
+        self._trial: LocalReplica | None = None
+        self._left: LocalReplica | None = None
         self._failure = ""
         announcer.announce(replica)
 
     @property
-    def replica(self) -> Replica:
+    def replica(self) -> LocalReplica:
         """Which takes events now."""
         return self._replica
 
@@ -152,7 +152,7 @@ class ReassignmentMonitor:
             case _:
                 pass
 
-    def _start(self, tasks: TaskGroup, replica: Replica) -> None:
+    def _start(self, tasks: TaskGroup, replica: LocalReplica) -> None:
         host = self._hosts[id(replica)] = _Host(replica)
         tasks.start_soon(self._host, host)
 
@@ -169,7 +169,7 @@ class ReassignmentMonitor:
         finally:
             host.ended.set()
 
-    async def _end(self, replica: Replica) -> None:
+    async def _end(self, replica: LocalReplica) -> None:
         """Stop a replica and forget it."""
         host = self._hosts[id(replica)]
         host.scope.cancel()
@@ -177,7 +177,7 @@ class ReassignmentMonitor:
         replica.close()
         del self._hosts[id(replica)]
 
-    async def _move(self, tasks: TaskGroup, old: Replica, order: Relocate) -> None:
+    async def _move(self, tasks: TaskGroup, old: LocalReplica, order: Relocate) -> None:
         """Carry out an order."""
         places = {"from_stage": old.stage, "to_stage": order.stage}
         try:
@@ -202,7 +202,7 @@ class ReassignmentMonitor:
         self._announcer.announce(self._replica)
         logger.info("server.moved", extra={**places, "stage": self._replica.stage})
 
-    async def _build(self, old: Replica, order: Relocate) -> Replica:
+    async def _build(self, old: LocalReplica, order: Relocate) -> LocalReplica:
         """Build the new replica before anything is given up: what does not fit here costs nobody anything.
 
         Raises:
@@ -219,7 +219,7 @@ class ReassignmentMonitor:
         logger.info("server.moving", extra={"from_stage": old.stage, "to_stage": order.stage, "urgent": order.urgent})
         return await self._rebuild(order.stage)
 
-    async def _drain(self, old: Replica, urgent: bool) -> None:
+    async def _drain(self, old: LocalReplica, urgent: bool) -> None:
         """Finish what has begun: the round, if it is ending, and then the steps."""
         with anyio.move_on_after(self._drain_s) as timer:
             # A stage without a replica keeps every round from ending.
@@ -234,7 +234,7 @@ class ReassignmentMonitor:
                 break
         logger.info("server.drained", extra={"stage": old.stage, "in_time": not timer.cancelled_caught})
 
-    def _switch(self, old: Replica, new: Replica) -> None:
+    def _switch(self, old: LocalReplica, new: LocalReplica) -> None:
         """From now on `new` takes all events, on connections of its own."""
         new.member.succeed(old.member)
         self._replica = new
@@ -245,7 +245,7 @@ class ReassignmentMonitor:
             for handler in old.handlers:
                 handler.peer_lost(peer)
 
-    async def _loaded(self, new: Replica) -> bool:
+    async def _loaded(self, new: LocalReplica) -> bool:
         """Wait until the replica holds the state of its stage; False if it has failed."""
         while new.member.offered_round == NOTHING_HELD:
             try:

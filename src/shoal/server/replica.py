@@ -52,7 +52,7 @@ ReplicaEvent = RoundEvent | CapLowered
 
 
 @dataclass(frozen=True)
-class Replica:
+class LocalReplica:
     """A replica that can serve.
 
     Attributes:
@@ -109,7 +109,7 @@ async def build_replica(
     deaths: DeathPoints | None = None,
     snapshot_key: bytes = b"",
     snapshot_room_bytes: int = UNKNOWN_ROOM_BYTES,
-) -> Replica:
+) -> LocalReplica:
     """Build the stage with the state of D_0, on the device thread, and connect it.
 
     If the run holds a record already, the coordinator names it, and the replica fetches its state from others of its
@@ -204,7 +204,7 @@ async def build_replica(
     )
     if snapshots is None or is_behind:
         worker.start_round(1, genesis)
-    return Replica(stage, compute, worker, member, receiver, snapshots, sender, log)
+    return LocalReplica(stage, compute, worker, member, receiver, snapshots, sender, log)
 
 
 def run_has_begun(view: SwarmView) -> bool:

@@ -39,7 +39,7 @@ from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.memory import server_memory, snapshot_room, stage_needs
 from shoal.server.reassignment_monitor import ReassignmentMonitor
-from shoal.server.replica import Replica, build_replica
+from shoal.server.replica import LocalReplica, build_replica
 from shoal.server.spec import ServerSpec
 from shoal.server.work_report import WorkReport
 from shoal.swarm.assignment import StageNeed
@@ -107,7 +107,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         server = server_of(endpoint.peer_id, record)
         stage = await _stage(spec, registry, endpoint, record, needs)
 
-        async def build(stage: int) -> Replica:
+        async def build(stage: int) -> LocalReplica:
             require_fit(server, needs, (stage,))
             cap = needs[stage].cap_of(server)
             if cap != server.max_microbatch_samples:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
-from shoal.swarm.view import Client
+from shoal.swarm.view import ClientPeer
 from shoal.wire.messages.base import Hop
 
 PATIENCE_S = 1.0
@@ -43,7 +43,7 @@ class ClientOrder:
         """Those that are there."""
         return tuple(peer for peer, each in self._ahead.items() if each.since_s is None)
 
-    def announced(self, clients: Iterable[Client], now_s: float) -> None:
+    def announced(self, clients: Iterable[ClientPeer], now_s: float) -> None:
         """These are all that are announced now; one that was lost is among them if it has announced itself since."""
         by_peer = {client.peer: client for client in clients}
         mine = by_peer.get(self._me)

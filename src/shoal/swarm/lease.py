@@ -79,7 +79,7 @@ class _Lease:
 
 
 @dataclass(slots=True)
-class _Plan:
+class _PlannedRound:
     """A round. `is_partial`: what dead trainers have leased in it is not known; `closed`: so nothing more is leased."""
 
     round: int = 0
@@ -114,7 +114,7 @@ class LeaseTable:
         self._deal: Deal = (
             FixedDeal(stream, self._recorded) if self._deterministic else SharedDeal(stream, self._max_samples)
         )
-        self._plan = _Plan()
+        self._plan = _PlannedRound()
         self._leases: dict[int, _Lease] = {}
 
     @property
@@ -340,7 +340,7 @@ class LeaseTable:
             return
         for lease in self._leases.values():
             lease.index = NO_PLACE
-        self._plan = _Plan(round_number, num_slots, inner_steps)
+        self._plan = _PlannedRound(round_number, num_slots, inner_steps)
         self._deal.plan(num_slots, inner_steps, speeds, is_resumed=is_resumed)
 
     def _free_lease(self, number: int) -> None:

@@ -23,7 +23,7 @@ MAX_MICROBATCHES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MicrobatchPart:
     """Samples [start, stop) of microbatch `whole` of the uncut step."""
 
     whole: int
@@ -64,17 +64,17 @@ class LoweredCaps:
         return smallest_cap(path, {**caps, **self._caps})
 
 
-def cut(sizes: Sequence[int], cap: int | None) -> tuple[Part, ...]:
+def cut(sizes: Sequence[int], cap: int | None) -> tuple[MicrobatchPart, ...]:
     """Return the parts of microbatches of these sizes, in order: of each as few as the cap allows, as even as can be.
 
     The sizes of a microbatch's parts are those of `torch.chunk`: ceil(n / k), the last one perhaps smaller. Cutting
     with the largest part as the cap gives the same parts again, so that the sizes in a step tell how it was cut.
     """
-    parts: list[Part] = []
+    parts: list[MicrobatchPart] = []
     for whole, num_samples in enumerate(sizes):
         num_parts = 1 if cap is None else -(-num_samples // cap)
         size = -(-num_samples // num_parts)
-        parts += [Part(whole, start, min(start + size, num_samples)) for start in range(0, num_samples, size)]
+        parts += [MicrobatchPart(whole, start, min(start + size, num_samples)) for start in range(0, num_samples, size)]
     return tuple(parts)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from shoal.ids import PeerId
 from shoal.swarm.placement import correction
-from shoal.swarm.reassignment import Move, next_move
+from shoal.swarm.reassignment import StageMove, next_move
 from shoal.swarm.view import SwarmView
 
 
@@ -43,7 +43,7 @@ class MoveSettings:
     rest_rounds: int = 3
 
 
-class End(enum.StrEnum):
+class MoveEnd(enum.StrEnum):
     """How a move has ended."""
 
     ARRIVED = "arrived"
@@ -57,22 +57,22 @@ class End(enum.StrEnum):
 class SendOrder:
     """Send the order to the server."""
 
-    move: Move
+    move: StageMove
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
     """A move has been ordered."""
 
-    move: Move
+    move: StageMove
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """It is over; with the reason where the server gave one."""
 
-    move: Move
-    how: End
+    move: StageMove
+    how: MoveEnd
     reason: str = ""
 
 
@@ -83,7 +83,7 @@ class MoveOrders:
     """The machine of one coordinator."""
 
     def __init__(self, num_stages: int, settings: MoveSettings | None = None) -> None:
-        self.under_way: Move | None = None
+        self.under_way: StageMove | None = None
         self._num_stages = num_stages
         self._settings = settings or MoveSettings()
         self._answered = self._was_lost = False
@@ -164,14 +164,14 @@ class MoveOrders:
             if self._known.get(peer) == stage:
                 return []  # a late repetition
             # Sent by an earlier coordinator; where it comes from does not matter any more.
-            self._begin(Move(peer, stage, stage, False), now_s)
+            self._begin(StageMove(peer, stage, stage, False), now_s)
             self._answered = True
             return []
         if move is None or move.peer != peer or move.stage != stage:
             return []
         if refused:
             self._refused[peer] = self._round
-            return [self._end(move, End.REFUSED, refused)]
+            return [self._end(move, MoveEnd.REFUSED, refused)]
         self._answered, self._seen_s = True, now_s
         return []
 
@@ -196,11 +196,11 @@ class MoveOrders:
             return []
         return self._ordered(move, now_s)
 
-    def _ordered(self, move: Move, now_s: float) -> list[MoveEffect]:
+    def _ordered(self, move: StageMove, now_s: float) -> list[MoveEffect]:
         self._begin(move, now_s)
         return [Begun(move), SendOrder(move)]
 
-    def _begin(self, move: Move, now_s: float) -> None:
+    def _begin(self, move: StageMove, now_s: float) -> None:
         self.under_way = move
         self._answered = self._was_lost = False
         self._begun_s = self._seen_s = now_s
@@ -211,23 +211,23 @@ class MoveOrders:
         if move is None:
             return []
         if holders.get(move.peer) == move.stage:
-            return [self._end(move, End.ARRIVED)]
+            return [self._end(move, MoveEnd.ARRIVED)]
         if move.peer in known:
             self._seen_s = now_s
             if self._was_lost and known[move.peer] != move.stage:
-                return [self._end(move, End.CAME_BACK)]
+                return [self._end(move, MoveEnd.CAME_BACK)]
         if now_s >= self._seen_s + self._settings.silence_s:
-            return [self._end(move, End.LOST)]
+            return [self._end(move, MoveEnd.LOST)]
         if now_s >= self._begun_s + self._settings.timeout_s:
-            return [self._end(move, End.TOO_SLOW)]
+            return [self._end(move, MoveEnd.TOO_SLOW)]
         if not self._answered and now_s >= self._repeat_at_s:
             self._repeat_at_s = now_s + self._settings.retry_s
             return [SendOrder(move)]
         return []
 
-    def _end(self, move: Move, how: End, reason: str = "") -> Ended:
+    def _end(self, move: StageMove, how: MoveEnd, reason: str = "") -> Ended:
         self.under_way = None
         self._rests_until[move.peer] = self._round + self._settings.rest_rounds
-        if how is not End.ARRIVED:
+        if how is not MoveEnd.ARRIVED:
             self._unmoved.add(move.peer)
         return Ended(move, how, reason)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shoal.ids import PeerId
 from shoal.swarm.settlement import Settlement
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, Ready, Schedule, Send
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, ReadyOperation, Schedule, SendStepMessage
 from shoal.wire.messages.step import (
     AskOutcome,
     Backward,
@@ -140,22 +140,22 @@ class OpenStep:
             self.settlement = Settlement([peer for peer in self.path if peer != self.path[self.stage]])
         return self.settlement
 
-    def questions(self) -> list[Send]:
+    def questions(self) -> list[SendStepMessage]:
         """Asks for the outcome whoever has not told it; nobody if the trainer still decides."""
         if self.settlement is None:
             return []
         ask = AskOutcome(self.request.key, self.settlement.forgotten)
-        return [Send(peer, ask) for peer in self.settlement.unanswered()]
+        return [SendStepMessage(peer, ask) for peer in self.settlement.unanswered()]
 
-    def results(self, operation: Operation) -> list[Send]:
+    def results(self, operation: Operation) -> list[SendStepMessage]:
         """Who gets what an operation has computed."""
         key, microbatch = operation.key, operation.microbatch
         match operation.kind:
             case OperationKind.FORWARD if self.downstream is not None:
-                return [Send(self.downstream, Forward(key, microbatch))]
+                return [SendStepMessage(self.downstream, Forward(key, microbatch))]
             case OperationKind.BACKWARD | OperationKind.LOSS:
                 answer = MicrobatchDone(key, microbatch) if self.stage == 0 else Backward(key, microbatch)
-                return [Send(self.upstream, answer)]
+                return [SendStepMessage(self.upstream, answer)]
             case _:
                 return []
 
@@ -172,10 +172,10 @@ class OpenStep:
             skipped=decision.skipped,
         )
 
-    def ready(self) -> list[Ready]:
+    def ready(self) -> list[ReadyOperation]:
         """What could run now: a backward or else a forward, and weight gradients that were put off."""
         found = [] if self.prepared else [*self._next_microbatch(), *self._next_weights()]
-        return [Ready(operation, self.begun, self.opened, self.forwards - self.weights) for operation in found]
+        return [ReadyOperation(operation, self.begun, self.opened, self.forwards - self.weights) for operation in found]
 
     def _next_microbatch(self) -> list[Operation]:
         done_first = self.num_microbatches if self.schedule == Schedule.GPIPE else 0

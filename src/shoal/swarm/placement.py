@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shoal.ids import PeerId
 from shoal.swarm.assignment import assign
-from shoal.swarm.reassignment import Move
+from shoal.swarm.reassignment import StageMove
 from shoal.swarm.view import Candidate, SwarmView
 
 
@@ -55,7 +55,7 @@ _NOTHING = _Change(0, 0)
 
 def correction(
     view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId] = ()
-) -> Move | None:
+) -> StageMove | None:
     """Return the move that makes the placement better, or None if it is as good as it can be made.
 
     Moves that are carried out one after the other come to an end: each, or each two, make it strictly better. Then
@@ -88,7 +88,7 @@ def correction(
     if found is None:
         return None
     mover, stage = found
-    return Move(mover.server.peer, mover.stage, stage, counts[stage] == 0)
+    return StageMove(mover.server.peer, mover.stage, stage, counts[stage] == 0)
 
 
 def _first_of_two(donors: Sequence[_Mover], movers: Sequence[_Mover]) -> tuple[_Mover, int] | None:

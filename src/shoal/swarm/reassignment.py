@@ -25,7 +25,7 @@ MIN_GAIN = 0.1
 _ROUNDING = 1e-9
 
 
-class Move(NamedTuple):
+class StageMove(NamedTuple):
     """A server goes from one stage to another; `urgent` if that one has nobody."""
 
     peer: PeerId
@@ -51,7 +51,7 @@ def next_move(
     num_stages: int,
     holders: Collection[PeerId],
     exempt: Collection[PeerId] = (),
-) -> Move | None:
+) -> StageMove | None:
     """Return the move that helps most, or None if none helps enough.
 
     The neediest stage gets a server of the strongest one that can spare one (largest surplus), the youngest there. The
@@ -66,7 +66,7 @@ def next_move(
     """
     places = _places(view, num_stages, holders, exempt)
     weakest = min(_strengths(places, num_stages))
-    first: Move | None = None
+    first: StageMove | None = None
     for _ in range(num_stages):
         move = _best(places, num_stages)
         if move is None:
@@ -119,7 +119,7 @@ def _strengths(places: Sequence[_Place], num_stages: int) -> list[float]:
     return strengths
 
 
-def _best(places: Sequence[_Place], num_stages: int) -> Move | None:
+def _best(places: Sequence[_Place], num_stages: int) -> StageMove | None:
     strengths = _strengths(places, num_stages)
     target = min(range(num_stages), key=lambda stage: (strengths[stage], stage))
     num_holders = [sum(each.holds for each in places if each.stage == stage) for stage in range(num_stages)]
@@ -133,4 +133,4 @@ def _best(places: Sequence[_Place], num_stages: int) -> Move | None:
     if not donors:
         return None
     donor = max(donors, key=lambda each: (strengths[each.stage], -each.stage, each.seniority))
-    return Move(donor.peer, donor.stage, target, strengths[target] == 0)
+    return StageMove(donor.peer, donor.stage, target, strengths[target] == 0)

@@ -18,13 +18,22 @@ from collections.abc import Callable, Iterable, Mapping
 from shoal.ids import NO_BALLOT, Ballot, PeerId
 from shoal.swarm.records import Tip, used_samples
 from shoal.swarm.round_choice import choose
-from shoal.swarm.round_effects import CoordinatorEffect, Decided, Deposed, Introduce, Overtaken, Ready, ReplicaIn, Send
+from shoal.swarm.round_effects import (
+    CoordinatorEffect,
+    Decided,
+    Deposed,
+    Introduce,
+    Overtaken,
+    ReplicaIn,
+    RoundReady,
+    Send,
+)
 from shoal.swarm.round_hold import HeldRecord
 from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_judgement import Judgement
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_restoration import Restoration
-from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
+from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.swarm.round_stages import RoundStages
 from shoal.swarm.round_views import RoundViews, StageView
 from shoal.swarm.sample_ranges import Ranges
@@ -72,7 +81,7 @@ class RoundCoordinatorMachine:
         ballot_number: int = 0,
     ) -> None:
         self.me, self.settings = me, settings
-        self.phase = Phase.WAITING
+        self.phase = RoundPhase.WAITING
         self.ballot = Ballot(ballot_number, me, incarnation)
         self._has_led = ballot_number > 0
         self.highest, self._recorded = NO_BALLOT, recorded
@@ -95,7 +104,7 @@ class RoundCoordinatorMachine:
     @property
     def holders(self) -> Mapping[PeerId, int] | None:
         """The replicas that hold the tip and take part, with their stages; None while that is not known."""
-        return None if self.phase in (Phase.WAITING, Phase.ASKING) else self._replicas.holders(self.tip)
+        return None if self.phase in (RoundPhase.WAITING, RoundPhase.ASKING) else self._replicas.holders(self.tip)
 
     @property
     def _record(self) -> Record | None:
@@ -105,7 +114,7 @@ class RoundCoordinatorMachine:
     def wake_at_s(self) -> float | None:
         """When to call `tick`; None if nothing waits for time."""
         unanswered = self._replicas.silent or self._replicas.told or self._restoration.missing
-        if self.phase is Phase.WAITING or (self.phase is Phase.IDLE and not unanswered):
+        if self.phase is RoundPhase.WAITING or (self.phase is RoundPhase.IDLE and not unanswered):
             return None
         return self._tick_at_s
 
@@ -115,7 +124,7 @@ class RoundCoordinatorMachine:
         """Take a ballot above every one seen and ask all replicas what they hold."""
         self.highest = max(self.highest, self.ballot)
         self.ballot = self.ballot._replace(number=self.highest.number + 1)
-        if self.phase is Phase.WAITING:
+        if self.phase is RoundPhase.WAITING:
             self._restoration.wait_anew(now_s)
         return self._ask(now_s)
 
@@ -128,7 +137,7 @@ class RoundCoordinatorMachine:
         for peer, hop in known.items():
             if self._replicas.name(peer, hop):
                 effects.append(Introduce(hop))
-                if self.phase is not Phase.WAITING:
+                if self.phase is not RoundPhase.WAITING:
                     effects.append(Send(peer, AskRound(self.ballot)))
         return effects + self._advance(now_s)
 
@@ -140,7 +149,7 @@ class RoundCoordinatorMachine:
 
     def journaled(self, digest: str) -> Effects:
         """The step logs of the record with this hash are safe: now its members may hold it."""
-        if self.phase is not Phase.HOLDING:
+        if self.phase is not RoundPhase.HOLDING:
             return []
         return [*self._held.journaled(digest, self.ballot, self._views.members)]
 
@@ -155,7 +164,7 @@ class RoundCoordinatorMachine:
 
     def tick(self, now_s: float) -> Effects:
         """Repeat what has not been answered."""
-        if self.phase is Phase.WAITING:
+        if self.phase is RoundPhase.WAITING:
             return []
         if self._lead_at_s is not None and now_s >= self._lead_at_s:
             return self.lead(now_s)
@@ -165,9 +174,9 @@ class RoundCoordinatorMachine:
         effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in self._replicas.silent]
         for peer in sorted(self._replicas.told):
             effects += self._replicas.offer(peer, self.ballot, self.tip)
-        if self.phase is Phase.JOINING:
+        if self.phase is RoundPhase.JOINING:
             effects += self._send_close()
-        elif self.phase is Phase.STAGING and now_s - self._since_s > self.settings.stage_timeout_s:
+        elif self.phase is RoundPhase.STAGING and now_s - self._since_s > self.settings.stage_timeout_s:
             self._since_s = now_s
             for view in self._views.values():
                 if not view.agreed:
@@ -178,7 +187,7 @@ class RoundCoordinatorMachine:
         """Take a replica's message; what is of another ballot, round or epoch has no effect."""
         if isinstance(message, StaleBallot):
             return self._stale(message.highest, now_s)
-        if self.phase is Phase.WAITING or peer not in self._replicas.known:
+        if self.phase is RoundPhase.WAITING or peer not in self._replicas.known:
             return []
         match message:
             case RoundState() if message.ballot == self.ballot:
@@ -202,7 +211,7 @@ class RoundCoordinatorMachine:
     # -- taking over
 
     def _ask(self, now_s: float) -> Effects:
-        self.phase, self._since_s, self._lead_at_s = Phase.ASKING, now_s, None
+        self.phase, self._since_s, self._lead_at_s = RoundPhase.ASKING, now_s, None
         self._tick_at_s = now_s + self.settings.retry_s
         self._replicas.begin_asking()
         self._ready = False
@@ -215,13 +224,13 @@ class RoundCoordinatorMachine:
         """A replica follows a higher ballot: take a higher one while taking over, and when a past self holds it; but
         whoever has led before has been replaced."""
         self.highest = max(self.highest, highest)
-        if self.phase is Phase.WAITING or highest <= self.ballot or self._lead_at_s is not None:
+        if self.phase is RoundPhase.WAITING or highest <= self.ballot or self._lead_at_s is not None:
             return []
         if highest.peer == self.me:
             return self.lead(now_s)
-        if self.phase is Phase.ASKING and not self._has_led:
+        if self.phase is RoundPhase.ASKING and not self._has_led:
             return self._contend(now_s)
-        self.phase = Phase.WAITING
+        self.phase = RoundPhase.WAITING
         return [Deposed(highest)]
 
     def _contend(self, now_s: float) -> Effects:
@@ -251,7 +260,7 @@ class RoundCoordinatorMachine:
         if lost.keys() != set(choice.missing):
             return effects + self._replicas.hint(choice, self.ballot, self.tip)
         effects += self._judgement.chose(states.values(), choice)
-        self.phase, self._num_contests = Phase.IDLE, 0
+        self.phase, self._num_contests = RoundPhase.IDLE, 0
         others: Iterable[PeerId] = ()
         if choice.tip.hash != self.tip.hash:
             if self._trains and not self._judgement.is_own(choice.tip, self.tip):
@@ -268,7 +277,7 @@ class RoundCoordinatorMachine:
         if self._replicas.is_older(peer, state):
             return []
         tip = self._replicas.answer(peer, state)
-        if self.phase is Phase.ASKING:
+        if self.phase is RoundPhase.ASKING:
             # Who else holds a record that nobody has named before is yet to be heard.
             self._since_s = now_s if is_news else self._since_s
             self._judgement.heard.add(tip)
@@ -286,7 +295,7 @@ class RoundCoordinatorMachine:
         return [*effects, ReplicaIn(peer)] if is_in else effects
 
     def _swapped(self, peer: PeerId, message: Swapped) -> Effects:
-        if self.phase is Phase.ASKING:
+        if self.phase is RoundPhase.ASKING:
             return [Send(peer, AskRound(self.ballot))]  # it has another record now, or other bytes, than it has said
         if self.tip.signed is None or peer not in self._replicas.states:
             return []
@@ -300,10 +309,10 @@ class RoundCoordinatorMachine:
         if not self._restoration.fits(self._replicas.here[peer]):
             return effects + self._replicas.mark_out(peer, "it swapped other bytes than its stage goes on from")
         effects += [ReplicaIn(peer)] if was_out or message.stage in self._restoration.bases else []
-        return effects + (self._send_close() if self.phase is Phase.JOINING else [])
+        return effects + (self._send_close() if self.phase is RoundPhase.JOINING else [])
 
     def _reconsider(self, peer: PeerId) -> Effects:
-        is_early = self.phase in (Phase.IDLE, Phase.JOINING)
+        is_early = self.phase in (RoundPhase.IDLE, RoundPhase.JOINING)
         return self._stages.reconsider(peer, self.ballot, self.tip) if is_early else []
 
     # -- the round
@@ -311,23 +320,27 @@ class RoundCoordinatorMachine:
     def _advance(self, now_s: float) -> Effects:
         """Go as far as what is known allows."""
         effects: Effects = []
-        if self.phase is Phase.ASKING:
+        if self.phase is RoundPhase.ASKING:
             effects += self._choose(now_s)
-        if self.phase in (Phase.IDLE, Phase.JOINING):
+        if self.phase in (RoundPhase.IDLE, RoundPhase.JOINING):
             effects += self._stages.watch(self.ballot, self.tip, now_s)
-        if self.phase is Phase.IDLE and not (self._ready or self._replicas.told or self._unsaid):
+        if self.phase is RoundPhase.IDLE and not (self._ready or self._replicas.told or self._unsaid):
             self._ready = self._trains = True
-            effects.append(Ready(self.tip, self._replicas.holders(self.tip), self._replicas.sent_bytes))
-        if self.phase is Phase.IDLE and self._ready and self._request is not None:
-            self.phase = Phase.JOINING
+            effects.append(RoundReady(self.tip, self._replicas.holders(self.tip), self._replicas.sent_bytes))
+        if self.phase is RoundPhase.IDLE and self._ready and self._request is not None:
+            self.phase = RoundPhase.JOINING
             self._joins.restart()
             effects += self._send_close()
-        if self.phase is Phase.JOINING and self._request is not None:
+        if self.phase is RoundPhase.JOINING and self._request is not None:
             effects += self._settle(self._request, now_s)
-        if self.phase is Phase.STAGING and self._views.agreed:
+        if self.phase is RoundPhase.STAGING and self._views.agreed:
             effects += self._hold()
-        if self.phase is Phase.HOLDING and self._held.tip is not None and self._held.is_held_by(self._views.members):
-            self.phase = Phase.IDLE
+        if (
+            self.phase is RoundPhase.HOLDING
+            and self._held.tip is not None
+            and self._held.is_held_by(self._views.members)
+        ):
+            self.phase = RoundPhase.IDLE
             self._set_tip(self._held.tip)
             effects += self._replicas.tell(self.ballot, self.tip)
         return effects
@@ -337,7 +350,7 @@ class RoundCoordinatorMachine:
         return [Send(p, close) for p in self._replicas.holders(self.tip) if p not in self._joins.joins]
 
     def _joined(self, peer: PeerId, join: Join) -> None:
-        if self.phase is Phase.JOINING and peer in self._replicas.holders(self.tip):
+        if self.phase is RoundPhase.JOINING and peer in self._replicas.holders(self.tip):
             self._joins.note(peer, join)
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:
@@ -357,7 +370,7 @@ class RoundCoordinatorMachine:
         return effects + self._propose_all(request, now_s)
 
     def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
-        self.phase, self._since_s = Phase.STAGING, now_s
+        self.phase, self._since_s = RoundPhase.STAGING, now_s
         twice = self._views.begin(self.settings, self._joins.joins, request.slots)
         return [*twice, *(effect for view in self._views.values() for effect in self._propose(view))]
 
@@ -366,14 +379,14 @@ class RoundCoordinatorMachine:
         return [*self._views.propose(view, self.ballot, self.tip.round + 1, hops)]
 
     def _new_epoch(self, view: StageView, without: frozenset[PeerId]) -> Effects:
-        self.phase = Phase.STAGING
+        self.phase = RoundPhase.STAGING
         self._held.clear()
         view.next_epoch(without)
         return self._propose(view)
 
     def _leave(self, peer: PeerId, now_s: float) -> Effects:
         """A replica is lost to the round being averaged: its stage goes on without it, from the kept inputs."""
-        if self.phase not in (Phase.STAGING, Phase.HOLDING):
+        if self.phase not in (RoundPhase.STAGING, RoundPhase.HOLDING):
             return []
         for view in self._views.values():
             if view.members == (peer,):
@@ -402,11 +415,11 @@ class RoundCoordinatorMachine:
         return effects + self._new_epoch(view, odd)
 
     def _is_current(self, message: Staged | MemberLost | Held) -> bool:
-        averaging = self.phase in (Phase.STAGING, Phase.HOLDING)
+        averaging = self.phase in (RoundPhase.STAGING, RoundPhase.HOLDING)
         return averaging and message.ballot == self.ballot and message.round == self.tip.round + 1
 
     def _hold(self) -> Effects:
-        self.phase = Phase.HOLDING
+        self.phase = RoundPhase.HOLDING
         lowest: Mapping[int, int] = {} if self._request is None else self._request.incarnations
         joins, restored = self._joins.joins, self._restoration.bases
         return [self._held.propose(self.tip, self.ballot, self._views, joins, self._recorded, lowest, restored)]

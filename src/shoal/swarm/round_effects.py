@@ -75,7 +75,7 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class RoundReady:
     """Every reachable replica that could has swapped to the tip: the next round may be trained.
 
     Attributes:
@@ -129,7 +129,7 @@ class ChainLeft:
 @dataclass(frozen=True, slots=True)
 class Overtaken:
     """Another record stands than the one on which this client trains, and it has not decided it: what the client knows
-    of the run is void. `Ready` follows."""
+    of the run is void. `RoundReady` follows."""
 
     tip: Tip
 
@@ -161,7 +161,7 @@ CoordinatorEffect = (
     | ReplicaIn
     | Journal
     | Decided
-    | Ready
+    | RoundReady
     | Stuck
     | Restored
     | ChainLeft

@@ -48,7 +48,7 @@ class CloseRequest:
     join_by_s: float | None = None
 
 
-class Phase(enum.Enum):
+class RoundPhase(enum.Enum):
     """Where the coordinator stands; see the diagram of `round_coordinator`."""
 
     WAITING = "waiting"

@@ -63,7 +63,7 @@ def continues(snapshot: Snapshot, base: Base) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _OwnerSnapshots:
     """Of one owner, with the sizes of the offers that say what they are."""
 
     whole: Snapshot | None = None
@@ -83,7 +83,7 @@ class SnapshotStore:
         self._stage = stage
         self._room_bytes = room_bytes
         self._round = 0
-        self._kept: dict[PeerId, _Kept] = {}
+        self._kept: dict[PeerId, _OwnerSnapshots] = {}
 
     @property
     def used_bytes(self) -> int:
@@ -97,7 +97,7 @@ class SnapshotStore:
             offer_bytes: memory for the offer itself, beside the content.
         """
         self.lost(owner)
-        kept = self._kept.get(owner, _Kept())
+        kept = self._kept.get(owner, _OwnerSnapshots())
         if snapshot.peer != owner:
             return "it is not the sender's own"
         if snapshot.stage == self._stage:
@@ -114,28 +114,28 @@ class SnapshotStore:
 
     def completed(self, owner: PeerId, digest: str) -> bool:
         """All of what was coming is here, and hashes to `digest`; returns whether it is kept now, as the only one."""
-        kept = self._kept.get(owner, _Kept())
+        kept = self._kept.get(owner, _OwnerSnapshots())
         if kept.incoming is None:
             return False
         if kept.incoming.digest != digest:
             self.lost(owner)
             return False
-        self._kept[owner] = _Kept(kept.incoming, kept.incoming_bytes)
+        self._kept[owner] = _OwnerSnapshots(kept.incoming, kept.incoming_bytes)
         return True
 
     def lost(self, owner: PeerId) -> None:
         """What is coming from an owner does not come to its end."""
-        kept = self._kept.pop(owner, _Kept())
+        kept = self._kept.pop(owner, _OwnerSnapshots())
         if kept.whole is not None:
-            self._kept[owner] = _Kept(kept.whole, kept.whole_bytes)
+            self._kept[owner] = _OwnerSnapshots(kept.whole, kept.whole_bytes)
 
     def coming(self, owner: PeerId) -> Snapshot | None:
         """What is coming from an owner."""
-        return self._kept.get(owner, _Kept()).incoming
+        return self._kept.get(owner, _OwnerSnapshots()).incoming
 
     def whole(self, owner: PeerId) -> Snapshot | None:
         """What is kept of an owner."""
-        return self._kept.get(owner, _Kept()).whole
+        return self._kept.get(owner, _OwnerSnapshots()).whole
 
     def recorded(self, round: int) -> None:
         """The record of a round is here: what was trained before it is in it, or lost."""
@@ -144,7 +144,7 @@ class SnapshotStore:
             if kept.incoming is not None and kept.incoming.round < self._round:
                 self.lost(owner)
             if kept.whole is not None and kept.whole.round < self._round:
-                left = self._kept.pop(owner, _Kept())
+                left = self._kept.pop(owner, _OwnerSnapshots())
                 if left.incoming is not None:
                     self._kept[owner] = replace(left, whole=None, whole_bytes=0)
 
@@ -153,7 +153,7 @@ class SnapshotStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskBuddy:
     """Ask a buddy for a snapshot of the life before."""
 
     peer: PeerId
@@ -167,7 +167,7 @@ class Take:
     snapshot: Snapshot
 
 
-SearchEffects = list[Ask | Take]
+SearchEffects = list[AskBuddy | Take]
 
 
 class SnapshotSearch:
@@ -220,7 +220,7 @@ class SnapshotSearch:
         """Ask these buddies."""
         self._asked = set(peers)
         self.wake_at_s = now_s + self._patience_s
-        return [*(Ask(peer) for peer in peers), *self._go_on(now_s)]
+        return [*(AskBuddy(peer) for peer in peers), *self._go_on(now_s)]
 
     def offered(self, peer: PeerId, snapshot: Snapshot, now_s: float) -> SearchEffects:
         """A buddy has a snapshot, whose seal is this peer's own."""

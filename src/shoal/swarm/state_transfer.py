@@ -1,7 +1,7 @@
 """How a replica gets the state of its stage from those that hold it: a pure machine, events in, effects out.
 
-    donors -> Ask -> offered: hash of each chunk -> Request, several at a time from each -> Store ... -> Verify -> Done
-                 '-> refused: asked again later
+    donors -> AskDonor -> offered: hash of each chunk -> Request, several at a time from each -> Store ...
+                 '-> refused: asked again later                                              -> Verify -> TransferDone
 
 The record says what the whole must hash to; what the chunks must hash to is a donor's word. So a chunk that differs
 from what its sender had offered convicts the sender at once and costs only itself. Offers that contradict each other
@@ -69,7 +69,7 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskDonor:
     """Ask a peer whether it holds the record and what its chunks hash to."""
 
     peer: PeerId
@@ -116,11 +116,11 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TransferDone:
     """What is stored is the state that the record names."""
 
 
-TransferEffect = Ask | Request | Store | Verify | Distrust | Nobody | Late | Done
+TransferEffect = AskDonor | Request | Store | Verify | Distrust | Nobody | Late | TransferDone
 Effects = list[TransferEffect]
 
 
@@ -197,7 +197,7 @@ class StateTransfer:
         for peer in sorted(present):
             if peer not in self._donors:
                 self._donors[peer] = _Donor(now_s)
-                effects.append(Ask(peer))
+                effects.append(AskDonor(peer))
         return effects + self._advance(now_s)
 
     def offered(self, peer: PeerId, digests: bytes, now_s: float) -> Effects:
@@ -252,7 +252,7 @@ class StateTransfer:
         self._verifying = False
         if is_right:
             self._done = True
-            return [Done()]
+            return [TransferDone()]
         effects: Effects = []
         for peer, donor in sorted(self._donors.items()):
             if donor.offer is not None and donor.offer == self._offer:
@@ -274,7 +274,7 @@ class StateTransfer:
         for peer, donor in sorted(self._donors.items()):
             if donor.offer is None and not donor.wrong and now_s >= donor.asked_at_s + settings.retry_s:
                 donor.answered, donor.asked_at_s = True, now_s  # silence is an answer, too
-                effects.append(Ask(peer))
+                effects.append(AskDonor(peer))
             elif donor.requested and not donor.slow and now_s >= donor.active_at_s + settings.slow_s:
                 donor.slow = True
                 self._todo.extendleft(reversed(donor.requested))

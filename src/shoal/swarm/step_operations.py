@@ -1,7 +1,7 @@
 """What the machines of the training step ask of their drivers: messages to send, operations for the device.
 
-No tensors: payloads stay with the driver, keyed by (step key, microbatch). A `Forward` or `Backward` in a `Send` only
-says that the payload must be sent now.
+No tensors: payloads stay with the driver, keyed by (step key, microbatch). A `Forward` or `Backward` in a
+`SendStepMessage` only says that the payload must be sent now.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def decision_of(norm: float, is_finite: bool, lr: float, max_norm: float | None)
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendStepMessage:
     """Effect: send `message` to `to`; for Forward and Backward the driver adds the tensor."""
 
     to: PeerId
@@ -107,7 +107,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyOperation:
     """An operation that could run now.
 
     Attributes:

@@ -26,9 +26,9 @@ from shoal.swarm.step_operations import (
     Decision,
     Operation,
     OperationKind,
-    Ready,
+    ReadyOperation,
     Schedule,
-    Send,
+    SendStepMessage,
     StepTotals,
 )
 from shoal.wire.messages.step import (
@@ -105,7 +105,7 @@ class StepReplica:
         """The round is closing and nothing but doubt is open."""
         return self._closing and all(step.in_doubt for step in self.open.values())
 
-    def handle(self, sender: PeerId, message: StepMessage) -> list[Send]:
+    def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
         """Takes a message of `sender`.
 
         Raises:
@@ -136,23 +136,23 @@ class StepReplica:
         step = self.open.get(message.key)
         return step is not None and step.source_of(message) == sender and not step.has(message)
 
-    def _on_open(self, sender: PeerId, request: Open) -> list[Send]:
+    def _on_open(self, sender: PeerId, request: Open) -> list[SendStepMessage]:
         key = request.key
         if key in self.open and self.open[key].trainer == sender:
-            return [Send(sender, Opened(key))]
+            return [SendStepMessage(sender, Opened(key))]
         reason = self._refusal(request)
         if reason is not None:
-            return [Send(sender, Refused(key, reason, exceeded(request.microbatch_samples, self.cap)))]
-        sends: list[Send] = []
+            return [SendStepMessage(sender, Refused(key, reason, exceeded(request.microbatch_samples, self.cap)))]
+        sends: list[SendStepMessage] = []
         if key.incarnation > self._ledger.lowest_incarnation(key.trainer):
             # A new incarnation has taken the old one's place.
             sends += self._fence({key.trainer: key.incarnation})
         if sum(not step.settling for step in self.open.values()) >= self._max_open_steps:
-            return [*sends, Send(sender, Busy(key))]
+            return [*sends, SendStepMessage(sender, Busy(key))]
         self._ledger.opened(key)
         self.open[key] = OpenStep(request, sender, self._stage, self._num_opened, self._schedule)
         self._num_opened += 1
-        return [*sends, Send(sender, Opened(key))]
+        return [*sends, SendStepMessage(sender, Opened(key))]
 
     def _refusal(self, request: Open) -> str | None:
         if self._ledger.is_fenced(request.key) or not self._ledger.is_new(request.key):
@@ -165,13 +165,13 @@ class StepReplica:
             return MALFORMED
         return refusal(request.microbatch_samples, self.cap)
 
-    def _on_payload(self, sender: PeerId, message: Forward | Labels | Backward) -> list[Send]:
+    def _on_payload(self, sender: PeerId, message: Forward | Labels | Backward) -> list[SendStepMessage]:
         step = self.open.get(message.key)
         if step is None:
             # Late messages of an aborted attempt are nothing; those of one that was never opened mean that we are
             # not who the sender thinks we are.
             known = not self._ledger.is_new(message.key) or self._ledger.is_fenced(message.key)
-            return [] if known else [Send(sender, Refused(message.key, UNKNOWN))]
+            return [] if known else [SendStepMessage(sender, Refused(message.key, UNKNOWN))]
         if step.source_of(message) != sender:
             raise RemoteProtocolError(
                 f"{type(message).__name__} {message.microbatch} of {message.key} does not come from {sender}"
@@ -182,14 +182,14 @@ class StepReplica:
             return step.results(Operation(OperationKind.BACKWARD, message.key, message.microbatch))
         return []
 
-    def _on_commit(self, sender: PeerId, message: Commit) -> list[Send]:
+    def _on_commit(self, sender: PeerId, message: Commit) -> list[SendStepMessage]:
         key = message.key
         if self._ledger.committed(key) is not None:
-            return [Send(sender, Committed(key))]
+            return [SendStepMessage(sender, Committed(key))]
         step = self.open.get(key)
         if step is None:
             self._ledger.deny(key)
-            return [Send(sender, Aborted(key))]
+            return [SendStepMessage(sender, Aborted(key))]
         decision = Decision(message.scale, message.lr, message.skipped)
         if sender != step.trainer or not step.prepared or not decision.is_sane:
             raise RemoteProtocolError(f"Commit of {key} with {decision} by {sender}, prepared: {step.prepared}")
@@ -198,7 +198,7 @@ class StepReplica:
             step.decision = decision
         return []
 
-    def _on_abort(self, sender: PeerId, key: StepKey) -> list[Send]:
+    def _on_abort(self, sender: PeerId, key: StepKey) -> list[SendStepMessage]:
         step = self.open.get(key)
         if step is None:
             self._ledger.heard_of(key)
@@ -207,33 +207,37 @@ class StepReplica:
             self._remove(step)
         return []
 
-    def _on_refused(self, sender: PeerId, key: StepKey) -> list[Send]:
+    def _on_refused(self, sender: PeerId, key: StepKey) -> list[SendStepMessage]:
         if (step := self.open.get(key)) is None or step.prepared or sender not in step.path:
             return []
-        return [Send(step.trainer, Broken(key, sender))]
+        return [SendStepMessage(step.trainer, Broken(key, sender))]
 
     # ---- settlement
 
-    def _on_ask(self, sender: PeerId, message: AskOutcome) -> list[Send]:
+    def _on_ask(self, sender: PeerId, message: AskOutcome) -> list[SendStepMessage]:
         key = message.key
         if (decision := self._decision_of(key)) is not None:
-            return [Send(sender, TellOutcome(key, Outcome.COMMITTED, decision.scale, decision.lr, decision.skipped))]
+            return [
+                SendStepMessage(
+                    sender, TellOutcome(key, Outcome.COMMITTED, decision.scale, decision.lr, decision.skipped)
+                )
+            ]
         if (step := self.open.get(key)) is not None and sender not in step.path:
             return []
         if step is not None and step.prepared:
             is_known, settlement = step.settling, step.settle()
             is_known &= not settlement.learn(message.forgotten)
-            sends = [Send(sender, TellOutcome(key, Outcome.NOT_COMMITTED, forgotten=settlement.forgotten))]
+            sends = [SendStepMessage(sender, TellOutcome(key, Outcome.NOT_COMMITTED, forgotten=settlement.forgotten))]
             return sends if is_known else [*sends, *(step.questions() or self._abort_if_all_deny(step))]
         outcome = Outcome.ABORTED if self._ledger.remembers(key) else Outcome.FORGOTTEN
         self._ledger.deny(key)
-        sends = [Send(sender, TellOutcome(key, outcome))]
+        sends = [SendStepMessage(sender, TellOutcome(key, outcome))]
         if step is not None:
             self._remove(step)
-            sends.append(Send(step.trainer, Aborted(key)))
+            sends.append(SendStepMessage(step.trainer, Aborted(key)))
         return sends
 
-    def _on_tell(self, sender: PeerId, message: TellOutcome) -> list[Send]:
+    def _on_tell(self, sender: PeerId, message: TellOutcome) -> list[SendStepMessage]:
         if (step := self.open.get(message.key)) is None or not step.in_doubt or self._joined or sender not in step.path:
             return []
         decision, settlement = Decision(message.scale, message.lr, message.skipped), step.settle()
@@ -247,7 +251,7 @@ class StepReplica:
             return []
         return (step.questions() if is_news else []) or self._abort_if_all_deny(step)
 
-    def _settle(self, step: OpenStep) -> list[Send]:
+    def _settle(self, step: OpenStep) -> list[SendStepMessage]:
         """The trainer decides no more: abort an unprepared step, ask the path about a prepared one."""
         if step.decision is not None or step.settling:
             return []
@@ -257,32 +261,32 @@ class StepReplica:
         step.settle()
         return step.questions() or self._abort_if_all_deny(step)
 
-    def _abort_if_all_deny(self, step: OpenStep) -> list[Send]:
+    def _abort_if_all_deny(self, step: OpenStep) -> list[SendStepMessage]:
         return [] if self._joined or step.questions() else self._deny(step)
 
-    def remind(self) -> list[Send]:
+    def remind(self) -> list[SendStepMessage]:
         """Asks again for the fate of every step in doubt: a silent replica may be back."""
         return [send for step in self.open.values() if step.in_doubt for send in step.questions()]
 
-    def peer_lost(self, peer: PeerId) -> list[Send]:
+    def peer_lost(self, peer: PeerId) -> list[SendStepMessage]:
         """The connection to `peer` has ended."""
-        sends: list[Send] = []
+        sends: list[SendStepMessage] = []
         for key, step in list(self.open.items()):
             if step.trainer == peer:
                 sends += self._settle(step)
             elif not step.prepared and peer in (step.upstream, step.downstream):
-                sends.append(Send(step.trainer, Broken(key, peer)))
+                sends.append(SendStepMessage(step.trainer, Broken(key, peer)))
         return sends
 
-    def _on_fence(self, sender: PeerId, incarnations: dict[int, int]) -> list[Send]:
+    def _on_fence(self, sender: PeerId, incarnations: dict[int, int]) -> list[SendStepMessage]:
         sends, ledger = self._fence(incarnations), self._ledger
         committed, in_doubt = ledger.committed_below(incarnations), keys_below(self.open, incarnations)
         fenced = Fenced(incarnations, committed, in_doubt, self.round, ledger.since(incarnations), ledger.is_steady)
-        return [*sends, Send(sender, fenced)]
+        return [*sends, SendStepMessage(sender, fenced)]
 
-    def _fence(self, incarnations: dict[int, int]) -> list[Send]:
+    def _fence(self, incarnations: dict[int, int]) -> list[SendStepMessage]:
         self._ledger.fence(incarnations)
-        sends: list[Send] = []
+        sends: list[SendStepMessage] = []
         for step in list(self.open.values()):
             if self._ledger.is_fenced(step.request.key):
                 sends += self._settle(step)
@@ -290,13 +294,15 @@ class StepReplica:
 
     # ---- operations
 
-    def ready(self) -> list[Ready]:
+    def ready(self) -> list[ReadyOperation]:
         """Everything that the device could do now."""
-        found = [Ready(Operation(OperationKind.DROP, key), True, -1) for key in self._drops]
+        found = [ReadyOperation(Operation(OperationKind.DROP, key), True, -1) for key in self._drops]
         unprepared = any(step.begun and not step.prepared for step in self.open.values())
         for key, step in self.open.items():
             if step.decision is not None and not unprepared:
-                found.append(Ready(Operation(OperationKind.COMMIT, key, decision=step.decision), True, step.opened))
+                found.append(
+                    ReadyOperation(Operation(OperationKind.COMMIT, key, decision=step.decision), True, step.opened)
+                )
             else:
                 found += step.ready()
         return found
@@ -308,7 +314,7 @@ class StepReplica:
         elif operation.kind != OperationKind.COMMIT and not self.open[operation.key].begun:
             self.open[operation.key].version = self.version
 
-    def finished(self, operation: Operation, totals: StepTotals | None) -> list[Send]:
+    def finished(self, operation: Operation, totals: StepTotals | None) -> list[SendStepMessage]:
         """The device has done an operation; `totals` belong to the one that completes a step's gradients.
 
         Results of an attempt that was aborted meanwhile are to be thrown away: then nothing is sent.
@@ -323,43 +329,45 @@ class StepReplica:
         if totals is not None:
             step.prepared = True
             sums = (totals.squared_norm, totals.finite, totals.loss)
-            sends.append(Send(step.trainer, Prepared(operation.key, self._stage, step.version, *sums)))
+            sends.append(SendStepMessage(step.trainer, Prepared(operation.key, self._stage, step.version, *sums)))
         return sends
 
-    def refuse(self, key: StepKey, reason: str) -> list[Send]:
+    def refuse(self, key: StepKey, reason: str) -> list[SendStepMessage]:
         """Gives an unprepared attempt up: a tensor does not fit, or the device failed on it."""
         step = self.open.get(key)
         if step is None or step.prepared:
             return []
         self._remove(step)
-        return [Send(step.trainer, Refused(key, reason, exceeded(step.request.microbatch_samples, self.cap)))]
+        return [
+            SendStepMessage(step.trainer, Refused(key, reason, exceeded(step.request.microbatch_samples, self.cap)))
+        ]
 
-    def _applied(self, step: OpenStep) -> list[Send]:
+    def _applied(self, step: OpenStep) -> list[SendStepMessage]:
         decision, key = step.decision, step.request.key
         if decision is None:
             return []
         self.log.append(step.entry(decision))
         self._ledger.commit(key, decision)
         del self.open[key]
-        return [Send(step.trainer, Committed(key))] if step.commit_asked else []
+        return [SendStepMessage(step.trainer, Committed(key))] if step.commit_asked else []
 
     # ---- the round
 
-    def close(self) -> list[Send]:
+    def close(self) -> list[SendStepMessage]:
         """Opens no more steps in this round and drops those not begun; `closed` tells when the rest is done."""
         self._closing = True
-        sends: list[Send] = []
+        sends: list[SendStepMessage] = []
         for key, step in list(self.open.items()):
             if not step.begun:
                 self._remove(step)
-                sends.append(Send(step.trainer, Refused(key, CLOSED)))
+                sends.append(SendStepMessage(step.trainer, Refused(key, CLOSED)))
         return sends
 
     def join(self) -> None:
         """From now on only `resolve` decides, until the next round."""
         self._joined = True
 
-    def resolve(self, key: StepKey, decision: Decision | None) -> list[Send]:
+    def resolve(self, key: StepKey, decision: Decision | None) -> list[SendStepMessage]:
         """The round has settled a step in doubt: committed with `decision`, aborted with None."""
         step = self.open.get(key)
         if step is None or step.decision is not None:
@@ -369,13 +377,13 @@ class StepReplica:
         step.decision = decision
         return []
 
-    def start_round(self, round: int, held: str = "") -> list[Send]:
+    def start_round(self, round: int, held: str = "") -> list[SendStepMessage]:
         """The replica holds D_{round-1}, whose hash is `held`: what is open is decided by that record, and dropped."""
-        sends: list[Send] = []
+        sends: list[SendStepMessage] = []
         for key, step in list(self.open.items()):
             self._remove(step)
             answer = Aborted(key) if step.commit_asked else Refused(key, CLOSED)
-            sends.append(Send(step.trainer, answer))
+            sends.append(SendStepMessage(step.trainer, answer))
         self.round, self.held = round, held
         self.log = []
         self._ledger.start_round(round)
@@ -391,9 +399,9 @@ class StepReplica:
         step = self.open.get(key)
         return self._ledger.committed(key) if step is None else step.decision
 
-    def _deny(self, step: OpenStep) -> list[Send]:
+    def _deny(self, step: OpenStep) -> list[SendStepMessage]:
         self._remove(step)
-        return [Send(step.trainer, Aborted(step.request.key))] if step.commit_asked else []
+        return [SendStepMessage(step.trainer, Aborted(step.request.key))] if step.commit_asked else []
 
     def _remove(self, step: OpenStep) -> None:
         del self.open[step.request.key]

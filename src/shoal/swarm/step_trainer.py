@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass, field
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.microbatch_cut import Caps, LoweredCaps, Part, cut
-from shoal.swarm.step_operations import BEHIND, CLOSED, Send, decision_of, gradient_norm
+from shoal.swarm.microbatch_cut import Caps, LoweredCaps, MicrobatchPart, cut
+from shoal.swarm.step_operations import BEHIND, CLOSED, SendStepMessage, decision_of, gradient_norm
 from shoal.swarm.step_path import Avoidance, candidates, choose_path
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.step import (
@@ -71,7 +71,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class FeedMicrobatch:
     """Effect: send the input of a microbatch to the first replica of the path and its labels to the last one.
 
     `part` is where its samples lie in the microbatches of the plan.
@@ -80,7 +80,7 @@ class Feed:
     key: StepKey
     path: tuple[PeerId, ...]
     microbatch: int
-    part: Part
+    part: MicrobatchPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,11 @@ class NoPath:
     stages: tuple[int, ...]
 
 
-TrainerEffect = Send | Note | Feed | Dial
+TrainerEffect = SendStepMessage | Note | FeedMicrobatch | Dial
 StepEnd = Finished | RoundOver | NoPath
 
 
-class Phase(enum.Enum):
+class StepPhase(enum.Enum):
     """See the diagram above."""
 
     IDLE = enum.auto()
@@ -152,7 +152,7 @@ class StepTrainer:
         self._timeout_s = step_timeout_s
         self._avoidance = Avoidance()
         self._lowered = LoweredCaps()
-        self._phase = Phase.IDLE
+        self._phase = StepPhase.IDLE
         self._plan: StepPlan | None = None
         self._hops: dict[PeerId, Hop] = {}
         self._key = StepKey(trainer, incarnation, -1, -1)
@@ -162,7 +162,7 @@ class StepTrainer:
         self.ended: StepEnd | None = None
         self.wake_at_s = math.inf
 
-    def _clear_attempt(self, path: tuple[PeerId, ...], parts: tuple[Part, ...] = ()) -> None:
+    def _clear_attempt(self, path: tuple[PeerId, ...], parts: tuple[MicrobatchPart, ...] = ()) -> None:
         self._path = path
         self._parts = parts
         self._opened: set[PeerId] = set()
@@ -196,12 +196,12 @@ class StepTrainer:
         plan = self._plan
         if plan is None or sender not in self._path or getattr(message, "key", None) != self._key:
             return []
-        if self._phase == Phase.COMMITTING:
+        if self._phase == StepPhase.COMMITTING:
             if isinstance(message, Committed | Aborted):
                 self._answers[sender] = isinstance(message, Committed)
                 return self._conclude(plan, now_s)
             return []
-        if self._phase not in (Phase.OPENING, Phase.RUNNING):
+        if self._phase not in (StepPhase.OPENING, StepPhase.RUNNING):
             return []
         match message:
             case Opened():
@@ -233,11 +233,11 @@ class StepTrainer:
         self._lowered.forget(peer)
         if self._plan is None or peer not in self._path:
             return []
-        if self._phase == Phase.COMMITTING:
+        if self._phase == StepPhase.COMMITTING:
             if peer not in self._answers:
                 self._lost.add(peer)
             return self._conclude(self._plan, now_s)
-        return self._again(self._plan, now_s) if self._phase in (Phase.OPENING, Phase.RUNNING) else []
+        return self._again(self._plan, now_s) if self._phase in (StepPhase.OPENING, StepPhase.RUNNING) else []
 
     def peer_found(self, peer: PeerId) -> None:
         """There is a connection with `peer`: steps may run over it as before."""
@@ -248,20 +248,20 @@ class StepTrainer:
         plan = self._plan
         if plan is None or now_s < self.wake_at_s:
             return []
-        if self._phase == Phase.WAITING:
+        if self._phase == StepPhase.WAITING:
             return self._open(plan, now_s)
-        if self._phase == Phase.COMMITTING:
+        if self._phase == StepPhase.COMMITTING:
             return self._repeat_commit(plan, now_s)
         for stage, peer in enumerate(self._path):
-            late = peer not in self._opened if self._phase == Phase.OPENING else stage not in self._prepared
+            late = peer not in self._opened if self._phase == StepPhase.OPENING else stage not in self._prepared
             if late:
                 self._avoidance.suspect(peer, now_s + _SUSPECT_S)
         return self._again(plan, now_s)
 
     def cancel(self) -> list[TrainerEffect]:
         """The step is given up by its caller; what has been committed stands."""
-        sends = self._aborts() if self._phase in (Phase.OPENING, Phase.RUNNING) else []
-        self._plan, self._phase, self.wake_at_s = None, Phase.IDLE, math.inf
+        sends = self._aborts() if self._phase in (StepPhase.OPENING, StepPhase.RUNNING) else []
+        self._plan, self._phase, self.wake_at_s = None, StepPhase.IDLE, math.inf
         return sends
 
     # ---- an attempt
@@ -274,12 +274,12 @@ class StepTrainer:
         self._key = self._key._replace(attempt=self._key.attempt + 1)
         self._attempts += 1
         self._clear_attempt(path, cut(plan.microbatch_samples, self._lowered.smallest(path, plan.caps)))
-        self._phase = Phase.OPENING
+        self._phase = StepPhase.OPENING
         self.wake_at_s = now_s + self._timeout_s
         hops = tuple(self._hops[peer] for peer in path)
         sizes = tuple(part.num_samples for part in self._parts)
         request = Open(self._key, plan.round, hops, sizes, plan.samples, plan.held)
-        return [Note(self._key, hops), *(Send(peer, request) for peer in path)]
+        return [Note(self._key, hops), *(SendStepMessage(peer, request) for peer in path)]
 
     def _wait(self, found: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:
         """No path now: wait for a replica that may be tried again soon, but not too long."""
@@ -293,7 +293,7 @@ class StepTrainer:
             named = lost if any(lost) else unusable if any(unusable) else [True] * len(found)
             self._end(NoPath(tuple(stage for stage, is_named in enumerate(named) if is_named)))
         else:
-            self._phase = Phase.WAITING
+            self._phase = StepPhase.WAITING
             self.wake_at_s = min(next_s, self._give_up_s)
         return []
 
@@ -302,7 +302,7 @@ class StepTrainer:
 
     def _aborts(self) -> list[TrainerEffect]:
         # Also to a peer that has just been lost: it is not sent then, and its end settles the attempt by itself.
-        return [Send(peer, Abort(self._key)) for peer in self._path]
+        return [SendStepMessage(peer, Abort(self._key)) for peer in self._path]
 
     def _refused(self, plan: StepPlan, sender: PeerId, message: Refused, now_s: float) -> list[TrainerEffect]:
         if message.reason == CLOSED:
@@ -327,13 +327,13 @@ class StepTrainer:
         self.wake_at_s = now_s + self._timeout_s
         if len(self._opened) < len(self._path):
             return []
-        self._phase = Phase.RUNNING
+        self._phase = StepPhase.RUNNING
         self._give_up_s = now_s + self._timeout_s
         if len(self._prepared) == len(self._path):
             return self._first_commit(plan)
         effects: list[TrainerEffect] = []
         while self._fed < len(self._parts) and self._fed - len(self._done) < self._window:
-            effects.append(Feed(self._key, self._path, self._fed, self._parts[self._fed]))
+            effects.append(FeedMicrobatch(self._key, self._path, self._fed, self._parts[self._fed]))
             self._fed += 1
         return effects
 
@@ -343,8 +343,8 @@ class StepTrainer:
         is_finite = all(prepared.finite for prepared in self._prepared.values())
         decision = decision_of(self._norm(), is_finite, plan.lr, self._max_grad_norm)
         self._commit = Commit(self._key, decision.scale, decision.lr, decision.skipped)
-        self._phase = Phase.COMMITTING
-        return [Send(peer, self._commit) for peer in self._path]
+        self._phase = StepPhase.COMMITTING
+        return [SendStepMessage(peer, self._commit) for peer in self._path]
 
     def _norm(self) -> float:
         return gradient_norm(self._prepared[stage].squared_norm for stage in range(len(self._path)))
@@ -357,7 +357,7 @@ class StepTrainer:
             return self._conclude(plan, now_s)
         commit = self._commit
         silent = [peer for peer in self._path if peer not in self._answers and peer not in self._lost]
-        return [] if commit is None else [Send(peer, commit) for peer in silent]
+        return [] if commit is None else [SendStepMessage(peer, commit) for peer in silent]
 
     def _conclude(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         if len(self._answers.keys() | self._lost) < len(self._path):
@@ -380,4 +380,4 @@ class StepTrainer:
 
     def _end(self, end: StepEnd) -> None:
         self.ended = end
-        self._plan, self._phase, self.wake_at_s = None, Phase.IDLE, math.inf
+        self._plan, self._phase, self.wake_at_s = None, StepPhase.IDLE, math.inf

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.step_operations import Send
+from shoal.swarm.step_operations import SendStepMessage
 from shoal.wire.messages.step import Fence, Fenced
 
 _REPEAT_S = 0.1
@@ -86,12 +86,12 @@ class TakeoverMachine:
         self._answers[peer] = answer
         self._committed.update(key for key in answer.committed if key.trainer == self._slot)
 
-    def asks(self, live: Collection[PeerId], now_s: float) -> list[Send]:
+    def asks(self, live: Collection[PeerId], now_s: float) -> list[SendStepMessage]:
         """Whom to ask now, out of those that can be reached: all of them again, since doubt may have ended."""
         if now_s < self.wake_at_s:
             return []
         self.wake_at_s = now_s + _REPEAT_S
-        return [Send(peer, Fence({self._slot: self._lowest})) for peer in live]
+        return [SendStepMessage(peer, Fence({self._slot: self._lowest})) for peer in live]
 
     def is_over(self, live: Collection[PeerId], now_s: float) -> bool:
         """Whether nothing more is waited for. A replica that cannot be reached is not, though it may have committed."""

@@ -101,7 +101,7 @@ class Replica(Candidate):
 
 
 @dataclass(frozen=True)
-class Client:
+class ClientPeer:
     """A client, when it joined, whether it waits for its turn, and which servers it has dialled in vain, and why."""
 
     hop: Hop
@@ -147,7 +147,7 @@ class SwarmView:
 
     replicas: tuple[Replica, ...] = ()
     candidates: tuple[Candidate, ...] = ()
-    clients: tuple[Client, ...] = ()
+    clients: tuple[ClientPeer, ...] = ()
     monitor: Hop | None = None
     run: Run | None = None
     maddrs: tuple[str, ...] = ()

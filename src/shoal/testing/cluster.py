@@ -38,7 +38,7 @@ from shoal.runtime.mailbox import Mailbox
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.reassignment_monitor import ReassignmentMonitor
-from shoal.server.replica import Replica, build_replica
+from shoal.server.replica import LocalReplica, build_replica
 from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.testing.client_host import AUTHORITY, ClientHost
@@ -57,7 +57,7 @@ _TRANSFER_RETRY_S = 0.02
 
 
 @dataclass(frozen=True)
-class Server:
+class ClusterServer:
     """One server of a cluster.
 
     Attributes:
@@ -69,7 +69,7 @@ class Server:
     orders: Mailbox[Mapping[str, Any]]
 
     @property
-    def replica(self) -> Replica:
+    def replica(self) -> LocalReplica:
         """Its worker, its rounds, its model."""
         return self.monitor.replica
 
@@ -138,7 +138,7 @@ class Cluster:
         if not all(0 <= stage < config.num_stages for stage in stages) or sorted(order) != list(range(len(stages))):
             raise ConfigError(f"replicas {stages} in order {order} do not fit {config.num_stages} stages")
         self.network = MemoryNetwork(seed=0)
-        self.servers: list[Server] = []
+        self.servers: list[ClusterServer] = []
         self.monitor = Monitor()
         self._config = config
         self._log_dir = log_dir
@@ -306,25 +306,25 @@ class Cluster:
     def _age_s(self) -> float:
         return self._clock.now_s() - self._begun_s
 
-    async def start_server(self, stage: int) -> Server:
+    async def start_server(self, stage: int) -> ClusterServer:
         """Start one more server, as somebody does who joins a run."""
         self._num_started += 1
         server = await self._build_server(self._num_started - 1, stage)
         self.servers.append(server)
         return server
 
-    async def restart_server(self, index: int) -> Server:
+    async def restart_server(self, index: int) -> ClusterServer:
         """Start a killed server again: the same identity, nothing of what it held."""
         number = int(self.servers[index].peer.removeprefix("server"))
         self.servers[index] = await self._build_server(number, self.servers[index].stage)
         return self.servers[index]
 
-    async def _build_server(self, number: int, stage: int) -> Server:
+    async def _build_server(self, number: int, stage: int) -> ClusterServer:
         process = Process(self.network, PeerId(f"server{number}"))
         membership = self.registry.watch(process.peer)
         cap = self._caps.get(number)
 
-        async def build(stage: int) -> Replica:
+        async def build(stage: int) -> LocalReplica:
             return await build_replica(
                 config=self._config,
                 run_id=RUN_ID,
@@ -374,7 +374,7 @@ class Cluster:
                 tasks.cancel_scope.cancel()
 
         self._tasks.start_soon(process.run, serve)
-        return Server(monitor, process, orders)
+        return ClusterServer(monitor, process, orders)
 
 
 @asynccontextmanager

@@ -71,7 +71,7 @@ class Log:
 
 
 @dataclass
-class Server:
+class ObservedServer:
     """One server process slot of a host, through all its starts."""
 
     host: Launched
@@ -128,12 +128,12 @@ class Swarm:
         return [event for event in found if time_of(event) > after_s]
 
     @cached_property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[ObservedServer]:
         """All servers."""
-        found: list[Server] = []
+        found: list[ObservedServer] = []
         for host in self.server_hosts:
             for path in sorted(host.require_log_dir().glob("server_*.log")):
-                found.append(Server(host, int(path.stem.removeprefix("server_")), self.log(host, path.stem)))
+                found.append(ObservedServer(host, int(path.stem.removeprefix("server_")), self.log(host, path.stem)))
         return found
 
     def steps(self, slot: int) -> list[Step]:
@@ -177,14 +177,14 @@ class Swarm:
         steps = (step for slot in range(self.num_slots) for step in self.steps(slot))
         return [step for step in steps if from_s < step.at_s <= to_s]
 
-    def is_whole(self, server: Server, after_s: float) -> bool:
+    def is_whole(self, server: ObservedServer, after_s: float) -> bool:
         """Whether a server has its state again after a time, and each trainer has since stepped over a path of its own.
 
         Which servers those paths have is not said: a spare may have taken the place of the one that was away.
         """
         return self.whole_at_s(server, after_s) is not None
 
-    def whole_at_s(self, server: Server, after_s: float) -> float | None:
+    def whole_at_s(self, server: ObservedServer, after_s: float) -> float | None:
         """Return when that was; None if it is not yet so."""
         swapped = server.swapped(after_s)
         if not swapped:

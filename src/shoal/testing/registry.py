@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from shoal.clock import Clock
 from shoal.control.membership import Membership, sequence_at
-from shoal.control.records import Opened, OtherVersion, Record, topic_of
+from shoal.control.records import OtherVersion, Record, VerifiedRecord, topic_of
 from shoal.errors import InvariantViolation
 from shoal.ids import PeerId
 
@@ -23,7 +23,7 @@ class LocalRegistry:
         """Start without records."""
         self._clock = clock
         self._sequence = 0
-        self._records: dict[tuple[PeerId, str], Opened] = {}
+        self._records: dict[tuple[PeerId, str], VerifiedRecord] = {}
         self._watchers: list[tuple[PeerId | None, Membership]] = []
         self.is_hidden: Callable[[PeerId, PeerId], bool] = lambda _watcher, _peer: False
 
@@ -54,7 +54,7 @@ class LocalRegistry:
         if topic is None:
             raise InvariantViolation("peers of a cluster leave by closing their connections")
         self._sequence = max(self._sequence + 1, sequence_at(self._clock.unix_s()))
-        opened = Opened(topic, peer, self._sequence, math.inf, record)
+        opened = VerifiedRecord(topic, peer, self._sequence, math.inf, record)
         self._records[peer, topic] = opened
         for watcher, membership in self._watchers:
             if watcher is None or not self.is_hidden(watcher, peer):

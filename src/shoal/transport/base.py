@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from shoal.ids import PeerId
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.transport.link_meter import LinkEstimate
 from shoal.wire.messages import Hop, Message, Traffic
 from shoal.wire.tensors import WireTensor
@@ -93,7 +93,7 @@ class Endpoint(Protocol):
         ...
 
     @property
-    def metrics(self) -> Registry:
+    def metrics(self) -> MetricRegistry:
         """The numbers of this process: a role has one endpoint, and whatever it counts is counted here."""
         ...
 

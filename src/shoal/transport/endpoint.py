@@ -9,7 +9,7 @@ from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime.hardware import machine_name
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.transport.carrier import Carrier
 from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
 from shoal.transport.peers import StreamEndpoint
@@ -30,7 +30,7 @@ def open_endpoint(
     announce: Sequence[str] = (),
     max_upload_mbit: float | None = None,
     limits: TransportLimits = DEFAULT_LIMITS,
-    metrics: Registry | None = None,
+    metrics: MetricRegistry | None = None,
 ) -> StreamEndpoint:
     """Return an endpoint to be entered as an asynchronous context.
 

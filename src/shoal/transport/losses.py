@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 
 from shoal.ids import PeerId
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.transport.base import PeerLost
 from shoal.transport.event_queue import EventQueue
 
@@ -28,7 +28,7 @@ class Loss(enum.StrEnum):
 class Losses:
     """Puts `PeerLost` events into the queue of an endpoint."""
 
-    def __init__(self, events: EventQueue, metrics: Registry) -> None:
+    def __init__(self, events: EventQueue, metrics: MetricRegistry) -> None:
         """Start without any.
 
         Args:

@@ -15,7 +15,7 @@ import anyio.lowlevel
 
 from shoal.errors import ConfigError, RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.transport.base import Endpoint, EventStream, PeerUp, Received, TransportEvent
 from shoal.transport.event_queue import EventQueue
 from shoal.transport.link_meter import LinkEstimate
@@ -118,7 +118,7 @@ class MemoryEndpoint(Endpoint):
         self._linked: dict[PeerId, MemoryEndpoint] = {}
         self._sent: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
         self._received: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
-        self._metrics = Registry()
+        self._metrics = MetricRegistry()
         self._losses = Losses(self._events, self._metrics)
 
     @property
@@ -147,7 +147,7 @@ class MemoryEndpoint(Endpoint):
         return self._received
 
     @property
-    def metrics(self) -> Registry:
+    def metrics(self) -> MetricRegistry:
         """`transport.dialled`, `.lost` by cause, `.dropped`."""
         return self._metrics
 

@@ -24,7 +24,7 @@ import anyio
 from shoal.clock import Clock, SystemClock
 from shoal.errors import ConfigError, HandshakeError, Offence
 from shoal.ids import PeerId, RunId
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.transport.admission import Admission
 from shoal.transport.base import Endpoint, EventStream, PeerUp, Received
 from shoal.transport.buffer_pool import keep_trimmed
@@ -61,7 +61,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         carriers: Sequence[Carrier],
         limits: TransportLimits,
         clock: Clock | None = None,
-        metrics: Registry | None = None,
+        metrics: MetricRegistry | None = None,
     ) -> None:
         """Open nothing yet; use `open_endpoint` or `open_unix_endpoint`.
 
@@ -86,7 +86,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self.allocate = self._inbound.pool.allocate
         self._closed = False
         self._sent: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
-        self._metrics = metrics or Registry()
+        self._metrics = metrics or MetricRegistry()
         self._losses = Losses(self._events, self._metrics)
         self._refusals = Refusals(self._metrics)
 
@@ -141,7 +141,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         return self._inbound.num_bytes
 
     @property
-    def metrics(self) -> Registry:
+    def metrics(self) -> MetricRegistry:
         """`transport.dialled`, `.accepted`, `.reconnected`, `.refused` by offence, `.lost` by cause, `.dropped`."""
         return self._metrics
 

@@ -6,7 +6,7 @@ import logging
 
 from shoal.errors import HandshakeError, Offence
 from shoal.log import FloodGate
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.transport.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 class Refusals:
     """Takes note of every connection that this side refuses, or closes because its peer broke a rule."""
 
-    def __init__(self, metrics: Registry) -> None:
+    def __init__(self, metrics: MetricRegistry) -> None:
         """Count in `metrics`, as `transport.refused` by offence."""
         self._metrics = metrics
         self._gate = FloodGate(logger)

@@ -16,7 +16,7 @@ from shoal.config import Config
 from shoal.ids import StepKey
 from shoal.swarm.sample_ranges import count
 from shoal.testing import Cluster, ClusterResult
-from shoal.testing.cluster import Server
+from shoal.testing.cluster import ClusterServer
 from shoal.wire.messages.round import Close
 
 from .conftest import MakeCluster, make_config, run_undisturbed
@@ -63,7 +63,7 @@ def at_close(cluster: Cluster, index: int, round: int, spoil: Callable[[Tensor],
     cluster.when(Close, action=act, receiver=server.peer, round=round)
 
 
-def poison(server: Server, number: int) -> list[StepKey]:
+def poison(server: ClusterServer, number: int) -> list[StepKey]:
     """Have a last stage get an input that is not finite in one microbatch of a step; returns where that was."""
     compute, done = server.replica.compute, list[StepKey]()
     loss = compute.loss

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.averaging.state_sync import StateSync
 from shoal.ids import PeerId
-from shoal.server.replica import Replica
+from shoal.server.replica import LocalReplica
 from shoal.swarm.move_orders import MoveOrders
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import StartRound
@@ -163,7 +163,7 @@ async def test_a_server_into_which_the_stage_does_not_fit_stays_and_another_one_
     async with make_cluster(config, replicas=[0, 0, 0, 1, 1], pinned=False) as cluster:
         orders = Orders(cluster)
 
-        async def no_memory(stage: int) -> Replica:
+        async def no_memory(stage: int) -> LocalReplica:
             raise MemoryError("no room")
 
         cluster.servers[2].monitor._rebuild = no_memory

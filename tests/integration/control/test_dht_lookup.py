@@ -15,7 +15,7 @@ from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode
 from shoal.control.dht_lookup import QuickLookup
 from shoal.control.record_holders import REPLICAS, SOME
-from shoal.control.records import Opened, StageRecord, seal, topics
+from shoal.control.records import StageRecord, VerifiedRecord, seal, topics
 from shoal.identity import Identity, namespace
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ class Member:
 
     async def read(self, holders: int | None = SOME) -> dict[str, int]:
         """The sequence numbers that it sees, by peer."""
-        found: tuple[Opened, ...] = await self.node.get(TOPICS, holders)
+        found: tuple[VerifiedRecord, ...] = await self.node.get(TOPICS, holders)
         return {opened.peer: opened.sequence for opened in found}
 
 

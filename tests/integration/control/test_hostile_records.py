@@ -29,7 +29,7 @@ from shoal.control.records import MAX_RECORD_BYTES, Rejection, RunRecord, StageR
 from shoal.control.registry import Registry
 from shoal.identity import Identity, namespace
 from shoal.ids import PeerId
-from shoal.telemetry import Registry as Metrics
+from shoal.telemetry import MetricRegistry
 from shoal.wire.handshake import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ def _stage(stage: int, step: int = 0, addresses: tuple[str, ...] = ("unix:/good"
 class Honest:
     node: DhtNode
     registry: Registry
-    metrics: Metrics
+    metrics: MetricRegistry
 
     def rejected(self, reason: Rejection) -> int:
         return self.metrics.counter("records.dropped", reason=reason.value).value
@@ -77,7 +77,7 @@ async def _swarm(tmp_path: Path) -> AsyncGenerator[tuple[Honest, Honest, Liar]]:
     """Yield two honest peers that see each other, and a liar; at the end they have to see each other's news at once."""
     seen: set[tuple[PeerId, tuple[str, ...]]] = set()
 
-    async def node(identity: Identity, swarm: str, peers: tuple[str, ...], metrics: Metrics) -> DhtNode:
+    async def node(identity: Identity, swarm: str, peers: tuple[str, ...], metrics: MetricRegistry) -> DhtNode:
         return await DhtNode.create(
             identity, namespace=swarm, state_dir=tmp_path, clock=CLOCK, initial_peers=peers, metrics=metrics
         )
@@ -90,12 +90,12 @@ async def _swarm(tmp_path: Path) -> AsyncGenerator[tuple[Honest, Honest, Liar]]:
             assert view.run is None
             assert view.monitor is None
 
-    mine, yours = Metrics(), Metrics()
+    mine, yours = MetricRegistry(), MetricRegistry()
     async with await node(ALICE, SWARM, (), mine) as first:
         peers = await first.visible_maddrs()
         async with (
             await node(BOB, SWARM, peers, yours) as second,
-            await node(MALLORY, OTHER_SWARM, peers, Metrics()) as third,
+            await node(MALLORY, OTHER_SWARM, peers, MetricRegistry()) as third,
             anyio.create_task_group() as tasks,
         ):
             alice = Honest(first, Registry(first, ALICE, SWARM, 2, CLOCK), mine)
@@ -288,7 +288,7 @@ async def test_a_server_of_another_version_is_seen_and_named_and_not_used(
 
 
 def test_a_subkey_whose_text_is_no_text_is_counted() -> None:
-    metrics = Metrics()
+    metrics = MetricRegistry()
     checker = RecordChecker(SWARM, str.encode, CLOCK, metrics)
     assert not SignedRecords(checker).validate(DHTRecord(b"key", b"\xa2\xff\xfe", b"\xc4\x01x", CLOCK.unix_s() + 30))
     assert metrics.counts() == {"records.dropped{reason=malformed}": 1}

@@ -8,7 +8,7 @@ from tests.simulation.clients.world import World
 
 from shoal.ids import PeerId
 from shoal.swarm.client_order import ClientOrder
-from shoal.swarm.view import Client
+from shoal.swarm.view import ClientPeer
 
 
 class TakesItsTurnAtOnce(ClientOrder):
@@ -24,7 +24,7 @@ class TakesItsTurnAtOnce(ClientOrder):
 class WaitsForNobodyElse(ClientOrder):
     """Looks at the client that trains alone, not at those that have waited for longer."""
 
-    def announced(self, clients: Iterable[Client], now_s: float) -> None:
+    def announced(self, clients: Iterable[ClientPeer], now_s: float) -> None:
         super().announced([client for client in clients if not client.waits or client.peer == self._me], now_s)
 
 

@@ -13,7 +13,7 @@ from tests.simulation.safety import Broken
 
 from shoal.ids import PeerId
 from shoal.swarm.client_order import PATIENCE_S, REDIAL_S, ClientOrder
-from shoal.swarm.view import Client
+from shoal.swarm.view import ClientPeer
 from shoal.wire.messages.base import Hop
 
 BACK_S = 0.5
@@ -51,12 +51,12 @@ class Host:
         self.life += 1
         self.alive, self.alive_since_s = True, self.world.network.now_s
         self.order = self.world.order_class(self.peer)
-        self.seen: dict[PeerId, Client] = {}
+        self.seen: dict[PeerId, ClientPeer] = {}
         self.announcer: PeerId | None = None
 
     @property
-    def record(self) -> Client:
-        return Client(Hop(self.peer, ()), self.join_s, waits=not self.leads)
+    def record(self) -> ClientPeer:
+        return ClientPeer(Hop(self.peer, ()), self.join_s, waits=not self.leads)
 
     def look(self) -> None:
         """Do what `Succession.turn` does whenever something has changed, or it is time to look."""
@@ -75,13 +75,13 @@ class Host:
         if wake_s < END_S:
             self.world.network.at(wake_s, self.world.if_alive, self, self.life, self.look)
 
-    def told(self, client: Client, life: int) -> None:
+    def told(self, client: ClientPeer, life: int) -> None:
         """An announcement has arrived, perhaps of one who is gone."""
         self.seen[client.peer] = client
         self.world.network.after(EXPIRES_S, self.world.if_alive, self, self.life, lambda: self.expires(client))
         self.look()
 
-    def expires(self, client: Client) -> None:
+    def expires(self, client: ClientPeer) -> None:
         if self.seen.get(client.peer) is client:
             del self.seen[client.peer]
             self.look()
@@ -139,7 +139,7 @@ class World:
                 self.network.after(delay_s, self.arrives, other, host.record, life)
         self.network.after(EXPIRES_S / 3, self.announce, host, life)
 
-    def arrives(self, at: Host, client: Client, life: int) -> None:
+    def arrives(self, at: Host, client: ClientPeer, life: int) -> None:
         speaker = next(host for host in self.hosts if host.peer == client.peer)
         if at.alive and speaker.alive and speaker.life == life:
             at.told(client, life)

@@ -17,7 +17,7 @@ from tests.simulation.safety import Broken
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.assignment import assign
 from shoal.swarm.placement import correction
-from shoal.swarm.reassignment import Move, next_move
+from shoal.swarm.reassignment import StageMove, next_move
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
@@ -92,8 +92,8 @@ class World:
         self,
         seed: int,
         server_class: type[Server] = Server,
-        decide: Callable[..., Move | None] = next_move,
-        correct: Callable[..., Move | None] = correction,
+        decide: Callable[..., StageMove | None] = next_move,
+        correct: Callable[..., StageMove | None] = correction,
     ) -> None:
         self.network = Network(seed, lambda message: False, Manners(in_order=False))
         rng = self.network.rng
@@ -105,7 +105,7 @@ class World:
         self.lag_s = rng.choice((0.5, 3.0, 10.0) if is_patient else (0.1, 0.5, 3.0))
         self.refusing: set[PeerId] = set()
         self.num_corrected = 0
-        self.order: list[Move] = []
+        self.order: list[StageMove] = []
         self.servers: dict[PeerId, Server] = {}
         self.server_class = server_class
         together = rng.random() < 0.5
@@ -196,7 +196,7 @@ class World:
         """Who is there, by what each says itself: connections tell the client."""
         return self.view_of({server.peer: server.record for server in self.servers.values()})
 
-    def send(self, move: Move, view: SwarmView) -> None:
+    def send(self, move: StageMove, view: SwarmView) -> None:
         """A server is moved.
 
         Raises:

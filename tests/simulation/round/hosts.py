@@ -18,10 +18,10 @@ from shoal.swarm.round_effects import (
     Journal,
     MemberEffect,
     Pin,
-    Ready,
     ReplicaOut,
     ResolveStep,
     Restored,
+    RoundReady,
     RunRing,
     Send,
     Stuck,
@@ -30,7 +30,7 @@ from shoal.swarm.round_effects import (
 )
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_orders import StepsClosed
-from shoal.swarm.round_settings import CloseRequest, Phase
+from shoal.swarm.round_settings import CloseRequest, RoundPhase
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Propose, StageHashes
 from shoal.wire.messages.step import StepEntry
@@ -211,7 +211,7 @@ class ClientHost:
 
     @property
     def leads(self) -> bool:
-        return self.machine.phase is not Phase.WAITING
+        return self.machine.phase is not RoundPhase.WAITING
 
     @property
     def now_s(self) -> float:
@@ -255,7 +255,7 @@ class ClientHost:
                 case Decided(record, signed):
                     self.tip = None
                     self.world.decided(self.peer, record, signed)
-                case Ready(tip):
+                case RoundReady(tip):
                     self.tip = tip
                 case Stuck(stages):
                     self.stuck = stages

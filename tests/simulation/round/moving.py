@@ -8,10 +8,10 @@ from tests.simulation.round.world import FAULTS_END_S, World
 from tests.simulation.safety import Broken
 
 from shoal.ids import Ballot, PeerId, StageIndex
-from shoal.swarm.move_orders import Begun, End, Ended, MoveEffect, MoveOrders, MoveSettings, SendOrder
+from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, MoveSettings, SendOrder
 from shoal.swarm.reassignment import next_move
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_effects import CoordinatorEffect, MemberEffect, Ready, Relocate
+from shoal.swarm.round_effects import CoordinatorEffect, MemberEffect, Relocate, RoundReady
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.view import Replica, SwarmView
 from shoal.wire.messages.round import Move, Moving, RoundState
@@ -73,7 +73,7 @@ class MovingClient(ClientHost):
     def _act(self, effects: list[CoordinatorEffect]) -> None:
         super()._act(effects)
         for effect in effects:
-            if isinstance(effect, Ready) and self.world.network.hosts.get(self.peer) is self:
+            if isinstance(effect, RoundReady) and self.world.network.hosts.get(self.peer) is self:
                 view, round = self.world.seen_by(self), effect.tip.round
                 self._carry_out(self.orders.recorded(view, effect.holders, round, self.now_s))
 
@@ -85,7 +85,7 @@ class MovingClient(ClientHost):
                     self.world.send(self.peer, move.peer, order)
                 case Begun(move):
                     self.world.ordered(self, move.peer)
-                case Ended(_, End.ARRIVED):
+                case Ended(_, MoveEnd.ARRIVED):
                     self.world.num_arrived += 1
                 case _:
                     pass

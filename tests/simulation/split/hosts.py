@@ -15,7 +15,7 @@ from shoal.swarm.round_effects import (
     Fetch,
     MemberEffect,
     Overtaken,
-    Ready,
+    RoundReady,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Client(ClientHost):
                     self.leaves()
                 case ChainLeft():
                     self.world.chains_left.append(effect)
-                case Ready():
+                case RoundReady():
                     self._ready(effect)
                 case _:
                     pass
@@ -74,7 +74,7 @@ class Client(ClientHost):
         """What it knew of the run is void."""
         self.inherited, self.trains, self.told = None, False, {}
 
-    def _ready(self, ready: Ready) -> None:
+    def _ready(self, ready: RoundReady) -> None:
         if self.inherited is None:
             self.inherited = ready.tip.hash
             self.begin_anew(ready)
@@ -82,7 +82,7 @@ class Client(ClientHost):
         if not self.trains:
             self.close()
 
-    def begin_anew(self, ready: Ready) -> None:
+    def begin_anew(self, ready: RoundReady) -> None:
         """The pool of samples follows from the record alone."""
         signed = ready.tip.signed
         used = () if signed is None else used_samples(self.world.unseal(signed))

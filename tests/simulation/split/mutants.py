@@ -15,7 +15,7 @@ from shoal.swarm.records import Tip, used_samples
 from shoal.swarm.round_choice import choose
 from shoal.swarm.round_coordinator import Effects as CoordinatorEffects
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_effects import CoordinatorEffect, Fetch, MemberEffect, Overtaken, Ready, Send
+from shoal.swarm.round_effects import CoordinatorEffect, Fetch, MemberEffect, Overtaken, RoundReady, Send
 from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_judgement import Judgement
 from shoal.swarm.round_member import Effects as MemberEffects
@@ -128,7 +128,7 @@ class TakesAnySteps(Replica):
 class KeepsItsPool(Client):
     """Gives the samples that the chain which was left has recorded to nobody."""
 
-    def begin_anew(self, ready: Ready) -> None:
+    def begin_anew(self, ready: RoundReady) -> None:
         if ready.tip.signed is not None:
             record = self.world.unseal(ready.tip.signed)
             used = {number for item in used_samples(record) for number in range(item.start, item.stop)}

@@ -18,7 +18,15 @@ from shoal.ids import Ballot, PeerId
 from shoal.swarm.round_effects import Fetch
 from shoal.swarm.state_chain import Piece, StateChain
 from shoal.swarm.state_keeping import MAX_AVERAGES, PieceKey, StateKeeping
-from shoal.swarm.state_transfer import Ask, Done, Request, StateTransfer, TransferEffect, TransferSettings, Verify
+from shoal.swarm.state_transfer import (
+    AskDonor,
+    Request,
+    StateTransfer,
+    TransferDone,
+    TransferEffect,
+    TransferSettings,
+    Verify,
+)
 from shoal.wire.messages.round import Record, StageHashes
 
 SLOWNESSES = (0.3, 0.9, 1.2, 1.5, 1.7)
@@ -120,13 +128,13 @@ class Newcomer:
         transfer, now_s = self._transfer, self.world.now_s
         for effect in effects:
             match effect:
-                case Ask(peer):
+                case AskDonor(peer):
                     self.world.at(now_s + 0.01, self._ask, transfer, peer, self._key())
                 case Request(peer, chunk):
                     self.world.at(now_s + 0.01, self._read, transfer, peer, self._key(), chunk)
                 case Verify():
                     self.world.at(now_s + 0.01, self._verified, transfer)
-                case Done():
+                case TransferDone():
                     self._chain.reached()
                     self._next_piece()
                     if self._piece is None:

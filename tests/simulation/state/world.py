@@ -10,14 +10,14 @@ from tests.simulation.safety import Broken
 
 from shoal.ids import PeerId
 from shoal.swarm.state_transfer import (
-    Ask,
+    AskDonor,
     Distrust,
-    Done,
     Late,
     Nobody,
     Request,
     StateTransfer,
     Store,
+    TransferDone,
     TransferEffect,
     TransferSettings,
     Verify,
@@ -140,7 +140,7 @@ class World:
     def _do(self, effects: list[TransferEffect]) -> None:
         for effect in effects:
             match effect:
-                case Ask(peer):
+                case AskDonor(peer):
                     self._post(peer, lambda donor: donor.ask(self.round))
                 case Request(peer, chunk):
                     self.num_requests += 1
@@ -165,7 +165,7 @@ class World:
                     self.num_nobody += 1
                 case Late():
                     self.num_late += 1
-                case Done():
+                case TransferDone():
                     if not self._is_right():
                         raise Broken("other bytes than the record's are loaded")
                     self.done = True

@@ -15,16 +15,16 @@ from tests.simulation.safety import Broken, Seen
 
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, Send, StepTotals
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import (
     Dial,
-    Feed,
+    FeedMicrobatch,
     Finished,
     NoPath,
     Note,
-    Phase,
     RoundOver,
+    StepPhase,
     StepPlan,
     StepTrainer,
     TrainerEffect,
@@ -176,7 +176,7 @@ class ReplicaHost:
         self._do(self.machine.remind())
         self._remind_later()
 
-    def _do(self, sends: list[Send], tensor: Chain = ()) -> None:
+    def _do(self, sends: list[SendStepMessage], tensor: Chain = ()) -> None:
         send_to = self.world.network.send
         for send in sends:
             message = send.message
@@ -302,7 +302,11 @@ class TrainerHost:
 
     def runs_over(self, replica: str) -> bool:
         """Whether a step is open over this replica whose first Commit has not been sent."""
-        return self.busy and self.machine._phase in (Phase.OPENING, Phase.RUNNING) and replica in self.machine._path
+        return (
+            self.busy
+            and self.machine._phase in (StepPhase.OPENING, StepPhase.RUNNING)
+            and replica in self.machine._path
+        )
 
     def _arm(self) -> None:
         """Wake up when there is something to do."""
@@ -340,11 +344,11 @@ class TrainerHost:
         network = self.world.network
         for effect in effects:
             match effect:
-                case Send(to, message):
+                case SendStepMessage(to, message):
                     self.world.before_send(self, to, message)
                     if self.peer in network.hosts:
                         network.send(self.peer, to, Envelope(message))
-                case Feed(key, path, microbatch, part):
+                case FeedMicrobatch(key, path, microbatch, part):
                     before = sum(SIZES[: part.whole])
                     samples = ("samples", before + part.start, before + part.stop)
                     network.send(self.peer, path[0], Envelope(Forward(key, microbatch), (samples,)))

@@ -10,23 +10,23 @@ from tests.simulation.step.world import World
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger
-from shoal.swarm.step_operations import Operation, OperationKind, Ready, Schedule, Send, StepTotals
+from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation, Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
-from shoal.swarm.step_trainer import Feed, Phase, StepPlan, StepTrainer, TrainerEffect
+from shoal.swarm.step_trainer import FeedMicrobatch, StepPhase, StepPlan, StepTrainer, TrainerEffect
 from shoal.wire.messages.step import AskOutcome, Backward, Outcome, Refused, StepMessage, TellOutcome
 
 Make = Callable[[int], World]
 
 
 class CommitsWithoutAllMicrobatches(StepReplica):
-    def finished(self, operation: Operation, totals: StepTotals | None) -> list[Send]:
+    def finished(self, operation: Operation, totals: StepTotals | None) -> list[SendStepMessage]:
         if operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS) and operation.microbatch == 1:
             totals = StepTotals(1.0, True, 1.0)
         return super().finished(operation, totals)
 
 
 class CommitsWithoutAllWeightGradients(StepReplica):
-    def finished(self, operation: Operation, totals: StepTotals | None) -> list[Send]:
+    def finished(self, operation: Operation, totals: StepTotals | None) -> list[SendStepMessage]:
         step = self.open.get(operation.key)
         if (
             operation.kind == OperationKind.BACKWARD
@@ -38,7 +38,7 @@ class CommitsWithoutAllWeightGradients(StepReplica):
 
 
 class AddsWeightGradientsTwice(StepReplica):
-    def finished(self, operation: Operation, totals: StepTotals | None) -> list[Send]:
+    def finished(self, operation: Operation, totals: StepTotals | None) -> list[SendStepMessage]:
         sends = super().finished(operation, totals)
         step = self.open.get(operation.key)
         if operation.kind == OperationKind.WEIGHTS and step is not None and not step.prepared:
@@ -47,27 +47,29 @@ class AddsWeightGradientsTwice(StepReplica):
 
 
 class CommitsWhileAnotherStepHasBegun(StepReplica):
-    def ready(self) -> list[Ready]:
+    def ready(self) -> list[ReadyOperation]:
         ready = super().ready()
         for key, step in self.open.items():
             if step.decision is not None:
-                ready.append(Ready(Operation(OperationKind.COMMIT, key, decision=step.decision), True, step.opened))
+                ready.append(
+                    ReadyOperation(Operation(OperationKind.COMMIT, key, decision=step.decision), True, step.opened)
+                )
         return ready
 
 
 class PromisesNothing(StepReplica):
     """Answers "not committed", and takes the trainer's Commit afterwards."""
 
-    def handle(self, sender: PeerId, message: StepMessage) -> list[Send]:
+    def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
         if isinstance(message, AskOutcome):
             step = self.open.get(message.key)
             if step is not None and step.prepared and step.decision is None:
-                return [Send(sender, TellOutcome(message.key, Outcome.NOT_COMMITTED))]
+                return [SendStepMessage(sender, TellOutcome(message.key, Outcome.NOT_COMMITTED))]
         return super().handle(sender, message)
 
 
 class AbortsWithoutWaitingForTheSilent(StepReplica):
-    def peer_lost(self, peer: PeerId) -> list[Send]:
+    def peer_lost(self, peer: PeerId) -> list[SendStepMessage]:
         sends = super().peer_lost(peer)
         for step in list(self.open.values()):
             if step.in_doubt and peer in step.settle().unanswered():
@@ -77,7 +79,7 @@ class AbortsWithoutWaitingForTheSilent(StepReplica):
 
 
 class AbortsAPreparedStepAlone(StepReplica):
-    def peer_lost(self, peer: PeerId) -> list[Send]:
+    def peer_lost(self, peer: PeerId) -> list[SendStepMessage]:
         for step in list(self.open.values()):
             if step.trainer == peer and step.decision is None:
                 step.prepared = False
@@ -96,7 +98,7 @@ class ForgetsWhatItHasCommitted(StepReplica):
 
 
 class DeniesWhatItsEarlierLifeKnew(StepReplica):
-    def handle(self, sender: PeerId, message: StepMessage) -> list[Send]:
+    def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
         if isinstance(message, TellOutcome) and message.outcome == Outcome.FORGOTTEN:
             message = TellOutcome(message.key, Outcome.ABORTED)
         return super().handle(sender, message)
@@ -116,7 +118,7 @@ class OpensStepsOfAnotherRound(StepReplica):
 
 class ReplaysAfterItsFirstCommit(StepTrainer):
     def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
-        if self._phase == Phase.COMMITTING and self._plan is not None and peer in self._path:
+        if self._phase == StepPhase.COMMITTING and self._plan is not None and peer in self._path:
             self._avoidance.lose(peer, now_s + 0.5)
             return self._again(self._plan, now_s)
         return super().peer_lost(peer, now_s)
@@ -126,7 +128,7 @@ class NoticesALossByItsTimeout(StepTrainer):
     """Remembers that a replica is lost, and leaves it to the step's timeout to begin anew."""
 
     def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
-        if self._phase in (Phase.OPENING, Phase.RUNNING) and peer in self._path:
+        if self._phase in (StepPhase.OPENING, StepPhase.RUNNING) and peer in self._path:
             self._avoidance.lose(peer, now_s + 0.5)
             return []
         return super().peer_lost(peer, now_s)
@@ -157,13 +159,13 @@ class CutsByNoCap(StepTrainer):
 class FeedsWholeMicrobatches(StepTrainer):
     def handle(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
         effects = super().handle(sender, message, now_s)
-        return [replace(e, part=replace(e.part, start=0)) if isinstance(e, Feed) else e for e in effects]
+        return [replace(e, part=replace(e.part, start=0)) if isinstance(e, FeedMicrobatch) else e for e in effects]
 
 
 class AddsRepeatedBackwards(StepReplica):
     """Computes a backward that arrives again once more, instead of answering with what it has."""
 
-    def handle(self, sender: PeerId, message: StepMessage) -> list[Send]:
+    def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
         if isinstance(message, Backward):
             step = self.open.get(message.key)
             if step is not None and not step.prepared and message.microbatch < step.backwards:

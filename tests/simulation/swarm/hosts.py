@@ -11,7 +11,7 @@ from tests.simulation.step.hosts import ReplicaHost as StepHost
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.lease import Denial, Release
-from shoal.swarm.round_effects import CloseSteps, CoordinatorEffect, MemberEffect, Ready, ResolveStep
+from shoal.swarm.round_effects import CloseSteps, CoordinatorEffect, MemberEffect, ResolveStep, RoundReady
 from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.step_operations import Decision
 from shoal.swarm.step_trainer import Finished
@@ -146,7 +146,7 @@ class Client(ClientHost):
     def _act(self, effects: list[CoordinatorEffect]) -> None:
         super()._act(effects)
         for effect in effects:
-            if isinstance(effect, Ready) and self.world.network.hosts.get(self.peer) is self:
+            if isinstance(effect, RoundReady) and self.world.network.hosts.get(self.peer) is self:
                 self.holders, self.steady = frozenset(effect.holders), set(effect.holders)
                 self._takeovers.clear()
                 self.world.leases.table.plan_round(effect.tip.round + 1, self.world.num_trainers, STEPS_PER_ROUND)

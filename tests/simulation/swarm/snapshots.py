@@ -18,7 +18,7 @@ from tests.simulation.swarm.world import is_bulk as is_tensor
 
 from shoal.ids import PeerId, StageIndex, StepKey
 from shoal.swarm.round_effects import CloseSteps, Fetch, MemberEffect
-from shoal.swarm.snapshots import Ask, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies, is_due
+from shoal.swarm.snapshots import AskBuddy, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies, is_due
 from shoal.swarm.step_operations import Operation, OperationKind
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.view import Replica, SwarmView
@@ -192,7 +192,7 @@ class SnapshotServer(Server):
     def _search(self, effects: SearchEffects) -> None:
         for effect in effects:
             match effect:
-                case Ask(peer):
+                case AskBuddy(peer):
                     self._post(peer, AskSnapshot(self.stage, self.life - 1))
                 case Take(peer, snapshot):
                     self._post(peer, TakeSnapshot(snapshot.digest))

@@ -11,7 +11,7 @@ from shoal.cli import chaos as command
 from shoal.cli import main
 from shoal.cli.durations import parse_duration_s
 from shoal.errors import ConfigError, RunFailed
-from shoal.testing.chaos.session import Outcome
+from shoal.testing.chaos.session import RunOutcome
 from shoal.testing.launched import Launched
 from shoal.testing.observed import Swarm
 from shoal.testing.verdict import Evidence, Finding
@@ -30,7 +30,7 @@ def _ran(monkeypatch: pytest.MonkeyPatch, *results: object) -> None:
             raise result
         findings, samples, kept = result
         evidence = Evidence(Swarm(Launched(directory, (), runtime_dir=directory), [], 2), 130, ())
-        return command._Run(Outcome(evidence, (), (), 20.0, samples, kept), findings)
+        return command._JudgedRun(RunOutcome(evidence, (), (), 20.0, samples, kept), findings)
 
     monkeypatch.setattr(command, "_run", run)
 

@@ -11,20 +11,20 @@ import pytest
 from shoal.client.counters import Counted
 from shoal.client.diary import (
     FILE_NAME,
+    ClientStarted,
     Counts,
     Diary,
-    Done,
     Lost,
-    Plan,
     RestoredStage,
+    RoundPlan,
     Saved,
     ServersMoved,
+    SlotDone,
     StagesRestored,
-    Started,
 )
 from shoal.client.failovers import Failovers
 from shoal.client.progress import Progress
-from shoal.control.records import Opened, StageRecord
+from shoal.control.records import StageRecord, VerifiedRecord
 from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.routing import Pipeline
@@ -36,7 +36,7 @@ RESTORED = (RestoredStage(1, 3, (1, 2), "ab"),)
 EVENTS = (
     STEP,
     EvalReport(0, 1, 3.5, 10),
-    Done(2, TrainerDone(0, 2, 4, 16, {"control": 3})),
+    SlotDone(2, TrainerDone(0, 2, 4, 16, {"control": 3})),
     Lost("server", (0,), 1.5),
     Counts(PeerId("a"), {"refused": 2}),
     StagesRestored(RESTORED),
@@ -54,7 +54,7 @@ def saved() -> Saved:
     path = (Hop(PeerId("a"), ("memory:a",)), Hop(PeerId("b"), ("memory:b",)))
     return Saved(
         run_id="run",
-        plan=Plan(2, 4, (Pipeline(0, path),), {0: 1}, 7.5),
+        plan=RoundPlan(2, 4, (Pipeline(0, path),), {0: 1}, 7.5),
         rounds=1,
         durations_s=[1.5],
         hashes={0: "ab"},
@@ -62,7 +62,7 @@ def saved() -> Saved:
         progress=progress,
         last_numbers={0: 3},
         failovers=failovers,
-        servers=(Opened("stage.0", PeerId("a"), 5, math.inf, StageRecord(("memory:a",), 1.0, stage=0)),),
+        servers=(VerifiedRecord("stage.0", PeerId("a"), 5, math.inf, StageRecord(("memory:a",), 1.0, stage=0)),),
         counted=Counted({PeerId("a"): {"refused": 1}}, {PeerId("b"): {"lost": 1}}),
         stages_restored=RESTORED,
         servers_moved=1,
@@ -131,7 +131,7 @@ def test_what_is_noted_after_a_torn_end_is_read(tmp_path: Path) -> None:
     diary = Diary(tmp_path, "run")
     diary.note(STEP)
     diary.close()
-    assert again(tmp_path).events == (*EVENTS[:-1], Started(), STEP)
+    assert again(tmp_path).events == (*EVENTS[:-1], ClientStarted(), STEP)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0", b"\0\0\0\3abc", b"\0\0\0\1\x80"])

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from shoal.client.counters import CounterTotals
-from shoal.client.diary import Done
+from shoal.client.diary import SlotDone
 from shoal.client.divergence import Divergence
 from shoal.client.progress import Progress
 from shoal.client.reports import Reports
@@ -86,7 +86,7 @@ class Desk:
     monitor: MemoryEndpoint
     client: MemoryEndpoint
     stuck: list[TrainerStuck] = field(default_factory=list)
-    noted: list[StepReport | EvalReport | Done] = field(default_factory=list)
+    noted: list[StepReport | EvalReport | SlotDone] = field(default_factory=list)
 
     def hear(self, slot: int, message: Message) -> bool:
         return self.reports.receive(Received(PeerId(f"T{slot}"), message))
@@ -121,7 +121,7 @@ async def desk() -> Desk:
     launcher, clock = Launcher(), _Clock()
     pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=5)
     stuck: list[TrainerStuck] = []
-    noted: list[StepReport | EvalReport | Done] = []
+    noted: list[StepReport | EvalReport | SlotDone] = []
     reports = Reports(
         endpoint=endpoint,
         monitor=monitor.hop,
@@ -252,7 +252,7 @@ async def test_what_is_reported_again_counts_once_and_is_noted_once(desk: Desk) 
     assert progress.eval_losses == {0: 2.0}
     assert desk.noted[:3] == said[:3]
     # How often a trainer says that it is done makes no difference.
-    assert desk.noted[3:] == [Done(1, done(0))] * 2
+    assert desk.noted[3:] == [SlotDone(1, done(0))] * 2
 
 
 async def test_a_client_that_was_started_again_counts_on_from_what_was_noted(desk: Desk) -> None:

@@ -13,7 +13,7 @@ from shoal.client import succession
 from shoal.client.succession import Succession
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
-from shoal.control.records import ClientRecord, Opened, Record, RunRecord, StageRecord
+from shoal.control.records import ClientRecord, Record, RunRecord, StageRecord, VerifiedRecord
 from shoal.control.run_question import RunTeller
 from shoal.errors import ControlError
 from shoal.ids import PeerId
@@ -66,7 +66,7 @@ class Waiting:
     def hear(self, peer: PeerId, topic: str, record: Record) -> None:
         self._sequence += 1
         expires_unix_s = SystemClock().unix_s() + 1000
-        self.membership.update([Opened(topic, peer, self._sequence, expires_unix_s, record)])
+        self.membership.update([VerifiedRecord(topic, peer, self._sequence, expires_unix_s, record)])
 
     def serve(self, client: PeerId | None, name: str = "server", answers: anyio.Event | None = None) -> Server:
         """Have a server announce itself that is connected with this client; it may have to be allowed to answer."""

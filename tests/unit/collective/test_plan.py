@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.collective.plan import CENTRAL_MEMBERS, SMALL_BYTES, Collective, Plan, choose_collective
+from shoal.collective.plan import CENTRAL_MEMBERS, SMALL_BYTES, AllReducePlan, Collective, choose_collective
 
-plans = st.builds(Plan, st.sampled_from(Collective), st.integers(1, 9), st.integers(0, 60), st.integers(1, 9))
+plans = st.builds(AllReducePlan, st.sampled_from(Collective), st.integers(1, 9), st.integers(0, 60), st.integers(1, 9))
 
 
 @given(plans)
-def test_chunks_cut_the_vector_evenly_and_in_order(plan: Plan) -> None:
+def test_chunks_cut_the_vector_evenly_and_in_order(plan: AllReducePlan) -> None:
     chunks = [plan.chunk(root) for root in range(plan.num_chunks)]
     assert [element for chunk in chunks for element in chunk] == list(range(plan.num_elements))
     sizes = [len(chunk) for chunk in chunks]
@@ -21,7 +21,7 @@ def test_chunks_cut_the_vector_evenly_and_in_order(plan: Plan) -> None:
 
 
 @given(plans)
-def test_segments_cut_a_chunk_without_gaps(plan: Plan) -> None:
+def test_segments_cut_a_chunk_without_gaps(plan: AllReducePlan) -> None:
     for root in range(plan.num_chunks):
         segments = [plan.segment(root, index) for index in range(plan.num_segments(root))]
         assert [element for segment in segments for element in segment] == list(plan.chunk(root))
@@ -31,7 +31,7 @@ def test_segments_cut_a_chunk_without_gaps(plan: Plan) -> None:
 
 
 @given(plans)
-def test_every_chunk_is_summed_along_a_tree_and_comes_back_to_everyone(plan: Plan) -> None:
+def test_every_chunk_is_summed_along_a_tree_and_comes_back_to_everyone(plan: AllReducePlan) -> None:
     everyone = range(plan.num_members)
     for root in range(plan.num_chunks):
         for member in everyone:
@@ -45,7 +45,7 @@ def test_every_chunk_is_summed_along_a_tree_and_comes_back_to_everyone(plan: Pla
         assert [m for m in everyone if plan.copies_from(m, root) is None] == [root]
 
 
-def reached(plan: Plan, root: int, *, gather: bool) -> set[int]:
+def reached(plan: AllReducePlan, root: int, *, gather: bool) -> set[int]:
     found, new = {root}, [root]
     while new:
         member = new.pop()
@@ -56,7 +56,7 @@ def reached(plan: Plan, root: int, *, gather: bool) -> set[int]:
     return found
 
 
-def order(plan: Plan, member: int, root: int) -> str:
+def order(plan: AllReducePlan, member: int, root: int) -> str:
     """How the sum at a member is formed, as an expression."""
     total = str(member)
     for child in plan.children(member, root):
@@ -78,11 +78,11 @@ def test_the_order_of_additions_is_the_documented_one(
     collective: Collective, num_members: int, root: int, expected: str
 ) -> None:
     # A sum does not depend on which of its two terms stands first.
-    assert order(Plan(collective, num_members, 99, 9), root, root) == expected
+    assert order(AllReducePlan(collective, num_members, 99, 9), root, root) == expected
 
 
 @given(plans)
-def test_what_members_receive_is_what_all_send(plan: Plan) -> None:
+def test_what_members_receive_is_what_all_send(plan: AllReducePlan) -> None:
     hops = 2 * (plan.num_members - 1)
     sent = hops * sum(plan.num_segments(root) for root in range(plan.num_chunks))
     assert sum(plan.num_received(member) for member in range(plan.num_members)) == sent
@@ -106,15 +106,15 @@ def test_size_and_members_choose_the_collective(num_bytes: int, num_members: int
 @pytest.mark.parametrize(("root", "index"), [(-1, 0), (3, 0), (0, -1), (0, 2)])
 def test_there_is_no_segment_outside_the_plan(root: int, index: int) -> None:
     with pytest.raises(ValueError, match="no segment"):
-        Plan(Collective.RING, 3, 10, 2).segment(root, index)
+        AllReducePlan(Collective.RING, 3, 10, 2).segment(root, index)
 
 
 @pytest.mark.parametrize("segments", [range(0), range(-1, 1), range(1, 3), range(0, 1 << 70)])
 def test_there_is_no_span_outside_the_plan(segments: range) -> None:
     with pytest.raises(ValueError, match="no segment"):
-        Plan(Collective.RING, 3, 10, 2).span(0, segments)
+        AllReducePlan(Collective.RING, 3, 10, 2).span(0, segments)
 
 
 def test_a_plan_without_members_is_refused() -> None:
     with pytest.raises(ValueError, match="0 members"):
-        Plan(Collective.TREE, 0, 10, 2)
+        AllReducePlan(Collective.TREE, 0, 10, 2)

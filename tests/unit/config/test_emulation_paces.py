@@ -7,9 +7,9 @@ from pydantic import ValidationError
 
 from shoal.config.emulation import EmulationConfig
 from shoal.pipeline.device_pace import emulated_pace
-from shoal.pipeline.schedule import Parts
+from shoal.pipeline.schedule import PassCounts
 
-FORWARD = Parts(forwards=1)
+FORWARD = PassCounts(forwards=1)
 
 
 def test_samples_take_what_is_said_of_their_server_and_operation() -> None:

@@ -20,9 +20,9 @@ from shoal.control.records import (
     MAX_UNDIALLED,
     ClientRecord,
     GoneRecord,
-    Opened,
     StageRecord,
     Undialled,
+    VerifiedRecord,
 )
 from shoal.ids import PeerId
 from shoal.wire.messages.base import Hop
@@ -50,7 +50,7 @@ class Scene:
 
     def says(self, peer: str, topic: str, record: StageRecord | ClientRecord | GoneRecord) -> None:
         self.sequence = max(self.sequence + 1, int(SystemClock().unix_s() * 1000))
-        self.membership.update([Opened(topic, PeerId(peer), self.sequence, math.inf, record)])
+        self.membership.update([VerifiedRecord(topic, PeerId(peer), self.sequence, math.inf, record)])
 
 
 @asynccontextmanager

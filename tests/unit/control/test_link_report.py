@@ -11,7 +11,7 @@ import pytest
 from shoal.control.counter_report import counters_logged
 from shoal.control.link_report import log_links
 from shoal.ids import PeerId
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.transport.base import Endpoint
 from shoal.transport.link_meter import LinkEstimate
 
@@ -28,7 +28,7 @@ SHOWN = {"near": {"round_trip_ms": 0.123}, "far": {"round_trip_ms": 150.0, "rece
 class FakeEndpoint:
     def __init__(self, links: Mapping[PeerId, LinkEstimate]) -> None:
         self._links = links
-        self.metrics = Registry()
+        self.metrics = MetricRegistry()
 
     def links(self) -> Mapping[PeerId, LinkEstimate]:
         return self._links

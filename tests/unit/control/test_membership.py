@@ -11,11 +11,11 @@ from shoal.control.records import (
     ClientRecord,
     GoneRecord,
     MonitorRecord,
-    Opened,
     OtherVersion,
     Record,
     RunRecord,
     StageRecord,
+    VerifiedRecord,
     topic_of,
 )
 from shoal.ids import PeerId
@@ -34,8 +34,8 @@ class _Clock(SystemClock):
         return self.now
 
 
-def _opened(peer: str, record: Record, sequence: int = 1, topic: str = "", expires: float = 1030.0) -> Opened:
-    return Opened(topic or topic_of(record) or "", PeerId(peer), sequence, expires, record)
+def _opened(peer: str, record: Record, sequence: int = 1, topic: str = "", expires: float = 1030.0) -> VerifiedRecord:
+    return VerifiedRecord(topic or topic_of(record) or "", PeerId(peer), sequence, expires, record)
 
 
 def _stage(stage: int | None, join_unix_s: float = 0.0) -> StageRecord:
@@ -182,8 +182,8 @@ def test_a_peer_of_another_version_is_seen_and_named_once_but_is_not_in_the_view
 ) -> None:
     membership = Membership(_Clock())
     for sequence in (1, 2, 3):
-        opened = Opened("stage.0", PeerId("newer"), sequence, 1030.0, OtherVersion(PROTOCOL_VERSION + 1))
-        membership.update([opened, Opened("stage.1", PeerId("older"), sequence, 1030.0, OtherVersion(1))])
+        opened = VerifiedRecord("stage.0", PeerId("newer"), sequence, 1030.0, OtherVersion(PROTOCOL_VERSION + 1))
+        membership.update([opened, VerifiedRecord("stage.1", PeerId("older"), sequence, 1030.0, OtherVersion(1))])
         assert membership.view == SwarmView()
         assert membership.other_versions == {"newer": PROTOCOL_VERSION + 1, "older": 1}
     named = {vars(r)["peer"]: vars(r)["reason"] for r in caplog.records if r.getMessage() == "peer.other_version"}

@@ -10,17 +10,17 @@ import pytest
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
 from shoal.control.peers_file import MAX_LISTED, PEERS_FILE, PeersFile, joinable, read_peers_file
-from shoal.control.records import ClientRecord, GoneRecord, MonitorRecord, Opened, Record, StageRecord, topic_of
+from shoal.control.records import ClientRecord, GoneRecord, MonitorRecord, Record, StageRecord, VerifiedRecord, topic_of
 from shoal.ids import PeerId
 
 HERE = ("unix:/a",)
 
 
-def opened(peer: str, record: Record, sequence: int = 1, topic: str = "") -> Opened:
-    return Opened(topic or topic_of(record) or "", PeerId(peer), sequence, SystemClock().unix_s() + 100, record)
+def opened(peer: str, record: Record, sequence: int = 1, topic: str = "") -> VerifiedRecord:
+    return VerifiedRecord(topic or topic_of(record) or "", PeerId(peer), sequence, SystemClock().unix_s() + 100, record)
 
 
-def server(number: int, join_unix_s: float, **fields: object) -> Opened:
+def server(number: int, join_unix_s: float, **fields: object) -> VerifiedRecord:
     return opened(f"s{number}", StageRecord(HERE, join_unix_s, stage=0, maddrs=(f"/s{number}",), **fields))
 
 

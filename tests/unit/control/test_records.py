@@ -18,12 +18,12 @@ from shoal.control.records import (
     ClientRecord,
     GoneRecord,
     MonitorRecord,
-    Opened,
     OtherVersion,
     Record,
     Rejection,
     RunRecord,
     StageRecord,
+    VerifiedRecord,
     hop_of,
     seal,
     topic_of,
@@ -34,7 +34,7 @@ from shoal.control.records import (
 )
 from shoal.identity import Identity
 from shoal.ids import PeerId
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.wire.handshake import PROTOCOL_VERSION
 
 ALICE, MALLORY = Identity.generate(), Identity.generate()
@@ -59,7 +59,7 @@ def _seal(
 
 
 def _checker(clock: _Clock | None = None) -> RecordChecker:
-    return RecordChecker(NAMESPACE, str.encode, clock or _Clock(), Registry())
+    return RecordChecker(NAMESPACE, str.encode, clock or _Clock(), MetricRegistry())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def _checker(clock: _Clock | None = None) -> RecordChecker:
 def test_a_record_comes_out_as_it_went_in(record: Record) -> None:
     topic = topic_of(record) or "client"
     opened = unseal(_seal(record, topic), NAMESPACE, ALICE.peer_id)
-    assert opened == Opened(topic, ALICE.peer_id, 7, 1030.0, record)
+    assert opened == VerifiedRecord(topic, ALICE.peer_id, 7, 1030.0, record)
     assert topic in topics(2)
 
 
@@ -87,7 +87,7 @@ def test_a_run_whose_name_is_no_folder_name_is_dropped(run_id: str) -> None:
 
 def test_a_hop_has_the_signer_as_its_peer() -> None:
     opened = unseal(_seal(), NAMESPACE, ALICE.peer_id)
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, VerifiedRecord)
     assert hop_of(opened).peer == ALICE.peer_id
     assert hop_of(opened).addresses == ADDRESSES
 

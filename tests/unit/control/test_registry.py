@@ -14,13 +14,13 @@ from shoal.control.assignment import StageChooser
 from shoal.control.read_pace import ReadPace
 from shoal.control.record_checker import RecordChecker
 from shoal.control.record_holders import SOME
-from shoal.control.records import GoneRecord, MonitorRecord, Opened, RunRecord, StageRecord
+from shoal.control.records import GoneRecord, MonitorRecord, RunRecord, StageRecord, VerifiedRecord
 from shoal.control.registry import Registry
 from shoal.errors import BootstrapError, InvariantViolation
 from shoal.identity import Identity
 from shoal.ids import StageIndex
 from shoal.swarm.assignment import StageNeed
-from shoal.telemetry import Registry as Metrics
+from shoal.telemetry import MetricRegistry
 
 NAMESPACE = "n" * 64
 ADDRESSES = ("unix:/a",)
@@ -56,7 +56,7 @@ class _Store:
         self.num_stored: Counter[str] = Counter()
         self._shelf = shelf
         self._peer = peer
-        self._checker = RecordChecker(NAMESPACE, str.encode, SystemClock(), Metrics())
+        self._checker = RecordChecker(NAMESPACE, str.encode, SystemClock(), MetricRegistry())
 
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
         await anyio.lowlevel.checkpoint()
@@ -69,7 +69,7 @@ class _Store:
         records[self._peer] = (expires_unix_s, value)
         return True
 
-    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
+    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
         await anyio.lowlevel.checkpoint()
         found = [self._checker.accept(t, p, value) for t in topics for p, (_, value) in self._shelf.get(t, {}).items()]
         return tuple(opened for opened in found if opened is not None)
@@ -270,7 +270,7 @@ async def test_a_lost_peer_has_the_registry_read_soon_however_long_nothing_had_c
     reads = anyio.create_memory_object_stream[None](100)
     get = store.get
 
-    async def counted(topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
+    async def counted(topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
         found = await get(topics, holders)
         reads[0].send_nowait(None)
         return found
@@ -299,7 +299,7 @@ async def test_a_read_that_does_not_end_is_given_up_and_the_next_one_begins(
     (mine, store, _), (theirs, _, identity) = _registry(shelf), _registry(shelf)
     get, reads = store.get, 0
 
-    async def endless_at_first(topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
+    async def endless_at_first(topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
         nonlocal reads
         reads += 1
         if reads == 1:
@@ -331,7 +331,7 @@ async def test_few_are_asked_where_nothing_happens_and_everybody_as_soon_as_some
     asked: list[int | None] = []
     get = store.get
 
-    async def noted(topics: tuple[str, ...], holders: int | None) -> tuple[Opened, ...]:
+    async def noted(topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
         asked.append(holders)
         return await get(topics, holders)
 

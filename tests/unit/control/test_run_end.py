@@ -7,14 +7,14 @@ import pytest
 from shoal.control.run_end import RunEndListener, say_run_is_over
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.swarm.view import Client, SwarmView
+from shoal.swarm.view import ClientPeer, SwarmView
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages import Hop
 from shoal.wire.messages.control import RunOver, TrainerStuck
 
 CLIENT, SERVER, STRANGER = PeerId("client"), PeerId("server"), PeerId("stranger")
-VIEW = SwarmView(clients=(Client(Hop(CLIENT, ()), 1.0, 0),))
+VIEW = SwarmView(clients=(ClientPeer(Hop(CLIENT, ()), 1.0, 0),))
 Heard = list[tuple[str, bool]]
 
 

@@ -17,7 +17,15 @@ from shoal.config import config_to_json
 from shoal.config.load import load_config
 from shoal.control import run_watch, scout
 from shoal.control.membership import Membership
-from shoal.control.records import ClientRecord, GoneRecord, MonitorRecord, Opened, Record, RunRecord, StageRecord
+from shoal.control.records import (
+    ClientRecord,
+    GoneRecord,
+    MonitorRecord,
+    Record,
+    RunRecord,
+    StageRecord,
+    VerifiedRecord,
+)
 from shoal.control.registry import Registry
 from shoal.control.run_question import RunTeller
 from shoal.control.run_watch import RunWatch
@@ -51,7 +59,7 @@ class Board:
         self._update(2, GoneRecord())
 
     def _update(self, sequence: int, record: RunRecord | GoneRecord) -> None:
-        self.membership.update([Opened("run", PeerId("S"), sequence, SystemClock().unix_s() + 100, record)])
+        self.membership.update([VerifiedRecord("run", PeerId("S"), sequence, SystemClock().unix_s() + 100, record)])
 
 
 KEPT = RunRecord("r", 2, 5.0, kept=True)
@@ -104,7 +112,7 @@ class Scene:
     def hear(self, topic: str, record: Record, peer: PeerId = CLIENT) -> None:
         self._sequence += 1
         expires_unix_s = SystemClock().unix_s() + 100
-        self.board.membership.update([Opened(topic, peer, self._sequence, expires_unix_s, record)])
+        self.board.membership.update([VerifiedRecord(topic, peer, self._sequence, expires_unix_s, record)])
 
     def start_client(self) -> MemoryEndpoint:
         client = self.network.endpoint(CLIENT)
@@ -268,7 +276,9 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
         ("C", "client", ClientRecord(("memory:C",), 0.0)),
         ("K", "run", RunRecord("r", 2, 1.0, kept=True)),
     ]
-    board.membership.update(Opened(topic, PeerId(peer), 1, expires_unix_s, said) for peer, topic, said in records)
+    board.membership.update(
+        VerifiedRecord(topic, PeerId(peer), 1, expires_unix_s, said) for peer, topic, said in records
+    )
     with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
 
@@ -276,7 +286,7 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
                 while not asked:
                     await anyio.lowlevel.checkpoint()
                 record = StageRecord(("memory:V",), 1.0, stage=0)
-                board.membership.update([Opened("stage.0", PeerId("V"), 1, expires_unix_s, record)])
+                board.membership.update([VerifiedRecord("stage.0", PeerId("V"), 1, expires_unix_s, record)])
 
             tasks.start_soon(serve)
             run, told = await _running(cast("Registry", board), PATIENT, Identity.generate())
@@ -291,7 +301,7 @@ async def test_who_reaches_no_peer_of_a_run_is_told_which_port_to_open(monkeypat
     monkeypatch.setattr(scout, "ask_run", ask)
     board = Silent(None, Membership(SystemClock()))
     for topic, record in (("run", ANNOUNCED), ("client", ClientRecord(("tcp:10.0.0.1:5",), 0.0))):
-        board.membership.update([Opened(topic, CLIENT, 1, SystemClock().unix_s() + 100, record)])
+        board.membership.update([VerifiedRecord(topic, CLIENT, 1, SystemClock().unix_s() + 100, record)])
     with pytest.raises(BootstrapError, match=r"run r is announced.*network\.data_port.*10\.0\.0\.1:5"):
         await _running(cast("Registry", board), START, Identity.generate())
 
@@ -305,7 +315,7 @@ async def test_the_launcher_is_told_where_the_swarm_can_be_joined_whenever_that_
                 await anyio.wait_all_tasks_blocked()
                 record = MonitorRecord(("unix:/m",), 1.0, maddrs=(f"/m{number}",))
                 expires_unix_s = SystemClock().unix_s() + 100
-                membership.update([Opened("monitor", PeerId("M"), number, expires_unix_s, record)])
+                membership.update([VerifiedRecord("monitor", PeerId("M"), number, expires_unix_s, record)])
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
     assert told.events == [("peers", {"maddrs": ("/m1",)}), ("peers", {"maddrs": ("/m2",)})]

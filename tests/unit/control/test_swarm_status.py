@@ -10,7 +10,7 @@ import pytest
 
 from shoal.control.swarm_status import SwarmStatus, lines_of, swarm_status
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.view import NOTHING_HELD, Candidate, Client, Replica, Run, SwarmView
+from shoal.swarm.view import NOTHING_HELD, Candidate, ClientPeer, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus
 
@@ -30,7 +30,7 @@ def _run(**fields: object) -> Run:
     return msgspec.convert({"run_id": "r-1", "num_stages": 2, "client": "peer-c", **fields}, Run)
 
 
-CLIENT = Client(_hop("c"), 0.0, undialled=((PeerId("peer-bad"), "10.0.0.3:5000: refused"),))
+CLIENT = ClientPeer(_hop("c"), 0.0, undialled=((PeerId("peer-bad"), "10.0.0.3:5000: refused"),))
 SERVERS = (_replica("a", 0), _replica("bb", 0, 5), _replica("bad", 1), _replica("new", 1, NOTHING_HELD, serving=False))
 
 
@@ -58,7 +58,7 @@ def test_a_run_with_a_client_is_said_in_words_and_numbers() -> None:
         ((), _run(ended=True), "has ended"),
     ],
 )
-def test_without_a_client_it_is_said_who_holds_what(clients: tuple[Client, ...], run: Run, state: str) -> None:
+def test_without_a_client_it_is_said_who_holds_what(clients: tuple[ClientPeer, ...], run: Run, state: str) -> None:
     view = SwarmView(SERVERS, clients=clients, run=run)
     status = swarm_status("sandbox", view, None, "refused" if clients else "")
     assert status.state == state

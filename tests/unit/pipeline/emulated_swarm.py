@@ -10,9 +10,9 @@ from shoal.config.model import ModelPipelineConfig
 from shoal.ids import PeerId
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.schedule import choose, parts_of
-from shoal.swarm.step_operations import Operation, Schedule, Send, StepTotals
+from shoal.swarm.step_operations import Operation, Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
-from shoal.swarm.step_trainer import Feed, StepPlan, StepTrainer, TrainerEffect
+from shoal.swarm.step_trainer import FeedMicrobatch, StepPlan, StepTrainer, TrainerEffect
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.step import Forward, Labels, StepMessage
 
@@ -96,15 +96,15 @@ class Swarm:
     def _effects(self, effects: Sequence[TrainerEffect]) -> None:
         for effect in effects:
             match effect:
-                case Send(to, message):
+                case SendStepMessage(to, message):
                     self._post(TRAINER, to, message)
-                case Feed(key, path, microbatch, _):
+                case FeedMicrobatch(key, path, microbatch, _):
                     self._post(TRAINER, path[0], Forward(key, microbatch))
                     self._post(TRAINER, path[-1], Labels(key, microbatch))
                 case _:
                     pass
 
-    def _sends(self, sender: PeerId, sends: Sequence[Send]) -> None:
+    def _sends(self, sender: PeerId, sends: Sequence[SendStepMessage]) -> None:
         for send in sends:
             self._post(sender, send.to, send.message)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.pipeline.device_meter import DeviceMeter
 from shoal.swarm.step_operations import OperationKind
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 
 
 class Hands:
@@ -24,7 +24,7 @@ class Hands:
 
 
 def test_work_is_counted_by_kind_and_open_steps_as_one_time_however_many_there_are() -> None:
-    metrics, clock = Registry(), Hands()
+    metrics, clock = MetricRegistry(), Hands()
     meter = DeviceMeter(metrics, 2, clock)
     meter.worked(OperationKind.FORWARD, 0.25)
     meter.worked(OperationKind.FORWARD, 0.5)
@@ -41,7 +41,7 @@ def test_work_is_counted_by_kind_and_open_steps_as_one_time_however_many_there_a
 
 
 def test_a_clock_that_does_not_move_counts_nothing() -> None:
-    metrics = Registry()
+    metrics = MetricRegistry()
     meter = DeviceMeter(metrics, 0, Hands())
     meter.worked(OperationKind.COMMIT, -1e-9)
     meter.open(True)

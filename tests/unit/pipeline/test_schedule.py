@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from shoal.ids import StepKey
 from shoal.pipeline.schedule import choose
-from shoal.swarm.step_operations import Operation, OperationKind, Ready
+from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation
 
 OLD, NEW = StepKey(0, 1, 0, 0), StepKey(1, 1, 0, 0)
 
 
-def ready(kind: OperationKind, key: StepKey = OLD, microbatch: int = 0, begun: bool = True) -> Ready:
-    return Ready(Operation(kind, key, microbatch), begun, 0 if key == OLD else 1)
+def ready(kind: OperationKind, key: StepKey = OLD, microbatch: int = 0, begun: bool = True) -> ReadyOperation:
+    return ReadyOperation(Operation(kind, key, microbatch), begun, 0 if key == OLD else 1)
 
 
 def test_nothing_ready_is_nothing_to_do() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.config import Config
-from shoal.server.cost_cache import CostCache, Loaded, cost_key
+from shoal.server.cost_cache import CachedCosts, CostCache, cost_key
 
 KEY = cost_key(Config(), "cpu")
 COSTS_S = [0.5, 0.25]
@@ -22,9 +22,9 @@ def cache(tmp_path: Path) -> CostCache:
 
 
 def test_what_was_stored_is_found_again(cache: CostCache) -> None:
-    assert cache.load(KEY) == Loaded()
+    assert cache.load(KEY) == CachedCosts()
     assert cache.store(KEY, COSTS_S) is None
-    assert cache.load(KEY, 2) == Loaded(COSTS_S)
+    assert cache.load(KEY, 2) == CachedCosts(COSTS_S)
     assert cache.store(KEY, [1.0, 2.0]) is None
     assert cache.load(KEY).costs_s == [1.0, 2.0]
     assert len(list(cache.folder.iterdir())) == 1, "nothing is left of writing it"
@@ -54,23 +54,25 @@ def test_only_the_owner_may_read_the_files(cache: CostCache) -> None:
 )
 def test_another_model_or_microbatch_is_another_measurement(cache: CostCache, other: dict[str, Any]) -> None:
     cache.store(KEY, COSTS_S)
-    assert cache.load(cost_key(Config.model_validate(other), "cpu")) == Loaded()
+    assert cache.load(cost_key(Config.model_validate(other), "cpu")) == CachedCosts()
 
 
 def test_another_device_machine_or_code_is_another_measurement(
     cache: CostCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.store(KEY, COSTS_S)
-    assert cache.load(cost_key(Config(), "cuda:0")) == Loaded()
-    assert cache.load(cost_key(Config(), "cpu", code="abc")) == Loaded()
+    assert cache.load(cost_key(Config(), "cuda:0")) == CachedCosts()
+    assert cache.load(cost_key(Config(), "cpu", code="abc")) == CachedCosts()
     on_gpu = cost_key(Config(), "cuda:0", gpu="NVIDIA H200")
     cache.store(on_gpu, COSTS_S)
-    assert cache.load(on_gpu) == Loaded(COSTS_S)
-    assert cache.load(cost_key(Config(), "cuda:0", gpu="NVIDIA T4")) == Loaded(), "another one is visible as cuda:0"
+    assert cache.load(on_gpu) == CachedCosts(COSTS_S)
+    assert cache.load(cost_key(Config(), "cuda:0", gpu="NVIDIA T4")) == CachedCosts(), (
+        "another one is visible as cuda:0"
+    )
     for name in ("processor_name", "_torch_version"):
         with monkeypatch.context() as patch:
             patch.setattr(f"shoal.server.cost_cache.{name}", lambda: "another")
-            assert cache.load(cost_key(Config(), "cpu")) == Loaded()
+            assert cache.load(cost_key(Config(), "cpu")) == CachedCosts()
 
 
 def test_what_costs_do_not_depend_on_is_not_asked_for(cache: CostCache) -> None:

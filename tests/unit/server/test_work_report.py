@@ -11,7 +11,7 @@ import pytest
 from shoal.clock import SystemClock
 from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.server.work_report import WorkReport
-from shoal.swarm.view import Client, Replica, SwarmView
+from shoal.swarm.view import ClientPeer, Replica, SwarmView
 from shoal.transport.base import PeerLost
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.round import Record, StageHashes, StageOutcome
@@ -54,7 +54,7 @@ class _Desk:
 
     def __post_init__(self) -> None:
         there = Replica(Hop(OTHER, ()), 0.0, stage=StageIndex(0))
-        view = SwarmView(replicas=(there,), clients=(Client(Hop(CLIENT, ()), 0.0),))
+        view = SwarmView(replicas=(there,), clients=(ClientPeer(Hop(CLIENT, ()), 0.0),))
         self.report = WorkReport(
             peer=ME,
             replica=lambda: self.replica,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
-from shoal.swarm.step_operations import Schedule, Send, StepTotals
+from shoal.swarm.step_operations import Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.step import (
@@ -31,9 +31,9 @@ def request(key: StepKey = KEY, round: int = 1, path: tuple[Hop, ...] = PATH) ->
     return Open(key, round, path, (2,) * NUM, (SampleRange(0, 0, 4),))
 
 
-def run(machine: StepReplica) -> list[Send]:
+def run(machine: StepReplica) -> list[SendStepMessage]:
     """Runs operations until none is ready."""
-    sends: list[Send] = []
+    sends: list[SendStepMessage] = []
     while (operation := choose(machine.ready())) is not None:
         machine.started(operation)
         step = machine.open.get(operation.key)
@@ -48,7 +48,7 @@ def begun(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T) -> None
     run(machine)
 
 
-def prepared(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T) -> list[Send]:
+def prepared(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T) -> list[SendStepMessage]:
     machine.handle(trainer, request(key))
     for microbatch in range(NUM):
         machine.handle(A, Forward(key, microbatch))
@@ -58,5 +58,5 @@ def prepared(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T) -> l
     return run(machine)
 
 
-def replies(sends: list[Send], to: PeerId) -> list[StepMessage]:
+def replies(sends: list[SendStepMessage], to: PeerId) -> list[StepMessage]:
     return [send.message for send in sends if send.to == to]

@@ -6,20 +6,20 @@ import math
 
 from shoal.ids import PeerId
 from shoal.swarm.client_order import PATIENCE_S, REDIAL_S, ClientOrder
-from shoal.swarm.view import Client
+from shoal.swarm.view import ClientPeer
 from shoal.wire.messages.base import Hop
 
 A, B, ME = PeerId("A"), PeerId("B"), PeerId("me")
 
 
-def client(peer: PeerId, joined: float, *, waits: bool = True) -> Client:
-    return Client(Hop(peer, (f"memory:{peer}",)), joined, waits=waits)
+def client(peer: PeerId, joined: float, *, waits: bool = True) -> ClientPeer:
+    return ClientPeer(Hop(peer, (f"memory:{peer}",)), joined, waits=waits)
 
 
 MINE = client(ME, 5.0)
 
 
-def order(*others: Client, now_s: float = 0.0) -> ClientOrder:
+def order(*others: ClientPeer, now_s: float = 0.0) -> ClientOrder:
     made = ClientOrder(ME)
     made.announced([MINE, *others], now_s)
     return made

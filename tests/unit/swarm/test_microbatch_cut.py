@@ -12,7 +12,7 @@ from shoal.ids import PeerId
 from shoal.swarm.microbatch_cut import (
     MAX_MICROBATCHES,
     LoweredCaps,
-    Part,
+    MicrobatchPart,
     cut,
     exceeded,
     lowered,
@@ -44,7 +44,7 @@ def test_parts_are_as_few_and_as_even_as_the_cap_allows(
 
 
 def test_a_part_says_where_its_samples_lie() -> None:
-    assert cut((3, 2), 2) == (Part(0, 0, 2), Part(0, 2, 3), Part(1, 0, 2))
+    assert cut((3, 2), 2) == (MicrobatchPart(0, 0, 2), MicrobatchPart(0, 2, 3), MicrobatchPart(1, 0, 2))
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 50))

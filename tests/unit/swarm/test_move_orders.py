@@ -7,13 +7,13 @@ from dataclasses import replace
 from tests.unit.swarm.test_reassignment import swarm
 
 from shoal.ids import PeerId
-from shoal.swarm.move_orders import Begun, End, Ended, MoveOrders, MoveSettings, SendOrder
-from shoal.swarm.reassignment import Move
+from shoal.swarm.move_orders import Begun, Ended, MoveEnd, MoveOrders, MoveSettings, SendOrder
+from shoal.swarm.reassignment import StageMove
 from shoal.swarm.view import Candidate, SwarmView
 from shoal.wire.messages.base import Hop
 
-TO_1 = Move(PeerId("s0.2"), 0, 1, False)
-URGENT = Move(PeerId("s0.2"), 0, 1, True)
+TO_1 = StageMove(PeerId("s0.2"), 0, 1, False)
+URGENT = StageMove(PeerId("s0.2"), 0, 1, True)
 
 
 class Swarm:
@@ -71,7 +71,7 @@ def test_after_a_record_one_server_is_ordered_until_it_answers_and_followed_unti
     world.loading.add("s0.2")
     assert world.look(4.2) == []
     world.loading.clear()
-    assert world.look(5.0) == [Ended(TO_1, End.ARRIVED)]
+    assert world.look(5.0) == [Ended(TO_1, MoveEnd.ARRIVED)]
     assert world.answer("s0.2", 1) == []  # a late repetition begins nothing
     assert world.machine.under_way is None
     assert world.record(3, 6.0) == []
@@ -101,14 +101,14 @@ def test_a_candidate_fills_the_gap_and_nobody_moves() -> None:
     world.view = SwarmView(world.view.replicas, (Candidate(Hop(PeerId("new"), ()), 200.0),))
     assert [world.look(at_s) for at_s in (0.0, 1.0, 2.0)] == [[], [], []]
     world.view = replace(world.view, candidates=())  # it has left
-    assert world.look(3.0)[0] == Begun(Move(PeerId("s0.1"), 0, 1, True))
+    assert world.look(3.0)[0] == Begun(StageMove(PeerId("s0.1"), 0, 1, True))
 
 
 def test_one_that_refuses_is_not_asked_again_and_the_next_one_is_once_there_is_a_record() -> None:
     world = Swarm(4, 1)
     first = world.record(1, 0.0)[0].move
     assert first.peer == "s0.3"
-    assert world.answer("s0.3", 1, "too small") == [Ended(first, End.REFUSED, "too small")]
+    assert world.answer("s0.3", 1, "too small") == [Ended(first, MoveEnd.REFUSED, "too small")]
     assert world.look(0.1) == []
     assert world.record(2, 1.0)[0].move.peer == "s0.2"
 
@@ -125,7 +125,7 @@ def test_a_server_rests_between_two_moves_unless_a_stage_has_nobody() -> None:
     world = Swarm(3, 1)
     world.record(1, 0.0)
     world.place("s0.2", 1)
-    assert world.look(1.0) == [Ended(TO_1, End.ARRIVED)]
+    assert world.look(1.0) == [Ended(TO_1, MoveEnd.ARRIVED)]
     # Stage 0 loses one and two more come to stage 1: the mover is the youngest there, and stays.
     later = swarm(1, 4)
     world.view = SwarmView((*(r for r in later.replicas if r.peer != "s1.3"), replace(later.replicas[-1], hop=TO_HOP)))
@@ -147,7 +147,7 @@ def test_a_mover_that_dies_is_forgotten_after_a_while_and_one_that_comes_back_at
     assert world.look(1.0) == []
     assert world.look(9.9) == []
     assert world.machine.wake_at_s == 10.0
-    assert world.look(10.0) == [Ended(TO_1, End.LOST)]
+    assert world.look(10.0) == [Ended(TO_1, MoveEnd.LOST)]
 
     world = Swarm(3, 1)
     world.record(1, 0.0)
@@ -155,7 +155,7 @@ def test_a_mover_that_dies_is_forgotten_after_a_while_and_one_that_comes_back_at
     world.away.add("s0.2")
     world.look(1.0)
     world.away.clear()
-    assert world.look(2.0) == [Ended(TO_1, End.CAME_BACK)]
+    assert world.look(2.0) == [Ended(TO_1, MoveEnd.CAME_BACK)]
 
 
 def test_one_that_never_gets_there_does_not_keep_others_from_moving() -> None:
@@ -164,7 +164,7 @@ def test_one_that_never_gets_there_does_not_keep_others_from_moving() -> None:
     world.answer("s0.2", 1)
     for at_s in range(1, 120):
         assert world.look(float(at_s)) == []
-    assert world.look(120.0) == [Ended(TO_1, End.TOO_SLOW)]
+    assert world.look(120.0) == [Ended(TO_1, MoveEnd.TOO_SLOW)]
 
 
 def test_a_successor_hears_of_the_mover_and_sends_no_second_one() -> None:
@@ -175,7 +175,7 @@ def test_a_successor_hears_of_the_mover_and_sends_no_second_one() -> None:
     assert world.look(1.5) == []
     assert world.record(4, 2.0) == []
     world.place("s0.2", 1)
-    assert [effect.how for effect in world.look(3.0)] == [End.ARRIVED]
+    assert [effect.how for effect in world.look(3.0)] == [MoveEnd.ARRIVED]
 
 
 def test_before_the_first_round_servers_are_sent_one_after_the_other_until_they_stand_well() -> None:
@@ -185,18 +185,18 @@ def test_before_the_first_round_servers_are_sent_one_after_the_other_until_they_
         world.now_s = now_s
         return world.machine.placed(world.view, world.holders, now_s)
 
-    first, second = Move(PeerId("s0.3"), 0, 1, False), Move(PeerId("s0.2"), 0, 1, False)
+    first, second = StageMove(PeerId("s0.3"), 0, 1, False), StageMove(PeerId("s0.2"), 0, 1, False)
     assert placed(0.0) == [Begun(first), SendOrder(first)]
     assert placed(0.1) == [], "one at a time"
     # Who refuses is not asked again, and another one is.
-    assert world.answer("s0.3", 1, "it does not fit") == [Ended(first, End.REFUSED, "it does not fit")]
+    assert world.answer("s0.3", 1, "it does not fit") == [Ended(first, MoveEnd.REFUSED, "it does not fit")]
     assert placed(0.2) == [Begun(second), SendOrder(second)]
     assert world.answer("s0.2", 1) == []
     world.place("s0.2", 1)
-    assert world.look(1.0) == [Ended(second, End.ARRIVED)]
-    third = Move(PeerId("s0.1"), 0, 2, False)
+    assert world.look(1.0) == [Ended(second, MoveEnd.ARRIVED)]
+    third = StageMove(PeerId("s0.1"), 0, 2, False)
     assert placed(1.1) == [Begun(third), SendOrder(third)]
     world.place("s0.1", 2)
-    assert world.look(2.0) == [Ended(third, End.ARRIVED)]
+    assert world.look(2.0) == [Ended(third, MoveEnd.ARRIVED)]
     assert placed(2.1) == []
     assert world.machine.under_way is None

@@ -14,8 +14,8 @@ import pytest
 from tests.unit.swarm.test_reassignment import server, strengths
 
 from shoal.ids import PeerId
-from shoal.swarm.move_orders import Begun, End, Ended, MoveEffect, MoveOrders
-from shoal.swarm.reassignment import Move
+from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders
+from shoal.swarm.reassignment import StageMove
 from shoal.swarm.view import SwarmView
 
 PATIENT_S = 200.0
@@ -33,7 +33,7 @@ class World:
     now_s: float = 0.0
     round: int = 0
     born: int = 0
-    moves: list[Move] = field(default_factory=list)
+    moves: list[StageMove] = field(default_factory=list)
     refusing: set[PeerId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class World:
         others = [each for each in self.view.replicas if each is not one]
         self.view = replace(self.view, replicas=(*others, replace(one, capacity=one.capacity * factor)))
 
-    def ends_round(self, *, dies_on_the_way: bool = False) -> list[Move]:
+    def ends_round(self, *, dies_on_the_way: bool = False) -> list[StageMove]:
         """Decide a record, and play what follows from it until nothing is under way; returns the moves."""
         self.round += 1
         self.now_s += PATIENT_S
@@ -75,14 +75,14 @@ class World:
         assert self.machine.under_way is None
         return begun
 
-    def _follow(self, effects: list[MoveEffect], dies_on_the_way: bool) -> list[Move]:
+    def _follow(self, effects: list[MoveEffect], dies_on_the_way: bool) -> list[StageMove]:
         moves = [effect.move for effect in effects if isinstance(effect, Begun)]
         assert len(moves) <= 1, "one at a time"
         for move in moves:
             self._play(move, dies_on_the_way)
         return moves
 
-    def _play(self, move: Move, dies_on_the_way: bool) -> None:
+    def _play(self, move: StageMove, dies_on_the_way: bool) -> None:
         assert Counter(self.known.values())[move.origin] > 1, "never the last of a stage"
         if move.peer in self.refusing:
             ended = self.machine.answered(move.peer, move.stage, "too small", self.now_s)
@@ -93,16 +93,16 @@ class World:
         if dies_on_the_way:
             self.view = self.view.without({move.peer})
             self.now_s += 11.0
-            how = End.LOST
+            how = MoveEnd.LOST
         else:
             self.view = self.view.placed({move.peer: move.stage})
             self.moves.append(move)
-            how = End.ARRIVED
+            how = MoveEnd.ARRIVED
         ended = [e for e in self.machine.update(self.view, self.known, self.known, self.now_s) if isinstance(e, Ended)]
         assert [each.how for each in ended] == [how]
 
 
-def settle(world: World) -> list[Move]:
+def settle(world: World) -> list[StageMove]:
     """Let rounds pass until nobody has moved for longer than any server rests; returns the moves."""
     before, quiet = len(world.moves), 0
     for _ in range(20 * len(world.view.replicas) + 20):

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.placement import correction
-from shoal.swarm.reassignment import Move
+from shoal.swarm.reassignment import StageMove
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
@@ -32,9 +32,9 @@ def _peers(view: SwarmView) -> set[PeerId]:
     return {replica.peer for replica in view.replicas}
 
 
-def _corrected(view: SwarmView, num_stages: int) -> tuple[SwarmView, list[Move]]:
+def _corrected(view: SwarmView, num_stages: int) -> tuple[SwarmView, list[StageMove]]:
     """Carry out what is wanted, one move after the other."""
-    moves: list[Move] = []
+    moves: list[StageMove] = []
     while (move := correction(view, num_stages, _peers(view))) is not None:
         replica = view.replica(move.peer)
         assert replica is not None
@@ -59,7 +59,7 @@ def test_servers_that_stand_well_stay() -> None:
 def test_three_of_one_stage_give_one_away_which_shares_its_machine() -> None:
     view = _swarm(("a", "left", 0), ("b", "left", 0), ("c", "right", 0), ("d", "right", 1))
     # Of c and b the youngest is c, but its machine has a replica of the other stage.
-    assert correction(view, 2, _peers(view)) == Move(PeerId("b"), 0, 1, False)
+    assert correction(view, 2, _peers(view)) == StageMove(PeerId("b"), 0, 1, False)
 
 
 def test_two_machines_that_each_have_all_of_a_stage_swap_one() -> None:
@@ -80,7 +80,7 @@ def test_servers_of_one_machine_only_count() -> None:
 
 def test_a_stage_without_anybody_comes_first_and_the_last_one_of_a_stage_stays() -> None:
     view = _swarm(("a", "left", 0), ("b", "right", 0))
-    assert correction(view, 2, _peers(view)) == Move(PeerId("b"), 0, 1, True)
+    assert correction(view, 2, _peers(view)) == StageMove(PeerId("b"), 0, 1, True)
     assert correction(_swarm(("a", "left", 0)), 2, {PeerId("a")}) is None
     # The other one is only heard of.
     assert correction(view, 2, {PeerId("b")}) is None
@@ -89,10 +89,10 @@ def test_a_stage_without_anybody_comes_first_and_the_last_one_of_a_stage_stays()
 def test_who_was_given_its_stage_who_refuses_and_who_cannot_be_reached_stays() -> None:
     servers = (("a", "left", 0), ("b", "left", 0), ("c", "left", 0), ("d", "left", 1))
     view = _swarm(*servers, pinned="c")
-    assert correction(view, 2, _peers(view)) == Move(PeerId("b"), 0, 1, False)
-    assert correction(view, 2, _peers(view), {PeerId("b")}) == Move(PeerId("a"), 0, 1, False)
+    assert correction(view, 2, _peers(view)) == StageMove(PeerId("b"), 0, 1, False)
+    assert correction(view, 2, _peers(view), {PeerId("b")}) == StageMove(PeerId("a"), 0, 1, False)
     assert correction(view, 2, _peers(view), {PeerId("a"), PeerId("b")}) is None
-    assert correction(view, 2, {PeerId("a"), PeerId("c")}) == Move(PeerId("a"), 0, 1, False)
+    assert correction(view, 2, {PeerId("a"), PeerId("c")}) == StageMove(PeerId("a"), 0, 1, False)
 
 
 def test_nobody_moves_for_a_place_that_a_candidate_will_take() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.reassignment import MIN_GAIN, Move, next_move
+from shoal.swarm.reassignment import MIN_GAIN, StageMove, next_move
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
@@ -31,7 +31,7 @@ def peers(view: SwarmView) -> set[PeerId]:
     return {replica.peer for replica in view.replicas}
 
 
-def decide(view: SwarmView, num_stages: int, **options: object) -> Move | None:
+def decide(view: SwarmView, num_stages: int, **options: object) -> StageMove | None:
     options.setdefault("holders", peers(view))
     return next_move(view, num_stages, **options)
 
@@ -153,5 +153,5 @@ def test_a_tie_that_only_rounding_tells_apart_sends_nobody_back_and_forth() -> N
     unmeasured = [server(name, stage, age=1.0) for name, stage in (("a", 0), ("d", 2))]
     rest = [server("b", 1, age=1.0, capacity=2.0), server("c", 1, age=1.0, capacity=1.0)]
     view = SwarmView((*unmeasured, *rest, fast))
-    assert decide(view, 3) == Move(PeerId("d"), 2, 0, False)
-    assert decide(view.placed({fast.peer: 0}), 3) == Move(PeerId("a"), 0, 2, False)
+    assert decide(view, 3) == StageMove(PeerId("d"), 2, 0, False)
+    assert decide(view.placed({fast.peer: 0}), 3) == StageMove(PeerId("a"), 0, 2, False)

@@ -12,13 +12,13 @@ from shoal.swarm.round_effects import (
     Decided,
     Deposed,
     Journal,
-    Ready,
     ReplicaIn,
     ReplicaOut,
+    RoundReady,
     Send,
     Stuck,
 )
-from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
+from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
@@ -107,11 +107,11 @@ def hold(machine: RoundCoordinatorMachine, effects: list[CoordinatorEffect]) -> 
 
 def test_a_whole_round(machine: RoundCoordinatorMachine) -> None:
     [ready] = lead(machine, A, B)
-    assert ready == Ready(machine.tip, {A: 0, B: 0}, {})
+    assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {})
     assert sent(machine.close(CloseRequest(1, {}, {}), 1.0), Close).keys() == {A, B}
     assert sent(close(machine, A, B), Propose).keys() == {A, B}
     holding = stage(machine, A, B)
-    assert machine.phase is Phase.HOLDING
+    assert machine.phase is RoundPhase.HOLDING
     told = sent(hold(machine, holding), Decide)
     assert told.keys() == {A, B}
     digest = record_hash(told[A].record)
@@ -119,7 +119,7 @@ def test_a_whole_round(machine: RoundCoordinatorMachine) -> None:
     assert isinstance(decided, Decided)
     assert decided.signed == told[A].record
     [ready] = machine.receive(B, Swapped(1, 0, digest, BYTES, {"state": 3}), 4.0)
-    assert ready == Ready(machine.tip, {A: 0, B: 0}, {"state": 5})
+    assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {"state": 5})
     assert machine.wake_at_s is None
 
 
@@ -143,7 +143,7 @@ def test_a_replica_that_swaps_while_a_coordinator_takes_over_is_asked_again(mach
     machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
     machine.lead(0.0)
     machine.receive(A, state(machine), 0.0)
-    assert machine.phase is Phase.ASKING
+    assert machine.phase is RoundPhase.ASKING
     assert machine.receive(A, Swapped(4, 0, "another", BYTES, {}), 1.0) == [Send(A, AskRound(machine.ballot))]
 
 
@@ -192,7 +192,7 @@ def test_who_holds_the_record_that_a_new_coordinator_finds_says_again_what_it_ha
     assert sent(effects, Decide).keys() == {A, B}
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {"state": 2}), 0.0)
     [ready] = machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {"state": 3}), 0.0)
-    assert ready == Ready(machine.tip, {A: 0, B: 0}, {"state": 5})
+    assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {"state": 5})
 
 
 def test_a_member_lost_after_hold_means_a_new_epoch_and_another_record(machine: RoundCoordinatorMachine) -> None:
@@ -211,8 +211,8 @@ def test_nothing_is_chosen_before_every_reachable_replica_has_answered(machine: 
     machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
     machine.lead(0.0)
     assert machine.receive(A, state(machine), 0.0) == []
-    assert machine.phase is Phase.ASKING
-    assert isinstance(machine.lost(B, 0.0)[-1], Ready)
+    assert machine.phase is RoundPhase.ASKING
+    assert isinstance(machine.lost(B, 0.0)[-1], RoundReady)
 
 
 def test_while_taking_over_a_higher_ballot_is_overtaken(machine: RoundCoordinatorMachine) -> None:
@@ -240,7 +240,7 @@ def test_clients_that_take_over_at_the_same_time_overtake_each_other_once_and_th
         assert machine.wake_at_s is not None
         waits_s.append(machine.wake_at_s)
         assert sent(machine.tick(waits_s[-1]), AskRound) == {A: AskRound(Ballot(6, me, 1))}
-        assert isinstance(machine.receive(A, state(machine), 9.0)[0], Ready)
+        assert isinstance(machine.receive(A, state(machine), 9.0)[0], RoundReady)
     assert all(1.0 < wait_s < 5.0 for wait_s in waits_s)
     assert waits_s[0] != waits_s[1]
 
@@ -248,7 +248,7 @@ def test_clients_that_take_over_at_the_same_time_overtake_each_other_once_and_th
 def test_a_leader_yields_to_another_client_but_not_to_its_past_self(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A)
     machine.receive(A, StaleBallot(Ballot(4, ME, 0)), 1.0)
-    assert (machine.ballot.number, machine.phase) == (5, Phase.ASKING)
+    assert (machine.ballot.number, machine.phase) == (5, RoundPhase.ASKING)
     machine.receive(A, state(machine), 1.0)
     higher = Ballot(9, PeerId("other"), 1)
     assert machine.receive(A, StaleBallot(higher), 1.0) == [Deposed(higher)]
@@ -271,7 +271,7 @@ def test_a_client_that_led_before_it_was_started_again_yields_to_whoever_leads_n
 def test_a_refusal_of_a_ballot_given_up_long_ago_is_ignored(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A)
     assert machine.receive(A, StaleBallot(Ballot(0, PeerId("other"), 1)), 1.0) == []
-    assert machine.phase is Phase.IDLE
+    assert machine.phase is RoundPhase.IDLE
 
 
 def test_a_newer_record_is_heard_by_a_new_ballot(machine: RoundCoordinatorMachine) -> None:
@@ -327,7 +327,7 @@ def test_what_was_heard_of_and_dropped_is_no_reason_to_ask_again() -> None:
     machine.receive(A, state(machine, first, 1), 0.0)
     machine.receive(B, state(machine, first, 1, stage=1, pending=held), 4.0)
     machine.tick(6.0)
-    assert machine.phase is Phase.ASKING, "of what is named anew the others are waited for"
+    assert machine.phase is RoundPhase.ASKING, "of what is named anew the others are waited for"
     machine.tick(9.5)
     assert machine.tip.hash == record_hash(first), "stage 0 has no bytes of the other one"
     asked = machine.receive(B, state(machine, first, 1, stage=1, pending=held), 10.0)
@@ -373,7 +373,7 @@ def test_a_stage_without_anybody_is_reported_and_the_replicas_are_asked_again(ma
     lead(machine, A)
     close(machine, A)
     machine.lost(A, 2.0)
-    assert machine.phase is Phase.ASKING
+    assert machine.phase is RoundPhase.ASKING
     machine.tick(3.0)
     effects = machine.receive(A, state(machine), 3.0)
     assert sent(effects, Close).keys() == {A}

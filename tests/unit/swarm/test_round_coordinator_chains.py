@@ -9,7 +9,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash, seal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_effects import ChainLeft, CoordinatorEffect, Overtaken, Ready, Send
+from shoal.swarm.round_effects import ChainLeft, CoordinatorEffect, Overtaken, RoundReady, Send
 from shoal.swarm.round_settings import RoundSettings
 from shoal.wire.messages.base import Era, Hop, SampleRange
 from shoal.wire.messages.round import AskRound, Basis, Decide, Record, RoundState, SignedRecord, StageOutcome, Swapped
@@ -45,7 +45,7 @@ def met(here: SignedRecord, there: SignedRecord) -> tuple[RoundCoordinatorMachin
     machine.replicas({A: Hop(A, ())}, 0.0)
     machine.lead(0.0)
     ask(machine, {A: here})
-    assert isinstance(machine.receive(A, Swapped(1, 0, record_hash(here), BYTES, {}), 1.0)[-1], Ready)
+    assert isinstance(machine.receive(A, Swapped(1, 0, record_hash(here), BYTES, {}), 1.0)[-1], RoundReady)
     machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 1.0)
     asked = ask(machine, {B: there})
     assert [(e.peer, type(e.message)) for e in asked if isinstance(e, Send)] == [(A, AskRound), (B, AskRound)]

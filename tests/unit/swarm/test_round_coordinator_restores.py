@@ -8,7 +8,7 @@ from tests.unit.swarm.test_round_coordinator import BYTES, INITIAL, ME, A, B, se
 from shoal.swarm.records import record_hash, seal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import CoordinatorEffect, Journal, ReplicaIn, ReplicaOut, Restored, Stuck
-from shoal.swarm.round_settings import CloseRequest, Phase, RoundSettings
+from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Basis, Decide, Held, Join, Restore, SignedRecord, Staged, StageHashes, Swapped
 
@@ -65,7 +65,7 @@ def test_a_holder_that_comes_after_the_views_is_out(machine: RoundCoordinatorMac
     machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 7.0)
     machine.close(CloseRequest(2, {}, {}), 8.0)
     machine.receive(A, Join(machine.ballot, 2, 0, 0, (), (), ()), 8.0)
-    assert machine.phase is Phase.STAGING
+    assert machine.phase is RoundPhase.STAGING
     machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 9.0)
     machine.receive(B, state(machine, signed, 1), 9.0)
     effects = machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {}), 9.0)

@@ -10,7 +10,7 @@ import pytest
 from shoal.ids import PeerId, StageIndex, StepKey
 from shoal.swarm.snapshots import (
     MAX_ASKED,
-    Ask,
+    AskBuddy,
     Base,
     SnapshotSearch,
     SnapshotStore,
@@ -160,7 +160,7 @@ def test_the_next_record_makes_room() -> None:
 
 def search(life: int = 2) -> SnapshotSearch:
     machine = SnapshotSearch(ME, 0, life, 2.0)
-    assert machine.begin([A, B], 0.0) == [Ask(A), Ask(B)]
+    assert machine.begin([A, B], 0.0) == [AskBuddy(A), AskBuddy(B)]
     return machine
 
 

@@ -8,16 +8,16 @@ import pytest
 
 from shoal.ids import PeerId
 from shoal.swarm.state_transfer import (
-    Ask,
+    AskDonor,
     ChunkPlace,
     ChunkPlan,
     Distrust,
-    Done,
     Late,
     Nobody,
     Request,
     StateTransfer,
     Store,
+    TransferDone,
     TransferEffect,
     TransferSettings,
     Verify,
@@ -37,7 +37,7 @@ def offer(num_chunks: int, wrong: tuple[int, ...] = ()) -> bytes:
 
 def begin(num_chunks: int, *peers: PeerId) -> StateTransfer:
     transfer = StateTransfer(num_chunks, SETTINGS)
-    assert transfer.peers(peers, 0.0) == [Ask(peer) for peer in peers]
+    assert transfer.peers(peers, 0.0) == [AskDonor(peer) for peer in peers]
     return transfer
 
 
@@ -67,7 +67,7 @@ def test_chunks_are_asked_of_all_donors_a_window_at_a_time() -> None:
     for peer, chunk in ((A, 1), (B, 2), (B, 3)):
         assert transfer.received(peer, chunk, sha(chunk), 0.2) == [Store(chunk)]
     assert transfer.received(A, 4, sha(4), 0.3) == [Store(4), Verify()]
-    assert transfer.verified(True, 0.4) == [Done()]
+    assert transfer.verified(True, 0.4) == [TransferDone()]
     assert transfer.sources == {A: 3, B: 2}
     assert transfer.wake_at_s is None
 
@@ -138,7 +138,7 @@ def test_who_does_not_hold_the_record_is_asked_again_and_nobody_is_reported_once
     assert transfer.refused(A, 0.1) == []
     assert transfer.refused(B, 0.1) == [Nobody()]
     assert transfer.tick(0.3) == []
-    assert transfer.tick(0.7) == [Ask(A), Ask(B)]
+    assert transfer.tick(0.7) == [AskDonor(A), AskDonor(B)]
     assert requests(transfer.offered(B, offer(1), 0.8)) == [(B, 0)]
     assert transfer.refused(B, 0.9) == [Nobody()]
 
@@ -156,7 +156,7 @@ def test_after_its_time_everybody_gets_another_chance() -> None:
     transfer.offered(A, offer(1), 0.0)
     transfer.received(A, 0, b"", 0.1)
     effects = transfer.tick(60.5)
-    assert effects == [Late(1), Ask(A)]
+    assert effects == [Late(1), AskDonor(A)]
     assert requests(transfer.offered(A, offer(1), 60.6)) == [(A, 0)]
 
 

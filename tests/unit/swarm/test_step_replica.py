@@ -23,7 +23,7 @@ from tests.unit.swarm.step_by_hand import (
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
-from shoal.swarm.step_operations import Operation, OperationKind, Send
+from shoal.swarm.step_operations import Operation, OperationKind, SendStepMessage
 from shoal.wire.messages.step import (
     Abort,
     Aborted,
@@ -47,16 +47,19 @@ from shoal.wire.messages.step import (
 
 def test_tensors_go_to_the_neighbours_and_the_report_to_the_trainer() -> None:
     machine = replica()
-    assert machine.handle(T, request()) == [Send(T, Opened(KEY))]
+    assert machine.handle(T, request()) == [SendStepMessage(T, Opened(KEY))]
     machine.handle(A, Forward(KEY, 0))
-    assert run(machine) == [Send(C, Forward(KEY, 0))]
+    assert run(machine) == [SendStepMessage(C, Forward(KEY, 0))]
     machine.handle(A, Forward(KEY, 1))
     machine.handle(C, Backward(KEY, 0))
-    assert run(machine) == [Send(A, Backward(KEY, 0)), Send(C, Forward(KEY, 1))]  # backward first
+    assert run(machine) == [SendStepMessage(A, Backward(KEY, 0)), SendStepMessage(C, Forward(KEY, 1))]  # backward first
     machine.handle(C, Backward(KEY, 1))
-    assert run(machine) == [Send(A, Backward(KEY, 1)), Send(T, Prepared(KEY, 1, 0, 2.0, True, None))]
+    assert run(machine) == [
+        SendStepMessage(A, Backward(KEY, 1)),
+        SendStepMessage(T, Prepared(KEY, 1, 0, 2.0, True, None)),
+    ]
     machine.handle(T, Commit(KEY, 0.5, 0.1, False))
-    assert run(machine) == [Send(T, Committed(KEY))]
+    assert run(machine) == [SendStepMessage(T, Committed(KEY))]
     [entry] = machine.log
     assert (entry.key, entry.path, entry.version, entry.num_samples) == (KEY, (A, B, C), 0, 4)
     assert (entry.scale, entry.lr, entry.skipped) == (0.5, 0.1, False)
@@ -66,15 +69,15 @@ def test_the_first_stage_reports_microbatches_and_the_last_needs_input_and_label
     first, last = replica(0), replica(2)
     first.handle(T, request())
     first.handle(T, Forward(KEY, 0))
-    assert run(first) == [Send(B, Forward(KEY, 0))]
+    assert run(first) == [SendStepMessage(B, Forward(KEY, 0))]
     first.handle(B, Backward(KEY, 0))
-    assert run(first) == [Send(T, MicrobatchDone(KEY, 0))]
+    assert run(first) == [SendStepMessage(T, MicrobatchDone(KEY, 0))]
     last.handle(T, request())
     last.handle(B, Forward(KEY, 0))
     assert run(last) == []
     last.handle(T, Labels(KEY, 0))
     assert choose(last.ready()) == Operation(OperationKind.LOSS, KEY, 0)
-    assert run(last) == [Send(B, Backward(KEY, 0))]
+    assert run(last) == [SendStepMessage(B, Backward(KEY, 0))]
 
 
 def test_microbatches_run_in_order_however_they_arrive() -> None:
@@ -94,7 +97,7 @@ def test_a_repeated_backward_is_answered_again_and_not_added_again() -> None:
     machine.handle(C, Backward(KEY, 0))
     run(machine)
     assert not machine.wants(C, Backward(KEY, 0))
-    assert machine.handle(C, Backward(KEY, 0)) == [Send(A, Backward(KEY, 0))]
+    assert machine.handle(C, Backward(KEY, 0)) == [SendStepMessage(A, Backward(KEY, 0))]
     assert machine.ready() == []
 
 
@@ -110,29 +113,29 @@ def test_a_repeated_backward_is_answered_again_and_not_added_again() -> None:
     ],
 )
 def test_an_open_that_does_not_fit_is_refused(changed: Open, reason: str) -> None:
-    assert replica().handle(T, changed) == [Send(T, Refused(KEY, reason))]
+    assert replica().handle(T, changed) == [SendStepMessage(T, Refused(KEY, reason))]
 
 
 def test_an_attempt_that_was_aborted_is_never_opened_again() -> None:
     machine = replica()
     machine.handle(T, request())
     machine.handle(T, Abort(KEY))
-    assert machine.handle(T, request()) == [Send(T, Refused(KEY, "stale"))]
-    assert machine.handle(T, request(KEY._replace(attempt=1))) == [Send(T, Opened(KEY._replace(attempt=1)))]
+    assert machine.handle(T, request()) == [SendStepMessage(T, Refused(KEY, "stale"))]
+    assert machine.handle(T, request(KEY._replace(attempt=1))) == [SendStepMessage(T, Opened(KEY._replace(attempt=1)))]
 
 
 def test_an_attempt_that_another_replica_was_told_is_forgotten_is_never_opened() -> None:
     machine = replica()
-    assert machine.handle(A, AskOutcome(KEY)) == [Send(A, TellOutcome(KEY, Outcome.FORGOTTEN))]
-    assert machine.handle(T, request()) == [Send(T, Refused(KEY, "stale"))]
+    assert machine.handle(A, AskOutcome(KEY)) == [SendStepMessage(A, TellOutcome(KEY, Outcome.FORGOTTEN))]
+    assert machine.handle(T, request()) == [SendStepMessage(T, Refused(KEY, "stale"))]
 
 
 def test_a_repeated_open_is_answered_again_and_too_many_are_busy() -> None:
     machine = replica(max_open_steps=1)
     assert machine.handle(T, request()) == machine.handle(T, request())
-    assert machine.handle(U, request(OTHER)) == [Send(U, Busy(OTHER))]
+    assert machine.handle(U, request(OTHER)) == [SendStepMessage(U, Busy(OTHER))]
     machine.handle(T, Abort(KEY))
-    assert machine.handle(U, request(OTHER)) == [Send(U, Opened(OTHER))]
+    assert machine.handle(U, request(OTHER)) == [SendStepMessage(U, Opened(OTHER))]
 
 
 def test_a_commit_waits_for_a_step_that_has_begun_but_not_for_one_that_has_not() -> None:
@@ -143,10 +146,10 @@ def test_a_commit_waits_for_a_step_that_has_begun_but_not_for_one_that_has_not()
     machine.handle(T, Commit(KEY, 1.0, 0.1, False))
     assert run(machine) == []
     machine.handle(A, Forward(OTHER, 1))
-    assert run(machine) == [Send(C, Forward(OTHER, 1))]  # the waiting commit holds no microbatch up
+    assert run(machine) == [SendStepMessage(C, Forward(OTHER, 1))]  # the waiting commit holds no microbatch up
     for microbatch in range(NUM):
         machine.handle(C, Backward(OTHER, microbatch))
-    assert Send(T, Committed(KEY)) in run(machine)
+    assert SendStepMessage(T, Committed(KEY)) in run(machine)
     machine.handle(U, Commit(OTHER, 1.0, 0.1, False))
     run(machine)
     assert [entry.version for entry in machine.log] == [0, 0]
@@ -158,21 +161,21 @@ def test_a_commit_is_answered_as_often_as_it_is_sent_also_in_the_next_round() ->
     commit = Commit(KEY, 1.0, 0.1, False)
     machine.handle(T, commit)
     run(machine)
-    assert machine.handle(T, commit) == [Send(T, Committed(KEY))]
+    assert machine.handle(T, commit) == [SendStepMessage(T, Committed(KEY))]
     machine.start_round(2)
-    assert machine.handle(T, commit) == [Send(T, Committed(KEY))]
+    assert machine.handle(T, commit) == [SendStepMessage(T, Committed(KEY))]
     assert machine.log == []
     machine.start_round(3)
-    assert machine.handle(T, commit) == [Send(T, Aborted(KEY))]
+    assert machine.handle(T, commit) == [SendStepMessage(T, Aborted(KEY))]
 
 
 def test_a_step_of_another_record_is_refused_though_its_round_has_the_number_of_this_one() -> None:
     machine = replica()
     machine.start_round(1, "a record")
     [refused] = machine.handle(T, request(OTHER))
-    assert refused == Send(T, Refused(OTHER, "behind"))
+    assert refused == SendStepMessage(T, Refused(OTHER, "behind"))
     machine.start_round(1)
-    assert machine.handle(T, request(OTHER)) == [Send(T, Opened(OTHER))]
+    assert machine.handle(T, request(OTHER)) == [SendStepMessage(T, Opened(OTHER))]
 
 
 def test_a_decision_is_final() -> None:
@@ -182,7 +185,9 @@ def test_a_decision_is_final() -> None:
     machine.handle(T, Commit(KEY, 1.0, 0.1, False))
     machine.handle(T, Abort(KEY))
     machine.peer_lost(T)
-    assert machine.handle(A, AskOutcome(KEY)) == [Send(A, TellOutcome(KEY, Outcome.COMMITTED, 1.0, 0.1, False))]
+    assert machine.handle(A, AskOutcome(KEY)) == [
+        SendStepMessage(A, TellOutcome(KEY, Outcome.COMMITTED, 1.0, 0.1, False))
+    ]
     machine.handle(U, Abort(OTHER))
     run(machine)
     assert [entry.key for entry in machine.log] == [KEY]
@@ -217,7 +222,7 @@ def test_messages_of_the_wrong_peer_or_before_their_time_break_the_protocol() ->
 
 def test_a_tensor_of_an_unknown_attempt_is_refused_and_one_of_an_aborted_attempt_is_not() -> None:
     machine = replica()
-    assert machine.handle(A, Forward(KEY, 0)) == [Send(A, Refused(KEY, "unknown"))]
+    assert machine.handle(A, Forward(KEY, 0)) == [SendStepMessage(A, Refused(KEY, "unknown"))]
     machine.handle(T, request())
     machine.handle(T, Abort(KEY))
     assert machine.handle(A, Forward(KEY, 0)) == []
@@ -226,8 +231,8 @@ def test_a_tensor_of_an_unknown_attempt_is_refused_and_one_of_an_aborted_attempt
 def test_a_refusal_or_loss_of_a_neighbour_is_reported_until_the_step_is_prepared() -> None:
     machine = replica()
     begun(machine)
-    assert machine.handle(C, Refused(KEY, "unknown")) == [Send(T, Broken(KEY, C))]
-    assert machine.peer_lost(A) == [Send(T, Broken(KEY, A))]
+    assert machine.handle(C, Refused(KEY, "unknown")) == [SendStepMessage(T, Broken(KEY, C))]
+    assert machine.peer_lost(A) == [SendStepMessage(T, Broken(KEY, A))]
     machine = replica()
     prepared(machine)
     assert machine.peer_lost(A) == machine.peer_lost(C) == []
@@ -236,7 +241,7 @@ def test_a_refusal_or_loss_of_a_neighbour_is_reported_until_the_step_is_prepared
 def test_a_step_that_the_device_fails_on_is_refused() -> None:
     machine = replica()
     begun(machine)
-    assert machine.refuse(KEY, "out of memory") == [Send(T, Refused(KEY, "out of memory"))]
+    assert machine.refuse(KEY, "out of memory") == [SendStepMessage(T, Refused(KEY, "out of memory"))]
     assert machine.refuse(KEY, "again") == []
 
 
@@ -244,7 +249,7 @@ def test_a_refusal_carries_a_cap_that_was_lowered_and_so_does_that_of_the_next_o
     machine = replica()
     begun(machine)
     machine.cap = 1
-    assert machine.refuse(KEY, "out of memory") == [Send(T, Refused(KEY, "out of memory", 1))]
+    assert machine.refuse(KEY, "out of memory") == [SendStepMessage(T, Refused(KEY, "out of memory", 1))]
     again = request(KEY._replace(attempt=KEY.attempt + 1))
     [send] = machine.handle(T, again)
     assert isinstance(send.message, Refused)

@@ -20,7 +20,7 @@ from tests.unit.swarm.step_by_hand import (
 
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, Send
+from shoal.swarm.step_operations import Decision, Operation, OperationKind, SendStepMessage
 from shoal.wire.messages.step import (
     Aborted,
     AskOutcome,
@@ -42,18 +42,18 @@ def test_without_its_trainer_an_unprepared_step_aborts_alone() -> None:
     assert machine.peer_lost(T) == []
     assert machine.open == {}
     assert choose(machine.ready()) == Operation(OperationKind.DROP, KEY)
-    assert machine.handle(A, AskOutcome(KEY)) == [Send(A, TellOutcome(KEY, Outcome.ABORTED))]
+    assert machine.handle(A, AskOutcome(KEY)) == [SendStepMessage(A, TellOutcome(KEY, Outcome.ABORTED))]
 
 
 def test_without_its_trainer_a_prepared_step_asks_and_follows_one_commit() -> None:
     machine = replica()
     prepared(machine)
-    assert machine.peer_lost(T) == [Send(A, AskOutcome(KEY)), Send(C, AskOutcome(KEY))]
+    assert machine.peer_lost(T) == [SendStepMessage(A, AskOutcome(KEY)), SendStepMessage(C, AskOutcome(KEY))]
     assert machine.in_doubt == (KEY,)
     machine.handle(A, TellOutcome(KEY, Outcome.NOT_COMMITTED))
     machine.peer_lost(C)
     assert machine.in_doubt == (KEY,)  # a silent replica is waited for
-    assert machine.remind() == [Send(C, AskOutcome(KEY))]
+    assert machine.remind() == [SendStepMessage(C, AskOutcome(KEY))]
     machine.handle(C, TellOutcome(KEY, Outcome.COMMITTED, 0.25, 0.1, False))
     run(machine)
     assert [(entry.scale, entry.lr) for entry in machine.log] == [(0.25, 0.1)]
@@ -72,20 +72,22 @@ def test_who_was_started_again_since_has_forgotten_what_its_earlier_life_knew() 
     machine = replica()
     newer = KEY._replace(number=KEY.number + 1)
     prepared(machine, newer)
-    assert machine.handle(A, AskOutcome(KEY)) == [Send(A, TellOutcome(KEY, Outcome.FORGOTTEN))]
+    assert machine.handle(A, AskOutcome(KEY)) == [SendStepMessage(A, TellOutcome(KEY, Outcome.FORGOTTEN))]
     never_opened = newer._replace(attempt=newer.attempt + 1)
-    assert machine.handle(A, AskOutcome(never_opened)) == [Send(A, TellOutcome(never_opened, Outcome.ABORTED))]
+    assert machine.handle(A, AskOutcome(never_opened)) == [
+        SendStepMessage(A, TellOutcome(never_opened, Outcome.ABORTED))
+    ]
 
 
 def test_steps_of_a_replaced_incarnation_say_nothing_of_those_of_its_successor() -> None:
     machine = replica()
     successor = KEY._replace(incarnation=KEY.incarnation + 1)
     prepared(machine, KEY)
-    assert machine.handle(A, AskOutcome(successor)) == [Send(A, TellOutcome(successor, Outcome.FORGOTTEN))]
+    assert machine.handle(A, AskOutcome(successor)) == [SendStepMessage(A, TellOutcome(successor, Outcome.FORGOTTEN))]
     newer = successor._replace(number=successor.number + 1)
     prepared(machine, newer)
     newest = newer._replace(number=newer.number + 1)
-    assert machine.handle(A, AskOutcome(newest)) == [Send(A, TellOutcome(newest, Outcome.ABORTED))]
+    assert machine.handle(A, AskOutcome(newest)) == [SendStepMessage(A, TellOutcome(newest, Outcome.ABORTED))]
 
 
 def test_who_has_left_a_stage_and_comes_back_has_forgotten_what_it_did_there() -> None:
@@ -94,7 +96,7 @@ def test_who_has_left_a_stage_and_comes_back_has_forgotten_what_it_did_there() -
     committed = KEY._replace(number=KEY.number + 1)
     machine.start_round(0)
     machine.start_round(1, machine.held)
-    assert machine.handle(A, AskOutcome(committed)) == [Send(A, TellOutcome(committed, Outcome.FORGOTTEN))]
+    assert machine.handle(A, AskOutcome(committed)) == [SendStepMessage(A, TellOutcome(committed, Outcome.FORGOTTEN))]
 
 
 @pytest.mark.parametrize("round", [1, 3])
@@ -105,7 +107,7 @@ def test_who_has_not_gone_on_to_the_next_round_vouches_for_nothing_that_was_open
     machine.handle(T, Commit(KEY, 1.0, 0.1, False))
     run(machine)
     machine.start_round(round)
-    assert machine.handle(U, Fence({0: 2})) == [Send(U, Fenced({0: 2}, (), (), round, {}, steady=False))]
+    assert machine.handle(U, Fence({0: 2})) == [SendStepMessage(U, Fenced({0: 2}, (), (), round, {}, steady=False))]
 
 
 def test_an_answer_to_a_fence_vouches_since_the_oldest_attempt_that_was_opened_in_this_life() -> None:
@@ -114,8 +116,8 @@ def test_an_answer_to_a_fence_vouches_since_the_oldest_attempt_that_was_opened_i
     machine.handle(T, Commit(KEY, 1.0, 0.1, False))
     run(machine)
     machine.start_round(2)
-    assert machine.handle(U, Fence({0: 2})) == [Send(U, Fenced({0: 2}, (), (), 2, {0: KEY}, steady=True))]
-    assert machine.handle(U, Fence({0: 1})) == [Send(U, Fenced({0: 1}, (), (), 2, {}, steady=True))], (
+    assert machine.handle(U, Fence({0: 2})) == [SendStepMessage(U, Fenced({0: 2}, (), (), 2, {0: KEY}, steady=True))]
+    assert machine.handle(U, Fence({0: 1})) == [SendStepMessage(U, Fenced({0: 1}, (), (), 2, {}, steady=True))], (
         "not of those not fenced"
     )
 
@@ -134,10 +136,10 @@ def test_when_one_has_forgotten_a_step_the_others_are_asked_again_and_told_so() 
     prepared(machine)
     machine.peer_lost(T)
     machine.handle(A, TellOutcome(KEY, Outcome.NOT_COMMITTED))
-    assert machine.handle(C, TellOutcome(KEY, Outcome.FORGOTTEN)) == [Send(A, AskOutcome(KEY, (C,)))]
+    assert machine.handle(C, TellOutcome(KEY, Outcome.FORGOTTEN)) == [SendStepMessage(A, AskOutcome(KEY, (C,)))]
     machine.handle(A, TellOutcome(KEY, Outcome.NOT_COMMITTED))  # said before A knew
     assert machine.in_doubt == (KEY,)
-    assert machine.remind() == [Send(A, AskOutcome(KEY, (C,)))]
+    assert machine.remind() == [SendStepMessage(A, AskOutcome(KEY, (C,)))]
     machine.handle(A, TellOutcome(KEY, Outcome.COMMITTED, 0.25, 0.1, False))
     run(machine)
     assert [(entry.scale, entry.lr) for entry in machine.log] == [(0.25, 0.1)]
@@ -156,8 +158,8 @@ def test_whoever_is_told_that_one_has_forgotten_a_step_does_not_believe_its_earl
     machine = replica()
     prepared(machine)
     assert machine.handle(A, AskOutcome(KEY, (C,))) == [
-        Send(A, TellOutcome(KEY, Outcome.NOT_COMMITTED, forgotten=(C,))),
-        Send(A, AskOutcome(KEY, (C,))),
+        SendStepMessage(A, TellOutcome(KEY, Outcome.NOT_COMMITTED, forgotten=(C,))),
+        SendStepMessage(A, AskOutcome(KEY, (C,))),
     ]
     machine.handle(C, TellOutcome(KEY, Outcome.COMMITTED, 0.25, 0.1, False))  # was on its way when C died
     assert machine.in_doubt == (KEY,)
@@ -169,14 +171,14 @@ def test_answering_not_committed_is_a_promise() -> None:
     machine = replica()
     prepared(machine)
     assert machine.handle(A, AskOutcome(KEY)) == [
-        Send(A, TellOutcome(KEY, Outcome.NOT_COMMITTED)),
-        Send(A, AskOutcome(KEY)),
-        Send(C, AskOutcome(KEY)),
+        SendStepMessage(A, TellOutcome(KEY, Outcome.NOT_COMMITTED)),
+        SendStepMessage(A, AskOutcome(KEY)),
+        SendStepMessage(C, AskOutcome(KEY)),
     ]
     assert machine.handle(T, Commit(KEY, 1.0, 0.1, False)) == []
     assert run(machine) == []
     machine.handle(A, TellOutcome(KEY, Outcome.NOT_COMMITTED))
-    assert machine.handle(C, TellOutcome(KEY, Outcome.NOT_COMMITTED)) == [Send(T, Aborted(KEY))]
+    assert machine.handle(C, TellOutcome(KEY, Outcome.NOT_COMMITTED)) == [SendStepMessage(T, Aborted(KEY))]
 
 
 def test_an_unprepared_step_that_is_asked_about_is_aborted_and_its_trainer_told() -> None:
@@ -203,7 +205,7 @@ def test_a_fence_settles_old_incarnations_and_refuses_them_from_then_on() -> Non
     assert machine.in_doubt == (doubted,)
     assert list(machine.open) == [doubted]
     late = KEY._replace(number=9)
-    assert machine.handle(T, request(late)) == [Send(T, Refused(late, "stale"))]
+    assert machine.handle(T, request(late)) == [SendStepMessage(T, Refused(late, "stale"))]
     assert machine.handle(T, Commit(doubted, 1.0, 0.1, False)) == []
 
 
@@ -213,14 +215,14 @@ def test_a_new_incarnation_settles_the_old_one_by_itself() -> None:
     new = StepKey(0, 2, 0, 0)
     sends = machine.handle(PeerId("T2"), request(new))
     assert machine.in_doubt == (KEY,)
-    assert sends[-1] == Send(PeerId("T2"), Opened(new))
+    assert sends[-1] == SendStepMessage(PeerId("T2"), Opened(new))
 
 
 def test_closing_finishes_what_has_begun_and_drops_the_rest() -> None:
     machine = replica(max_open_steps=3)
     begun(machine)
     machine.handle(U, request(OTHER))
-    assert machine.close() == [Send(U, Refused(OTHER, "closed"))]
+    assert machine.close() == [SendStepMessage(U, Refused(OTHER, "closed"))]
     assert not machine.closed
     assert machine.handle(U, request(OTHER._replace(attempt=1)))[0].message == Refused(
         OTHER._replace(attempt=1), "closed"

@@ -7,9 +7,19 @@ import math
 import pytest
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.microbatch_cut import Part
-from shoal.swarm.step_operations import Send
-from shoal.swarm.step_trainer import Dial, Feed, Finished, NoPath, Note, RoundOver, StepPlan, StepTrainer, TrainerEffect
+from shoal.swarm.microbatch_cut import MicrobatchPart
+from shoal.swarm.step_operations import SendStepMessage
+from shoal.swarm.step_trainer import (
+    Dial,
+    FeedMicrobatch,
+    Finished,
+    NoPath,
+    Note,
+    RoundOver,
+    StepPlan,
+    StepTrainer,
+    TrainerEffect,
+)
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.step import (
     Abort,
@@ -60,7 +70,7 @@ def committing(machine: StepTrainer) -> list[TrainerEffect]:
 
 
 def sent(effects: list[TrainerEffect]) -> list[tuple[PeerId, type[StepMessage]]]:
-    return [(effect.to, type(effect.message)) for effect in effects if isinstance(effect, Send)]
+    return [(effect.to, type(effect.message)) for effect in effects if isinstance(effect, SendStepMessage)]
 
 
 def test_the_lease_is_noted_before_anything_is_opened() -> None:
@@ -74,12 +84,12 @@ def test_inputs_follow_when_all_have_opened_and_never_more_than_the_window() -> 
     machine.start(plan(), 0.0)
     assert machine.handle(A, Opened(KEY), 0.0) == []
     assert machine.handle(B, Opened(KEY), 0.0) == [
-        Feed(KEY, (A, B), 0, Part(0, 0, 2)),
-        Feed(KEY, (A, B), 1, Part(1, 0, 2)),
+        FeedMicrobatch(KEY, (A, B), 0, MicrobatchPart(0, 0, 2)),
+        FeedMicrobatch(KEY, (A, B), 1, MicrobatchPart(1, 0, 2)),
     ]
     assert machine.handle(A, MicrobatchDone(KEY, 2), 0.0) == []
     assert machine.handle(B, MicrobatchDone(KEY, 0), 0.0) == []
-    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == [Feed(KEY, (A, B), 2, Part(2, 0, 1))]
+    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == [FeedMicrobatch(KEY, (A, B), 2, MicrobatchPart(2, 0, 1))]
     assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == []
 
 
@@ -89,7 +99,7 @@ def test_gradients_are_clipped_over_all_stages() -> None:
     machine.handle(A, prepared(0, 9.0), 0.0)
     effects = machine.handle(B, prepared(1, 16.0), 0.0)
     commit = Commit(KEY, 1.0 / (5.0 + 1e-6), 0.1, False)
-    assert effects == [Send(A, commit), Send(B, commit)]
+    assert effects == [SendStepMessage(A, commit), SendStepMessage(B, commit)]
     assert machine.handle(A, Committed(KEY), 0.0) == []
     machine.handle(B, Committed(KEY), 0.0)
     assert machine.ended == Finished(KEY, (A, B), 1.5, 5.0, False, True, 1)
@@ -100,7 +110,7 @@ def test_small_gradients_are_left_as_they_are(max_grad_norm: float | None) -> No
     machine = trainer(max_grad_norm)
     running(machine)
     machine.handle(A, prepared(0, 9.0), 0.0)
-    assert machine.handle(B, prepared(1, 16.0), 0.0)[0] == Send(A, Commit(KEY, 1.0, 0.1, False))
+    assert machine.handle(B, prepared(1, 16.0), 0.0)[0] == SendStepMessage(A, Commit(KEY, 1.0, 0.1, False))
 
 
 @pytest.mark.parametrize(("squared_norm", "finite"), [(1.0, False), (math.nan, True), (math.inf, True)])
@@ -108,7 +118,7 @@ def test_a_step_that_is_not_finite_is_skipped_everywhere(squared_norm: float, fi
     machine = trainer()
     running(machine)
     machine.handle(A, prepared(0, squared_norm, finite), 0.0)
-    assert machine.handle(B, prepared(1), 0.0)[0] == Send(A, Commit(KEY, 0.0, 0.1, True))
+    assert machine.handle(B, prepared(1), 0.0)[0] == SendStepMessage(A, Commit(KEY, 0.0, 0.1, True))
 
 
 def test_messages_of_another_attempt_or_of_strangers_mean_nothing() -> None:
@@ -285,14 +295,14 @@ def test_a_refusal_with_a_cap_is_replayed_at_once_over_the_same_path_in_smaller_
     running(machine)
     effects = machine.handle(B, Refused(KEY, "memory exhausted", cap=1), 0.0)
     assert sent(effects)[:2] == [(A, Abort), (B, Abort)]
-    [opened, again] = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Open)]
+    [opened, again] = [e.message for e in effects if isinstance(e, SendStepMessage) and isinstance(e.message, Open)]
     assert opened == again
     assert opened.key == AGAIN
     assert [hop.peer for hop in opened.path] == [A, B]
     assert opened.microbatch_samples == (1,) * 5
     # What the client said is older; the next step is cut as well, and without a refusal.
     machine.cancel()
-    [opened, _] = [e.message for e in machine.start(plan(8), 0.0) if isinstance(e, Send)]
+    [opened, _] = [e.message for e in machine.start(plan(8), 0.0) if isinstance(e, SendStepMessage)]
     assert isinstance(opened, Open)
     assert opened.microbatch_samples == (1,) * 5
 
@@ -301,7 +311,7 @@ def test_a_cap_that_the_microbatches_keep_to_already_makes_a_refusal_no_better()
     machine = trainer()
     running(machine)
     effects = machine.handle(B, Refused(KEY, "memory exhausted", cap=2), 0.0)
-    assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Open)] == [A, B2]
+    assert [e.to for e in effects if isinstance(e, SendStepMessage) and isinstance(e.message, Open)] == [A, B2]
 
 
 def test_the_cap_of_a_peer_that_was_lost_is_forgotten() -> None:
@@ -311,6 +321,6 @@ def test_the_cap_of_a_peer_that_was_lost_is_forgotten() -> None:
     machine.cancel()
     machine.peer_lost(B, 0.0)
     machine.peer_found(B)
-    [opened, _] = [e.message for e in machine.start(plan(8), 0.0) if isinstance(e, Send)]
+    [opened, _] = [e.message for e in machine.start(plan(8), 0.0) if isinstance(e, SendStepMessage)]
     assert isinstance(opened, Open)
     assert (opened.path[1].peer, opened.microbatch_samples) == (B, (2, 2, 1))

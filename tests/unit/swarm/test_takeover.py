@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.step_operations import Send
+from shoal.swarm.step_operations import SendStepMessage
 from shoal.swarm.takeover import Settled, TakeoverMachine, next_number
 from shoal.wire.messages.step import Fence, Fenced
 
@@ -34,11 +34,11 @@ def machine(**answers: Fenced) -> TakeoverMachine:
 
 def test_live_replicas_are_asked_until_all_have_answered() -> None:
     asking = machine()
-    assert asking.asks([A, B], 10.0) == [Send(A, Fence({1: 2})), Send(B, Fence({1: 2}))]
+    assert asking.asks([A, B], 10.0) == [SendStepMessage(A, Fence({1: 2})), SendStepMessage(B, Fence({1: 2}))]
     assert asking.asks([A, B], 10.05) == []
     asking.heard(A, fenced())
     assert not asking.is_over([A, B], 10.05)
-    assert asking.asks([A, B], 10.1) == [Send(A, Fence({1: 2})), Send(B, Fence({1: 2}))]
+    assert asking.asks([A, B], 10.1) == [SendStepMessage(A, Fence({1: 2})), SendStepMessage(B, Fence({1: 2}))]
     asking.heard(B, fenced())
     assert asking.is_over([A, B], 10.1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.view import Candidate, Client, Replica, SwarmView
+from shoal.swarm.view import Candidate, ClientPeer, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
 
@@ -18,7 +18,7 @@ VIEW = SwarmView(
         Replica(_hop("c"), 3.0, stage=StageIndex(2)),
     ),
     candidates=(Candidate(_hop("d"), 4.0),),
-    clients=(Client(_hop("e"), 0.0),),
+    clients=(ClientPeer(_hop("e"), 0.0),),
     monitor=_hop("m"),
 )
 

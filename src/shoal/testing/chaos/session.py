@@ -81,7 +81,7 @@ class Injected:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """A run that has ended.
 
     Attributes:
@@ -159,7 +159,7 @@ class Chaos:
         self._began_s = 0.0
         self._began_unix_s = 0.0
 
-    def run(self, for_s: float) -> Outcome:
+    def run(self, for_s: float) -> RunOutcome:
         """Do all faults, let the swarm get over them, interrupt it, and return what came of it.
 
         Raises:
@@ -182,7 +182,7 @@ class Chaos:
         code = swarm.client.ends(END_S)
         evidence = Evidence(swarm, code, swarm.client.leftovers())
         samples, kept = sum(step.samples for step in steps), kept_samples(steps, samples_of(evidence).lost)
-        return Outcome(evidence, tuple(self._injected), tuple(self._plan), for_s, samples, kept)
+        return RunOutcome(evidence, tuple(self._injected), tuple(self._plan), for_s, samples, kept)
 
     def _watch_until(self, holds: Callable[[], bool]) -> None:
         """Watch until something holds, but not for ever: the verdict says what does not."""
@@ -256,7 +256,7 @@ def kept_samples(steps: Iterable[Step], lost: Mapping[int, Collection[StepKey]])
     return kept
 
 
-def not_got_over(outcome: Outcome) -> list[str]:
+def not_got_over(outcome: RunOutcome) -> list[str]:
     """Return which faults trainers have not got over, and which were planned and not done."""
     stuck = [
         f"fault {each.planned.number} ({each.strike.victim}): no step of trainers {sorted(each.waiting)}"

@@ -15,7 +15,7 @@ from random import Random
 
 from shoal.clock import SystemClock
 from shoal.testing.launched import Launched, until
-from shoal.testing.observed import Server, Step, Swarm, time_of
+from shoal.testing.observed import ObservedServer, Step, Swarm, time_of
 
 _CLOCK = SystemClock()
 RECOVERY_S = 60.0
@@ -44,7 +44,7 @@ class Strike:
     counts: Callable[[Step], bool] = lambda _: True
     undo: Callable[[], None] = lambda: None
     before: dict[int, Step] = field(default_factory=dict[int, Step])
-    away: Sequence[Server] = ()
+    away: Sequence[ObservedServer] = ()
 
     def next_step(self, swarm: Swarm, slot: int) -> Step | None:
         """Return the first step of a slot that proves that it has got over the fault."""
@@ -127,7 +127,10 @@ def _stop_server(swarm: Swarm, random: Random) -> Strike:
 
 
 def take_servers(
-    swarm: Swarm, servers: Sequence[Server], take: Callable[[int], None], give_back: Callable[[], None] | None = None
+    swarm: Swarm,
+    servers: Sequence[ObservedServer],
+    take: Callable[[int], None],
+    give_back: Callable[[], None] | None = None,
 ) -> Strike:
     """Take servers away; they are back when they have swapped a record, and each trainer has a path of its own."""
     peers = {server.peer for server in servers}

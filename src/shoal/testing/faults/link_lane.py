@@ -36,7 +36,7 @@ class Flow(enum.Enum):
     DROP = "drop"
 
 
-class End(Protocol):
+class Disconnect(Protocol):
     """Ends a proxied connection at once."""
 
     def __call__(self, *, reset: bool) -> None: ...
@@ -76,7 +76,7 @@ class Way:
 class Lane:
     """One direction of one connection."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, way: Way, clock: Clock, end: End) -> None:
+    def __init__(self, source: socket.socket, sink: socket.socket, way: Way, clock: Clock, end: Disconnect) -> None:
         """Do nothing yet; `read` and `write` are to run side by side.
 
         Args:

@@ -16,7 +16,7 @@ from shoal.control.record_checker import RecordChecker
 from shoal.errors import RemoteProtocolError, SignatureError
 from shoal.identity import Identity, verify
 from shoal.swarm.records import seal, unseal
-from shoal.telemetry import Registry
+from shoal.telemetry import MetricRegistry
 from shoal.testing.fuzz.frame_parsers import RUN, SAMPLES_EACH
 from shoal.testing.fuzz.grammar import tree_of
 from shoal.testing.fuzz.mutation import changed_bytes, changed_tree
@@ -105,7 +105,7 @@ class RecordParser(Parser):
         return is_taken
 
     def _new_checker(self) -> RecordChecker:
-        return RecordChecker(_NAMESPACE, str.encode, self._clock, Registry())
+        return RecordChecker(_NAMESPACE, str.encode, self._clock, MetricRegistry())
 
     def _envelope(self, body: Any, random: Random, said: Any = None) -> list[Any]:
         topic = records.stage_topic(body[_STAGE]) if body[0] == "stage" else str(body[0])
