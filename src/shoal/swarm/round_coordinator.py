@@ -12,7 +12,7 @@ stage whose bytes are gone is restored (`round_restoration`) before the views ar
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId
@@ -240,7 +240,9 @@ class RoundCoordinatorMachine:
         if self._num_contests == 1:
             return self.lead(now_s)
         longest_s = self.settings.retry_s * 2 ** min(self._num_contests, _MOST_DOUBLINGS)
-        self._lead_at_s = self._tick_at_s = now_s + random.Random(repr(self.ballot)).uniform(0.5, 1.0) * longest_s
+        # Another share for each coordinator and ballot, and no chance: a machine does the same when it is run again.
+        share = hashlib.sha256(repr(self.ballot).encode()).digest()[0] / 255
+        self._lead_at_s = self._tick_at_s = now_s + (1.0 + share) / 2 * longest_s
         return []
 
     def _choose(self, now_s: float) -> Effects:
