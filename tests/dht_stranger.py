@@ -88,7 +88,7 @@ def records_of(topic: str) -> list[Record]:
             return [MonitorRecord(EVIL, 0.0), GoneRecord()]
         case _:
             stage = None if topic == "candidates" else int(topic.removeprefix("stage."))
-            return [StageRecord(EVIL, 0.0, stage=stage, capacity=1e9), GoneRecord()]
+            return [StageRecord(EVIL, 0.0, stage=stage), GoneRecord()]
 
 
 def forgeries(held: Sequence[Held], now_unix_s: float, me: Identity) -> Iterator[Forgery]:

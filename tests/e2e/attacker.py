@@ -131,7 +131,7 @@ def _evil(topic: str) -> Any:
         case "run":
             return RunRecord("evil", 2, 0.0)
         case _:
-            return StageRecord(EVIL, 0.0, stage=int(topic.removeprefix("stage.")), capacity=1e9)
+            return StageRecord(EVIL, 0.0, stage=int(topic.removeprefix("stage.")))
 
 
 async def main() -> None:

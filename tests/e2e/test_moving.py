@@ -81,7 +81,7 @@ def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_proc
     assert [(event["from_stage"], event["to_stage"]) for event in ended] == [(1 - weak, weak)]
     assert all(len(each) == 1 for each in pids.values())
     assert (
-        f"moves from stage {1 - weak} to stage {weak}: stage {weak} has less capacity than the others" in client.output
+        f"moves from stage {1 - weak} to stage {weak}: stage {weak} has fewer servers than the others" in client.output
     )
     assert summary["model_round"] == records[-1].round
     assert summary["servers_moved"] == num_moves + 1

@@ -37,6 +37,7 @@ from shoal.swarm.step_operations import Schedule
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import SampleRange
+from shoal.wire.messages.base import ReplicaRef
 
 pytestmark = pytest.mark.anyio
 
@@ -101,8 +102,7 @@ class Swarm:
             samples=(SampleRange(slot, number * 100, number * 100 + sum(len(y) for _, y in batch)),),
             lr=LR,
             path=tuple(stage[slot].endpoint.hop for stage in self.replicas),
-            replicas=tuple(tuple(replica.endpoint.hop for replica in stage) for stage in self.replicas),
-            caps={},
+            replicas=tuple(tuple(ReplicaRef(replica.endpoint.hop) for replica in stage) for stage in self.replicas),
             note=lambda _key, _path: None,
             held=self.coordinator.record_hash,
         )

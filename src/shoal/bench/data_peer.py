@@ -27,7 +27,7 @@ from shoal.swarm.lease import MAX_PLANNED_BATCHES
 from shoal.transport.dispatch import dispatch
 from shoal.transport.peers import StreamEndpoint
 from shoal.transport.unix import open_unix_endpoint
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, StepRange
 from shoal.wire.messages.feed import PlanRound
 
 LEASES_IN_FLIGHT = 4
@@ -83,7 +83,9 @@ class Consumer:
         """Use batches for a while, and return the rate in GB/s."""
         clock = SystemClock()
         # Once would do; a plan that stands already changes nothing.
-        self._endpoint.post(_peer("data_server", self._batch_samples), PlanRound(_ROUND, 1, MAX_PLANNED_BATCHES))
+        self._endpoint.post(
+            _peer("data_server", self._batch_samples), PlanRound(_ROUND, 1, StepRange(0, MAX_PLANNED_BATCHES))
+        )
         first_step, start_s = self._step, clock.now_s()
 
         async def use_next_ones() -> None:

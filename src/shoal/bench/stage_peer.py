@@ -36,6 +36,7 @@ from shoal.swarm.step_operations import Schedule
 from shoal.transport.dispatch import Handler, dispatch
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages import Hop, SampleRange
+from shoal.wire.messages.base import ReplicaRef
 
 _SEED = 1
 
@@ -126,8 +127,7 @@ class _StagePeer:
                 samples=(SampleRange(0, self._number, self._number + 1),),
                 lr=1e-3,
                 path=self._path,
-                replicas=tuple((hop,) for hop in self._path),
-                caps={},
+                replicas=tuple((ReplicaRef(hop),) for hop in self._path),
                 note=lambda _key, _path: None,
             )
             if result.attempts != 1 or not result.committed:

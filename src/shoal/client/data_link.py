@@ -18,7 +18,7 @@ from shoal.ids import PeerId
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.swarm.takeover import Settled
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.base import Hop, SampleRange, StepRange
 from shoal.wire.messages.feed import (
     DataHello,
     HoldoutInfo,
@@ -41,7 +41,7 @@ _FROZEN_S = 1.0
 class _OrderedRound:
     round: int
     num_slots: int
-    inner_steps: int
+    steps: StepRange
     speeds: tuple[float, ...]
 
 
@@ -157,7 +157,7 @@ class DataLink:
         self._post_record()
 
     def resume(
-        self, round: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...], *, has_dead: bool
+        self, round: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...], *, has_dead: bool
     ) -> None:
         """Go on in a round that an earlier start of this client has planned.
 
@@ -166,7 +166,7 @@ class DataLink:
         Args:
             has_dead: trainers have died in the round.
         """
-        self._plan, self._has_dead = _OrderedRound(round, num_slots, inner_steps, speeds), has_dead
+        self._plan, self._has_dead = _OrderedRound(round, num_slots, steps, speeds), has_dead
         self._tell()
 
     def _tell(self) -> None:
@@ -177,14 +177,14 @@ class DataLink:
             trainers = {slot: i for slot, i in self._trainers().items() if slot < plan.num_slots}
             complete = not self._has_dead and len(trainers) == plan.num_slots
             self._post(
-                ResumeRound(plan.round, plan.num_slots, plan.inner_steps, trainers, complete, plan.speeds),
+                ResumeRound(plan.round, plan.num_slots, plan.steps, trainers, complete, plan.speeds),
             )
         self._sent, self._is_told = (plan, self._held_round, self._chain), True
         self._post(DataHello(_CLIENT))
 
-    def plan(self, round: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...]) -> None:
+    def plan(self, round: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...]) -> None:
         """Open a round: its batches may be leased."""
-        self._plan, self._has_dead = _OrderedRound(round, num_slots, inner_steps, speeds), False
+        self._plan, self._has_dead = _OrderedRound(round, num_slots, steps, speeds), False
         if self._is_up:
             self._post_plan()
 
@@ -238,7 +238,7 @@ class DataLink:
     def _post_plan(self) -> None:
         plan = self._plan
         if plan is not None:
-            self._post(PlanRound(plan.round, plan.num_slots, plan.inner_steps, plan.speeds))
+            self._post(PlanRound(plan.round, plan.num_slots, plan.steps, plan.speeds))
 
     def _post(self, message: PlanRound | ResumeRound | RecordSamples | ReleaseTrainer | DataHello) -> None:
         self._endpoint.post(self._server, message)

@@ -26,7 +26,7 @@ from shoal.errors import RecordRejected, StorageError
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.base import Struct
+from shoal.wire.messages.base import StepRange, Struct
 from shoal.wire.messages.control import EvalReport, StepReport, TrainerDone
 
 FILE_NAME = "client.state"
@@ -39,7 +39,7 @@ class RoundPlan:
 
     Attributes:
         round: 1-based; the evaluation at the end of the run has the number after the last round.
-        inner_steps: of each slot; 0 in the last evaluation.
+        steps: of each slot; none in that evaluation.
         pipelines: the home of each slot.
         incarnations: of the slots' trainers when the round began.
         begun_s: on the monotonic clock.
@@ -47,7 +47,7 @@ class RoundPlan:
     """
 
     round: int
-    inner_steps: int
+    steps: StepRange
     pipelines: tuple[Pipeline, ...]
     incarnations: dict[int, int]
     begun_s: float

@@ -17,9 +17,9 @@ from shoal.client.trainers import TrainerPool
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
-from shoal.swarm.view import NOTHING_HELD, SwarmView
+from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Replicas
 from shoal.wire.messages.control import UpdateReplicas
 
 _PATIENCE_S = 1.5
@@ -93,16 +93,15 @@ class Homes:
         """Send every trainer of the round the replicas that it may use now; to be called when these have changed."""
         self._changed.set()
         self._changed = anyio.Event()
-        caps = self._membership.view.caps
         for pipeline in self.pipelines:
             hop = self._trainers.present.get(pipeline.slot)
             if hop is not None:
-                self._endpoint.post(hop.peer, UpdateReplicas(self.name_replicas(pipeline.slot), caps))
+                self._endpoint.post(hop.peer, UpdateReplicas(self.name_replicas(pipeline.slot)))
 
-    def name_replicas(self, slot: int) -> tuple[tuple[Hop, ...], ...]:
+    def name_replicas(self, slot: int) -> Replicas:
         """Return all replicas of each stage that a slot may use now, best first; from now on they are `named`."""
-        replicas = replicas_for(slot, self.usable(), self.pipelines, self._num_stages, NOTHING_HELD)
-        self.named.update(hop.peer for stage in replicas for hop in stage)
+        replicas = replicas_for(slot, self.usable(), self.pipelines, self._num_stages)
+        self.named.update(replica.peer for stage in replicas for replica in stage)
         return replicas
 
     def _formed(self, before: tuple[Pipeline, ...]) -> tuple[Pipeline, ...]:
@@ -110,7 +109,7 @@ class Homes:
 
         A pipeline whose slot changes gets another trainer, which loses nothing: optimizers live with the replicas.
         """
-        formed = form_pipelines(self.usable(), self._num_stages, before, NOTHING_HELD)
+        formed = form_pipelines(self.usable(), self._num_stages, before)
         return tuple(Pipeline(slot, pipeline.path) for slot, pipeline in enumerate(formed))
 
     def usable(self) -> SwarmView:

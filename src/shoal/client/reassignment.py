@@ -190,6 +190,6 @@ class Reassignment:
 
 
 def _announcement(move: reassignment.StageMove, is_placing: bool) -> str:
-    gains = "had no replica" if move.urgent else "has less capacity than the others"
+    gains = "had no replica" if move.urgent else "has fewer servers than the others"
     why = "not all servers saw each other when they chose" if is_placing else f"stage {move.stage} {gains}"
     return f"moves from stage {move.origin} to stage {move.stage}: {why}"

@@ -38,6 +38,7 @@ from shoal.ids import PeerId
 from shoal.swarm.records import parameters_of
 from shoal.swarm.round_deadline import boundary_s
 from shoal.transport.base import Endpoint
+from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.control import Evaluation, StartRound
 from shoal.wire.messages.round import Record
 
@@ -228,8 +229,9 @@ class RoundLoop:
 
     async def _evaluate_last(self, round: int, left: RoundPlan | None) -> None:
         """Evaluate the last record; again, with new trainers, if some were lost with their shares."""
+        first = self._config.diloco.total_steps
         for _ in range(_MAX_EVALUATIONS):
-            await self._train(round, 0, left)
+            await self._train(round, StepRange(first, first), left)
             left = None
             if not self._reports.num_holdout or round - 1 in self._reports.progress.eval_losses:
                 return
@@ -237,7 +239,8 @@ class RoundLoop:
 
     async def _round(self, round: int, left: RoundPlan | None) -> None:
         begun_s = self._clock.now_s() if left is None else left.begun_s
-        await self._train(round, self._config.diloco.inner_steps, left)
+        numbers = self._config.diloco.steps_of(round)
+        await self._train(round, StepRange(numbers.start, numbers.stop) if left is None else left.steps, left)
         await self._close(round)
         self.durations_s.append(self._clock.now_s() - begun_s)
 
@@ -252,24 +255,23 @@ class RoundLoop:
         )
         await self._recorded(await self._finished(round))
 
-    async def _train(self, round: int, inner_steps: int, left: RoundPlan | None) -> None:
+    async def _train(self, round: int, steps: StepRange, left: RoundPlan | None) -> None:
         """Let the trainers evaluate what stands, where that is due, and do their steps; returns at the boundary."""
         if left is None:
-            await self._begin(round, inner_steps)
+            await self._begin(round, steps)
             self._takeover.begin_round(round, self._homes.named, self._coordinator.holders or ())
         else:
             self._takeover.begin_round(round, None, ())
-        first_step = (round - 1) * self._config.diloco.inner_steps
         progress, shares = self._reports.progress, self._evaluation_shares(round - 1)
 
-        def go_on(slot: int, first_step: int, num_steps: int) -> None:
+        def go_on(slot: int, rest: StepRange) -> None:
             has_share = progress.has_share(round - 1, slot)
-            self._start(round, slot, first_step, num_steps, None if has_share else shares[slot])
+            self._start(round, slot, rest, None if has_share else shares[slot])
 
         slots = frozenset(pipeline.slot for pipeline in self._homes.pipelines)
         idle = await self._adopt(left, slots) if left else frozenset[int]()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._takeover.run, slots, first_step, inner_steps, go_on, idle)
+            tasks.start_soon(self._takeover.run, slots, steps, go_on, idle)
             await self._all_done(round, slots)
             tasks.cancel_scope.cancel()
 
@@ -289,15 +291,15 @@ class RoundLoop:
             Slots whose trainer has not been told of the round.
         """
         await self._trainers.returned(_RETURN_S)
-        if plan.inner_steps:
+        if plan.steps:
             # The data server knows of those that are lost from now on only what `Takeover` says.
             has_dead = self._trainers.incarnations != plan.incarnations
-            self._data.resume(plan.round, len(slots), plan.inner_steps, plan.speeds, has_dead=has_dead)
+            self._data.resume(plan.round, len(slots), plan.steps, plan.speeds, has_dead=has_dead)
         self.update_trainers()
         busy = [slot for slot in slots & self._trainers.present.keys() if not self._reports.is_done(slot)]
         return frozenset(slot for slot in busy if self._trainers.round_of(slot) != plan.round)
 
-    async def _begin(self, round: int, inner_steps: int) -> None:
+    async def _begin(self, round: int, steps: StepRange) -> None:
         """Form the pipelines of a round and start its trainers."""
         await self._homes.form(self.durations_s[-1] if self.durations_s else 0.0)
         await self._trainers.ensure(len(self._homes.pipelines))
@@ -307,18 +309,15 @@ class RoundLoop:
         self.num_replicas = max(self.num_replicas, len(self._homes.holders))
         if not self._config.run.deterministic:
             self._speeds = self._reports.shares.speeds(self._homes.pipelines)
-        self._reports.begin_round(round, self._homes.pipelines, trains=inner_steps > 0)
+        self._reports.begin_round(round, self._homes.pipelines, trains=bool(steps))
         incarnations, self.held = dict(self._trainers.incarnations), self._coordinator.record_hash
-        self._save(
-            RoundPlan(round, inner_steps, self._homes.pipelines, incarnations, self._clock.now_s(), self._speeds)
-        )
-        if inner_steps:
-            self._data.plan(round, len(self._homes.pipelines), inner_steps, self._speeds)
-        first_step = (round - 1) * self._config.diloco.inner_steps
+        self._save(RoundPlan(round, steps, self._homes.pipelines, incarnations, self._clock.now_s(), self._speeds))
+        if steps:
+            self._data.plan(round, len(self._homes.pipelines), steps, self._speeds)
         for slot, share in enumerate(self._evaluation_shares(round - 1)):
-            self._start(round, slot, first_step, inner_steps, share)
+            self._start(round, slot, steps, share)
 
-    def _start(self, round: int, slot: int, first_step: int, num_steps: int, evaluation: Evaluation | None) -> None:
+    def _start(self, round: int, slot: int, steps: StepRange, evaluation: Evaluation | None) -> None:
         hop = self._trainers.present.get(slot)
         if hop is None:
             return
@@ -328,12 +327,10 @@ class RoundLoop:
                 round=round,
                 slot=slot,
                 num_slots=len(self._homes.pipelines),
-                first_step=first_step,
-                inner_steps=num_steps,
+                steps=steps,
                 path=self._homes.pipelines[slot].path,
                 replicas=self._homes.name_replicas(slot),
                 evaluation=evaluation,
-                caps=self._membership.view.caps,
                 held=self.held,
             ),
         )

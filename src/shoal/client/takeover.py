@@ -23,14 +23,15 @@ from shoal.client.trainers import TrainerPool
 from shoal.errors import ControlError
 from shoal.ids import PeerId
 from shoal.swarm.takeover import Settled, next_number
+from shoal.wire.messages.base import StepRange
 
 logger = logging.getLogger(__name__)
 
 MAX_PER_ROUND = 3
 """A slot whose trainers are lost more often than this in one round does no more steps in it."""
 
-GoOn = Callable[[int, int, int], None]
-"""Starts a slot's trainer at a step number, for a number of steps."""
+GoOn = Callable[[int, StepRange], None]
+"""Starts a slot's trainer with these steps."""
 
 
 class Takeover:
@@ -50,8 +51,7 @@ class Takeover:
     async def run(
         self,
         slots: frozenset[int],
-        first_step: int,
-        num_steps: int,
+        steps: StepRange,
         go_on: GoOn,
         idle: frozenset[int] = frozenset(),
     ) -> None:
@@ -66,7 +66,7 @@ class Takeover:
 
         async def replace(slot: int, is_there: bool) -> None:
             try:
-                await self._replace(slot, first_step, num_steps, go_on, is_there)
+                await self._replace(slot, steps, go_on, is_there)
             except ControlError as error:
                 logger.error("trainer.not_replaced", extra={"slot": slot, "reason": str(error)})
                 self._reports.excuse(slot)
@@ -93,30 +93,30 @@ class Takeover:
                 look(tasks)
                 await self._trainers.changed()
 
-    async def _replace(self, slot: int, first_step: int, num_steps: int, go_on: GoOn, is_there: bool) -> None:
+    async def _replace(self, slot: int, steps: StepRange, go_on: GoOn, is_there: bool) -> None:
         """Start the slot's next trainer, unless it is there, and settle the last one's steps meanwhile.
 
         Raises:
             ControlError: the launcher could not start it, or it did not say hello.
         """
         incarnation = self._trainers.incarnations[slot] if is_there else self._trainers.advance(slot)
-        settled, next_step = None, first_step
+        settled, next_step = None, steps.first
         async with anyio.create_task_group() as tasks:
             if not is_there:
                 tasks.start_soon(self._trainers.start, slot, incarnation)
-            if num_steps:
+            if steps:
                 settled = await self._fencing.settle(slot, incarnation)
         # The launcher has ended the last trainer by now: what is free, nobody trains any more.
         if settled is not None:
-            next_step = await self._release(slot, incarnation, first_step, num_steps, settled)
+            next_step = await self._release(slot, incarnation, steps, settled)
         if not await self._trainers.arrived(slot):
             raise ControlError(f"trainer {slot} was started but did not report; see its log")
-        go_on(slot, next_step, max(0, first_step + num_steps - next_step))
+        go_on(slot, StepRange(next_step, steps.stop))
 
-    async def _release(self, slot: int, incarnation: int, first: int, num_steps: int, settled: Settled) -> int:
+    async def _release(self, slot: int, incarnation: int, steps: StepRange, settled: Settled) -> int:
         """Free what the trainer before `incarnation` has surely not trained; return the number to go on with."""
         released = await self._data.release(slot, incarnation - 1, settled)
         last = self._reports.last_number(slot)
-        next_step = next_number(settled, first, num_steps, last, released.next_step, is_known=released.is_known)
+        next_step = next_number(settled, steps, last, released.next_step, is_known=released.is_known)
         logger.info("trainer.replaced", extra={"slot": slot, "incarnation": incarnation, "next_step": next_step})
         return next_step

@@ -63,10 +63,6 @@ class PartQueue:
             await self._arrived.wait()
         return self._parts.popleft()
 
-    def take_waiting(self) -> ReceivedPart | None:
-        """Return the next part if there is one."""
-        return self._parts.popleft() if self._parts else None
-
 
 class RingInbox:
     """All parts that arrive at one replica.

@@ -184,6 +184,11 @@ class DilocoConfig(Section):
         """Samples in one full training step of one trainer."""
         return self.batch_size_per_step * self.gradient_accumulation_steps
 
+    def steps_of(self, round: int) -> range:
+        """Return the numbers of a trainer's steps in a round (1-based), counted over the whole run."""
+        first = (round - 1) * self.inner_steps
+        return range(first, first + self.inner_steps)
+
     @property
     def total_steps(self) -> int:
         """Training steps of one trainer over the whole run."""

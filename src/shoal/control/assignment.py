@@ -98,7 +98,7 @@ def require_fit(server: Candidate, needs: Sequence[StageNeed], stages: Sequence[
     Raises:
         ConfigError: it suffices for none; the message has the sizes and what to do.
     """
-    if any(needs[stage].cap_of(server) is not None for stage in stages):
+    if any(needs[stage].fits_cut(server) for stage in stages):
         return
     sizes = "; ".join(_demand(stage, needs[stage], server) for stage in stages)
     none = f"stage {stages[0]} does not fit" if len(stages) == 1 else "no stage fits"

@@ -23,7 +23,7 @@ from shoal.errors import SignatureError
 from shoal.identity import Identity, derived_key, verify
 from shoal.ids import PeerId
 from shoal.wire.handshake import PROTOCOL_VERSION
-from shoal.wire.messages.base import Hop, Struct
+from shoal.wire.messages.base import Cap, Hop, Struct
 
 MAX_RECORD_BYTES = 8 * 1024
 """Larger sealed records are refused; hivemind itself loses values above 4 MiB without a word."""
@@ -42,7 +42,7 @@ _MAC_BYTES = 32
 _MAX_STAGES = 4096
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-# An infinite capacity or age would win every comparison, and break sums.
+# An infinite load or age would win every comparison.
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Moment = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 """Of the wall clock, wherever it stands; but finite."""
@@ -57,7 +57,6 @@ Maddrs = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_MADDRS)]
 
 class StageRecord(Struct, frozen=True, tag="stage"):
     """A server. `stage` is None while it waits for one; `held_round` is -1 while it holds no record's parameters.
-    `max_microbatch_samples` is what its user says and counts for every stage, `cap` is of the stage that it hosts.
 
     The other fields are those of `swarm.view.Replica`.
     """
@@ -65,16 +64,15 @@ class StageRecord(Struct, frozen=True, tag="stage"):
     addresses: Addresses
     join_unix_s: Amount
     stage: Annotated[int, msgspec.Meta(ge=0, lt=_MAX_STAGES)] | None = None
-    capacity: Amount = 0.0
     free_memory_bytes: Count = 0
     load: Amount = 0.0
     step: Count = 0
     held_round: Annotated[int, msgspec.Meta(ge=-1)] = 0
     pinned: bool = False
     serving: bool = False
-    max_microbatch_samples: Count = 0
+    max_microbatch_samples: Cap | None = None
     device_memory_bytes: Count = 0
-    cap: Count = 0
+    cap: Cap | None = None
     maddrs: Maddrs = ()
 
 
@@ -96,7 +94,6 @@ class ClientRecord(Struct, frozen=True, tag="client"):
 
     addresses: Addresses
     join_unix_s: Amount
-    held_round: Count = 0
     maddrs: Maddrs = ()
     waits: bool = False
     undialled: Annotated[tuple[Undialled, ...], msgspec.Meta(max_length=MAX_UNDIALLED)] = ()

@@ -66,7 +66,6 @@ def server_of(peer: PeerId, record: StageRecord) -> Candidate:
         record.join_unix_s,
         *resources,
         stage=StageIndex(record.stage),
-        capacity=record.capacity,
         load=record.load,
         step=record.step,
         held_round=record.held_round,
@@ -81,7 +80,6 @@ def _clients(records: Iterable[VerifiedRecord]) -> list[ClientPeer]:
         ClientPeer(
             hop_of(opened),
             record.join_unix_s,
-            record.held_round,
             record.waits,
             tuple((each.peer, each.reason) for each in record.undialled),
         )

@@ -215,7 +215,7 @@ class Feed:
         return pending.answer
 
     async def lease(self, round_number: int, step: int) -> LeasedBatch | None:
-        """Get the batch of a step (0-based in the round) to train on, or None if there is none for this trainer.
+        """Get the batch of the step with this number to train on, or None if there is none for this trainer.
 
         Raises:
             ConnectionLost: the data server is gone.

@@ -67,11 +67,6 @@ class Pool:
         """The descriptor of the segment, for a process that shall write into it as well: see `PoolWriter`."""
         return self._fd
 
-    @property
-    def num_free(self) -> int:
-        """Places that nobody uses."""
-        return self._free.bit_count()
-
     def take(self, num_places: int = 1) -> int | None:
         """Return the first of so many free places in a row, which now belong to the caller; None: there are none."""
         starts = self._free

@@ -30,11 +30,6 @@ class Preparer:
         self._ready: dict[Content, int] = {}
         self._preparing: set[Content] = set()
 
-    @property
-    def num_preparing(self) -> int:
-        """Batches on their way into the pool."""
-        return len(self._preparing)
-
     def take(self, content: Content) -> int | None:
         """Return the place that holds `content`, which now belongs to the caller, or None if it is not ready."""
         return self._ready.pop(content, None)

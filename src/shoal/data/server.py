@@ -236,13 +236,13 @@ class DataService:
         if peer != self._client:
             raise RemoteProtocolError(f"{type(message).__name__} from {peer}, which is not the client of this host")
         match message:
-            case PlanRound(number, num_slots, inner_steps, speeds):
+            case PlanRound(number, num_slots, steps, speeds):
                 self._awaited = {}
-                self.table.plan_round(number, num_slots, inner_steps, speeds)
+                self.table.plan_round(number, num_slots, steps, speeds)
                 self._planned(num_slots)
-            case ResumeRound(number, num_slots, inner_steps, trainers, complete, speeds):
+            case ResumeRound(number, num_slots, steps, trainers, complete, speeds):
                 if number > self.table.planned_round:
-                    self.table.resume_round(number, num_slots, inner_steps, speeds, complete=complete)
+                    self.table.resume_round(number, num_slots, steps, speeds, complete=complete)
                     self._awaited = dict(trainers)
                     self._resume()
                     self._planned(num_slots)

@@ -17,7 +17,7 @@ from shoal.errors import LocalProtocolError, NoPipeline, RoundClosed
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.eval_driver import EvalDriver
 from shoal.pipeline.microbatch import Microbatch, take
-from shoal.swarm.microbatch_cut import Caps, cut, smallest_cap
+from shoal.swarm.microbatch_cut import cut, smallest_cap
 from shoal.swarm.step_trainer import (
     Dial,
     FeedMicrobatch,
@@ -32,6 +32,7 @@ from shoal.swarm.step_trainer import (
 )
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Hop, SampleRange, Traffic
+from shoal.wire.messages.base import ReplicaRef, Replicas
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.step import (
     Aborted,
@@ -146,8 +147,7 @@ class StepDriver:
         samples: tuple[SampleRange, ...],
         lr: float,
         path: tuple[Hop, ...],
-        replicas: tuple[tuple[Hop, ...], ...],
-        caps: Caps,
+        replicas: Replicas,
         note: Callable[[StepKey, tuple[PeerId, ...]], None],
         held: str = "",
     ) -> StepResult:
@@ -163,7 +163,6 @@ class StepDriver:
             samples: The positions of the samples in the data.
             path: The home replicas, one for each stage.
             replicas: All replicas of each stage, best first.
-            caps: The most samples in a microbatch, of replicas that do not take any number.
             note: Called with each attempt and its path before anything is sent for it.
             held: Hash of the record on top of which the round is trained.
 
@@ -175,11 +174,11 @@ class StepDriver:
         if self._note is not None or not microbatches:
             raise LocalProtocolError(f"step {number} cannot start: one at a time, with at least one microbatch")
         sizes = tuple(microbatch.num_samples for microbatch in microbatches)
-        for hop in (hop for hops in (*replicas, path) for hop in hops):
+        for hop in (*(replica.hop for stage in replicas for replica in stage), *path):
             self._endpoint.introduce(hop)
         self._microbatches, self._note = microbatches, note
         try:
-            plan = StepPlan(round, number, sizes, samples, lr, path, replicas, caps, held)
+            plan = StepPlan(round, number, sizes, samples, lr, path, replicas, held)
             self._do(self._machine.start(plan, self._clock.now_s()))
             end = await self._ended()
         finally:
@@ -209,8 +208,7 @@ class StepDriver:
         evaluation: int,
         held: int,
         microbatches: Sequence[Microbatch],
-        path: tuple[Hop, ...],
-        caps: Caps,
+        path: tuple[ReplicaRef, ...],
         refuses: Callable[[PeerId], None] = lambda _: None,
     ) -> tuple[float, int]:
         """Evaluates record `held` over `path`.
@@ -219,7 +217,6 @@ class StepDriver:
             evaluation: A number that this trainer has not used before.
             held: The round whose record the replicas must hold.
             path: One replica for each stage.
-            caps: As for `train`.
             refuses: Told of a replica that does not hold the record, or does not reach the next one.
 
         Returns:
@@ -228,9 +225,9 @@ class StepDriver:
         Raises:
             RoundAborted: A replica refuses, is lost, or does not answer in time.
         """
-        cap = smallest_cap((hop.peer for hop in path), caps)
+        cap = smallest_cap(replica.cap for replica in path)
         parts = [take(microbatches, part) for part in cut([each.num_samples for each in microbatches], cap)]
-        return await self._evaluation.evaluate(evaluation, held, parts, path, refuses)
+        return await self._evaluation.evaluate(evaluation, held, parts, tuple(replica.hop for replica in path), refuses)
 
     async def _ended(self) -> StepEnd:
         """Runs the machine's timer until the step has ended."""

@@ -78,11 +78,6 @@ class Supervisor:
         return tuple(self._handles)
 
     @property
-    def fork_server_pid(self) -> int:
-        """The process from which the next role will be forked."""
-        return self._keeper.pid
-
-    @property
     def stopping(self) -> bool:
         """Whether it stops, and starts nothing any more."""
         return self._stopping.is_set()

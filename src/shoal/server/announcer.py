@@ -48,6 +48,6 @@ class Announcer:
             step=replica.worker.num_committed,
             load=float(replica.worker.num_open),
             serving=serving,
-            cap=replica.worker.cap or 0,
+            cap=replica.worker.cap,
         )
         self._registry.advertise(self._record)

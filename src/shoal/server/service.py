@@ -101,7 +101,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             pinned=spec.stage is not None,
             free_memory_bytes=memory.host_bytes,
             device_memory_bytes=memory.device_bytes,
-            max_microbatch_samples=config.servers.max_microbatch_samples or 0,
+            max_microbatch_samples=config.servers.max_microbatch_samples,
         )
         needs = await device.run(stage_needs, config)
         server = server_of(endpoint.peer_id, record)
@@ -122,7 +122,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 endpoint=endpoint,
                 view=lambda: registry.membership.view,
                 log_dir=Path(spec.log_dir),
-                max_microbatch_samples=cap or None,
+                max_microbatch_samples=cap,
                 clock=clock,
                 pace=emulated_pace(config.emulation.call_s, config.emulation.sample_times_of(spec.index)),
                 deaths=deaths,

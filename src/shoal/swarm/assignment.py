@@ -1,8 +1,8 @@
 """Which stage a server takes that was given none, by a rule that everybody computes alike.
 
 Servers that start together must not race into one gap. So nobody grabs a stage: each announces itself as a candidate,
-waits until it sees the others, and computes the assignment of *all* of them, each to the stage that has the least
-capacity at that point: first those that the fewest stages fit, so that a large machine does not take what a small one
+waits until it sees the others, and computes the assignment of *all* of them, each to the stage that has the fewest
+servers at that point: first those that the fewest stages fit, so that a large machine does not take what a small one
 could have hosted, and of these the oldest. A stage that fits only in smaller microbatches than the run's is taken where
 a stage would have nobody otherwise, or by a server that nothing else fits. Who has announced its stage a moment earlier
 is counted as if it were still a candidate (as long as it has trained nothing), so that it does not matter in which
@@ -46,38 +46,45 @@ class StageNeed:
     max_samples: int = 1
     min_samples: int = 1
 
-    def of(self, server: Candidate, cap: int | None = None) -> tuple[int, int]:
+    def of(self, server: Candidate, cap: int | None) -> tuple[int, int]:
         """Return the bytes that the stage needs of the server's host and of its device.
 
         A server without a device of its own (`device_memory_bytes` 0) needs all of its host.
 
         Args:
             server: whose.
-            cap: the most samples in a microbatch, 0 any number; None: as the server's user says.
+            cap: the most samples in a microbatch; None: any number.
         """
-        cap = server.max_microbatch_samples if cap is None else cap
-        samples = min(cap or self.max_samples, self.max_samples)
-        evaluated = min(cap or EVAL_SAMPLES, EVAL_SAMPLES)
+        samples = self.max_samples if cap is None else min(cap, self.max_samples)
+        evaluated = EVAL_SAMPLES if cap is None else min(cap, EVAL_SAMPLES)
         step_bytes = self.step_bytes + max(samples * self.sample_bytes, evaluated * self.eval_sample_bytes)
         if server.device_memory_bytes:
             return self.host_bytes + self.round_bytes, self.device_bytes + step_bytes
         return self.host_bytes + self.device_bytes + max(step_bytes, self.round_bytes), 0
 
     def cap_of(self, server: Candidate) -> int | None:
-        """Return the most samples in a microbatch with which the stage fits into the server's memory.
+        """Return the most samples in a microbatch with which the stage fits into the memory of a server that it
+        `fits_cut`: what the server's user says where that fits. None: any number."""
+        if self.fits_whole(server):
+            return server.max_microbatch_samples
+        caps = self._caps(server)
+        return caps[bisect_left(caps, True, key=lambda samples: not self.fits(server, samples)) - 1]
 
-        Returns:
-            What its user says (0: any number) where that fits; None where not even the fewest samples do.
-        """
-        cap = server.max_microbatch_samples
-        if self.fits(server, cap):
-            return cap
+    def fits_whole(self, server: Candidate) -> bool:
+        """Whether the server's memory suffices with microbatches as large as its user lets them be."""
+        return self.fits(server, server.max_microbatch_samples)
+
+    def fits_cut(self, server: Candidate) -> bool:
+        """Whether the server's memory suffices, if need be with smaller microbatches than its user lets them be."""
+        return self.fits_whole(server) or any(self.fits(server, samples) for samples in self._caps(server)[:1])
+
+    def _caps(self, server: Candidate) -> range:
+        """Return the caps that cut a step, and into no more microbatches than replicas take."""
         most = max(self.max_samples, EVAL_SAMPLES)
-        caps = range(self.min_samples, min(cap or most, most) + 1)
-        num_fitting = bisect_left(caps, True, key=lambda samples: not self.fits(server, samples))
-        return caps[num_fitting - 1] if num_fitting else None
+        cap = server.max_microbatch_samples
+        return range(self.min_samples, (most if cap is None else min(cap, most)) + 1)
 
-    def fits(self, server: Candidate, cap: int | None = None) -> bool:
+    def fits(self, server: Candidate, cap: int | None) -> bool:
         """Whether the server's memory suffices, with `cap` as for `of`; what is not known is taken to be enough."""
         host_bytes, device_bytes = self.of(server, cap)
         fits_host = not server.free_memory_bytes or host_bytes <= server.free_memory_bytes
@@ -111,13 +118,13 @@ def fitting_stages(
     return tuple(
         StageIndex(s)
         for s in range(num_stages)
-        if not needs or needs[s].fits(server) or (cut and needs[s].cap_of(server) is not None)
+        if not needs or (needs[s].fits_cut(server) if cut else needs[s].fits_whole(server))
     )
 
 
 def _has_trained(replica: Replica) -> bool:
     # Not `serving` alone: the first servers of a start serve before the last have chosen, who would then count anew.
-    return replica.serving and (replica.step > 0 or replica.held_round > 0 or replica.capacity > 0)
+    return replica.serving and (replica.step > 0 or replica.held_round > 0)
 
 
 def _assigned(
@@ -145,15 +152,10 @@ def _fill(
     cut: bool = False,
 ) -> dict[PeerId, StageIndex]:
     """Give each chooser, the most constrained and then the oldest first, the stage that needs it most."""
-    measured = [r.capacity for r in settled if r.capacity > 0]
-    # A server that has not measured itself counts as an average one.
-    average = sum(measured) / len(measured) if measured else 1.0
     counts = dict.fromkeys(range(num_stages), 0)
-    capacity = dict.fromkeys(range(num_stages), 0.0)
     for replica in settled:
         if replica.stage < num_stages:
             counts[replica.stage] += 1
-            capacity[replica.stage] += replica.capacity or average
     fitting = [(chooser, fitting_stages(chooser, num_stages, needs, cut=cut)) for chooser in choosers]
     # Of stages that need a server equally, the one comes first that the fewest choosers could host.
     num_fitting = {s: sum(s in stages for _, stages in fitting) for s in range(num_stages)}
@@ -165,10 +167,9 @@ def _fill(
         # When a machine dies, no stage should lose all of its replicas with it.
         hosts = chooser.hosts
         beside = Counter(stage for names, stage in placed if names & hosts)
-        stage = min(stages, key=lambda s: _need(s, counts, capacity, beside, num_fitting))
+        stage = min(stages, key=lambda s: _need(s, counts, beside, num_fitting))
         placed.append((hosts, stage))
         counts[stage] += 1
-        capacity[stage] += average
         assigned[chooser.peer] = stage
     return assigned
 
@@ -176,10 +177,8 @@ def _fill(
 def _need(
     stage: int,
     counts: Mapping[int, int],
-    capacity: Mapping[int, float],
     beside: Mapping[int, int],
     num_fitting: Mapping[int, int],
-) -> tuple[bool, float, int, int, int, int]:
-    """Order stages by need: none at all, least capacity, fewest replicas, fewest of them on the chooser's own machine,
-    hardest to find a host for."""
-    return (counts[stage] > 0, capacity[stage], counts[stage], beside[stage], num_fitting[stage], stage)
+) -> tuple[int, int, int, int]:
+    """Order stages by need: fewest replicas, fewest of them on the chooser's own machine, fewest that could host it."""
+    return (counts[stage], beside[stage], num_fitting[stage], stage)

@@ -29,6 +29,7 @@ from shoal.swarm.fixed_deal import FixedDeal
 from shoal.swarm.sample_ranges import Batch, BatchStream, Ranges, RecordedSamples
 from shoal.swarm.shared_deal import SharedDeal
 from shoal.swarm.takeover import Path, Settled
+from shoal.wire.messages.base import StepRange
 
 MAX_PLANNED_BATCHES = 10_000_000
 """A round plan with more steps than this over all slots is refused as nonsense."""
@@ -55,7 +56,7 @@ class Release:
 
     Attributes:
         leases: all of them, whether free now or not; their bytes are no longer used.
-        next_step: the first step of the slot in this round that none of the leases holds.
+        next_step: number of the first step of the slot in this round that none of the leases holds.
         is_known: the table knows all leases of the round; False: there may be more.
     """
 
@@ -78,13 +79,16 @@ class _Lease:
     """Its trainer could not say whether it is trained: the record will."""
 
 
+_NO_STEPS = StepRange(0, 0)
+
+
 @dataclass(slots=True)
 class _PlannedRound:
     """A round. `is_partial`: what dead trainers have leased in it is not known; `closed`: so nothing more is leased."""
 
     round: int = 0
     num_slots: int = 0
-    inner_steps: int = 0
+    steps: StepRange = _NO_STEPS
     is_partial: bool = False
     closed: bool = False
 
@@ -128,16 +132,11 @@ class LeaseTable:
         return self._recorded.samples
 
     @property
-    def leased(self) -> dict[int, Batch]:
-        """The batches that are leased or done, by lease."""
-        return {number: lease.batch for number, lease in self._leases.items()}
-
-    @property
     def free(self) -> tuple[Batch, ...]:
         """The batches that were cut from the stream and are nobody's now, in the order of the data."""
         return self._deal.free
 
-    def plan_round(self, round_number: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...] = ()) -> None:
+    def plan_round(self, round_number: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...] = ()) -> None:
         """Open a round; what earlier plans did not hand out comes first. Repeating the same plan changes nothing.
 
         A second plan for the same round replaces the first for what is not leased yet; one of an earlier round is
@@ -150,27 +149,27 @@ class LeaseTable:
         Raises:
             RemoteProtocolError: a size is not positive, the plan is absurdly large, or the speeds make no sense.
         """
-        self._open(round_number, num_slots, inner_steps, speeds, is_resumed=False)
+        self._open(round_number, num_slots, steps, speeds, is_resumed=False)
 
     def lease(self, trainer: int, incarnation: int, round_number: int, step: int, now_s: float = 0.0) -> Grant | Denial:
-        """Give trainer (slot) `trainer` the batch of step `step` (0-based in the round), if there is one for it.
+        """Give trainer (slot) `trainer` the batch of the step with this number, if there is one for it.
 
         `now_s`, on any one clock, is of interest where shares follow speed.
         """
         plan = self._plan
         if round_number != plan.round:
             return Denial(f"round {round_number} is not open: the planned round is {plan.round}")
-        if not (0 <= step < plan.inner_steps and 0 <= trainer < plan.num_slots):
+        if step not in plan.steps.numbers or not 0 <= trainer < plan.num_slots:
             return Denial(
                 f"step {step} of slot {trainer} is outside the plan of round {plan.round}: "
-                f"{plan.num_slots} slots, {plan.inner_steps} steps each"
+                f"{plan.num_slots} slots, steps {plan.steps.first} to {plan.steps.stop - 1}"
             )
         if plan.closed:
             return Denial(f"round {plan.round} ends here: it is not known what else was leased in it")
         if incarnation < self._lowest_incarnation.get(trainer, 0):
             return Denial(f"incarnation {incarnation} of trainer {trainer} is stale: a later one has taken its place")
         self._lowest_incarnation[trainer] = incarnation
-        dealt = self._deal.deal(trainer, step, now_s)
+        dealt = self._deal.deal(trainer, step - plan.steps.first, now_s)
         if dealt is None:
             return Denial(f"every batch of slot {trainer} in round {plan.round} has been handed out")
         index, batch = dealt
@@ -182,7 +181,7 @@ class LeaseTable:
         self,
         round_number: int,
         num_slots: int,
-        inner_steps: int,
+        steps: StepRange,
         speeds: tuple[float, ...] = (),
         *,
         complete: bool,
@@ -196,7 +195,7 @@ class LeaseTable:
         Raises:
             RemoteProtocolError: as `plan_round`.
         """
-        self._open(round_number, num_slots, inner_steps, speeds, is_resumed=True)
+        self._open(round_number, num_slots, steps, speeds, is_resumed=True)
         if not complete:
             self.forgo()
 
@@ -291,7 +290,7 @@ class LeaseTable:
     def _next_step(self, slot: int) -> int:
         num_slots = max(1, self._plan.num_slots)
         places = [divmod(held.index, num_slots) for held in self._leases.values() if held.index != NO_PLACE]
-        return max((step + 1 for step, of_slot in places if of_slot == slot), default=0)
+        return self._plan.steps.first + max((step + 1 for step, of_slot in places if of_slot == slot), default=0)
 
     def record(self, round_number: int, samples: Ranges, chain: str = "") -> tuple[int, ...]:
         """D_`round_number` is decided with `samples`, also of skipped steps. All else leased up to it is free.
@@ -328,20 +327,20 @@ class LeaseTable:
         return self._deal.upcoming(limit)
 
     def _open(
-        self, round_number: int, num_slots: int, inner_steps: int, speeds: tuple[float, ...], *, is_resumed: bool
+        self, round_number: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...], *, is_resumed: bool
     ) -> None:
-        if num_slots < 1 or inner_steps < 1 or num_slots * inner_steps > MAX_PLANNED_BATCHES:
-            raise RemoteProtocolError(f"a round of {num_slots} slots x {inner_steps} steps cannot be planned")
+        if num_slots < 1 or not steps or num_slots * len(steps) > MAX_PLANNED_BATCHES:
+            raise RemoteProtocolError(f"a round of {num_slots} slots x {len(steps)} steps cannot be planned")
         if len(speeds) not in (0, num_slots) or not all(0 <= speed < math.inf for speed in speeds):
             raise RemoteProtocolError(f"a round of {num_slots} slots cannot be planned with the speeds {speeds}")
         plan = self._plan
-        same = (plan.round, plan.num_slots, plan.inner_steps) == (round_number, num_slots, inner_steps)
+        same = (plan.round, plan.num_slots, plan.steps) == (round_number, num_slots, steps)
         if round_number < plan.round or same:
             return
         for lease in self._leases.values():
             lease.index = NO_PLACE
-        self._plan = _PlannedRound(round_number, num_slots, inner_steps)
-        self._deal.plan(num_slots, inner_steps, speeds, is_resumed=is_resumed)
+        self._plan = _PlannedRound(round_number, num_slots, steps)
+        self._deal.plan(num_slots, len(steps), speeds, is_resumed=is_resumed)
 
     def _free_lease(self, number: int) -> None:
         """End a lease; what is in no record is free."""

@@ -6,14 +6,12 @@ A function of the sizes and the smallest cap alone: everybody cuts alike, and a 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
 from shoal.swarm.step_operations import MALFORMED
-
-Caps = Mapping[PeerId, int]
-"""The most samples that a replica takes in a microbatch; replicas that are not named take any."""
+from shoal.wire.messages.base import Replicas
 
 EVAL_SAMPLES = 64
 """Samples that travel together in an evaluation: it keeps no activations, so they can be more than in training."""
@@ -36,32 +34,39 @@ class MicrobatchPart:
         return self.stop - self.start
 
 
-def smallest_cap(path: Iterable[PeerId], caps: Caps) -> int | None:
-    """Return the most samples that all replicas of a path take in a microbatch; None: any."""
-    return min((caps[peer] for peer in path if peer in caps), default=None)
+def smallest_cap(caps: Iterable[int | None]) -> int | None:
+    """Return the most samples that all replicas with these caps take in a microbatch; None: any number."""
+    return min((cap for cap in caps if cap is not None), default=None)
 
 
-class LoweredCaps:
-    """Caps that replicas have lowered: a trainer hears it in a refusal, before its client can tell it."""
+class KnownCaps:
+    """The caps of replicas as a trainer knows them: its client says them, and a replica that has lowered its own says
+    so in a refusal, before the client can."""
 
     def __init__(self) -> None:
-        self._caps: dict[PeerId, int] = {}
+        self._told: dict[PeerId, int | None] = {}
+        self._lowered: dict[PeerId, int] = {}
 
     def lower(self, peer: PeerId, cap: int) -> None:
         """The peer has refused a step and says that it takes no more than this."""
-        self._caps[peer] = cap
+        self._lowered[peer] = cap
 
-    def told(self, caps: Caps) -> None:
-        """The client has said these: whoever is among them is known as well as can be."""
-        self._caps = {peer: cap for peer, cap in self._caps.items() if caps.get(peer, cap + 1) > cap}
+    def told(self, replicas: Replicas) -> None:
+        """The client has said these: it knows by now of those that it says no higher cap of."""
+        self._told = {replica.peer: replica.cap for stage in replicas for replica in stage}
+        self._lowered = {peer: cap for peer, cap in self._lowered.items() if self._is_news(peer, cap)}
+
+    def _is_news(self, peer: PeerId, cap: int) -> bool:
+        told = self._told.get(peer)
+        return told is None or told > cap
 
     def forget(self, peer: PeerId) -> None:
         """The peer's connection has ended: what answers next may be another replica."""
-        self._caps.pop(peer, None)
+        self._lowered.pop(peer, None)
 
-    def smallest(self, path: Iterable[PeerId], caps: Caps) -> int | None:
-        """Return what `smallest_cap` does, with the lowered ones in place of those that the client has said."""
-        return smallest_cap(path, {**caps, **self._caps})
+    def smallest(self, path: Iterable[PeerId]) -> int | None:
+        """Return `smallest_cap` of a path."""
+        return smallest_cap(self._lowered.get(peer, self._told.get(peer)) for peer in path)
 
 
 def cut(sizes: Sequence[int], cap: int | None) -> tuple[MicrobatchPart, ...]:

@@ -1,12 +1,11 @@
 """Which server moves to another stage: a rule that everybody computes alike from the same view.
 
-Stages differ in what their replicas can do together (summed capacity), and the weakest stage is as fast as the whole
-swarm. A move is worth it if it makes the weakest stage stronger by more than `MIN_GAIN`. Where several stages are the
-weakest together, or nearly so, one move alone cannot do that; then a series is planned whose last move does it, and the
-first of it is made. As the last one is worth it by itself, what is planned is also finished: after each move the rest
-of the series is the same as before. Each move leaves its donor's stage stronger than the other one was before. So moves
-make the order of strengths, weakest first, strictly better: without new events they come to an end and never undo each
-other.
+A stage is as strong as it has servers, and the weakest stage is as fast as the whole swarm. A move is worth it if it
+makes the weakest stage stronger by more than `MIN_GAIN`. Where several stages are the weakest together, or nearly so,
+one move alone cannot do that; then a series is planned whose last move does it, and the first of it is made. As the
+last one is worth it by itself, what is planned is also finished: after each move the rest of the series is the same as
+before. Each move leaves its donor's stage stronger than the other one was before. So moves make the order of strengths,
+weakest first, strictly better: without new events they come to an end and never undo each other.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from shoal.swarm.view import Replica, SwarmView
 
 MIN_GAIN = 0.1
 """Of the swarm's throughput: what a move has to bring, since loading a state costs something too."""
-
-_ROUNDING = 1e-9
 
 
 class StageMove(NamedTuple):
@@ -40,7 +37,6 @@ class _Place:
 
     peer: PeerId
     stage: int
-    capacity: float
     seniority: tuple[float, PeerId]
     holds: bool
     may_go: bool
@@ -86,36 +82,25 @@ def _places(
     exempt: Collection[PeerId],
 ) -> list[_Place]:
     replicas = [replica for replica in view.replicas if replica.stage < num_stages]
-    measured = [replica.capacity for replica in replicas if replica.capacity > 0]
-    # A server that has not measured itself counts as an average one.
-    average = sum(measured) / len(measured) if measured else 1.0
 
     def place(replica: Replica) -> _Place:
         holds = replica.peer in holders
         may_go = holds and not replica.pinned and replica.peer not in exempt
-        capacity = replica.capacity or average
-        return _Place(
-            replica.peer,
-            replica.stage,
-            capacity,
-            replica.seniority,
-            holds=holds,
-            may_go=may_go,
-        )
+        return _Place(replica.peer, replica.stage, replica.seniority, holds=holds, may_go=may_go)
 
     chosen = assign(view, num_stages)
     newcomers = [
-        _Place(c.peer, chosen[c.peer], average, c.seniority, holds=False, may_go=False)
+        _Place(c.peer, chosen[c.peer], c.seniority, holds=False, may_go=False)
         for c in view.candidates
         if c.peer in chosen
     ]
     return [*map(place, replicas), *newcomers]
 
 
-def _strengths(places: Sequence[_Place], num_stages: int) -> list[float]:
-    strengths = [0.0] * num_stages
+def _strengths(places: Sequence[_Place], num_stages: int) -> list[int]:
+    strengths = [0] * num_stages
     for each in places:
-        strengths[each.stage] += each.capacity
+        strengths[each.stage] += 1
     return strengths
 
 
@@ -123,12 +108,10 @@ def _best(places: Sequence[_Place], num_stages: int) -> StageMove | None:
     strengths = _strengths(places, num_stages)
     target = min(range(num_stages), key=lambda stage: (strengths[stage], stage))
     num_holders = [sum(each.holds for each in places if each.stage == stage) for stage in range(num_stages)]
-    # A tie that sums round to a gain would send a server back and forth for ever.
-    enough = strengths[target] * (1 + _ROUNDING)
     donors = [
         each
         for each in places
-        if each.may_go and num_holders[each.stage] > 1 and strengths[each.stage] - each.capacity > enough
+        if each.may_go and num_holders[each.stage] > 1 and strengths[each.stage] - 1 > strengths[target]
     ]
     if not donors:
         return None

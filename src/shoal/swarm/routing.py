@@ -12,7 +12,7 @@ from itertools import count
 
 from shoal.ids import PeerId
 from shoal.swarm.view import Replica, SwarmView
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, Replicas
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,13 @@ class Pipeline:
         return tuple(hop.peer for hop in self.path)
 
 
-def form_pipelines(
-    view: SwarmView, num_stages: int, existing: Sequence[Pipeline] = (), min_held_round: int = 0
-) -> tuple[Pipeline, ...]:
+def form_pipelines(view: SwarmView, num_stages: int, existing: Sequence[Pipeline] = ()) -> tuple[Pipeline, ...]:
     """Return as many disjoint complete pipelines as the replicas allow, in slot order.
 
     Args:
         existing: the pipelines until now.
-        min_held_round: replicas that hold an older record do not take part (they are still loading).
     """
-    free = [_usable(view, stage, min_held_round) for stage in range(num_stages)]
+    free = [list(view.by_stage(stage)) for stage in range(num_stages)]
     num_pipelines = min((len(replicas) for replicas in free), default=0)
     kept: dict[int, list[Replica | None]] = {}
     # Complete ones first: none of them may lose a replica to the repair of another.
@@ -58,12 +55,10 @@ def form_pipelines(
     )
 
 
-def replicas_for(
-    slot: int, view: SwarmView, pipelines: Sequence[Pipeline], num_stages: int, min_held_round: int = 0
-) -> tuple[tuple[Hop, ...], ...]:
+def replicas_for(slot: int, view: SwarmView, pipelines: Sequence[Pipeline], num_stages: int) -> Replicas:
     """Return the replicas of each stage in the order in which the trainer of `slot` should try them.
 
-    Its own first, then those of no pipeline, then those of other pipelines; each by load, then capacity and seniority.
+    Its own first, then those of no pipeline, then those of other pipelines; each by load, then by seniority.
     """
     home = {peer for pipeline in pipelines if pipeline.slot == slot for peer in pipeline.peers}
     taken = {peer for pipeline in pipelines for peer in pipeline.peers}
@@ -72,15 +67,8 @@ def replicas_for(
         return (replica.peer not in home, replica.peer in taken, replica.load)
 
     return tuple(
-        tuple(replica.hop for replica in sorted(_usable(view, stage, min_held_round), key=preference))
-        for stage in range(num_stages)
+        tuple(replica.ref for replica in sorted(view.by_stage(stage), key=preference)) for stage in range(num_stages)
     )
-
-
-def _usable(view: SwarmView, stage: int, min_held_round: int) -> list[Replica]:
-    """Return the replicas that may take part, the fastest first, so that fast ones meet in one pipeline."""
-    replicas = (r for r in view.by_stage(stage) if r.held_round >= min_held_round)
-    return sorted(replicas, key=lambda r: (-r.capacity, r.seniority))
 
 
 def _num_lost(pipeline: Pipeline, free: Sequence[Iterable[Replica]]) -> int:

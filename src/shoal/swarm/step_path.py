@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from shoal.ids import PeerId
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, Replicas
 
 # More than any place in an order of preference.
 _SUSPECT_COST = 1e6
@@ -93,7 +93,7 @@ class Avoidance:
         self._suspected = {peer: end_s for peer, end_s in self._suspected.items() if end_s > now_s}
 
 
-def candidates(home: Sequence[Hop], replicas: Sequence[Sequence[Hop]]) -> list[list[PeerId]]:
+def candidates(home: Sequence[Hop], replicas: Replicas) -> list[list[PeerId]]:
     """Of each stage: the home replica, then the others in their order; home comes last where it is no replica now."""
     found: list[list[PeerId]] = []
     for stage, hop in enumerate(home):

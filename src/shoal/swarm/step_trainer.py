@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.microbatch_cut import Caps, LoweredCaps, MicrobatchPart, cut
+from shoal.swarm.microbatch_cut import KnownCaps, MicrobatchPart, cut
 from shoal.swarm.step_operations import BEHIND, CLOSED, SendStepMessage, decision_of, gradient_norm
 from shoal.swarm.step_path import Avoidance, candidates, choose_path
-from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.base import Hop, Replicas, SampleRange
 from shoal.wire.messages.step import (
     Abort,
     Aborted,
@@ -57,8 +57,7 @@ class StepPlan:
     samples: tuple[SampleRange, ...]
     lr: float
     home: tuple[Hop, ...]
-    replicas: tuple[tuple[Hop, ...], ...]
-    caps: Caps = field(default_factory=dict[PeerId, int])
+    replicas: Replicas
     held: str = ""
 
 
@@ -151,7 +150,7 @@ class StepTrainer:
         self._max_grad_norm = max_grad_norm
         self._timeout_s = step_timeout_s
         self._avoidance = Avoidance()
-        self._lowered = LoweredCaps()
+        self._caps = KnownCaps()
         self._phase = StepPhase.IDLE
         self._plan: StepPlan | None = None
         self._hops: dict[PeerId, Hop] = {}
@@ -180,12 +179,12 @@ class StepTrainer:
         if plan.number != self._key.number:
             self._key = StepKey(self._trainer, self._incarnation, plan.number, -1)
         self._plan = plan
-        self._lowered.told(plan.caps)
-        self._hops = {hop.peer: hop for hops in (*plan.replicas, plan.home) for hop in hops}
+        self._caps.told(plan.replicas)
+        listed = [replica.hop for stage in plan.replicas for replica in stage]
+        self._hops = {hop.peer: hop for hop in (*listed, *plan.home)}
         self._attempts = self._busy = self._refusals = 0
         self._give_up_s = now_s + self._timeout_s
-        listed = [hop.peer for hops in plan.replicas for hop in hops]
-        dials = [Dial(peer) for peer in self._avoidance.look_for(listed, now_s)]
+        dials = [Dial(peer) for peer in self._avoidance.look_for([hop.peer for hop in listed], now_s)]
         self._avoidance.forget_ended(now_s)
         self._avoidance.forget_losses()
         self.ended = None
@@ -230,7 +229,7 @@ class StepTrainer:
     def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
         """The connection to `peer` has ended."""
         self._avoidance.lose(peer, now_s + _LOST_S)
-        self._lowered.forget(peer)
+        self._caps.forget(peer)
         if self._plan is None or peer not in self._path:
             return []
         if self._phase == StepPhase.COMMITTING:
@@ -273,7 +272,7 @@ class StepTrainer:
             return self._wait(found, now_s)
         self._key = self._key._replace(attempt=self._key.attempt + 1)
         self._attempts += 1
-        self._clear_attempt(path, cut(plan.microbatch_samples, self._lowered.smallest(path, plan.caps)))
+        self._clear_attempt(path, cut(plan.microbatch_samples, self._caps.smallest(path)))
         self._phase = StepPhase.OPENING
         self.wake_at_s = now_s + self._timeout_s
         hops = tuple(self._hops[peer] for peer in path)
@@ -311,7 +310,7 @@ class StepTrainer:
             return aborts
         if message.cap is not None and message.cap < max(part.num_samples for part in self._parts):
             # It takes the batch in smaller parts, at once.
-            self._lowered.lower(sender, message.cap)
+            self._caps.lower(sender, message.cap)
             return self._again(plan, now_s)
         self._avoidance.avoid(sender, now_s + _REFUSED_S)
         if message.reason != BEHIND:

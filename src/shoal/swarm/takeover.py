@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.step_operations import SendStepMessage
+from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.step import Fence, Fenced
 
 _REPEAT_S = 0.1
@@ -129,19 +130,17 @@ class TakeoverMachine:
         return {key for key in doubts if key.trainer == self._slot}
 
 
-def next_number(
-    settled: Settled, first: int, num_steps: int, last_reported: int, next_step: int, *, is_known: bool
-) -> int:
+def next_number(settled: Settled, steps: StepRange, last_reported: int, next_step: int, *, is_known: bool) -> int:
     """Return the number of the step at which the next trainer goes on: after all that may count.
 
     Args:
-        num_steps: of the slot in the round.
+        steps: of the slot in the round.
         last_reported: number of the last step that a trainer of the slot has reported.
-        next_step: the first step, counted from 0 in the round, that no lease waiting for the record holds.
+        next_step: number of the first one in the round without a lease that waits for the record.
         is_known: all leases of the slot's trainers are known.
     """
-    numbers = [first - 1, last_reported, first + next_step - 1, *(key.number for key in settled.kept)]
+    numbers = [steps.first - 1, last_reported, next_step - 1, *(key.number for key in settled.kept)]
     if not is_known and not settled.complete:
         # Neither all leases nor all replicas can be asked: there may be any number of steps that one that is away has.
-        numbers.append(first + num_steps - 1)
+        numbers.append(steps.stop - 1)
     return max(numbers) + 1

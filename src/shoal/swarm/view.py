@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shoal.ids import PeerId, StageIndex
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, ReplicaRef
 
 NOTHING_HELD = -1
 """`held_round` of a replica that holds no record's parameters yet; D_0 is computed, so 0 is what a fresh one holds."""
@@ -50,14 +50,15 @@ class Candidate:
             nothing is refused for it.
         device_memory_bytes: likewise of its device, where that has memory of its own (a GPU); 0: it computes in the
             host's memory.
-        max_microbatch_samples: the most samples that its user lets it take in a microbatch; 0: any number.
+        max_microbatch_samples: the most samples that its user lets it take in a microbatch of any stage; None: any
+            number. Which stage it takes depends on it, and not on the `cap` of one that it hosts already.
     """
 
     hop: Hop
     join_unix_s: float
     free_memory_bytes: int = 0
     device_memory_bytes: int = 0
-    max_microbatch_samples: int = 0
+    max_microbatch_samples: int | None = None
 
     @property
     def peer(self) -> PeerId:
@@ -81,23 +82,27 @@ class Replica(Candidate):
 
     Attributes:
         stage: which one.
-        capacity: measured samples per second; 0 is not measured yet.
         load: steps that are open there.
         step: steps that it has committed since it joined.
         held_round: the last round whose record it holds (`NOTHING_HELD`: none).
         pinned: its stage was given by its user; it is never asked to move.
         serving: it has opened a step; its stage is no longer a free choice.
-        cap: the most samples that it takes in a microbatch of this stage, also for want of memory; 0: any number.
+        cap: the most samples that it takes in a microbatch of this stage, because its user says so or for want of
+            memory; None: any number.
     """
 
     stage: StageIndex
-    capacity: float = 0.0
     load: float = 0.0
     step: int = 0
     held_round: int = 0
     pinned: bool = False
     serving: bool = False
-    cap: int = 0
+    cap: int | None = None
+
+    @property
+    def ref(self) -> ReplicaRef:
+        """What a trainer is told of it."""
+        return ReplicaRef(self.hop, self.cap)
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,6 @@ class ClientPeer:
 
     hop: Hop
     join_unix_s: float
-    held_round: int = 0
     waits: bool = False
     undialled: tuple[tuple[PeerId, str], ...] = ()
 
@@ -175,11 +179,6 @@ class SwarmView:
     def replica(self, peer: PeerId) -> Replica | None:
         """Return a peer's replica, if it has one."""
         return self._replica_of.get(peer)
-
-    @cached_property
-    def caps(self) -> dict[PeerId, int]:
-        """The most samples in a microbatch, of the replicas that do not take any number."""
-        return {r.peer: cap for r in self.replicas if (cap := r.cap or r.max_microbatch_samples)}
 
     @property
     def num_servers(self) -> int:

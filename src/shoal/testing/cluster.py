@@ -343,7 +343,7 @@ class Cluster:
             )
 
         joined = float(self._order.index(number) if number in self._order else number)
-        record = StageRecord(process.endpoint.addresses, joined, pinned=self._pinned, max_microbatch_samples=cap or 0)
+        record = StageRecord(process.endpoint.addresses, joined, pinned=self._pinned, max_microbatch_samples=cap)
         monitor = ReassignmentMonitor(
             endpoint=process.endpoint,
             announcer=Announcer(self.registry.of(process.peer), record),

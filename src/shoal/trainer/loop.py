@@ -18,10 +18,9 @@ from shoal.ids import PeerId, StepKey
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import StepDriver, StepResult
 from shoal.pipeline.microbatch import Microbatch
-from shoal.swarm.microbatch_cut import Caps
 from shoal.trainer.evaluation import eval_parts
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
 from shoal.wire.messages.control import (
     EvalReport,
     StartRound,
@@ -62,8 +61,7 @@ class TrainerLoop:
         self._incarnation = incarnation
         self._clock = clock
         self._schedule = LrSchedule.from_config(config.diloco)
-        self._replicas: tuple[tuple[Hop, ...], ...] = ()
-        self._caps: Caps = {}
+        self._replicas: Replicas = ()
         self._next: StartRound | None = None
         self._changed = anyio.Event()
         self._avoided: set[PeerId] = set()
@@ -95,7 +93,7 @@ class TrainerLoop:
             self._next = message
             self._avoided.clear()
         self._backoff.reset()
-        self._replicas, self._caps = message.replicas, message.caps
+        self._replicas = message.replicas
         self._changed.set()
         return True
 
@@ -146,19 +144,17 @@ class TrainerLoop:
         if start.evaluation is not None:
             await self._evaluate(start)
         steps = samples = 0
-        # A trainer that takes a lost one's place begins in the middle of the round.
-        first = start.first_step - (start.round - 1) * self._config.diloco.inner_steps
-        for step in range(first, first + start.inner_steps):
+        for number in start.steps.numbers:
             if self._next is not None:
                 # The round was closed without us (we were too slow); its record is decided, so go on with the next.
                 return
-            batch = await self._feed.lease(start.round, step)
+            batch = await self._feed.lease(start.round, number)
             if batch is None:
                 break
             try:
-                result = await self._train(start, step, batch)
+                result = await self._train(start, number, batch)
             except RoundClosed as error:
-                logger.info("round.closed", extra={"round": start.round, "step": step, "reason": str(error)})
+                logger.info("round.closed", extra={"round": start.round, "step": number, "reason": str(error)})
                 self._feed.give_back(batch)
                 break
             if result is None:
@@ -167,8 +163,7 @@ class TrainerLoop:
         sent_bytes = {str(traffic): count for traffic, count in self._endpoint.sent_bytes.items()}
         self._report(TrainerDone(self._slot, start.round, steps, samples, sent_bytes))
 
-    async def _train(self, start: StartRound, step: int, batch: LeasedBatch) -> StepResult | None:
-        number = (start.round - 1) * self._config.diloco.inner_steps + step
+    async def _train(self, start: StartRound, number: int, batch: LeasedBatch) -> StepResult | None:
         lr = self._schedule.lr(number)
         microbatches = [Microbatch(*cut) for cut in batch.microbatches(self._config)]
         begun_s = self._clock.now_s()
@@ -186,14 +181,13 @@ class TrainerLoop:
                     lr=lr,
                     path=start.path,
                     replicas=self._replicas,
-                    caps=self._caps,
                     note=note,
                     held=start.held,
                 )
                 break
             except NoPipeline as error:
                 logger.warning("trainer.stuck", extra={"round": start.round, "step": number, "reason": str(error)})
-                stages = tuple(s for s, hops in enumerate(self._replicas) if not hops)
+                stages = tuple(s for s, replicas in enumerate(self._replicas) if not replicas)
                 self._endpoint.post(self._client, TrainerStuck(self._slot, start.round, stages))
                 await self._wait_for_change()
                 if self._next is not None:
@@ -250,7 +244,6 @@ class TrainerLoop:
                     held=held,
                     microbatches=microbatches,
                     path=path,
-                    caps=self._caps,
                     refuses=self._avoided.add,
                 )
             except RoundAborted as error:
@@ -259,12 +252,13 @@ class TrainerLoop:
                     raise
                 logger.info("evaluation.repeated", extra={"held": held, "reason": str(error)})
 
-    def _evaluation_path(self, start: StartRound) -> tuple[Hop, ...]:
+    def _evaluation_path(self, start: StartRound) -> tuple[ReplicaRef, ...]:
         """Return the home path, with the best other replica in place of each that was lost or refused in this round."""
-        return tuple(
-            next((hop for hop in (home, *others) if hop.peer not in self._avoided), home)
-            for home, others in zip(start.path, self._replicas, strict=True)
-        )
+        return tuple(self._evaluator(*each) for each in zip(start.path, self._replicas, strict=True))
+
+    def _evaluator(self, hop: Hop, listed: tuple[ReplicaRef, ...]) -> ReplicaRef:
+        home = next((replica for replica in listed if replica.peer == hop.peer), ReplicaRef(hop))
+        return next((replica for replica in (home, *listed) if replica.peer not in self._avoided), home)
 
     async def _wait_for_change(self) -> None:
         self._changed = anyio.Event()

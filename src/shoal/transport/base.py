@@ -88,11 +88,6 @@ class Endpoint(Protocol):
         ...
 
     @property
-    def received_bytes(self) -> Mapping[Traffic, int]:
-        """Bytes of all frames received so far, by kind of traffic; loopback is not counted."""
-        ...
-
-    @property
     def metrics(self) -> MetricRegistry:
         """The numbers of this process: a role has one endpoint, and whatever it counts is counted here."""
         ...

@@ -42,12 +42,6 @@ class BufferPool:
         self._returned: deque[_Memory] = deque()  # filled by whatever thread drops the last view
         self._num_leases = 0
 
-    @property
-    def idle_bytes(self) -> int:
-        """How much is kept and not in use."""
-        self._collect()
-        return self._idle_bytes
-
     def allocate(self, num_bytes: int) -> memoryview:
         """Return writable memory with arbitrary content, aligned for every element type, that the caller owns."""
         if num_bytes < MIN_POOLED_BYTES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 
 from shoal.ids import PeerId
@@ -13,7 +12,6 @@ from shoal.transport.event_queue import EventQueue
 from shoal.transport.limits import TransportLimits
 from shoal.transport.unread import Unread
 from shoal.wire.frame import Frame
-from shoal.wire.messages import Traffic
 
 
 class Inbound:
@@ -21,19 +19,16 @@ class Inbound:
 
     Attributes:
         pool: of the tensors' memory.
-        num_bytes: of all frames received so far, by kind of traffic.
     """
 
     def __init__(self, events: EventQueue, limits: TransportLimits) -> None:
         """Start with nothing received."""
         self.pool = BufferPool(limits.max_pooled_bytes)
-        self.num_bytes: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
         self._events = events
         self._unread = Unread[Connection](limits.max_unread_bytes, limits.max_unread_total_bytes)
 
     def take(self, connection: Connection, peer: PeerId, frame: Frame) -> None:
         """Give a frame that came from a peer over this connection to the consumer, or queue it while that is busy."""
-        self.num_bytes[frame.traffic] += frame.num_bytes
         received = Received(peer, frame.message, frame.tensors)
         if self._events.hand_over(received):
             return

@@ -117,7 +117,6 @@ class MemoryEndpoint(Endpoint):
         self._known: dict[PeerId, tuple[str, ...]] = {}
         self._linked: dict[PeerId, MemoryEndpoint] = {}
         self._sent: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
-        self._received: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
         self._metrics = MetricRegistry()
         self._losses = Losses(self._events, self._metrics)
 
@@ -140,11 +139,6 @@ class MemoryEndpoint(Endpoint):
     def sent_bytes(self) -> Mapping[Traffic, int]:
         """Frame bytes sent; zero if the network does not encode."""
         return self._sent
-
-    @property
-    def received_bytes(self) -> Mapping[Traffic, int]:
-        """Frame bytes received; zero if the network does not encode."""
-        return self._received
 
     @property
     def metrics(self) -> MetricRegistry:
@@ -194,7 +188,6 @@ class MemoryEndpoint(Endpoint):
 
     def deliver(self, sender: PeerId, frame: Frame) -> None:
         """Queue a frame of a connected peer; a control frame perhaps before tensors of that peer."""
-        self._received[frame.traffic] += frame.num_bytes
         if isinstance(frame.message, Heartbeat):
             return
         chance = self._network.overtaking

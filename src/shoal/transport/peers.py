@@ -136,11 +136,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         return self._sent
 
     @property
-    def received_bytes(self) -> Mapping[Traffic, int]:
-        """See `Endpoint.received_bytes`."""
-        return self._inbound.num_bytes
-
-    @property
     def metrics(self) -> MetricRegistry:
         """`transport.dialled`, `.accepted`, `.reconnected`, `.refused` by offence, `.lost` by cause, `.dropped`."""
         return self._metrics

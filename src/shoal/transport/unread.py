@@ -23,11 +23,6 @@ class Unread(Generic[Key]):
         self._total_bytes = 0
         self._stopped: set[Key] = set()
 
-    @property
-    def total_bytes(self) -> int:
-        """What has been received and not been taken."""
-        return self._total_bytes
-
     def received(self, key: Key, num_bytes: int) -> bool:
         """Count a frame; return whether its connection is not to be read from now."""
         self._bytes[key] = self._bytes.get(key, 0) + num_bytes

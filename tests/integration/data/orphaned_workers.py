@@ -11,13 +11,14 @@ from tests.integration.data.sources import Trap, trapped
 from tests.unit.data.host import host
 
 from shoal.data.workers import DataWorkers
+from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.feed import PlanRound
 
 
 async def main() -> None:
     trap = Trap(num_samples=8, hangs=3)
     async with host(8, 4, dataset=trapped(trap), num_workers=2, opening=trap.opening()) as at:
-        at.tell(PlanRound(1, 2, 1))
+        at.tell(PlanRound(1, 2, StepRange(0, 1)))
         # One of the two batches of the pass is prepared; by then both workers have begun.
         async with anyio.create_task_group() as group:
 

@@ -34,7 +34,7 @@ from shoal.runtime.control_pipe import open_role_control
 from shoal.transport.dispatch import dispatch
 from shoal.transport.peers import StreamEndpoint
 from shoal.transport.unix import open_unix_endpoint
-from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.base import Hop, SampleRange, StepRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples
 
 pytestmark = pytest.mark.anyio
@@ -97,7 +97,7 @@ async def test_a_trainer_leases_over_a_socket_and_another_process_sees_the_same_
         feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, incarnation=1)
         group.start_soon(dispatch, endpoint, (feed,))
         group.start_soon(dispatch, client, ())
-        client.post(hop.peer, PlanRound(1, 1, 3))
+        client.post(hop.peer, PlanRound(1, 1, StepRange(0, 3)))
         info = await feed.hello()
         source = open_source(config({"seq_len": 64})).train
         assert info.num_train == source.num_samples
@@ -111,7 +111,7 @@ async def test_a_trainer_leases_over_a_socket_and_another_process_sees_the_same_
             feed.note(StepKey(0, 1, step, 0), (), batch)
             feed.acknowledge(StepKey(0, 1, step, 0), batch, committed=True)
         client.post(hop.peer, RecordSamples(1, ()))
-        client.post(hop.peer, PlanRound(2, 1, 3))
+        client.post(hop.peer, PlanRound(2, 1, StepRange(0, 3)))
         again = await feed.lease(2, 0)
         assert again is not None
         assert again.samples == (SampleRange(0, 0, 16),)

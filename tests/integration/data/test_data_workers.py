@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 from tests.integration.data.sources import Trap, trapped
 from tests.unit.data.host import Host, host, settle
+from tests.windows import num_free
 
 from shoal.data.workers import MAX_DEATHS, DataWorkers
 from shoal.errors import ConfigError, SampleError
+from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +34,7 @@ async def all_batches(at: Host, num_slots: int = 2) -> list[bytes]:
     feeds = [at.trainer(slot) for slot in range(num_slots)]
     seen: list[bytes] = []
     for round_number in (1, 2):
-        at.tell(PlanRound(round_number, num_slots, STEPS))
+        at.tell(PlanRound(round_number, num_slots, StepRange(0, STEPS)))
         recorded = []
         for step in range(STEPS):
             for feed in feeds:
@@ -62,7 +64,7 @@ async def test_a_batch_that_takes_several_places_is_whole(num_workers: int) -> N
     async with host(
         batch=64, dataset=trapped(trap), num_workers=num_workers, opening=trap.opening(), deterministic=False
     ) as at:
-        at.tell(PlanRound(1, 2, 2, (30.0, 10.0)))
+        at.tell(PlanRound(1, 2, StepRange(0, 2), (30.0, 10.0)))
         held = [await at.trainer(slot).lease(1, 0) for slot in (0, 1)]
         for batch, num_samples in zip(held, (96, 32), strict=True):
             assert batch is not None
@@ -87,9 +89,9 @@ async def test_idle_workers_that_are_killed_are_replaced() -> None:
     trap = Trap()
     async with host(batch=7, dataset=trapped(trap), num_workers=2, opening=trap.opening()) as at:
         feed = at.trainer(0)
-        at.tell(PlanRound(1, 1, STEPS))
+        at.tell(PlanRound(1, 1, StepRange(0, STEPS)))
         assert await feed.lease(1, 0) is not None
-        await settle(lambda: at.service.pool.num_free == 13)
+        await settle(lambda: num_free(at.service.pool) == 13)
         workers = at.service.preparation
         assert isinstance(workers, DataWorkers)
         before = set(workers.pids)

@@ -23,7 +23,7 @@ from shoal.identity import Identity
 from shoal.ids import StepKey
 from shoal.transport.dispatch import dispatch
 from shoal.transport.unix import open_unix_endpoint
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, StepRange
 from shoal.wire.messages.feed import PlanRound
 
 pytestmark = pytest.mark.anyio
@@ -114,7 +114,7 @@ async def test_an_idle_data_server_uses_no_cpu_and_wakes_only_for_heartbeats(tmp
         async with endpoint, anyio.create_task_group() as group:
             feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, incarnation=1)
             group.start_soon(dispatch, endpoint, (feed,))
-            endpoint.post(hop.peer, PlanRound(1, 1, 10))
+            endpoint.post(hop.peer, PlanRound(1, 1, StepRange(0, 10)))
             for step in range(2):
                 batch = await feed.lease(1, step)
                 assert batch is not None

@@ -31,7 +31,7 @@ async def main(parent: Path, *preload: str) -> None:
                 if event.name == "request":
                     stubborn.reply(event)
                     break
-            pids = [supervisor.fork_server_pid, stubborn.pid, steady.pid, family.pid, *children]
+            pids = [supervisor._keeper.pid, stubborn.pid, steady.pid, family.pid, *children]
             print(json.dumps({"pids": pids, "run_dir": str(run_dir.path)}), flush=True)
             await again.wait()
             await supervisor.start(RoleSpec("steady", 1, "roles:steady"))

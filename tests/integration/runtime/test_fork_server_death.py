@@ -19,6 +19,7 @@ from tests.integration.runtime.supervised import (
     rest_of,
     start_program,
 )
+from tests.windows import fork_server_pid
 
 from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime import fork_server_keeper
@@ -42,14 +43,14 @@ marker.touch()
 
 
 def _lose(supervisor: Supervisor) -> int:
-    pid = supervisor.fork_server_pid
+    pid = fork_server_pid(supervisor)
     os.kill(pid, signal.SIGKILL)
     return pid
 
 
 async def _replaced(supervisor: Supervisor, pid: int) -> None:
     """Wait until there is another fork server than this one."""
-    await _until(lambda: supervisor.fork_server_pid != pid)
+    await _until(lambda: fork_server_pid(supervisor) != pid)
 
 
 async def _until(holds: Callable[[], bool]) -> None:
@@ -71,12 +72,12 @@ async def test_roles_outlive_their_fork_server_and_the_next_one_serves_requests_
         await steady.ready()
         pid = _lose(supervisor)
         later = await supervisor.start(RoleSpec("server", 1, "roles:steady"))
-        assert supervisor.fork_server_pid != pid
+        assert fork_server_pid(supervisor) != pid
         await later.ready()
         echo.send(number=1)
         assert (await next_event(echo, "echo")).fields == {"number": 1}
         parents = [read_stat(handle.pid).parent_pid for handle in (echo, steady, later)]
-        assert parents == [os.getpid(), os.getpid(), supervisor.fork_server_pid]
+        assert parents == [os.getpid(), os.getpid(), fork_server_pid(supervisor)]
         supervisor.kill(echo)
         assert str(await echo.wait()) == "killed by SIGKILL"
         await supervisor.stop(DEADLINE_S)
@@ -97,7 +98,7 @@ async def test_the_exit_code_of_an_adopted_role_is_the_right_one(code: int) -> N
         if code:
             # The policy is what it was: it has failed, and is started again by the next fork server.
             await next_event(handle, "ready")
-            assert read_stat(handle.pid).parent_pid == supervisor.fork_server_pid
+            assert read_stat(handle.pid).parent_pid == fork_server_pid(supervisor)
         else:
             assert await rest_of(handle) == []
 
@@ -107,7 +108,7 @@ async def test_a_role_that_is_killed_with_the_fork_server_is_started_again_and_i
         spec = RoleSpec("server", 0, "roles:parent", restart=EAGER)
         handle = await supervisor.start(spec)
         children = (await handle.ready())["children"]
-        frozen = supervisor.fork_server_pid
+        frozen = fork_server_pid(supervisor)
         # It sees nothing of the role's end, and cannot kill what the role leaves.
         os.kill(frozen, signal.SIGSTOP)
         os.kill(handle.pid, signal.SIGKILL)
@@ -156,7 +157,7 @@ async def test_whenever_the_fork_server_is_killed_each_role_that_was_asked_for_r
                 for handle in handles:
                     await handle.ready()
             running = [handle.pid for handle in supervisor.roles]
-            await _until(lambda running=running: _descendants() == {supervisor.fork_server_pid, *running})
+            await _until(lambda running=running: _descendants() == {fork_server_pid(supervisor), *running})
             assert all(handle.restarts == 0 for handle in supervisor.roles)
         await supervisor.stop(DEADLINE_S)
         assert [str(await handle.wait()) for handle in supervisor.roles] == ["exit code 0"] * 48
@@ -170,13 +171,13 @@ async def test_a_fork_server_that_hangs_is_replaced_when_something_is_asked_of_i
     async with Supervisor(notice=notices.append) as supervisor:
         first = await supervisor.start(RoleSpec("server", 0, "roles:steady", restart=EAGER))
         await first.ready()
-        frozen = supervisor.fork_server_pid
+        frozen = fork_server_pid(supervisor)
         os.kill(frozen, signal.SIGSTOP)
         second = await supervisor.start(RoleSpec("server", 1, "roles:steady"))
         await second.ready()
         assert gone_within([frozen], 0) == []
         # The same when what it owes is the end of a role.
-        frozen = supervisor.fork_server_pid
+        frozen = fork_server_pid(supervisor)
         os.kill(frozen, signal.SIGSTOP)
         os.kill(second.pid, signal.SIGKILL)
         assert str(await second.wait()) == "killed by SIGKILL"
@@ -195,9 +196,9 @@ async def test_a_run_whose_fork_server_hangs_ends_gracefully_and_does_not_wait_f
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("server", 0, "roles:steady"))
         family = await supervisor.start(RoleSpec("server", 1, "roles:parent"))
-        pids = [supervisor.fork_server_pid, handle.pid, family.pid, *(await family.ready())["children"]]
+        pids = [fork_server_pid(supervisor), handle.pid, family.pid, *(await family.ready())["children"]]
         await handle.ready()
-        os.kill(supervisor.fork_server_pid, signal.SIGSTOP)
+        os.kill(fork_server_pid(supervisor), signal.SIGSTOP)
         with anyio.fail_after(DEADLINE_S):
             await supervisor.stop(1e6)
         assert [(await each.wait()).code for each in (handle, family)] == [0, 0]

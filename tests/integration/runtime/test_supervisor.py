@@ -15,6 +15,7 @@ import anyio
 import pytest
 from anyio.abc import TaskStatus
 from tests.integration.runtime.supervised import DEADLINE_S, EAGER, gone_within, next_event, rest_of, start_program
+from tests.windows import fork_server_pid
 
 from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime.role_handle import RoleHandle
@@ -52,7 +53,7 @@ async def test_three_roles_get_ready_and_leave_gracefully_in_the_order_asked_for
         for handle in handles:
             assert (await handle.wait()).ok
             assert await rest_of(handle) == ["ready", "left", "exited"]
-        pid = supervisor.fork_server_pid
+        pid = fork_server_pid(supervisor)
     assert gone_within([pid], 0) == []
 
 
@@ -78,7 +79,7 @@ async def test_ps_shows_what_a_process_is() -> None:
         await handle.ready()
         assert _shown(handle.pid, "comm") == "shoal:data_se:3"
         assert _shown(handle.pid, "cmdline") == "shoal:data_server:3"
-        assert _shown(supervisor.fork_server_pid, "cmdline") == "shoal:fork_server"
+        assert _shown(fork_server_pid(supervisor), "cmdline") == "shoal:fork_server"
 
 
 async def test_messages_go_to_a_role_and_requests_get_their_reply() -> None:
@@ -210,7 +211,7 @@ async def test_a_role_that_is_stopped_before_it_serves_leaves_gracefully_too() -
 async def test_leaving_the_context_without_stop_kills_everything() -> None:
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("server", 0, "roles:parent"))
-        pids = [supervisor.fork_server_pid, handle.pid, *(await handle.ready())["children"]]
+        pids = [fork_server_pid(supervisor), handle.pid, *(await handle.ready())["children"]]
     assert gone_within(pids, 0) == []
     assert str(await handle.wait()) == "killed by SIGKILL"
 

@@ -27,6 +27,7 @@ from shoal.swarm.step_operations import Schedule
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Hop, SampleRange
+from shoal.wire.messages.base import ReplicaRef
 
 _LONGEST_CHAIN = 20
 """Of computations one of which leads to the next: forward and backward of a few microbatches over three stages."""
@@ -58,6 +59,13 @@ class Swarm:
     def path(self, index: int = 0) -> tuple[Hop, ...]:
         return tuple(stage[min(index, len(stage) - 1)].endpoint.hop for stage in self.replicas)
 
+    def ref(self, replica: Replica) -> ReplicaRef:
+        return ReplicaRef(replica.endpoint.hop, self.caps.get(replica.endpoint.peer_id))
+
+    def refs(self) -> tuple[ReplicaRef, ...]:
+        """The path of home 0, with its caps."""
+        return tuple(self.ref(stage[0]) for stage in self.replicas)
+
     async def train(
         self, batch: Batch, number: int, lr: float, *, trainer: int = 0, home: int = 0, round: int = 1
     ) -> StepResult:
@@ -68,8 +76,7 @@ class Swarm:
             samples=(SampleRange(0, number * 100, number * 100 + sum(len(y) for _, y in batch)),),
             lr=lr,
             path=self.path(home),
-            replicas=tuple(tuple(replica.endpoint.hop for replica in stage) for stage in self.replicas),
-            caps=self.caps,
+            replicas=tuple(tuple(map(self.ref, stage)) for stage in self.replicas),
             note=lambda key, path: self.notes.append((key, path)),
         )
 

@@ -163,7 +163,7 @@ async def test_a_pipeline_in_mixed_precision_is_bit_equal_to_a_plain_loop(
 
         async def evaluate(number: int) -> tuple[float, int]:
             return await swarm.drivers[0].evaluate(
-                evaluation=number, held=number, microbatches=holdout, path=swarm.path(), caps={}
+                evaluation=number, held=number, microbatches=holdout, path=swarm.refs()
             )
 
         assert await evaluate(0) == plain.evaluate(batches[0])
@@ -261,7 +261,7 @@ async def test_evaluation_is_that_of_the_parameters_that_the_round_started_from(
 
         async def evaluate(number: int) -> tuple[float, int]:
             return await swarm.drivers[0].evaluate(
-                evaluation=number, held=number // 10, microbatches=microbatches, path=swarm.path(), caps={}
+                evaluation=number, held=number // 10, microbatches=microbatches, path=swarm.refs()
             )
 
         assert await evaluate(0) == expected

@@ -55,8 +55,6 @@ async def test_messages_and_tensors_arrive_in_order_both_ways(host: Any) -> None
             assert bytes(forward.tensors[0].data) == bytes([number]) * (3 * MIB + number)
         opened = [event for event in received if event not in forwards]
         assert opened == [Received(other.peer_id, Opened(step(number))) for number in range(4)]
-    assert dict(a.received_bytes) == dict(b.sent_bytes)
-    assert dict(b.received_bytes) == dict(a.sent_bytes)
     assert a.counters["transport.dialled"] == b.counters["transport.accepted"] == 1
 
 

@@ -59,7 +59,6 @@ async def test_messages_and_tensors_arrive_in_order_both_ways_over_one_connectio
     assert opened == [Received(A, Opened(step(number))) for number in range(5)]
     assert await take(a, 5) == [Received(B, Opened(step(number))) for number in range(5)]
     assert a.sent_bytes[Traffic.ACTIVATIONS] > 15 * MIB
-    assert dict(b.received_bytes) == dict(a.sent_bytes)
     assert a.counters["transport.dialled"] == b.counters["transport.accepted"] == 1
 
 

@@ -14,31 +14,25 @@ from shoal.swarm.ring_order import Links, ring_order
 from shoal.swarm.round_deadline import boundary_s, deadline_s
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
 from shoal.swarm.view import SwarmView
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Replicas
 from shoal.wire.messages.round import Join, LinkReport
 
 
-def forms_anew(
-    view: SwarmView, num_stages: int, existing: Sequence[Pipeline] = (), min_held_round: int = 0
-) -> tuple[Pipeline, ...]:
+def forms_anew(view: SwarmView, num_stages: int, existing: Sequence[Pipeline] = ()) -> tuple[Pipeline, ...]:
     """Does not ask which pipelines there were."""
-    return form_pipelines(view, num_stages, (), min_held_round)
+    return form_pipelines(view, num_stages)
 
 
-def forgets_the_spares(
-    slot: int, view: SwarmView, pipelines: Sequence[Pipeline], num_stages: int, min_held_round: int = 0
-) -> tuple[tuple[Hop, ...], ...]:
+def forgets_the_spares(slot: int, view: SwarmView, pipelines: Sequence[Pipeline], num_stages: int) -> Replicas:
     """Gives a trainer only what is in some pipeline."""
-    found = replicas_for(slot, view, pipelines, num_stages, min_held_round)
+    found = replicas_for(slot, view, pipelines, num_stages)
     used = {peer for pipeline in pipelines for peer in pipeline.peers}
-    return tuple(tuple(hop for hop in hops if hop.peer in used) for hops in found)
+    return tuple(tuple(replica for replica in stage if replica.peer in used) for stage in found)
 
 
-def forgets_its_own(
-    slot: int, view: SwarmView, pipelines: Sequence[Pipeline], num_stages: int, min_held_round: int = 0
-) -> tuple[tuple[Hop, ...], ...]:
+def forgets_its_own(slot: int, view: SwarmView, pipelines: Sequence[Pipeline], num_stages: int) -> Replicas:
     """Gives each trainer the replicas in one and the same order."""
-    return replicas_for(-1, view, pipelines, num_stages, min_held_round)
+    return replicas_for(-1, view, pipelines, num_stages)
 
 
 def waits_for_the_hung(durations_s: Sequence[float], first_deadline_s: float) -> float:

@@ -112,7 +112,7 @@ class World:
     def begins(self) -> None:
         rng = self.network.rng
         before, view = self.pipelines, self.view
-        self.pipelines = self.decide.form(view, self.num_stages, before, 0)
+        self.pipelines = self.decide.form(view, self.num_stages, before)
         self.check_pipelines(before, view)
         hangs = rng.random() < 0.15
         taken_s = [self._steps_s(pipeline) for pipeline in self.pipelines]
@@ -194,12 +194,12 @@ class World:
         if len(whole) <= most and taken_apart:
             raise Broken(f"{taken_apart[0]} is taken apart though all of it is there")
         for pipeline in self.pipelines:
-            choices = self.decide.replicas(pipeline.slot, view, self.pipelines, self.num_stages, 0)
-            for stage, (own, hops) in enumerate(zip(pipeline.peers, choices, strict=True)):
-                if {hop.peer for hop in hops} != {replica.peer for replica in view.by_stage(stage)}:
+            choices = self.decide.replicas(pipeline.slot, view, self.pipelines, self.num_stages)
+            for stage, (own, found) in enumerate(zip(pipeline.peers, choices, strict=True)):
+                if {replica.peer for replica in found} != {replica.peer for replica in view.by_stage(stage)}:
                     raise Broken(f"slot {pipeline.slot} does not know all replicas of stage {stage}")
-                if hops[0].peer != own:
-                    raise Broken(f"slot {pipeline.slot} tries {hops[0].peer} before its own {own}")
+                if found[0].peer != own:
+                    raise Broken(f"slot {pipeline.slot} tries {found[0].peer} before its own {own}")
 
     def check_ring(self, members: Sequence[PeerId], links: Links, order: Sequence[PeerId]) -> None:
         """It has all members once; those of a host are neighbours; and it is no slower than the order of the slots."""

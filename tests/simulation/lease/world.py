@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from tests.simulation import liveness
 from tests.simulation.kernel import Kernel
 from tests.simulation.safety import Broken, SampleSafety
+from tests.windows import leased
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.lease import Denial, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream, Ranges, count, merge, subtract
 from shoal.swarm.takeover import Path, Settled, TakeoverMachine, next_number
-from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.base import SampleRange, StepRange
 from shoal.wire.messages.step import Fenced
 
 INNER_STEPS = 3
@@ -121,12 +122,13 @@ class World:
 
     def play_round(self) -> None:
         self.round += 1
+        self.steps = StepRange((self.round - 1) * INNER_STEPS, self.round * INNER_STEPS)
         self.committed.clear()
         self.paths.clear()
         self.opened.clear()
         self.lives = dict.fromkeys(REPLICAS, 0)
         known = tuple(self.rng.choice((0.0, speed)) for speed in self.speeds[: self.num_slots])
-        self.table.plan_round(self.round, self.num_slots, INNER_STEPS, self.rng.choice(((), known)))
+        self.table.plan_round(self.round, self.num_slots, self.steps, self.rng.choice(((), known)))
         self.was_replaced = False
         for slot in range(self.num_slots):
             trainer = self.trainers.setdefault(slot, Trainer(slot))
@@ -154,11 +156,11 @@ class World:
 
     def check_leases(self) -> None:
         """Nothing is leased to two at a time, or though it is recorded."""
-        leased = [item for batch in self.table.leased.values() for item in batch.samples]
-        if count(leased) != count(merge(leased)):
-            raise Broken(f"leased twice: {self.table.leased}")
-        if subtract(merge(leased), self.table.recorded) != merge(leased):
-            raise Broken(f"leased though it is recorded: {self.table.leased}")
+        held = [item for batch in leased(self.table).values() for item in batch.samples]
+        if count(held) != count(merge(held)):
+            raise Broken(f"leased twice: {leased(self.table)}")
+        if subtract(merge(held), self.table.recorded) != merge(held):
+            raise Broken(f"leased though it is recorded: {leased(self.table)}")
 
     def advance(self, trainer: Trainer) -> None:
         """Let one thing happen to a trainer."""
@@ -167,7 +169,9 @@ class World:
         elif self.chance(0.05):
             trainer.alive = False
         elif (current := trainer.current) is None:
-            answer = self.table.lease(trainer.slot, trainer.incarnation, self.round, trainer.step, self.now_s)
+            answer = self.table.lease(
+                trainer.slot, trainer.incarnation, self.round, self.steps.first + trainer.step, self.now_s
+            )
             if isinstance(answer, Denial):
                 trainer.step = INNER_STEPS
                 return
@@ -184,7 +188,7 @@ class World:
                 trainer.held.remove(current)
                 trainer.current = None
                 return
-            number = (self.round - 1) * INNER_STEPS + trainer.step
+            number = self.steps.first + trainer.step
             self.attempt(trainer, StepKey(trainer.slot, trainer.incarnation, number, 0))
             if self.chance(0.03):
                 # The trainer dies with the note in its queue although its Open is under way.
@@ -269,18 +273,15 @@ class World:
         released = self.table.release_trainer(trainer.slot, trainer.incarnation, settled)
         if self.rng.random() < 0.3:
             self.table.release_trainer(trainer.slot, trainer.incarnation, settled)
-        if not isinstance(self.table.lease(trainer.slot, trainer.incarnation, self.round, 0), Denial):
+        if not isinstance(self.table.lease(trainer.slot, trainer.incarnation, self.round, self.steps.first), Denial):
             raise Broken(
                 f"incarnation {trainer.incarnation} of trainer {trainer.slot} gets a lease though it was fenced"
             )
         if self.rng.random() < 0.5:
             self.zombies.append(trainer)  # it was only frozen
         self.was_replaced = True
-        first = (self.round - 1) * INNER_STEPS
-        number = next_number(
-            settled, first, INNER_STEPS, trainer.reported, released.next_step, is_known=released.is_known
-        )
-        step = number - first if self.names_steps else 0
+        number = next_number(settled, self.steps, trainer.reported, released.next_step, is_known=released.is_known)
+        step = number - self.steps.first if self.names_steps else 0
         reported = max(trainer.reported, number - 1)
         self.trainers[trainer.slot] = Trainer(trainer.slot, trainer.incarnation + 1, step=step, reported=reported)
 
@@ -291,7 +292,7 @@ class World:
             self.table.record(self.round - 1, merge(self.recorded))
         dead = {trainer.slot for trainer in self.trainers.values() if not trainer.alive}
         complete = not dead and not self.was_replaced
-        self.table.resume_round(self.round, self.num_slots, INNER_STEPS, complete=complete)
+        self.table.resume_round(self.round, self.num_slots, self.steps, complete=complete)
         for trainer in self.trainers.values():
             if trainer.alive and self.chance(0.1):
                 trainer.alive = False  # before it has said what it has
@@ -321,8 +322,8 @@ class World:
         for held in self.late:
             self.table.acknowledge(held.lease, committed=True, now_s=self.now_s)
         self.late.clear()
-        if self.table.leased:
-            raise Broken(f"still leased after the record: {self.table.leased}")
+        if leased(self.table):
+            raise Broken(f"still leased after the record: {leased(self.table)}")
         if self.chance(0.2):
             self.num_slots = self.rng.randint(1, MAX_SLOTS)
             self.trainers = {slot: t for slot, t in self.trainers.items() if slot < self.num_slots}

@@ -40,8 +40,7 @@ def takes_the_last_one(view: SwarmView, num_stages: int, holders: Collection[Pee
 def moves_the_pinned(view: SwarmView, num_stages: int, holders: Collection[PeerId]) -> StageMove | None:
     """Does not ask whether a server's stage was given by its user."""
     freed = tuple(
-        type(replica)(replica.hop, replica.join_unix_s, stage=StageIndex(replica.stage), capacity=replica.capacity)
-        for replica in view.replicas
+        type(replica)(replica.hop, replica.join_unix_s, stage=StageIndex(replica.stage)) for replica in view.replicas
     )
     return next_move(SwarmView(freed, view.candidates), num_stages, holders)
 
@@ -82,12 +81,12 @@ class WaitsForItself(Server):
 Make = Callable[[int], World]
 
 MUTANTS: dict[str, tuple[Make, int]] = {
-    "MovesNobody": (lambda seed: World(seed, decide=moves_nobody), 84),
-    "MovesWithoutGain": (lambda seed: World(seed, decide=moves_without_gain), 0),
-    "TakesTheLastOne": (lambda seed: World(seed, decide=takes_the_last_one), 4),
-    "MovesThePinned": (lambda seed: World(seed, decide=moves_the_pinned), 5),
-    "CorrectsNothing": (lambda seed: World(seed, correct=corrects_nothing), 6),
-    "CorrectsWithoutHosts": (lambda seed: World(seed, correct=corrects_without_hosts), 46),
-    "CorrectsForEver": (lambda seed: World(seed, correct=corrects_for_ever), 39),
+    "MovesNobody": (lambda seed: World(seed, decide=moves_nobody), 0),
+    "MovesWithoutGain": (lambda seed: World(seed, decide=moves_without_gain), 3),
+    "TakesTheLastOne": (lambda seed: World(seed, decide=takes_the_last_one), 0),
+    "MovesThePinned": (lambda seed: World(seed, decide=moves_the_pinned), 48),
+    "CorrectsNothing": (lambda seed: World(seed, correct=corrects_nothing), 10),
+    "CorrectsWithoutHosts": (lambda seed: World(seed, correct=corrects_without_hosts), 37),
+    "CorrectsForEver": (lambda seed: World(seed, correct=corrects_for_ever), 46),
     "WaitsForItself": (lambda seed: World(seed, server_class=WaitsForItself), 1),
 }

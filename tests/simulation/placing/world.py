@@ -36,7 +36,6 @@ class Server:
         hop = Hop(self.peer, (f"unix:{self.host}:/{number}",))
         self.record: Candidate = Candidate(hop, world.network.wall_s(self.peer))
         self.seen: dict[PeerId, Candidate] = {}
-        self.capacity = world.network.rng.choice((0.0, 0.0, 1.0, 2.0))
         self.refuses = world.network.rng.random() < 0.1
         self.pinned = world.network.rng.random() < 0.1
         self.changed_s = world.network.now_s
@@ -82,7 +81,7 @@ class Server:
 
     def _as_replica(self, stage: StageIndex) -> Replica:
         record = self.record
-        return Replica(record.hop, record.join_unix_s, stage=stage, capacity=self.capacity, pinned=self.pinned)
+        return Replica(record.hop, record.join_unix_s, stage=stage, pinned=self.pinned)
 
 
 class World:
@@ -112,7 +111,7 @@ class World:
         for number in range(rng.randint(1, 10)):
             self.network.step_wall_clock(f"S{number}", rng.choice((0.0, 0.0, -3600.0, 3600.0)))
             self.network.at(0.01 if together else rng.uniform(0.0, 12.0), self.start, number)
-        for _ in range(rng.randint(0, 3)):
+        for _ in range(rng.randint(0, 7)):
             self.network.at(rng.uniform(5.0, FAULTS_END_S), self.kill)
         if is_patient:
             self.network.at(rng.uniform(12.0, FAULTS_END_S), self.begin)

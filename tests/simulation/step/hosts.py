@@ -30,7 +30,7 @@ from shoal.swarm.step_trainer import (
     TrainerEffect,
 )
 from shoal.wire.limits import TENSORS_OF
-from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.base import ReplicaRef, SampleRange
 from shoal.wire.messages.step import Backward, Fenced, Forward, Labels, StepEntry, StepMessage
 
 if TYPE_CHECKING:
@@ -332,12 +332,12 @@ class TrainerHost:
             self.steps = STEPS_PER_ROUND
             return
         self.busy, self.begun_in = True, self.round
-        replicas = self.world.hops
-        home = tuple(stage[self.slot % len(stage)] for stage in replicas)
+        home = tuple(stage[self.slot % len(stage)] for stage in self.world.hops)
         samples = (SampleRange(0, self.sample, self.sample + 1),)
         # Now and then it has not heard of the caps yet.
         caps = self.world.caps if self.world.caps_rng.random() < 0.8 else {}
-        plan = StepPlan(self.round, self.number, SIZES, samples, 0.1, home, replicas, caps)
+        replicas = tuple(tuple(ReplicaRef(hop, caps.get(hop.peer)) for hop in stage) for stage in self.world.hops)
+        plan = StepPlan(self.round, self.number, SIZES, samples, 0.1, home, replicas)
         self._do(self.machine.start(plan, now_s))
 
     def _do(self, effects: list[TrainerEffect]) -> None:

@@ -13,6 +13,7 @@ from shoal.swarm.attempts import AttemptLedger
 from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation, Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import FeedMicrobatch, StepPhase, StepPlan, StepTrainer, TrainerEffect
+from shoal.wire.messages.base import ReplicaRef
 from shoal.wire.messages.step import AskOutcome, Backward, Outcome, Refused, StepMessage, TellOutcome
 
 Make = Callable[[int], World]
@@ -148,7 +149,8 @@ class TakesMicrobatchesOfAnySize(StepReplica):
 
 class CutsByNoCap(StepTrainer):
     def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
-        return super().start(replace(plan, caps={}), now_s)
+        replicas = tuple(tuple(ReplicaRef(replica.hop) for replica in stage) for stage in plan.replicas)
+        return super().start(replace(plan, replicas=replicas), now_s)
 
     def handle(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
         if isinstance(message, Refused):

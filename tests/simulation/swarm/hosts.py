@@ -16,6 +16,7 @@ from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.step_operations import Decision
 from shoal.swarm.step_trainer import Finished
 from shoal.swarm.takeover import Settled, TakeoverMachine, next_number
+from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.round import Resolve, StageHashes
 from shoal.wire.messages.step import Fenced, StepEntry
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 _TELL_S = 0.5
 _LOOK_S = 0.05
+
+
+def steps_of(round: int) -> StepRange:
+    """The numbers that production gives the steps of a round."""
+    return StepRange((round - 1) * STEPS_PER_ROUND, round * STEPS_PER_ROUND)
 
 
 class Steps(StepHost):
@@ -149,7 +155,8 @@ class Client(ClientHost):
             if isinstance(effect, RoundReady) and self.world.network.hosts.get(self.peer) is self:
                 self.holders, self.steady = frozenset(effect.holders), set(effect.holders)
                 self._takeovers.clear()
-                self.world.leases.table.plan_round(effect.tip.round + 1, self.world.num_trainers, STEPS_PER_ROUND)
+                round = effect.tip.round + 1
+                self.world.leases.table.plan_round(round, self.world.num_trainers, steps_of(round))
                 self.tell()
 
     def lost(self, peer: str) -> None:
@@ -186,11 +193,9 @@ class Client(ClientHost):
                 del self._takeovers[gone]
                 settled = machine.settled({*live, *self.holders}, self.steady)
                 released = self.world.leases.release(slot, incarnation, settled)
-                first = (round - 1) * STEPS_PER_ROUND
-                number = next_number(
-                    settled, first, STEPS_PER_ROUND, -1, released.next_step, is_known=released.is_known
-                )
-                self.world.start_trainer(slot, incarnation + 1, round, number - first)
+                steps = steps_of(round)
+                number = next_number(settled, steps, -1, released.next_step, is_known=released.is_known)
+                self.world.start_trainer(slot, incarnation + 1, round, number - steps.first)
 
 
 class Trainer(TrainerHost):
@@ -203,7 +208,7 @@ class Trainer(TrainerHost):
 
     @property
     def number(self) -> int:  # type: ignore[override]
-        return (self.round - 1) * STEPS_PER_ROUND + self.steps
+        return steps_of(self.round).first + self.steps
 
     @number.setter
     def number(self, number: int) -> None:
@@ -225,7 +230,8 @@ class Leases:
 
     def lease(self, trainer: TrainerHost) -> int | None:
         now_s = self.world.network.now_s
-        given = self.table.lease(trainer.slot, trainer.incarnation, trainer.round, trainer.steps, now_s)
+        number = steps_of(trainer.round).first + trainer.steps
+        given = self.table.lease(trainer.slot, trainer.incarnation, trainer.round, number, now_s)
         if isinstance(given, Denial):
             return None
         self.table.begun(given.lease, now_s)

@@ -28,7 +28,7 @@ from shoal.control.records import StageRecord, VerifiedRecord
 from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.routing import Pipeline
-from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.base import Hop, SampleRange, StepRange
 from shoal.wire.messages.control import EvalReport, StepReport, TrainerDone
 
 STEP = StepReport(1, 2, StepKey(1, 1, 8, 0), 4, math.inf, 1.0, 0.1, True, 0.5, 12.5)
@@ -54,7 +54,7 @@ def saved() -> Saved:
     path = (Hop(PeerId("a"), ("memory:a",)), Hop(PeerId("b"), ("memory:b",)))
     return Saved(
         run_id="run",
-        plan=RoundPlan(2, 4, (Pipeline(0, path),), {0: 1}, 7.5),
+        plan=RoundPlan(2, StepRange(4, 8), (Pipeline(0, path),), {0: 1}, 7.5),
         rounds=1,
         durations_s=[1.5],
         hashes={0: "ab"},

@@ -40,7 +40,7 @@ from shoal.wire.handshake import PROTOCOL_VERSION
 ALICE, MALLORY = Identity.generate(), Identity.generate()
 NAMESPACE = "n" * 64
 ADDRESSES = ("unix:/run/a.sock",)
-STAGE = StageRecord(ADDRESSES, 12.5, stage=1, capacity=3.5, held_round=-1, pinned=True)
+STAGE = StageRecord(ADDRESSES, 12.5, stage=1, load=3.5, held_round=-1, pinned=True)
 
 
 class _Clock(SystemClock):
@@ -67,7 +67,7 @@ def _checker(clock: _Clock | None = None) -> RecordChecker:
     [
         STAGE,
         StageRecord(ADDRESSES, 0.0),
-        ClientRecord(ADDRESSES, 1.0, held_round=3),
+        ClientRecord(ADDRESSES, 1.0, waits=True),
         RunRecord("sandbox-1", 2, 1.0, ended=True),
         MonitorRecord(ADDRESSES, 1.0),
         GoneRecord(),
@@ -129,9 +129,9 @@ REJECTED = [
         _envelope(body=BODY(STAGE).replace(b"unix", b"\xff\xfe\xff\xfe")),
     ),
     ("an endless nest", Rejection.MALFORMED, _envelope(body=b"\x91" * 5000)),
-    ("infinite capacity", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, float("inf")]))),
-    ("capacity that is no number", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["u:a"], 1.0, 0, float("nan")]))),
-    ("negative memory", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, 0.0, -1]))),
+    ("infinite load", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, 0, float("inf")]))),
+    ("load that is no number", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["u:a"], 1.0, 0, 0, float("nan")]))),
+    ("negative memory", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, -1]))),
     ("never to expire", Rejection.MALFORMED, _seal(expires=math.inf)),
     ("to expire at no time", Rejection.MALFORMED, _seal(expires=math.nan)),
     ("a stage under another stage's topic", Rejection.WRONG_TOPIC, _seal(topic="stage.0")),

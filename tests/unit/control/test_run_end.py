@@ -14,7 +14,7 @@ from shoal.wire.messages import Hop
 from shoal.wire.messages.control import RunOver, TrainerStuck
 
 CLIENT, SERVER, STRANGER = PeerId("client"), PeerId("server"), PeerId("stranger")
-VIEW = SwarmView(clients=(ClientPeer(Hop(CLIENT, ()), 1.0, 0),))
+VIEW = SwarmView(clients=(ClientPeer(Hop(CLIENT, ()), 1.0),))
 Heard = list[tuple[str, bool]]
 
 

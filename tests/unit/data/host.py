@@ -10,6 +10,7 @@ import anyio
 import numpy as np
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
+from tests.windows import leased
 
 from shoal.data.feed import Feed, LeasedBatch
 from shoal.data.server import DataService
@@ -19,6 +20,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
+from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.feed import (
     PlanRound,
     RecordSamples,
@@ -124,12 +126,17 @@ async def settle(holds: Callable[[], bool]) -> None:
             await checkpoint()
 
 
+def steps_of(round_number: int, inner_steps: int) -> StepRange:
+    """The steps of a round, by the numbers that production gives them."""
+    return StepRange((round_number - 1) * inner_steps, round_number * inner_steps)
+
+
 async def train_round(feed: Feed, slot: int, round_number: int, steps: int) -> list[tuple[int, ...]]:
     batches: list[tuple[int, ...]] = []
-    for step in range(steps):
-        batch = await feed.lease(round_number, step)
+    for number in steps_of(round_number, steps).numbers:
+        batch = await feed.lease(round_number, number)
         assert batch is not None
-        name = key(slot, (round_number - 1) * steps + step)
+        name = key(slot, number)
         feed.note(name, (), batch)
         batches.append(tuple(labels_of(batch)))
         feed.acknowledge(name, batch, committed=True)
@@ -145,10 +152,10 @@ async def train_passes(at: Host, num_slots: int, rounds: int, inner_steps: int) 
         got[slot] += await train_round(feeds[slot], slot, round_number, inner_steps)
 
     for round_number in range(1, rounds + 1):
-        at.tell(PlanRound(round_number, num_slots, inner_steps))
+        at.tell(PlanRound(round_number, num_slots, steps_of(round_number, inner_steps)))
         async with anyio.create_task_group() as group:
             for slot in range(num_slots):
                 group.start_soon(work, slot, round_number)
-        samples = tuple(item for held in at.service.table.leased.values() for item in held.samples)
+        samples = tuple(item for held in leased(at.service.table).values() for item in held.samples)
         at.tell(RecordSamples(round_number, samples))
     return got

@@ -5,12 +5,13 @@ from __future__ import annotations
 import anyio
 import pytest
 from tests.unit.data.host import CLIENT, SERVER, host, key, labels_of, settle
+from tests.windows import num_free
 
 from shoal.data.feed import LeasedBatch
 from shoal.data.pool import Pool
 from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
 from shoal.transport.base import Received
-from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.base import SampleRange, StepRange
 from shoal.wire.messages.feed import (
     Acknowledge,
     BatchReady,
@@ -36,7 +37,7 @@ async def test_held_out_samples_come_in_order_and_each_place_is_given_back() -> 
             got += labels_of(batch)
         assert got == list(range(1010, 1150))
         await feed.hello()
-        await settle(lambda: at.service.pool.num_free == 0)  # both places hold batches prepared ahead
+        await settle(lambda: num_free(at.service.pool) == 0)  # both places hold batches prepared ahead
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 65), (-1, 1), (3, 3), (149, 151)])
@@ -50,7 +51,11 @@ async def test_only_the_client_may_plan() -> None:
     async with host() as at:
         feed = at.trainer(0)
         await feed.hello()
-        for message in (PlanRound(1, 1, 1), RecordSamples(1, ()), ReleaseTrainer(0, 1, 1, (), (), {}, complete=True)):
+        for message in (
+            PlanRound(1, 1, StepRange(0, 1)),
+            RecordSamples(1, ()),
+            ReleaseTrainer(0, 1, 1, (), (), {}, complete=True),
+        ):
             with pytest.raises(RemoteProtocolError, match="not the client"):
                 at.service.receive(Received(at.endpoints[0].peer_id, message))
         assert at.service.table.planned_round == 0
@@ -75,7 +80,7 @@ async def test_a_trainer_that_waits_learns_that_the_data_server_is_gone() -> Non
 
 async def test_the_view_of_a_batch_is_shared_read_only_memory() -> None:
     async with host() as at:
-        at.tell(PlanRound(1, 1, 1))
+        at.tell(PlanRound(1, 1, StepRange(0, 1)))
         batch = await at.trainer(0).lease(1, 0)
         assert batch is not None
         with pytest.raises(ValueError, match="read-only"):

@@ -8,10 +8,11 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 from tests.unit.data.host import host, key, labels_of, settle, train_passes
+from tests.windows import leased, num_free, num_preparing
 
 from shoal.data.feed import LeasedBatch
 from shoal.swarm.sample_ranges import count
-from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.base import SampleRange, StepRange
 from shoal.wire.messages.feed import (
     PlanRound,
     RecordSamples,
@@ -37,7 +38,7 @@ async def test_each_sample_is_trained_exactly_once_per_pass_although_batches_do_
 async def test_each_sample_is_trained_exactly_once_per_pass_whatever_the_shares() -> None:
     async with host(10, 4, deterministic=False) as at:
         got = await train_passes(at, num_slots=3, rounds=4, inner_steps=3)
-        await settle(lambda: at.service.table.leased == {})
+        await settle(lambda: leased(at.service.table) == {})
         recorded = at.service.table.recorded
     seen = Counter(label for batches in got.values() for batch in batches for label in batch)
     assert seen.total() == count(recorded)
@@ -48,7 +49,7 @@ async def test_each_sample_is_trained_exactly_once_per_pass_whatever_the_shares(
 
 async def test_a_fast_trainers_batch_is_larger_than_a_place() -> None:
     async with host(400, 64, deterministic=False) as at:
-        at.tell(PlanRound(1, 2, 2, (30.0, 10.0)))
+        at.tell(PlanRound(1, 2, StepRange(0, 2), (30.0, 10.0)))
         fast, slow = at.trainer(0), at.trainer(1)
         held = [await fast.lease(1, 0), await slow.lease(1, 0), await fast.lease(1, 1)]
         labels = [labels_of(batch) for batch in held if batch is not None]
@@ -56,8 +57,8 @@ async def test_a_fast_trainers_batch_is_larger_than_a_place() -> None:
         assert len({*labels[0], *labels[1], *labels[2]}) == sum(map(len, labels))
         assert held[0] is not None
         fast.acknowledge(key(0, 0), held[0], committed=True)
-        before = at.service.pool.num_free
-        await settle(lambda: at.service.pool.num_free == before + 2)
+        before = num_free(at.service.pool)
+        await settle(lambda: num_free(at.service.pool) == before + 2)
 
 
 async def test_two_runs_with_one_seed_give_every_trainer_the_same_batches_and_another_seed_others() -> None:
@@ -90,7 +91,7 @@ async def test_a_lease_of_a_round_that_is_not_planned_yet_waits_for_the_plan() -
         at.group.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
         assert got == []
-        at.tell(PlanRound(1, 1, 1))
+        at.tell(PlanRound(1, 1, StepRange(0, 1)))
         await settle(lambda: bool(got))
         assert got[0] is not None
         assert await feed.lease(1, 1) is None
@@ -98,7 +99,7 @@ async def test_a_lease_of_a_round_that_is_not_planned_yet_waits_for_the_plan() -
 
 async def test_a_dead_trainers_batch_and_its_memory_stay_until_it_is_released() -> None:
     async with host(num_places=4) as at:
-        at.tell(PlanRound(1, 1, 1))
+        at.tell(PlanRound(1, 1, StepRange(0, 1)))
         batch = await at.trainer(0).lease(1, 0)
         assert batch is not None
         before = batch.labels.tolist()
@@ -120,7 +121,7 @@ async def test_what_a_lost_reader_holds_is_free_at_once() -> None:
         reader = at.trainer(-1)
         for start in (0, 50):
             await reader.read_holdout(start, start + 50)
-        assert at.service.pool.num_free == 0
+        assert num_free(at.service.pool) == 0
         at.network.kill(at.endpoints[-1].peer_id)
         other = at.trainer(-1)
         assert labels_of(await other.read_holdout(100, 102)) == [1100, 1101]
@@ -146,7 +147,7 @@ async def test_who_finds_no_free_place_waits_until_one_is_given_back() -> None:
 
 async def test_batches_prepared_ahead_make_room_for_what_somebody_waits_for() -> None:
     async with host(num_places=2) as at:
-        await settle(lambda: at.service.pool.num_free == 0)
+        await settle(lambda: num_free(at.service.pool) == 0)
         reader = at.trainer(-1)
         with anyio.fail_after(240):
             assert labels_of(await reader.read_holdout(0, 2)) == [1000, 1001]
@@ -154,18 +155,18 @@ async def test_batches_prepared_ahead_make_room_for_what_somebody_waits_for() ->
 
 async def test_the_next_batches_are_prepared_before_they_are_asked_for() -> None:
     async with host() as at:
-        await settle(lambda: at.service.pool.num_free == 14)
-        at.tell(PlanRound(1, 3, 2))
-        await settle(lambda: at.service.pool.num_free == 12)
+        await settle(lambda: num_free(at.service.pool) == 14)
+        at.tell(PlanRound(1, 3, StepRange(0, 2)))
+        await settle(lambda: num_free(at.service.pool) == 12)
 
 
 async def test_a_server_at_rest_does_nothing() -> None:
     async with host() as at:
-        at.tell(PlanRound(1, 1, 2))
+        at.tell(PlanRound(1, 1, StepRange(0, 2)))
         feed = at.trainer(0)
         assert await feed.lease(1, 0) is not None
         # Its threads are done as well: places are taken before they are filled.
-        await settle(lambda: at.service.pool.num_free == 13 and at.service.preparer.num_preparing == 0)
+        await settle(lambda: num_free(at.service.pool) == 13 and num_preparing(at.service.preparer) == 0)
         await anyio.wait_all_tasks_blocked()
         turns = 0
         upcoming = at.service.table.upcoming
@@ -186,12 +187,12 @@ async def test_a_server_at_rest_does_nothing() -> None:
 
 async def test_a_late_message_does_not_touch_the_next_batch_of_the_same_trainer() -> None:
     async with host(20, 4, num_places=1) as at:
-        at.tell(PlanRound(1, 1, 1))
+        at.tell(PlanRound(1, 1, StepRange(0, 1)))
         feed = at.trainer(0)
         old = await feed.lease(1, 0)
         assert old is not None
         at.tell(RecordSamples(1, old.samples))
-        at.tell(PlanRound(2, 1, 1))
+        at.tell(PlanRound(2, 1, StepRange(0, 1)))
         new = await feed.lease(2, 0)
         assert new is not None
         feed.acknowledge(key(0, 0), old, committed=True)
@@ -213,7 +214,7 @@ async def test_a_late_message_does_not_touch_the_next_batch_of_the_same_trainer(
 
 async def test_a_batch_whose_asker_was_cancelled_goes_to_the_next_one() -> None:
     async with host(num_places=2) as at:
-        at.tell(PlanRound(1, 1, 1))
+        at.tell(PlanRound(1, 1, StepRange(0, 1)))
         feed = at.trainer(0)
         await feed.hello()
         with anyio.CancelScope() as scope:
@@ -222,5 +223,5 @@ async def test_a_batch_whose_asker_was_cancelled_goes_to_the_next_one() -> None:
                 await checkpoint()
                 scope.cancel()
         await feed.hello()
-        await settle(lambda: at.service.table.leased == {})
+        await settle(lambda: leased(at.service.table) == {})
         assert await feed.lease(1, 0) is not None

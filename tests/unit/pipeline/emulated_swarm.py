@@ -13,7 +13,7 @@ from shoal.pipeline.schedule import choose, parts_of
 from shoal.swarm.step_operations import Operation, Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import FeedMicrobatch, StepPlan, StepTrainer, TrainerEffect
-from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.base import Hop, ReplicaRef, SampleRange
 from shoal.wire.messages.step import Forward, Labels, StepMessage
 
 TRAINER = PeerId("T")
@@ -71,7 +71,7 @@ class Swarm:
         path = tuple(Hop(peer, ()) for peer in self._peers)
         for number in range(num_steps):
             sizes, samples = (1,) * self._microbatches, (SampleRange(0, 0, self._microbatches),)
-            plan = StepPlan(1, number, sizes, samples, 0.1, path, tuple((hop,) for hop in path))
+            plan = StepPlan(1, number, sizes, samples, 0.1, path, tuple((ReplicaRef(hop),) for hop in path))
             self._effects(self._trainer.start(plan, self._now_s))
             while self._trainer.ended is None:
                 self._now_s, _, call = heapq.heappop(self._queue)

@@ -17,7 +17,7 @@ def _candidate(name: str, join_unix_s: float, free_memory_bytes: int = 0) -> Can
     return Candidate(Hop(PeerId(name), (f"unix:/{name}",)), join_unix_s, free_memory_bytes)
 
 
-def _placed(candidate: Candidate, stage: int, *, serving: bool = False, capacity: float = 0.0) -> Replica:
+def _placed(candidate: Candidate, stage: int, *, serving: bool = False) -> Replica:
     return Replica(
         candidate.hop,
         candidate.join_unix_s,
@@ -26,7 +26,6 @@ def _placed(candidate: Candidate, stage: int, *, serving: bool = False, capacity
         candidate.max_microbatch_samples,
         stage=StageIndex(stage),
         serving=serving,
-        capacity=capacity,
     )
 
 
@@ -109,19 +108,11 @@ def test_servers_of_one_machine_take_different_stages_in_whatever_order_they_joi
         assert left == set(range(num_stages))
 
 
-def test_an_empty_stage_comes_before_one_with_little_capacity() -> None:
-    view = _view(_placed(_candidate("a", 0.0), 1, serving=True, capacity=0.001), _candidate("b", 1.0))
-    assert assign(view, 2)[PeerId("b")] == 0
-
-
-def test_the_stage_with_the_least_capacity_is_strengthened_even_if_it_has_more_replicas() -> None:
-    view = _view(
-        _placed(_candidate("a", 0.0), 0, serving=True, capacity=100.0),
-        _placed(_candidate("b", 0.0), 1, serving=True, capacity=20.0),
-        _placed(_candidate("c", 0.0), 1, serving=True, capacity=20.0),
-        _candidate("d", 1.0),
-    )
-    assert assign(view, 2)[PeerId("d")] == 1
+def test_the_stage_with_the_fewest_servers_is_strengthened() -> None:
+    settled = [_placed(_candidate(name, 0.0), stage, serving=True) for name, stage in (("a", 0), ("b", 0), ("c", 1))]
+    trained = [replace(replica, step=1) for replica in settled]
+    stages = assign(_view(*trained, _candidate("d", 1.0), _candidate("e", 2.0)), 3)
+    assert stages == {"d": 2, "e": 1}
 
 
 def test_a_server_replaces_one_that_left_before_it_served() -> None:
@@ -174,7 +165,7 @@ def test_with_scarce_memory_everybody_computes_the_same_and_no_stage_is_empty_th
         mine = assign(_view(deciding, *seen), num_stages, needs).get(deciding.peer)
         assert mine == first.get(deciding.peer)
         if mine is not None:
-            assert needs[mine].fits(deciding)
+            assert needs[mine].fits_whole(deciding)
             placed[deciding.peer] = _placed(deciding, mine)
     # As many stages are hosted as can be at all: large needs are met by large servers first.
     possible, free = 0, sorted(memories, reverse=True)
@@ -201,31 +192,31 @@ NEED = StageNeed(device_bytes=100, step_bytes=40, sample_bytes=10, host_bytes=7,
     ids=lambda value: value.peer if isinstance(value, Candidate) else "",
 )
 def test_what_a_stage_needs_depends_on_device_and_cap(server: Candidate, expected: tuple[int, int]) -> None:
-    assert NEED.of(server) == expected
+    assert NEED.of(server, server.max_microbatch_samples) == expected
 
 
 def test_an_evaluation_counts_where_its_batches_need_more_than_the_microbatches() -> None:
     need = replace(NEED, eval_sample_bytes=3)
-    assert need.of(_candidate("cpu", 0.0)) == (100 + 7 + 40 + 64 * 3, 0)
-    assert need.of(replace(_candidate("capped", 0.0), max_microbatch_samples=4)) == (100 + 7 + 40 + 4 * 10, 0)
+    assert need.of(_candidate("cpu", 0.0), None) == (100 + 7 + 40 + 64 * 3, 0)
+    assert need.of(_candidate("capped", 0.0), 4) == (100 + 7 + 40 + 4 * 10, 0)
 
 
 def test_a_gpu_needs_room_on_both_sides() -> None:
     def gpu(host_bytes: int, device_bytes: int) -> Candidate:
         return replace(_candidate("gpu", 0.0, host_bytes), device_memory_bytes=device_bytes)
 
-    assert NEED.fits(gpu(67, 220))
-    assert not NEED.fits(gpu(66, 220))
-    assert not NEED.fits(gpu(67, 219))
-    assert NEED.fits(gpu(0, 220)), "unknown host memory is enough"
+    assert NEED.fits_whole(gpu(67, 220))
+    assert not NEED.fits_whole(gpu(66, 220))
+    assert not NEED.fits_whole(gpu(67, 219))
+    assert NEED.fits_whole(gpu(0, 220)), "unknown host memory is enough"
 
 
 def _reference_cap(need: StageNeed, server: Candidate) -> int | None:
-    """Try every number of samples."""
-    if need.fits(server):
+    """Try every number of samples; 0: there is none."""
+    if need.fits_whole(server):
         return server.max_microbatch_samples
-    most = server.max_microbatch_samples or 200
-    return max((n for n in range(need.min_samples, most) if need.fits(server, n)), default=None)
+    most = 200 if server.max_microbatch_samples is None else server.max_microbatch_samples
+    return max((n for n in range(need.min_samples, most) if need.fits(server, n)), default=0)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -241,13 +232,13 @@ def test_a_server_takes_as_many_samples_as_fit_and_more_memory_never_means_fewer
         max_samples=rng.choice([1, 3, 16, 100]),
         min_samples=rng.choice([1, 1, 2]),
     )
-    cap, device_bytes = rng.choice([0, 0, 1, 5, 40]), rng.choice([0, 400])
+    cap, device_bytes = rng.choice([None, None, 1, 5, 40]), rng.choice([0, 400])
     before = -1
     for memory in range(1, 3000, rng.choice([1, 7])):
         server = replace(_candidate("s", 0.0, memory), max_microbatch_samples=cap, device_memory_bytes=device_bytes)
-        found = need.cap_of(server)
+        found = need.cap_of(server) if need.fits_cut(server) else 0
         assert found == _reference_cap(need, server)
-        order = -1 if found is None else found or 10**6
+        order = 10**6 if found is None else found
         assert before <= order, "monotone in memory"
         before = order
 

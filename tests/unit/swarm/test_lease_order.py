@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.windows import leased
 
 from shoal.swarm.lease import Denial, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream, Ranges
+from shoal.wire.messages.base import StepRange
 
 INNER_STEPS = 3
 
@@ -19,7 +21,7 @@ def test_undisturbed_deterministic_rounds_give_the_same_batches_in_any_order_of_
         table = LeaseTable(BatchStream(23, 4), deterministic=True)
         got: dict[tuple[int, int, int], Ranges] = {}
         for round_number in range(1, 8):
-            table.plan_round(round_number, num_slots, INNER_STEPS)
+            table.plan_round(round_number, num_slots, StepRange(0, INNER_STEPS))
             asked = {slot: 0 for slot in range(num_slots)}
             while asked:
                 slot = rng.choice(list(asked))
@@ -29,7 +31,7 @@ def test_undisturbed_deterministic_rounds_give_the_same_batches_in_any_order_of_
                 asked[slot] += 1
                 if asked[slot] == INNER_STEPS:
                     del asked[slot]
-            table.record(round_number, tuple(item for held in table.leased.values() for item in held.samples))
+            table.record(round_number, tuple(item for held in leased(table).values() for item in held.samples))
         return got
 
     first = batches(0)

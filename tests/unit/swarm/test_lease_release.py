@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.swarm.lease_by_hand import PATH, A, B, batch, denied, granted, key, settled, table
+from tests.windows import leased
 
 from shoal.ids import StepKey
-from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.base import SampleRange, StepRange
 
 
 def test_a_dead_trainers_lease_moves_only_when_it_is_released() -> None:
     leases = table()
-    leases.plan_round(1, 1, 1)
+    leases.plan_round(1, 1, StepRange(0, 1))
     held = granted(leases.lease(0, 1, 1, 0))
     leases.note(held.lease, key(0, 0), PATH)
     assert "handed out" in denied(leases.lease(0, 2, 1, 0))
@@ -21,7 +22,7 @@ def test_a_dead_trainers_lease_moves_only_when_it_is_released() -> None:
 
 def test_a_dead_trainers_committed_step_is_not_handed_out_again() -> None:
     leases = table()
-    leases.plan_round(1, 1, 2)
+    leases.plan_round(1, 1, StepRange(0, 2))
     held = granted(leases.lease(0, 1, 1, 0))
     leases.note(held.lease, key(0, 0, attempt=1), PATH)
     leases.release_trainer(0, 1, settled(key(0, 0, attempt=1)))
@@ -33,20 +34,20 @@ def test_a_dead_trainers_committed_step_is_not_handed_out_again() -> None:
 
 def test_a_lease_whose_note_was_lost_waits_for_the_record() -> None:
     leases = table()
-    leases.plan_round(1, 1, 1)
+    leases.plan_round(1, 1, StepRange(0, 1))
     held = granted(leases.lease(0, 1, 1, 0))
     leases.release_trainer(0, 1, settled(key(0, 0)))
-    assert leases.leased == {held.lease: batch(0, 2)}
+    assert leased(leases) == {held.lease: batch(0, 2)}
     leases.record(1, ())
     assert leases.free == (batch(0, 2),)
 
 
 def test_a_lease_without_a_note_is_free_only_if_everybody_has_answered() -> None:
     leases = table()
-    leases.plan_round(1, 1, 1)
+    leases.plan_round(1, 1, StepRange(0, 1))
     held = granted(leases.lease(0, 1, 1, 0))
     leases.release_trainer(0, 1, settled(complete=False))
-    assert held.lease in leases.leased
+    assert held.lease in leased(leases)
     leases.release_trainer(0, 1, settled(complete=True))
     assert leases.free == (held.batch,)
 
@@ -54,12 +55,12 @@ def test_a_lease_without_a_note_is_free_only_if_everybody_has_answered() -> None
 def test_a_lease_is_free_only_if_a_replica_of_each_attempts_path_denies_it() -> None:
     """B alone may have committed the second attempt, and is cut off."""
     leases = table()
-    leases.plan_round(1, 1, 1)
+    leases.plan_round(1, 1, StepRange(0, 1))
     held = granted(leases.lease(0, 1, 1, 0))
     leases.note(held.lease, key(0, 0), PATH)
     leases.note(held.lease, key(0, 0, attempt=1), (B,))
     leases.release_trainer(0, 1, settled())
-    assert held.lease in leases.leased
+    assert held.lease in leased(leases)
     leases.release_trainer(0, 1, settled(since={A: key(0, 0), B: key(0, 0, attempt=1)}, complete=False))
     assert leases.free == (held.batch,)
 
@@ -76,7 +77,7 @@ def test_a_lease_is_free_only_if_a_replica_of_each_attempts_path_denies_it() -> 
 )
 def test_a_replica_denies_only_what_was_opened_in_its_life(since: StepKey, is_free: bool) -> None:
     leases = table()
-    leases.plan_round(1, 1, 2)
+    leases.plan_round(1, 1, StepRange(0, 2))
     held = granted(leases.lease(0, 1, 1, 1))
     leases.note(held.lease, key(0, 1), PATH)
     leases.release_trainer(0, 1, settled(since={A: since}))
@@ -85,17 +86,17 @@ def test_a_replica_denies_only_what_was_opened_in_its_life(since: StepKey, is_fr
 
 def test_what_is_known_of_another_round_frees_nothing() -> None:
     leases = table()
-    leases.plan_round(1, 1, 1)
+    leases.plan_round(1, 1, StepRange(0, 1))
     held = granted(leases.lease(0, 1, 1, 0))
     leases.note(held.lease, key(0, 0), PATH)
     leases.release_trainer(0, 1, settled(round=2))
-    assert held.lease in leases.leased
+    assert held.lease in leased(leases)
 
 
 @pytest.mark.parametrize("how", ["acknowledged", "given back"])
 def test_a_lease_that_its_trainer_has_left_to_the_record_stays_for_it_whoever_dies(how: str) -> None:
     leases = table()
-    leases.plan_round(1, 1, 2)
+    leases.plan_round(1, 1, StepRange(0, 2))
     left, next_one = (granted(leases.lease(0, 1, 1, step)) for step in (0, 1))
     leases.note(left.lease, key(0, 0), PATH)
     if how == "acknowledged":
@@ -104,14 +105,14 @@ def test_a_lease_that_its_trainer_has_left_to_the_record_stays_for_it_whoever_di
         leases.give_back(left.lease)
     leases.note(next_one.lease, key(0, 1), PATH)
     leases.release_trainer(0, 1, settled())
-    assert list(leases.leased) == [left.lease]
+    assert list(leased(leases)) == [left.lease]
     leases.record(1, ())
     assert leases.free == (left.batch, next_one.batch)
 
 
 def test_a_release_says_where_the_slot_goes_on() -> None:
     leases = table()
-    leases.plan_round(1, 2, 4)
+    leases.plan_round(1, 2, StepRange(0, 4))
     for step in (0, 1, 2):
         held = granted(leases.lease(0, 1, 1, step))
         leases.note(held.lease, key(0, step), PATH if step == 2 else (B,))
@@ -123,7 +124,7 @@ def test_a_release_says_where_the_slot_goes_on() -> None:
 @pytest.mark.parametrize("is_forgone", [True, False])
 def test_a_table_that_has_begun_anew_says_whether_it_knows_all_leases(is_forgone: bool) -> None:
     leases = table()
-    leases.resume_round(1, 1, 4, complete=True)
+    leases.resume_round(1, 1, StepRange(0, 4), complete=True)
     leases.resume(0, 1, (SampleRange(0, 2, 4),), {key(0, 1): (B,)}, done=False)
     if is_forgone:
         leases.forgo()
@@ -133,7 +134,7 @@ def test_a_table_that_has_begun_anew_says_whether_it_knows_all_leases(is_forgone
 
 def test_a_stale_incarnation_gets_no_lease() -> None:
     leases = table()
-    leases.plan_round(1, 2, 4)
+    leases.plan_round(1, 2, StepRange(0, 4))
     leases.release_trainer(0, 3, settled())
     assert "stale" in denied(leases.lease(0, 3, 1, 0))
     granted(leases.lease(0, 4, 1, 0))
@@ -142,9 +143,9 @@ def test_a_stale_incarnation_gets_no_lease() -> None:
 
 def test_resumed_leases_are_settled_like_others() -> None:
     leases = table()
-    leases.resume_round(1, 1, 3, complete=True)
+    leases.resume_round(1, 1, StepRange(0, 3), complete=True)
     leases.resume(0, 1, (SampleRange(0, 0, 2),), {key(0, 0): PATH}, done=False)
     leases.resume(0, 1, (SampleRange(0, 2, 4),), {key(0, 1): PATH}, done=False)
     leases.release_trainer(0, 1, settled(key(0, 0)))
-    assert sorted(leases.leased.values()) == [batch(0, 2)]
+    assert sorted(leased(leases).values()) == [batch(0, 2)]
     assert granted(leases.lease(0, 2, 1, 1)).batch == batch(2, 4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.ids import PeerId
 from shoal.swarm.microbatch_cut import (
     MAX_MICROBATCHES,
-    LoweredCaps,
+    KnownCaps,
     MicrobatchPart,
     cut,
     exceeded,
@@ -22,6 +22,7 @@ from shoal.swarm.microbatch_cut import (
     within,
 )
 from shoal.swarm.step_operations import MALFORMED
+from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -61,11 +62,14 @@ def test_every_sample_is_in_one_part_and_no_part_above_the_cap(sizes: list[int],
     assert cut(sizes, max(part.num_samples for part in parts)) == parts
 
 
+def replicas(caps: dict[PeerId, int | None]) -> Replicas:
+    return (tuple(ReplicaRef(Hop(peer, ()), cap) for peer, cap in caps.items()),)
+
+
 def test_the_smallest_cap_on_the_path_counts() -> None:
-    caps = {A: 4, C: 2}
-    assert smallest_cap((A, B), caps) == 4
-    assert smallest_cap((A, C), caps) == 2
-    assert smallest_cap((B,), caps) is None
+    assert smallest_cap((4, None)) == 4
+    assert smallest_cap((4, 2)) == 2
+    assert smallest_cap((None,)) is None
 
 
 def test_a_microbatch_above_the_cap_is_refused_in_words() -> None:
@@ -133,15 +137,19 @@ def test_a_refusal_says_the_cap_only_where_it_is_the_reason() -> None:
 
 
 def test_a_lowered_cap_counts_until_the_client_knows_it_or_the_peer_is_gone() -> None:
-    caps = LoweredCaps()
+    caps = KnownCaps()
+    caps.told(replicas({A: 8, B: None, C: 6}))
+    assert (caps.smallest((A, B)), caps.smallest((A, C)), caps.smallest((B,))) == (8, 6, None)
     caps.lower(A, 4)
     caps.lower(B, 2)
-    assert caps.smallest((A, C), {A: 8, C: 6}) == 4
-    assert caps.smallest((A, B), {}) == 2
-    caps.told({A: 8, B: 2})
+    assert (caps.smallest((A, C)), caps.smallest((A, B))) == (4, 2)
+    caps.told(replicas({A: 8, B: 2, C: 6}))
     # The client has heard of B's: what it says of B from now on counts. It is behind about A.
-    assert caps.smallest((A,), {A: 8}) == 4
-    assert caps.smallest((B,), {B: 3}) == 3
+    caps.told(replicas({A: 8, B: 3, C: 6}))
+    assert (caps.smallest((A,)), caps.smallest((B,))) == (4, 3)
     caps.forget(A)
     caps.forget(C)
-    assert caps.smallest((A,), {A: 8}) == 8
+    assert (caps.smallest((A,)), caps.smallest((C,))) == (8, 6)
+    caps.lower(B, 1)
+    caps.told(replicas({A: None}))
+    assert caps.smallest((A, B)) == 1, "no word of a replica is no news of it"

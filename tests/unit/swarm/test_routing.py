@@ -13,9 +13,8 @@ from shoal.wire.messages.base import Hop
 
 
 def _replica(name: str, stage: int, join_unix_s: float = 0.0, **fields: float) -> Replica:
-    held = int(fields.pop("held_round", 0))
     hop = Hop(PeerId(name), (f"unix:/{name}",))
-    return Replica(hop, join_unix_s, stage=StageIndex(stage), held_round=held, **fields)
+    return Replica(hop, join_unix_s, stage=StageIndex(stage), **fields)
 
 
 def _view(*replicas: Replica) -> SwarmView:
@@ -43,7 +42,7 @@ def test_pipelines_stay_disjoint_complete_and_stable_while_replicas_come_and_go(
         if alive and rng.random() < 0.4:
             alive.remove(rng.choice(alive))
         else:
-            alive.append(_replica(f"p{i}", rng.randrange(num_stages), rng.random(), capacity=rng.choice([0.0, 5.0])))
+            alive.append(_replica(f"p{i}", rng.randrange(num_stages), rng.random()))
         view = _view(*alive)
         before, pipelines = pipelines, form_pipelines(view, num_stages, pipelines)
         _check(view, num_stages, pipelines)
@@ -66,12 +65,6 @@ def test_the_slot_of_a_pipeline_that_is_gone_is_given_out_again() -> None:
     assert [(p.slot, p.peers) for p in again] == [(0, ("c0", "c1")), (1, ("b0", "b1"))]
 
 
-def test_replicas_that_still_load_an_old_round_take_no_part() -> None:
-    view = _view(_replica("a", 0, held_round=3), _replica("b", 0, held_round=2), _replica("c", 0, held_round=-1))
-    assert [p.peers for p in form_pipelines(view, 1, min_held_round=3)] == [("a",)]
-    assert [hop.peer for hop in replicas_for(0, view, (), 1, min_held_round=2)[0]] == ["a", "b"]
-
-
 def test_a_trainer_tries_its_own_replica_then_idle_ones_then_those_of_others_by_load() -> None:
     view = _view(
         _replica("busy", 0, 0, load=3.0),
@@ -80,14 +73,4 @@ def test_a_trainer_tries_its_own_replica_then_idle_ones_then_those_of_others_by_
         _replica("idle", 0, 3, load=5.0),
     )
     pipelines = tuple(Pipeline(slot, (Hop(PeerId(name), ()),)) for slot, name in enumerate(["busy", "home", "calm"]))
-    assert [hop.peer for hop in replicas_for(1, view, pipelines, 1)[0]] == ["home", "idle", "calm", "busy"]
-
-
-def test_fast_replicas_meet_in_one_pipeline() -> None:
-    view = _view(
-        _replica("slow0", 0, 0, capacity=1.0),
-        _replica("fast0", 0, 1, capacity=9.0),
-        _replica("fast1", 1, 0, capacity=9.0),
-        _replica("slow1", 1, 1, capacity=1.0),
-    )
-    assert [p.peers for p in form_pipelines(view, 2)] == [("fast0", "fast1"), ("slow0", "slow1")]
+    assert [replica.peer for replica in replicas_for(1, view, pipelines, 1)[0]] == ["home", "idle", "calm", "busy"]

@@ -11,10 +11,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.windows import leased
 
 from shoal.swarm.lease import Grant, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream
 from shoal.swarm.shares import Speed, Standing, StepSizes, bounds, even_finish, known
+from shoal.wire.messages.base import StepRange
 
 MANY = 10**9
 
@@ -139,7 +141,7 @@ class Swarm:
     def play_round(self) -> tuple[list[float], list[list[int]]]:
         """Return when each slot was done, from the round's begin, and the sizes of its steps."""
         self.round += 1
-        self.table.plan_round(self.round, self.num_slots, self.inner_steps, self.speeds)
+        self.table.plan_round(self.round, self.num_slots, StepRange(0, self.inner_steps), self.speeds)
         begun_s = self.now_s
         free_at_s = [begun_s] * self.num_slots
         held: list[int | None] = [None] * self.num_slots
@@ -162,7 +164,7 @@ class Swarm:
             sizes[slot].append(grant.batch.num_samples)
             free_at_s[slot] = now_s + self.lasts(slot, sizes[slot][-1], self.round)
         self.now_s = max(free_at_s)
-        self.table.record(self.round, tuple(r for batch in self.table.leased.values() for r in batch.samples))
+        self.table.record(self.round, tuple(r for batch in leased(self.table).values() for r in batch.samples))
         for step in zip(*sizes, strict=True):
             assert sum(step) == self.num_slots * self.samples_per_step
         assert self.table.free == ()

@@ -20,7 +20,7 @@ from shoal.swarm.step_trainer import (
     StepTrainer,
     TrainerEffect,
 )
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
 from shoal.wire.messages.step import (
     Abort,
     Aborted,
@@ -45,7 +45,14 @@ def hops(*peers: PeerId) -> tuple[Hop, ...]:
     return tuple(Hop(peer, ()) for peer in peers)
 
 
-def plan(number: int = 7, replicas: tuple[tuple[Hop, ...], ...] = (hops(A, A2), hops(B, B2))) -> StepPlan:
+def refs(*peers: PeerId) -> tuple[ReplicaRef, ...]:
+    return tuple(ReplicaRef(hop) for hop in hops(*peers))
+
+
+REPLICAS = (refs(A, A2), refs(B, B2))
+
+
+def plan(number: int = 7, replicas: Replicas = REPLICAS) -> StepPlan:
     return StepPlan(1, number, (2, 2, 1), (), 0.1, hops(A, B), replicas)
 
 
@@ -173,20 +180,20 @@ def test_a_lost_replica_is_looked_for_again_after_a_pause_as_long_as_the_client_
     assert Dial(A) in machine.start(plan(9), 5.6)
     machine.cancel()
     machine.peer_lost(A, 10.0)
-    assert Dial(A) not in machine.start(plan(10, (hops(A2), hops(B, B2))), 10.6)
+    assert Dial(A) not in machine.start(plan(10, (refs(A2), refs(B, B2))), 10.6)
 
 
 def test_a_home_replica_that_the_client_does_not_name_is_the_last_choice() -> None:
     machine = trainer()
-    assert Note(KEY, hops(A2, B)) in machine.start(plan(replicas=(hops(A2), hops(B2, B))), 0.0)
+    assert Note(KEY, hops(A2, B)) in machine.start(plan(replicas=(refs(A2), refs(B2, B))), 0.0)
     machine.peer_lost(A2, 0.0)
-    assert Note(StepKey(3, 2, 7, 1), hops(A, B)) not in machine.start(plan(replicas=(hops(A2), hops(B))), 0.0)
+    assert Note(StepKey(3, 2, 7, 1), hops(A, B)) not in machine.start(plan(replicas=(refs(A2), refs(B))), 0.0)
 
 
 def test_a_lost_replica_is_used_at_once_where_its_stage_has_no_other() -> None:
     machine = trainer()
     machine.peer_lost(A, 0.0)
-    assert Note(KEY, hops(A, B)) in machine.start(plan(replicas=(hops(A), hops(B))), 0.1)
+    assert Note(KEY, hops(A, B)) in machine.start(plan(replicas=(refs(A), refs(B))), 0.1)
 
 
 def test_a_closed_round_ends_the_step_everywhere() -> None:
@@ -198,7 +205,7 @@ def test_a_closed_round_ends_the_step_everywhere() -> None:
 
 def test_a_busy_replica_without_substitute_is_tried_again_later() -> None:
     machine = trainer()
-    running(machine, plan(replicas=(hops(A), hops(B))))
+    running(machine, plan(replicas=(refs(A), refs(B))))
     assert sent(machine.handle(B, Busy(KEY), 0.0)) == [(A, Abort), (B, Abort)]
     assert 0.0 < machine.wake_at_s < 1.0
     assert machine.tick(machine.wake_at_s - 0.001) == []
@@ -207,7 +214,7 @@ def test_a_busy_replica_without_substitute_is_tried_again_later() -> None:
 
 def test_a_stage_whose_replicas_stay_lost_ends_the_step() -> None:
     machine = trainer()
-    running(machine, plan(replicas=(hops(A), hops(B))))
+    running(machine, plan(replicas=(refs(A), refs(B))))
     now_s = 0.0
     machine.peer_lost(B, now_s)
     while machine.ended is None:
@@ -324,3 +331,18 @@ def test_the_cap_of_a_peer_that_was_lost_is_forgotten() -> None:
     [opened, _] = [e.message for e in machine.start(plan(8), 0.0) if isinstance(e, SendStepMessage)]
     assert isinstance(opened, Open)
     assert (opened.path[1].peer, opened.microbatch_samples) == (B, (2, 2, 1))
+
+
+def test_the_caps_that_the_client_says_cut_a_step_by_the_smallest_one_of_its_path() -> None:
+    machine = trainer()
+    capped = (
+        (ReplicaRef(Hop(A, ()), 5), ReplicaRef(Hop(A2, ()), 1)),
+        (ReplicaRef(Hop(B, ()), 1), ReplicaRef(Hop(B2, ()))),
+    )
+    [_, opened, _] = machine.start(plan(replicas=capped), 0.0)
+    assert isinstance(opened, SendStepMessage)
+    assert isinstance(opened.message, Open)
+    assert opened.message.microbatch_samples == (1,) * 5
+    effects = machine.peer_lost(B, 0.0)
+    [opened, _] = [e.message for e in effects if isinstance(e, SendStepMessage) and isinstance(e.message, Open)]
+    assert ([hop.peer for hop in opened.path], opened.microbatch_samples) == ([A, B2], (2, 2, 1))

@@ -22,7 +22,7 @@ from shoal.transport.base import Received
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
-from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.base import Hop, ReplicaRef, SampleRange, StepRange
 from shoal.wire.messages.control import (
     EvalReport,
     Evaluation,
@@ -48,8 +48,13 @@ def hop(name: str) -> Hop:
     return Hop(PeerId(name), (f"memory:{name}",))
 
 
+def ref(name: str, cap: int | None = None) -> ReplicaRef:
+    return ReplicaRef(hop(name), cap)
+
+
 HOME = (hop("a0"), hop("b0"))
-REPLICAS = ((hop("a0"), hop("a1")), (hop("b0"), hop("b1")))
+REPLICAS = ((ref("a0"), ref("a1", cap=2)), (ref("b0", cap=3), ref("b1")))
+HOME_REFS = (ref("a0"), ref("b0", cap=3))
 RESULT = StepResult(StepKey(SLOT, 1, 0, 0), 2.0, 1.0, False, 4, 1, (PeerId("a0"), PeerId("b0")), True)
 
 
@@ -99,7 +104,7 @@ class Driver:
     steps: list[StepResult | Exception | Callable[[], None]] = field(default_factory=list)
     evaluations: list[Callable[[], None]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
-    paths: list[tuple[Hop, ...]] = field(default_factory=list)
+    paths: list[tuple[ReplicaRef, ...]] = field(default_factory=list)
 
     async def train(self, **plan: Any) -> StepResult:
         self.asked.append(plan)
@@ -113,7 +118,7 @@ class Driver:
             what()
         return RESULT
 
-    async def evaluate(self, *, path: tuple[Hop, ...], refuses: Any, **_: Any) -> tuple[float, int]:
+    async def evaluate(self, *, path: tuple[ReplicaRef, ...], refuses: Any, **_: Any) -> tuple[float, int]:
         self.paths.append(path)
         self.refuses = refuses
         await anyio.lowlevel.checkpoint()
@@ -183,7 +188,7 @@ async def run(feed: Feed, driver: Driver, work: Work) -> list[Message]:
 
 
 def start(round: int = 1, **fields: Any) -> StartRound:
-    plan = StartRound(round, SLOT, 2, 3 * (round - 1), 3, HOME, REPLICAS, None)
+    plan = StartRound(round, SLOT, 2, StepRange(3 * round - 3, 3 * round), HOME, REPLICAS, None)
     values = {name: getattr(plan, name) for name in plan.__struct_fields__}
     return StartRound(**{**values, **fields})
 
@@ -220,6 +225,20 @@ async def test_step_numbers_count_on_over_the_rounds() -> None:
     assert {plan["round"] for plan in driver.asked} == {1, 2}
 
 
+async def test_a_trainer_that_takes_a_lost_ones_place_trains_the_steps_that_it_is_told_and_no_others() -> None:
+    feed, driver = Feed(), Driver()
+
+    async def rest(host: Host) -> None:
+        # Numbers that no arithmetic over the configuration gives: only the client knows how long rounds are.
+        host.tell(start(round=2, steps=StepRange(40, 42)))
+
+    *_, end = await run(feed, driver, rest)
+    assert feed.leased == [(2, 40), (2, 41)]
+    assert [plan["number"] for plan in driver.asked] == [40, 41]
+    assert isinstance(end, TrainerDone)
+    assert end.steps == 2
+
+
 async def test_a_step_whose_fate_is_open_is_left_to_the_record_and_not_reported() -> None:
     feed, driver = Feed(), Driver(steps=[replace(RESULT, committed=False)])
     heard = await run(feed, driver, begin)
@@ -243,7 +262,7 @@ async def test_no_batch_ends_the_steps() -> None:
 
 async def test_a_stuck_trainer_says_so_and_trains_the_same_batch_when_the_replicas_change() -> None:
     feed, driver = Feed(), Driver(steps=[NoPipeline("stage 1")])
-    others = (REPLICAS[0], (hop("b1"),))
+    others = (REPLICAS[0], (ref("b1"),))
 
     async def get_stuck(host: Host) -> None:
         host.tell(start(replicas=(REPLICAS[0], ())))
@@ -285,21 +304,21 @@ async def test_a_slow_trainer_leaves_a_round_that_is_over() -> None:
 
 
 async def evaluate(host: Host) -> None:
-    host.tell(start(inner_steps=0, evaluation=Evaluation(0, 0, 4)))
+    host.tell(start(steps=StepRange(0, 0), evaluation=Evaluation(0, 0, 4)))
 
 
 async def test_the_share_of_the_held_out_set_is_evaluated_and_reported() -> None:
     feed, driver = Feed(), Driver()
     report, end = await run(feed, driver, evaluate)
     assert report == EvalReport(SLOT, 0, 16.0, 8)
-    assert driver.paths == [HOME, HOME]
+    assert driver.paths == [HOME_REFS, HOME_REFS]
     assert feed.ended == ["read 0", "read 2"]
     assert isinstance(end, TrainerDone)
 
 
 async def test_an_empty_share_is_not_reported() -> None:
     async def evaluate_nothing(host: Host) -> None:
-        host.tell(start(inner_steps=0, evaluation=Evaluation(0, 4, 4)))
+        host.tell(start(steps=StepRange(0, 0), evaluation=Evaluation(0, 4, 4)))
 
     [end] = await run(Feed(), Driver(), evaluate_nothing)
     assert isinstance(end, TrainerDone)
@@ -315,7 +334,7 @@ async def test_an_evaluation_goes_on_over_other_replicas_when_one_is_lost_or_ref
 
     report, _ = await run(Feed(), driver, lose_one)
     assert report == EvalReport(SLOT, 0, 16.0, 8)
-    assert driver.paths == [HOME, (HOME[0], hop("b1")), (HOME[0], hop("b1"))]
+    assert driver.paths == [HOME_REFS, (ref("a0"), ref("b1")), (ref("a0"), ref("b1"))]
 
 
 async def test_an_evaluation_that_all_refuse_is_given_up() -> None:

@@ -79,14 +79,13 @@ async def test_tensors_arrive_as_copies_also_at_the_sender_itself(encode: bool, 
     assert bytes(received.tensors[0].data) == b"abcd"
 
 
-async def test_bytes_are_counted_by_traffic_at_both_ends() -> None:
-    _, a, b = pair()
+async def test_sent_bytes_are_counted_by_traffic_and_not_on_loopback() -> None:
+    _, a, _b = pair()
     a.post(B, Forward(key(0), 1), [WireTensor("uint8", (1000,), memoryview(bytearray(1000)))], Traffic.ACTIVATIONS)
     a.post(B, Opened(key(0)))
     a.post(A, Opened(key(0)))
     assert 1000 < a.sent_bytes[Traffic.ACTIVATIONS] < 1100
     assert 0 < a.sent_bytes[Traffic.CONTROL] < 60
-    assert dict(b.received_bytes) == dict(a.sent_bytes)
 
 
 async def test_an_unknown_or_absent_peer_is_reported_lost_once_until_the_consumer_knows() -> None:
@@ -133,7 +132,7 @@ async def test_a_killed_peer_is_lost_by_all_and_sees_and_sends_nothing_more() ->
 
 
 async def test_a_fault_can_be_placed_at_a_message() -> None:
-    network, a, b = pair()
+    network, a, _b = pair()
 
     def kill_at_two(sender: PeerId, receiver: PeerId, message: Message) -> None:
         if (sender, receiver, message) == (A, B, Opened(key(2))):
@@ -143,7 +142,6 @@ async def test_a_fault_can_be_placed_at_a_message() -> None:
     for number in range(4):
         a.post(B, Opened(key(number)))
     assert await take(a, 2) == [PeerUp(B), PeerLost(B, "killed")]
-    assert b.received_bytes[Traffic.CONTROL] == a.sent_bytes[Traffic.CONTROL] > 0
     assert a.counters["transport.dropped"] == 2
 
 

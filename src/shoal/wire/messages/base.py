@@ -9,6 +9,8 @@ import msgspec
 
 from shoal.ids import Ballot, PeerId
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
 Cap = Annotated[int, msgspec.Meta(ge=1)]
 """The most samples that a replica takes in a microbatch."""
 
@@ -34,11 +36,44 @@ class Hop(Struct, frozen=True):
     addresses: tuple[str, ...]
 
 
+class ReplicaRef(Struct, frozen=True):
+    """A replica as a trainer is told of it: where it is, and the most samples that it takes in a microbatch (None: any
+    number)."""
+
+    hop: Hop
+    cap: Cap | None = None
+
+    @property
+    def peer(self) -> PeerId:
+        """Its peer id."""
+        return self.hop.peer
+
+
+Replicas = tuple[tuple[ReplicaRef, ...], ...]
+"""Those of each stage that may be used, best first."""
+
+
 class Era(Struct, frozen=True):
     """From `round` on a chain's records are of `ballot`, until the next era."""
 
     round: int
     ballot: Ballot
+
+
+class StepRange(Struct, frozen=True):
+    """Steps [first, stop) of a trainer, by their numbers in the whole run: those of a round have the same numbers for
+    all trainers."""
+
+    first: Number
+    stop: Number
+
+    @property
+    def numbers(self) -> range:
+        """The numbers, in order."""
+        return range(self.first, self.stop)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 class SampleRange(Struct, frozen=True, order=True):

@@ -7,9 +7,7 @@ from typing import Annotated
 import msgspec
 
 from shoal.ids import PeerId, StepKey
-from shoal.wire.messages.base import Cap, Hop, Struct
-
-Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+from shoal.wire.messages.base import Hop, Number, Replicas, StepRange, Struct
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
@@ -39,28 +37,24 @@ class Evaluation(Struct, frozen=True):
 
 
 class StartRound(Struct, frozen=True, tag="start_round"):
-    """Work of one trainer in one round: evaluate first (if asked to), then `inner_steps` steps from number `first_step`
-    on over `path`. `replicas[s]` are all usable replicas of stage s, best first, to replace one that is lost. `caps`
-    are the most samples in a microbatch, of replicas that do not take any number. `held` is the hash of the record on
-    top of which the round is trained."""
+    """Work of one trainer in one round: evaluate first (if asked to), then train `steps` over `path`. `replicas[s]` are
+    all usable replicas of stage s, best first, to replace one that is lost. `held` is the hash of the record on top of
+    which the round is trained."""
 
     round: int
     slot: int
     num_slots: int
-    first_step: int
-    inner_steps: int
+    steps: StepRange
     path: tuple[Hop, ...]
-    replicas: tuple[tuple[Hop, ...], ...]
+    replicas: Replicas
     evaluation: Evaluation | None
-    caps: dict[PeerId, Cap] = msgspec.field(default_factory=dict[PeerId, Cap])
     held: str = ""
 
 
 class UpdateReplicas(Struct, frozen=True, tag="update_replicas"):
     """The replicas of each stage have changed, or their caps."""
 
-    replicas: tuple[tuple[Hop, ...], ...]
-    caps: dict[PeerId, Cap] = msgspec.field(default_factory=dict[PeerId, Cap])
+    replicas: Replicas
 
 
 class StepReport(Struct, frozen=True, tag="step_report"):

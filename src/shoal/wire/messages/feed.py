@@ -8,7 +8,7 @@ In others its size follows the speed of its trainer.
 from __future__ import annotations
 
 from shoal.ids import PeerId, StepKey
-from shoal.wire.messages.base import SampleRange, Struct
+from shoal.wire.messages.base import SampleRange, StepRange, Struct
 
 
 class TensorPlace(Struct, frozen=True):
@@ -20,12 +20,12 @@ class TensorPlace(Struct, frozen=True):
 
 
 class PlanRound(Struct, frozen=True, tag="plan_round"):
-    """The client opens round `round` for `num_slots` trainers of `inner_steps` steps each. `speeds`: samples per second
-    of each slot's pipeline, as measured so far; 0: not known; empty: of none."""
+    """The client opens round `round` for `num_slots` trainers, each of which trains `steps`. `speeds`: samples per
+    second of each slot's pipeline, as measured so far; 0: not known; empty: of none."""
 
     round: int
     num_slots: int
-    inner_steps: int
+    steps: StepRange
     speeds: tuple[float, ...] = ()
 
 
@@ -36,7 +36,7 @@ class ResumeRound(Struct, frozen=True, tag="resume_round"):
 
     round: int
     num_slots: int
-    inner_steps: int
+    steps: StepRange
     trainers: dict[int, int]
     complete: bool
     speeds: tuple[float, ...] = ()
@@ -68,7 +68,7 @@ class ReleaseTrainer(Struct, frozen=True, tag="release_trainer"):
 class Released(Struct, frozen=True, tag="released"):
     """Answer to ReleaseTrainer: what comes after it is leased without the dead trainer's claims.
 
-    `next_step` (0-based in the round) is the first one of the slot without a lease that waits for the record.
+    `next_step` is the number of the slot's first one in the round without a lease that waits for the record.
     `is_known`: the data server knows all that was leased in the round; otherwise there may be more.
     """
 
@@ -79,8 +79,8 @@ class Released(Struct, frozen=True, tag="released"):
 
 
 class Lease(Struct, frozen=True, tag="lease"):
-    """Trainer `trainer` asks for the batch of step `step` (0-based within the round). A round that is not planned yet
-    is waited for."""
+    """Trainer `trainer` asks for the batch of the step with this number. A round that is not planned yet is waited
+    for."""
 
     request: int
     trainer: int
