@@ -39,7 +39,7 @@ from shoal.swarm.round_effects import (
     Send,
     Swap,
 )
-from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_view, fits, is_late, move_refusal, why_fetched
+from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_view, fits, move_refusal, why_fetched
 from shoal.swarm.view import NOTHING_HELD
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
@@ -298,7 +298,7 @@ class RoundMemberMachine:
             if self.fetching is not None and record_hash(self.fetching) != digest:
                 self.fetching = None
             return [self._swapped_report(self.basis.hashes)]
-        if is_late(message, record, self.tip) or self.swapping is not None:
+        if self.swapping is not None:
             return []
         if not fits(message, record, self.tip, self._unseal):
             return [self._state()]
@@ -315,7 +315,7 @@ class RoundMemberMachine:
     def _restore(self, message: Restore) -> Effects:
         record, digest = self._unseal(message.record), record_hash(message.record)
         is_held = digest == self.tip.hash
-        if message.stage != self.stage or self.swapping is not None or is_late(message, record, self.tip):
+        if message.stage != self.stage or self.swapping is not None:
             return []
         if not fits(message, record, self.tip, self._unseal):
             return [self._state()]

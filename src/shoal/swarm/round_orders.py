@@ -33,12 +33,6 @@ NO_BYTES = Basis(NOTHING_HELD, StageHashes("", "", ""))
 """What a replica has whose memory does not hold what it should."""
 
 
-def is_late(message: Decide | Restore, record: Record, tip: Tip) -> bool:
-    """Whether a decided record is not newer than the other one that the replica holds, and is said in place of none."""
-    is_other = record_hash(message.record) != tip.hash
-    return is_other and not message.instead_of and record.round <= tip.round
-
-
 def fits(message: Decide | Restore, record: Record, tip: Tip, unseal: Unseal) -> bool:
     """Whether a decided record follows what the replica holds, or was chosen in place of that. If not, the coordinator
     believes that the replica holds something else."""
