@@ -16,7 +16,7 @@ from shoal.swarm.records import Tip
 from shoal.swarm.round_choice import Choice, tip_of
 from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut, Send
 from shoal.swarm.round_restoration import Here, Restoration
-from shoal.swarm.view import NOTHING_HELD, hosts_of
+from shoal.swarm.view import hosts_of
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Basis, Decide, Restore, RoundState, Swapped
 
@@ -43,7 +43,7 @@ class RoundReplicas:
         self.told: set[PeerId] = set()
         self.here: dict[PeerId, Here] = {}
         self._tips: dict[PeerId, str] = {}
-        self._rounds: dict[PeerId, int] = {}  # of the record that a replica has swapped to last
+        self._swapped: dict[PeerId, tuple[int, str]] = {}  # round and hash of the record that a replica swapped to last
         self._reachable: set[PeerId] = set()
         self._out: set[PeerId] = set()
         self._reported: set[PeerId] = set()
@@ -71,7 +71,7 @@ class RoundReplicas:
         self._reachable.discard(peer)
         self.states.pop(peer, None)
         self.here.pop(peer, None)
-        self._rounds.pop(peer, None)
+        self._swapped.pop(peer, None)
         self._tips.pop(peer, None)
         self.told.discard(peer)
         self._out.discard(peer)
@@ -97,17 +97,21 @@ class RoundReplicas:
         """Forget all answers: they were given under another ballot, or before something was lost."""
         self.states.clear()
         self.here.clear()
-        self._rounds.clear()
+        self._swapped.clear()
         self._tips.clear()
         self.told.clear()
         self._out.clear()
         self._hinted.clear()
 
     def is_older(self, peer: PeerId, state: RoundState) -> bool:
-        """Whether a replica had said this before it swapped, and it has come only now."""
+        """Whether a replica had said this before it swapped, and it has come only now. Under one ballot a replica goes
+        from record to record, never back, and to no second one of a round."""
         known = self.states.get(peer)
-        is_same = known is not None and known.stage == state.stage
-        return is_same and state.held_round < self._rounds.get(peer, NOTHING_HELD)
+        if known is None or known.stage != state.stage or peer not in self._swapped:
+            return False
+        round, digest = self._swapped[peer]
+        is_other = tip_of(state, self.genesis).hash != digest
+        return state.held_round < round or (state.held_round == round and is_other)
 
     def answer(self, peer: PeerId, state: RoundState) -> Tip:
         """Take note of what a replica holds."""
@@ -123,7 +127,7 @@ class RoundReplicas:
         self.told.discard(peer)
         self._reported.discard(peer)
         self._sent_bytes[peer] = message.sent_bytes
-        self._rounds[peer] = message.round
+        self._swapped[peer] = message.round, message.record_hash
         if message.hashes != self.here[peer].basis.hashes:
             self.here[peer] = Here(self.here[peer].stage, Basis(message.round, message.hashes))
         # A late repetition of what is known says nothing about why the replica is out now.

@@ -105,3 +105,11 @@ def test_who_swaps_to_what_is_neither_the_tip_nor_the_record_before_is_asked_wha
     machine, _ = met(SMALL, LARGE)
     asked = machine.receive(A, Swapped(0, 0, "another record", BYTES, {}), 2.0)
     assert [(e.peer, type(e.message)) for e in asked if isinstance(e, Send)] == [(A, AskRound)]
+
+
+def test_what_a_replica_said_of_its_old_chain_before_it_left_that_does_not_count_when_it_comes_late() -> None:
+    machine, _ = met(LARGE, SMALL)
+    refused = RoundState(machine.ballot, 0, 1, SMALL, None, Hop(B, ()), "it loads the other one", Basis(1, BYTES))
+    machine.receive(B, Swapped(1, 0, record_hash(LARGE), BYTES, {}), 2.0)
+    assert machine.receive(B, refused, 2.0) == []
+    assert B in (machine.holders or {})
