@@ -61,6 +61,12 @@ def keeps_going(
         within(kernel.now_s - since_s, limit_s, f"what follows {done}")
 
 
+def given_time(kernel: Kernel, last_s: float, is_enough: Callable[[], bool]) -> None:
+    """Run on until there is enough to be judged, at most until `last_s`: a slow network takes longer."""
+    if not is_enough():
+        kernel.run(last_s, is_enough)
+
+
 class SingleLosses:
     """What follows the loss of one process has a limit in virtual time, if nothing else goes wrong until then.
 

@@ -57,6 +57,7 @@ from shoal.wire.messages.round import (
 Effects = list[CoordinatorEffect]
 
 _MOST_DOUBLINGS = 4
+"""Of the wait of a coordinator that others overtake while it takes over: it ends at 16 times `retry_s`."""
 
 
 class RoundCoordinatorMachine:
@@ -98,8 +99,8 @@ class RoundCoordinatorMachine:
         self._joins, self._views = RoundJoins(), RoundViews()
         self._held = HeldRecord(settings.run_id, seal, unseal)
         self._since_s = self._tick_at_s = 0.0
-        self._num_contests = 0  # how often another one has taken a higher ballot since this client began to take over
-        self._lead_at_s: float | None = None  # when to take a higher one, while that is waited for
+        self._num_contests = 0  # how often another client has taken a higher ballot since this one began to take over
+        self._lead_at_s: float | None = None  # while this client waits after a contest: when it takes the next ballot
 
     @property
     def holders(self) -> Mapping[PeerId, int] | None:
@@ -116,7 +117,7 @@ class RoundCoordinatorMachine:
         unanswered = self._replicas.silent or self._replicas.told or self._restoration.missing
         if self.phase is RoundPhase.WAITING or (self.phase is RoundPhase.IDLE and not unanswered):
             return None
-        return self._tick_at_s
+        return self._tick_at_s if self._lead_at_s is None else self._lead_at_s
 
     # -- commands
 
@@ -166,11 +167,9 @@ class RoundCoordinatorMachine:
         """Repeat what has not been answered."""
         if self.phase is RoundPhase.WAITING:
             return []
-        if self._lead_at_s is not None and now_s >= self._lead_at_s:
-            return self.lead(now_s)
-        self._tick_at_s = self._lead_at_s or now_s + self.settings.retry_s
         if self._lead_at_s is not None:
-            return []
+            return self.lead(now_s) if now_s >= self._lead_at_s else []
+        self._tick_at_s = now_s + self.settings.retry_s
         effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in self._replicas.silent]
         for peer in sorted(self._replicas.told):
             effects += self._replicas.offer(peer, self.ballot, self.tip)
@@ -234,15 +233,15 @@ class RoundCoordinatorMachine:
         return [Deposed(highest)]
 
     def _contend(self, now_s: float) -> Effects:
-        """Another one has taken a higher ballot. Mostly it is gone; but clients that take over at the same time would
-        overtake each other for ever, so each time they wait longer, and each another while."""
+        """Another client has taken a higher ballot. Mostly that client is gone. But clients that take over at the same
+        time would overtake each other for ever, so from the second time on each waits, longer each time."""
         self._num_contests += 1
         if self._num_contests == 1:
             return self.lead(now_s)
         longest_s = self.settings.retry_s * 2 ** min(self._num_contests, _MOST_DOUBLINGS)
-        # Another share for each coordinator and ballot, and no chance: a machine does the same when it is run again.
+        # The hash differs between coordinators and ballots, and a machine that is run again does the same again.
         share = hashlib.sha256(repr(self.ballot).encode()).digest()[0] / 255
-        self._lead_at_s = self._tick_at_s = now_s + (1.0 + share) / 2 * longest_s
+        self._lead_at_s = now_s + (1.0 + share) / 2 * longest_s
         return []
 
     def _choose(self, now_s: float) -> Effects:
@@ -275,13 +274,14 @@ class RoundCoordinatorMachine:
         return effects + self._stages.go_on(lost, self.ballot, self.tip, others)
 
     def _state(self, peer: PeerId, state: RoundState, now_s: float) -> Effects:
-        is_news = self._judgement.check(state)
+        self._judgement.check(state)
+        is_news = self._judgement.note(state)
         if self._replicas.is_older(peer, state):
             return []
         tip = self._replicas.answer(peer, state)
         if self.phase is RoundPhase.ASKING:
-            # Who else holds a record that nobody has named before is yet to be heard.
-            self._since_s = now_s if is_news else self._since_s
+            if is_news:
+                self._since_s = now_s  # the other replicas that hold this record have yet to be heard
             self._judgement.heard.add(tip)
             return []
         if state.refused:

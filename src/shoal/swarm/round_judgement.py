@@ -3,7 +3,7 @@
     a replica holds a record --it was judged, or comes before the tip--> nothing new
                              '-- it is new -----------------------------> hear everyone, choose once more
 
-So it is with a record on top of the tip that a replica has answered Held for, under the ballot of somebody else.
+A record on top of the tip is new in the same way if a replica has answered Held for it under another client's ballot.
 
 A chain that was not chosen is judged for good, as far as its holders were heard: one of a stage that nobody had spoken
 for may yet complete it.
@@ -19,7 +19,7 @@ from shoal.swarm.records import Tip, record_hash, used_samples
 from shoal.swarm.round_choice import Choice, tip_of
 from shoal.swarm.round_effects import ChainLeft
 from shoal.swarm.sample_ranges import count, subtract
-from shoal.wire.messages.round import RoundState
+from shoal.wire.messages.round import RoundState, SignedRecord
 
 
 class Judgement:
@@ -31,8 +31,8 @@ class Judgement:
         unseal: Decodes a record.
 
     Attributes:
-        heard: The records that replicas have held since the last choice. Each is decided, also when all who hold it are
-            lost before the next one.
+        heard: The records that replicas have said they hold since the last choice. Each was decided, even if all
+            replicas that hold it are lost before the next choice.
     """
 
     def __init__(self, me: PeerId, genesis: str, unseal: Unseal) -> None:
@@ -40,22 +40,24 @@ class Judgement:
         self._genesis = genesis
         self._unseal = unseal
         self._judged: set[tuple[str, int]] = set()  # hashes of records, and stages of those that hold them
-        self._heard: set[tuple[str, int]] = set()  # the same of records that are only held
+        self._judged_pending: set[tuple[str, int]] = set()  # the same, of records answered with Held only
         self._left: set[str] = set()
         self._named: set[str] = set()  # hashes of all records that replicas have named
         self.heard: set[Tip] = set()
 
-    def check(self, state: RoundState) -> bool:
-        """Refuse what cannot be, before it is believed; returns whether it names a record that nobody has named before.
+    def check(self, state: RoundState) -> None:
+        """Refuse what cannot be, before it is believed.
 
         Raises:
             RemoteProtocolError: The replica speaks of what is no record of this run.
             SignatureError: A signature does not verify.
         """
-        records = [signed for signed in (state.record, state.pending) if signed is not None]
-        for signed in records:
+        for signed in _named(state):
             self._unseal(signed)
-        named = {record_hash(signed) for signed in records}
+
+    def note(self, state: RoundState) -> bool:
+        """Take note of the records that a replica names; returns whether no replica has named one of them before."""
+        named = {record_hash(signed) for signed in _named(state)}
         is_news = not named <= self._named
         self._named |= named
         return is_news
@@ -66,10 +68,10 @@ class Judgement:
         return not is_known and not is_before(tip, standing, self._unseal)
 
     def is_unheard(self, state: RoundState, standing: Tip, ballot: Ballot) -> bool:
-        """Whether a replica has answered Held for another coordinator's record on top of the one that stands: that may
-        have been decided, and nobody of this stage had spoken of it when it was chosen what stands."""
+        """Whether a replica has answered Held for another coordinator's record on top of the one that stands, and no
+        replica of its stage had named that record when this client chose. It may have been decided."""
         signed = state.pending
-        if signed is None or (record_hash(signed), state.stage) in self._heard:
+        if signed is None or (record_hash(signed), state.stage) in self._judged_pending:
             return False
         record = self._unseal(signed)
         return record.previous == standing.hash and record.ballot != ballot
@@ -80,7 +82,7 @@ class Judgement:
         for state in states:
             self._judged.add((tip_of(state, self._genesis).hash, state.stage))
             if state.pending is not None:
-                self._heard.add((record_hash(state.pending), state.stage))
+                self._judged_pending.add((record_hash(state.pending), state.stage))
         new = [tip for tip in choice.left if tip.hash not in self._left]
         self._left |= {tip.hash for tip in new}
         return [self._chain_left(tip, choice.tip) for tip in new]
@@ -103,3 +105,7 @@ class Judgement:
         used = used_samples(one)
         freed = count(subtract(used, used_samples(other)))
         return ChainLeft(left, kept, parted_after(one, other), count(used), freed)
+
+
+def _named(state: RoundState) -> list[SignedRecord]:
+    return [signed for signed in (state.record, state.pending) if signed is not None]

@@ -104,8 +104,8 @@ class RoundReplicas:
         self._hinted.clear()
 
     def is_older(self, peer: PeerId, state: RoundState) -> bool:
-        """Whether a replica had said this before it swapped, and it has come only now. Under one ballot a replica goes
-        from record to record, never back, and to no second one of a round."""
+        """Whether a replica had said this before it swapped, and the message is late. Under one ballot a replica never
+        goes back to an older record, nor to a second record of the same round."""
         known = self.states.get(peer)
         if known is None or known.stage != state.stage or peer not in self._swapped:
             return False

@@ -170,8 +170,7 @@ class SplitWorld(RoundWorld):
         self.network.run(MET_S)
         before = self._newest_round()
         self.network.run(END_S)
-        if self._newest_round() < before + 2:
-            self.network.run(LAST_S, lambda: self._newest_round() >= before + 2)
+        liveness.given_time(self.network, LAST_S, lambda: self._newest_round() >= before + 2)
         now = self._newest_round()
         liveness.goes_on(before, now)
         liveness.nobody_left_behind({host.peer: host.machine.tip.round for host in self.replica_hosts()})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.ids import Ballot, PeerId
+from shoal.ids import PeerId
 from shoal.swarm.records import record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CoordinatorEffect,
     Decided,
-    Deposed,
     Journal,
     ReplicaIn,
     ReplicaOut,
@@ -36,8 +35,6 @@ from shoal.wire.messages.round import (
     SignedRecord,
     Staged,
     StageHashes,
-    StageOutcome,
-    StaleBallot,
     Swapped,
 )
 
@@ -50,10 +47,14 @@ def unsealed(signed: SignedRecord) -> Record:
     return unseal(signed, "run", lambda *_: None)
 
 
+def coordinator(num_stages: int = 1) -> RoundCoordinatorMachine:
+    settings = RoundSettings("run", num_stages, "D0", retry_s=1.0, drop_after_s=5.0, stage_timeout_s=20.0)
+    return RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+
+
 @pytest.fixture
 def machine() -> RoundCoordinatorMachine:
-    settings = RoundSettings("run", 1, "D0", retry_s=1.0, drop_after_s=5.0, stage_timeout_s=20.0)
-    return RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+    return coordinator()
 
 
 def sent(effects: list[CoordinatorEffect], kind: type[RoundMessage]) -> dict[PeerId, RoundMessage]:
@@ -139,14 +140,6 @@ def test_a_record_that_nobody_has_swapped_to_is_not_decided_when_a_member_is_los
     assert machine.tip.round == 1
 
 
-def test_a_replica_that_swaps_while_a_coordinator_takes_over_is_asked_again(machine: RoundCoordinatorMachine) -> None:
-    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
-    machine.lead(0.0)
-    machine.receive(A, state(machine), 0.0)
-    assert machine.phase is RoundPhase.ASKING
-    assert machine.receive(A, Swapped(4, 0, "another", BYTES, {}), 1.0) == [Send(A, AskRound(machine.ballot))]
-
-
 def test_the_record_is_not_decided_before_all_have_answered_held(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A, B)
     close(machine, A, B)
@@ -179,22 +172,6 @@ def test_step_logs_that_are_journaled_too_late_have_no_effect(machine: RoundCoor
     assert machine.journaled(journal.digest) == []
 
 
-def test_who_holds_the_record_that_a_new_coordinator_finds_says_again_what_it_has_sent(
-    machine: RoundCoordinatorMachine,
-) -> None:
-    outcome = StageOutcome(0, 0, (A, B), (4, 4), BYTES, 0)
-    record = Record("run", 1, Ballot(1, ME, 0), "D0", (outcome,), (), (), {})
-    signed = seal(record, ME, lambda _: b"")
-    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
-    machine.lead(0.0)
-    machine.receive(A, state(machine, signed, 1), 0.0)
-    effects = machine.receive(B, state(machine, signed, 1), 0.0)
-    assert sent(effects, Decide).keys() == {A, B}
-    machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {"state": 2}), 0.0)
-    [ready] = machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {"state": 3}), 0.0)
-    assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {"state": 5})
-
-
 def test_a_member_lost_after_hold_means_a_new_epoch_and_another_record(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A, B)
     close(machine, A, B)
@@ -205,133 +182,6 @@ def test_a_member_lost_after_hold_means_a_new_epoch_and_another_record(machine: 
     assert machine.receive(A, Held(machine.ballot, 1, record_hash(first)), 3.0) == []
     second = sent(stage(machine, A, epoch=1), Hold)[A].record
     assert record_hash(second) != record_hash(first)
-
-
-def test_nothing_is_chosen_before_every_reachable_replica_has_answered(machine: RoundCoordinatorMachine) -> None:
-    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
-    machine.lead(0.0)
-    assert machine.receive(A, state(machine), 0.0) == []
-    assert machine.phase is RoundPhase.ASKING
-    assert isinstance(machine.lost(B, 0.0)[-1], RoundReady)
-
-
-def test_while_taking_over_a_higher_ballot_is_overtaken(machine: RoundCoordinatorMachine) -> None:
-    machine.replicas({A: Hop(A, ())}, 0.0)
-    machine.lead(0.0)
-    effects = machine.receive(A, StaleBallot(Ballot(7, PeerId("other"), 3)), 0.0)
-    assert machine.ballot == Ballot(8, ME, 1)
-    assert sent(effects, AskRound) == {A: AskRound(machine.ballot)}
-
-
-def test_clients_that_take_over_at_the_same_time_overtake_each_other_once_and_then_wait() -> None:
-    """Two of them that answer at once with a higher ballot, as fast as messages travel, may never end."""
-    waits_s: list[float] = []
-    for me, other in ((ME, PeerId("D")), (PeerId("D"), ME)):
-        settings = RoundSettings("run", 1, "D0", retry_s=1.0)
-        machine = RoundCoordinatorMachine(me, 1, settings, lambda r: seal(r, ME, bytes), unsealed)
-        machine.replicas({A: Hop(A, ())}, 0.0)
-        machine.lead(0.0)
-        assert sent(machine.receive(A, StaleBallot(Ballot(2, other, 3)), 0.0), AskRound).keys() == {A}
-        assert machine.receive(A, StaleBallot(Ballot(4, other, 3)), 0.0) == []
-        assert machine.receive(A, StaleBallot(Ballot(5, other, 3)), 0.0) == []
-        assert machine.receive(A, state(machine), 0.0) == [], "what was asked under a ballot that is given up"
-        machine.close(CloseRequest(1, {}, {}), 0.1)
-        assert machine.tick(0.5) == []
-        assert machine.wake_at_s is not None
-        waits_s.append(machine.wake_at_s)
-        assert sent(machine.tick(waits_s[-1]), AskRound) == {A: AskRound(Ballot(6, me, 1))}
-        assert isinstance(machine.receive(A, state(machine), 9.0)[0], RoundReady)
-    assert all(1.0 < wait_s < 5.0 for wait_s in waits_s)
-    assert waits_s[0] != waits_s[1]
-
-
-def test_a_leader_yields_to_another_client_but_not_to_its_past_self(machine: RoundCoordinatorMachine) -> None:
-    lead(machine, A)
-    machine.receive(A, StaleBallot(Ballot(4, ME, 0)), 1.0)
-    assert (machine.ballot.number, machine.phase) == (5, RoundPhase.ASKING)
-    machine.receive(A, state(machine), 1.0)
-    higher = Ballot(9, PeerId("other"), 1)
-    assert machine.receive(A, StaleBallot(higher), 1.0) == [Deposed(higher)]
-    assert machine.receive(A, state(machine), 1.0) == []
-    assert machine.wake_at_s is None
-
-
-def test_a_client_that_led_before_it_was_started_again_yields_to_whoever_leads_now() -> None:
-    settings = RoundSettings("run", 1, "D0")
-    machine = RoundCoordinatorMachine(ME, 2, settings, lambda r: seal(r, ME, bytes), unsealed, ballot_number=4)
-    machine.replicas({A: Hop(A, ())}, 0.0)
-    effects = machine.lead(0.0)
-    assert sent(effects, AskRound) == {A: AskRound(Ballot(5, ME, 2))}, "above the one that it had"
-    assert sent(machine.receive(A, StaleBallot(Ballot(6, ME, 1)), 0.0), AskRound) == {A: AskRound(Ballot(7, ME, 2))}
-    assert machine.receive(A, StaleBallot(Ballot(4, PeerId("other"), 1)), 0.0) == [], "that one is behind"
-    higher = Ballot(9, PeerId("other"), 1)
-    assert machine.receive(A, StaleBallot(higher), 0.0) == [Deposed(higher)]
-
-
-def test_a_refusal_of_a_ballot_given_up_long_ago_is_ignored(machine: RoundCoordinatorMachine) -> None:
-    lead(machine, A)
-    assert machine.receive(A, StaleBallot(Ballot(0, PeerId("other"), 1)), 1.0) == []
-    assert machine.phase is RoundPhase.IDLE
-
-
-def test_a_newer_record_is_heard_by_a_new_ballot(machine: RoundCoordinatorMachine) -> None:
-    lead(machine, A)
-    newer = seal(Record("run", 3, Ballot(1, ME, 0), "D2", (), (), (), {}), ME, lambda _: b"")
-    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 1.0)
-    effects = machine.receive(B, state(machine, newer, 3), 1.0)
-    assert machine.ballot.number == 2
-    assert sent(effects, AskRound).keys() == {A, B}
-
-
-def test_what_a_late_replica_has_answered_held_for_is_finished_and_not_passed_over(
-    machine: RoundCoordinatorMachine,
-) -> None:
-    """Another coordinator may have decided it, and be gone together with all but this one who know."""
-    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
-    machine.lead(0.0)
-    first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", (), (), (), {}), ME, lambda _: b"")
-    machine.receive(A, state(machine, first, 1), 0.0)
-    machine.lost(B, 0.0)
-    assert machine.tip.round == 1
-    held = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
-    effects = machine.receive(B, state(machine, first, 1, pending=held), 1.0)
-    assert sent(effects, AskRound).keys() == {A, B}
-    machine.receive(A, state(machine, first, 1), 1.0)
-    machine.receive(B, state(machine, first, 1, pending=held), 1.0)
-    assert machine.tip.hash == record_hash(held)
-
-
-def test_a_record_that_was_heard_of_stands_though_all_who_hold_it_are_lost_before_the_choice() -> None:
-    settings = RoundSettings("run", 2, "D0", drop_after_s=5.0)
-    machine = RoundCoordinatorMachine(ME, 1, settings, lambda r: seal(r, ME, lambda _: b""), unsealed)
-    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
-    machine.lead(0.0)
-    outcomes = tuple(StageOutcome(stage, 0, (A,), (1,), BYTES, 0) for stage in (0, 1))
-    first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", outcomes, (), (), {}), ME, lambda _: b"")
-    second = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), outcomes, (), (), {}), ME, lambda _: b"")
-    machine.receive(A, state(machine, second, 2), 0.0)
-    machine.lost(A, 1.0)
-    machine.receive(B, state(machine, first, 1, stage=1), 2.0)
-    machine.receive(A, state(machine), 3.0)  # its next life
-    machine.tick(3.0 + settings.lost_state_after_s + 1.0)
-    assert machine.tip.hash == record_hash(second), "that somebody has swapped to it shows that it was decided"
-
-
-def test_what_was_heard_of_and_dropped_is_no_reason_to_ask_again() -> None:
-    settings = RoundSettings("run", 2, "D0", drop_after_s=5.0)
-    machine = RoundCoordinatorMachine(ME, 1, settings, lambda r: seal(r, ME, lambda _: b""), unsealed)
-    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
-    machine.lead(0.0)
-    first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", (), (), (), {}), ME, lambda _: b"")
-    held = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
-    machine.receive(A, state(machine, first, 1), 0.0)
-    machine.receive(B, state(machine, first, 1, stage=1, pending=held), 4.0)
-    machine.tick(6.0)
-    assert machine.phase is RoundPhase.ASKING, "of what is named anew the others are waited for"
-    machine.tick(9.5)
-    assert machine.tip.hash == record_hash(first), "stage 0 has no bytes of the other one"
-    asked = machine.receive(B, state(machine, first, 1, stage=1, pending=held), 10.0)
-    assert sent(asked, AskRound) == {}
 
 
 def test_unanswered_questions_are_repeated(machine: RoundCoordinatorMachine) -> None:
@@ -439,18 +289,3 @@ def test_a_late_repetition_does_not_readmit_who_is_out(machine: RoundCoordinator
     machine.receive(A, refused, 5.0)
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 5.0)
     assert machine.holders == {}
-
-
-def test_the_stage_that_lacks_a_holder_is_told_once_what_to_look_for() -> None:
-    settings = RoundSettings("run", 2, "D0", retry_s=1.0, drop_after_s=5.0, stage_timeout_s=20.0)
-    machine = RoundCoordinatorMachine(ME, 1, settings, lambda r: seal(r, ME, lambda _: b""), unsealed)
-    first = Record("run", 1, Ballot(1, ME, 1), "D0", (), (), (), {})
-    signed = seal(first, ME, lambda _: b"")
-    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
-    machine.lead(0.0)
-    machine.receive(A, state(machine, signed, 1), 0.0)
-    fresh = state(machine, stage=1)
-    effects = machine.receive(B, fresh, 0.0)
-    assert effects == [Stuck((1,)), Send(B, Decide(machine.ballot, signed))]
-    assert machine.holders is None
-    assert machine.receive(B, fresh, 0.1) == []

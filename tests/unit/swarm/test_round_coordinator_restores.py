@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.swarm.test_round_coordinator import BYTES, INITIAL, ME, A, B, sent, state, unsealed, whole_round
+from tests.unit.swarm.test_round_coordinator import (
+    BYTES,
+    INITIAL,
+    A,
+    B,
+    coordinator,
+    sent,
+    state,
+    whole_round,
+)
 
-from shoal.swarm.records import record_hash, seal
+from shoal.swarm.records import record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import CoordinatorEffect, Journal, ReplicaIn, ReplicaOut, Restored, Stuck
-from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
+from shoal.swarm.round_settings import CloseRequest, RoundPhase
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Basis, Decide, Held, Join, Restore, SignedRecord, Staged, StageHashes, Swapped
 
@@ -17,8 +26,7 @@ NEXT = StageHashes("p2", "m2", "b2")
 
 @pytest.fixture
 def machine() -> RoundCoordinatorMachine:
-    settings = RoundSettings("run", 1, "D0", retry_s=1.0, drop_after_s=5.0, stage_timeout_s=20.0)
-    return RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+    return coordinator()
 
 
 def lost_stage(machine: RoundCoordinatorMachine) -> tuple[SignedRecord, list[CoordinatorEffect]]:
