@@ -8,14 +8,15 @@ import pytest
 
 from shoal.cli.host import SwarmHost
 from shoal.config import Config
-from shoal.runtime.role_handle import RoleEvent, RoleHandle
+from shoal.runtime.launcher_messages import Adopt, AnyReply, RoleAsks, StartTrainer
+from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
 
 pytestmark = pytest.mark.anyio
 
-_SOME_TRAINER = RoleEvent("request", {"request": "start_trainer", "id": 1, "slot": 0, "incarnation": 1})
+_SOME_TRAINER = RoleAsks(1, StartTrainer(0, 1))
 
 
 class Client(RoleHandle):
@@ -23,10 +24,10 @@ class Client(RoleHandle):
 
     def __init__(self) -> None:
         super().__init__(RoleSpec("client", 0, "shoal.client.service:main"))
-        self.replies: list[dict[str, object]] = []
+        self.replies: list[tuple[RoleAsks, AnyReply]] = []
 
-    def reply(self, request: RoleEvent, **fields: object) -> None:
-        self.replies.append({"to": request, **fields})
+    def reply(self, asked: RoleAsks, reply: AnyReply) -> None:
+        self.replies.append((asked, reply))
 
 
 async def test_a_host_that_leaves_does_not_tell_its_client_that_something_failed(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ async def test_a_host_that_leaves_does_not_tell_its_client_that_something_failed
             await supervisor.preloaded()
             host = SwarmHost(Config(), "run-1", tmp_path, b"key", run_dir, supervisor)
             client = Client()
-            await host.answer(client, RoleEvent("request", {"request": "dance", "id": 0}))
+            await host.answer(client, RoleAsks(0, Adopt()))
             assert len(client.replies) == 1
             await supervisor.stop(5.0)
             assert await host.answer(client, _SOME_TRAINER) is None

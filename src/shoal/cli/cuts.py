@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from shoal.cli.devices import devices_of_servers, name_of_gpu
 from shoal.cli.exits import USER_ERROR
@@ -18,6 +17,7 @@ from shoal.cli.host import SwarmHost
 from shoal.config import Config
 from shoal.errors import ConfigError, RemoteError
 from shoal.model.costs import counts_by_cost, static_costs
+from shoal.runtime.launcher_messages import CostsFound
 from shoal.server.cost_cache import CostCache, cost_key
 
 logger = logging.getLogger(__name__)
@@ -68,20 +68,20 @@ async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[s
         logger.warning("profiler.lost", extra={"reason": str(error)})
         notice(f"the units of the model could not be measured, so its own figures decide the cut ({error})")
         found = await _unit_costs(config, host, measure=False)
-    for warning in found["warnings"]:
+    for warning in found.warnings:
         notice(warning)
-    counts = counts_by_cost(found["costs"], config.num_stages)
-    if found["source"] == "measured":
+    counts = counts_by_cost(found.costs, config.num_stages)
+    if found.source == "measured":
         stages = " + ".join(map(str, counts))
-        notice(f"measured what the units of the model cost in {found['elapsed_s']:.2f} s: {stages} units a stage")
+        notice(f"measured what the units of the model cost in {found.elapsed_s:.2f} s: {stages} units a stage")
     return with_cut(config, counts)
 
 
-async def _unit_costs(config: Config, host: SwarmHost, *, measure: bool) -> dict[str, Any]:
+async def _unit_costs(config: Config, host: SwarmHost, *, measure: bool) -> CostsFound:
     profiler = await host.start_profiler(profiled_device(config), measure=measure)
     async for event in profiler.events:
-        if event.name == "unit_costs":
-            return event.fields
+        if isinstance(event, CostsFound):
+            return event
     status = await profiler.wait()
     reason = profiler.last_error or str(status)
     if status.code == USER_ERROR:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shoal.cli.exits import USER_ERROR
 from shoal.cli.host import SwarmHost
@@ -20,6 +19,7 @@ from shoal.control.initial_peers import require_reachable
 from shoal.errors import BootstrapError, RemoteError
 from shoal.identity import Identity
 from shoal.ids import RunId
+from shoal.runtime.launcher_messages import JoinedDht, ScoutReady
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
@@ -77,11 +77,11 @@ async def find_run(
         host.initial_peers_known(config.network.initial_peers)
         found = await run_of(await host.start_scout(), host, say)
         await supervisor.stop(_GRACE_S)
-    return FoundRun(RunId(str(found["run_id"])), adopt_shared(config, origins, found["configuration"]))
+    return FoundRun(RunId(found.run_id), adopt_shared(config, origins, found.configuration))
 
 
-async def run_of(scout: RoleHandle, host: SwarmHost, say: Callable[[str], None]) -> Mapping[str, Any]:
-    """Return what the scout has found: `run_id` and `configuration`.
+async def run_of(scout: RoleHandle, host: SwarmHost, say: Callable[[str], None]) -> ScoutReady:
+    """Return what the scout has found.
 
     Args:
         scout: has just been started.
@@ -93,12 +93,12 @@ async def run_of(scout: RoleHandle, host: SwarmHost, say: Callable[[str], None])
         RemoteError: the scout failed.
     """
     async for event in scout.events:
-        match event.name:
-            case "joined":
-                host.joined(scout, event.fields["maddrs"])
+        match event:
+            case JoinedDht(maddrs):
+                host.joined(scout, maddrs)
                 say("joined; looking for the run")
-            case "ready":
-                return event.fields
+            case ScoutReady():
+                return event
             case _:
                 pass
     reason = scout.last_error or str(await scout.wait())

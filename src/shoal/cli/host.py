@@ -30,9 +30,10 @@ from shoal.data_server.spec import DataServerSpec
 from shoal.errors import ConnectionLost, ShoalError
 from shoal.identity import Identity
 from shoal.monitor.spec import MonitorSpec
+from shoal.runtime import launcher_messages as messages
 from shoal.runtime.memory import free_memory_bytes
 from shoal.runtime.process_info import process_age_s
-from shoal.runtime.role_handle import RoleEvent, RoleHandle
+from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import NEVER_RESTART, RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
@@ -90,7 +91,7 @@ class SwarmHost:
     _joined: dict[RoleHandle, tuple[str, ...]] = field(default_factory=dict[RoleHandle, tuple[str, ...]])
     _data_server: RoleHandle | None = None
     _trainers: dict[int, tuple[int, RoleHandle]] = field(default_factory=dict[int, tuple[int, RoleHandle]])
-    _losses: deque[dict[str, Any]] = field(default_factory=lambda: deque[dict[str, Any]](maxlen=_MAX_LOSSES))
+    _losses: deque[messages.LostProcess] = field(default_factory=lambda: deque(maxlen=_MAX_LOSSES))
 
     def hop(self, role: str, index: int = 0) -> Hop:
         """Return the peer id and address that a role has or will have."""
@@ -187,42 +188,40 @@ class SwarmHost:
             self._tell_peers(handle)
         self._waiting_for_peers.clear()
 
-    async def answer(self, client: RoleHandle, request: RoleEvent) -> RoleHandle | None:
+    async def answer(self, client: RoleHandle, asked: messages.RoleAsks) -> RoleHandle | None:
         """Do what the client asks for: start its data server, or a trainer. Returns what was started.
 
         A request for the data server is answered by `answer_when_ready`: it may have to download first. A client that
-        was started again asks for it again, and (`adopt`) for what it has to know of the time without it.
+        was started again asks for it again, and (`Adopt`) for what it has to know of the time without it.
         """
-        fields = request.fields
         started: RoleHandle | None = None
+        reply: messages.AnyReply = messages.LauncherAnswer()
         try:
-            match fields.get("request"):
-                case "start_data_server":
+            match asked.request:
+                case messages.StartDataServer():
                     if self._data_server is not None:
                         return None
                     spec = self._spec(DataServerSpec, "data_server", 0, client=self.hop("client").peer)
                     self._data_server = await self._start("shoal.data_server.service:main", spec)
                     return self._data_server
-                case "replace_data_server":
+                case messages.ReplaceDataServer():
                     self._end_data_server()
-                case "adopt":
-                    _reply(client, request, trainers=self._known_trainers(), lost=self._lost_with_client())
-                    return None
-                case "start_trainer":
-                    started = await self._start_trainer(int(fields["slot"]), int(fields["incarnation"]))
-                case name:
-                    _reply(client, request, error=f"this launcher knows no request {name!r}")
-                    return None
+                case messages.Adopt():
+                    incarnations = {slot: incarnation for slot, (incarnation, _) in self._trainers.items()}
+                    running = [slot for slot, (_, trainer) in self._trainers.items() if trainer.running]
+                    reply = messages.Adoption(incarnations, running, self._lost_with_client())
+                case messages.StartTrainer(slot, incarnation):
+                    started = await self._start_trainer(slot, incarnation)
         except ShoalError as error:
-            self._refuse(client, request, error)
+            self._refuse(client, asked, error)
             return None
-        _reply(client, request)
+        client.reply(asked, reply)
         return started
 
-    def _refuse(self, client: RoleHandle, request: RoleEvent, error: ShoalError) -> None:
+    def _refuse(self, client: RoleHandle, asked: messages.RoleAsks, error: ShoalError) -> None:
         """Say why it was not done; the client of a host that leaves is asked to leave, which is no failure."""
         if not self.supervisor.stopping:
-            _reply(client, request, error=str(error))
+            client.reply(asked, messages.LauncherAnswer(str(error)))
 
     def _end_data_server(self) -> None:
         """End a data server that does not answer, for it is frozen; one that has ended comes back by itself."""
@@ -230,16 +229,16 @@ class SwarmHost:
             logger.warning("data_server.killed", extra={"pid": self._data_server.pid})
             self.supervisor.kill(self._data_server)
 
-    async def answer_when_ready(self, client: RoleHandle, request: RoleEvent) -> None:
+    async def answer_when_ready(self, client: RoleHandle, asked: messages.RoleAsks) -> None:
         """Answer a request for the data server when it can be used; returns then, or when it has failed."""
         if self._data_server is None:
             return
         try:
             await self._data_server.ready()
         except ShoalError as error:
-            self._refuse(client, request, error)
+            self._refuse(client, asked, error)
         else:
-            _reply(client, request)
+            client.reply(asked, messages.LauncherAnswer())
 
     async def _start_trainer(self, slot: int, incarnation: int) -> RoleHandle:
         """Start a slot's trainer under an identity of its own: a frozen predecessor that wakes up is somebody else."""
@@ -262,25 +261,17 @@ class SwarmHost:
         self._trainers[slot] = (incarnation, started)
         return started
 
-    def _known_trainers(self) -> list[dict[str, Any]]:
-        """The last trainer that was started for each slot."""
-        return [
-            {"slot": slot, "incarnation": incarnation, "running": handle.running}
-            for slot, (incarnation, handle) in self._trainers.items()
-        ]
-
-    def _lost_with_client(self) -> list[dict[str, Any]]:
+    def _lost_with_client(self) -> list[messages.LostProcess]:
         """What broke since the client ended the last time, or shortly before; the client is among it."""
-        ended_s = max((loss["at_s"] for loss in self._losses if loss["kind"] == "client"), default=0.0)
-        return [loss for loss in self._losses if loss["at_s"] >= ended_s - _BEFORE_CLIENT_S]
+        ended_s = max((loss.at_s for loss in self._losses if loss.role == "client"), default=0.0)
+        return [loss for loss in self._losses if loss.at_s >= ended_s - _BEFORE_CLIENT_S]
 
     def exited(self, handle: RoleHandle) -> None:
         """Note that a process of a role has ended before its time."""
         role, index = handle.spec.role, handle.spec.index
-        if role not in ("client", "data_server", "server", "trainer"):
-            return
-        who = {"server": {"peer": self.hop(role, index).peer}, "trainer": {"slot": index}}
-        self._losses.append({"kind": role, "at_s": process_age_s(os.getpid()), **who.get(role, {})})
+        if role in ("client", "data_server", "server", "trainer"):
+            peer = self.hop(role, index).peer if role == "server" else None
+            self._losses.append(messages.LostProcess(role, process_age_s(os.getpid()), index, peer))
 
     async def _start(self, entry: str, spec: RoleStart, *, nice: int = 0) -> RoleHandle:
         output = self.log_dir / f"{spec.role}_{spec.index}.log"
@@ -306,7 +297,7 @@ class SwarmHost:
             others = [*self.maddrs]
             others += [maddr for maddr in read_peers_file(self.log_dir) if not maddr.endswith(f"/p2p/{own}")]
             with suppress(ConnectionLost):
-                handle.send(initial_peers=list(dict.fromkeys(others)))
+                handle.send(messages.InitialPeers(tuple(dict.fromkeys(others))))
 
     def joined(self, handle: RoleHandle, maddrs: Sequence[str]) -> None:
         """Remember by which addresses a role takes part in the DHT."""
@@ -331,7 +322,7 @@ class SwarmHost:
         listed = read_peers_file(self.log_dir)
         # A role that has ended meanwhile joins nothing; whoever follows it notices.
         with suppress(ConnectionLost):
-            handle.send(initial_peers=list(dict.fromkeys((*(self._initial_peers or ()), *others, *listed))))
+            handle.send(messages.InitialPeers(tuple(dict.fromkeys((*(self._initial_peers or ()), *others, *listed)))))
 
     def _spec(self, kind: type[_Start], role: str, index: int, **fields: Any) -> _Start:
         return kind(
@@ -389,9 +380,3 @@ class SwarmHost:
 
     def _socket(self, role: str, index: int) -> Path:
         return self.run_dir.socket_path(f"{role}_{index}")
-
-
-def _reply(client: RoleHandle, request: RoleEvent, **fields: object) -> None:
-    # A client that has ended meanwhile waits for no answer; whoever follows it notices.
-    with suppress(ConnectionLost):
-        client.reply(request, **fields)

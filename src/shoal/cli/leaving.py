@@ -16,7 +16,8 @@ import anyio
 from shoal.clock import Clock
 from shoal.errors import ConnectionLost
 from shoal.ids import PeerId
-from shoal.runtime.role_handle import RoleEvent, RoleHandle
+from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave
+from shoal.runtime.role_handle import RoleHandle
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +59,11 @@ class HostLeaves:
     async def run(self, servers: Mapping[RoleHandle, PeerId]) -> None:
         """Tell these servers to leave, and return when all have, or when nothing more can be done for their state."""
         self.has_begun = True
-        leaving = list(servers.values())
+        leaving = tuple(servers.values())
         for server in servers:
             if server.serves:
                 with suppress(ConnectionLost):
-                    server.send(leave=leaving)
+                    server.send(LeaveTogether(leaving))
                     self._servers[server] = _LeavingServer()
         self._since_s = self._clock.now_s()
         while not all(state.is_done for state in self._servers.values()):
@@ -73,16 +74,16 @@ class HostLeaves:
                 self._give_up()
                 return
 
-    def take(self, event: RoleEvent, server: RoleHandle) -> None:
+    def take(self, said: LastOfStage | ServerMayLeave, server: RoleHandle) -> None:
         """Take what a server says about its leaving."""
         state = self._servers.get(server)
         if state is None:
             return
-        state.stage, state.round = int(event.fields["stage"]), int(event.fields["round"])
-        if event.name == "may_leave":
-            state.is_done, state.is_kept = True, bool(event.fields["is_kept"])
+        state.stage, state.round = said.stage, said.round
+        if isinstance(said, ServerMayLeave):
+            state.is_done, state.is_kept = True, said.is_kept
         else:
-            state.problem = str(event.fields["problem"])
+            state.problem = said.problem
         if not state.problem:
             self._since_s = self._clock.now_s()
         self._tell()

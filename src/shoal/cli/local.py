@@ -33,8 +33,9 @@ from shoal.config import Config
 from shoal.errors import ConfigError, ConnectionLost, ShoalError
 from shoal.identity import Identity
 from shoal.ids import RunId
+from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import process_age_s, tree_usage
-from shoal.runtime.role_handle import RoleEvent, RoleHandle
+from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class HostRun:
             return
         # It tells servers of other hosts why the run is over, unless it has ended itself.
         with suppress(ConnectionLost):
-            client.send(stop="graceful", reason=self.failure or "")
+            client.send(messages.StopRole(self.failure or ""))
         patience_s = GRACE_S / 2
         while client.serves:
             with anyio.move_on_after(patience_s) as timer:
@@ -233,19 +234,18 @@ class HostRun:
     async def _follow_monitor(self, monitor: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         ready = False
         async for event in monitor.events:
-            match event.name:
-                case "ready":
+            match event:
+                case messages.MonitorReady(maddrs):
                     ready = True
-                    maddrs = tuple(event.fields["maddrs"])
                     logger.info("swarm.open", extra={"initial_peers": maddrs})
                     host.monitor_known(maddrs)
                     for line in () if self.invite is None else self.invite(maddrs):
                         view.say(line)
-                case "status":
-                    self._status = event.fields["status"]
-                    view.update(self._status, event.fields["at_s"])
-                case "notice":
-                    view.notice(event.fields["text"])
+                case messages.StatusChanged(values, at_s):
+                    self._status = values
+                    view.update(values, at_s)
+                case messages.UserNotice(text):
+                    view.notice(text)
                 case _:
                     self._lives_on(event, monitor, host, view)
         # Without its first peer nobody joins the swarm; a swarm that stands does without it.
@@ -255,17 +255,17 @@ class HostRun:
         async for event in client.events:
             self._client_heard.set()
             self._client_heard = anyio.Event()
-            match event.name:
-                case "request":
+            match event:
+                case messages.RoleAsks():
                     started = await host.answer(client, event)
                     if started is not None:
                         tasks.start_soon(self._follow, started, host, view)
-                    if event.fields["request"] == "start_data_server":
+                    if isinstance(event.request, messages.StartDataServer):
                         tasks.start_soon(self._follow_data_server, client, event, host)
-                case "notice":
-                    view.notice(event.fields["text"])
-                case "summary":
-                    self.summary = event.fields["summary"]
+                case messages.UserNotice(text):
+                    view.notice(text)
+                case messages.RunSummary(values):
+                    self.summary = values
                     # All processes are still there: a run that is over before the next sample counts them as well.
                     self.usage.sample()
                 case _:
@@ -281,7 +281,7 @@ class HostRun:
                 self._ended.set()
         await self._ended_early(client)
 
-    async def _follow_data_server(self, client: RoleHandle, request: RoleEvent, host: SwarmHost) -> None:
+    async def _follow_data_server(self, client: RoleHandle, request: messages.RoleAsks, host: SwarmHost) -> None:
         await host.answer_when_ready(client, request)
         self._data_ready.set()
 
@@ -313,20 +313,19 @@ class HostRun:
         servers = [handle for handle in host.supervisor.roles if handle.spec.role == "server"]
         return len(servers) < len(self.devices) or any(handle.running for handle in servers)
 
-    def _lives_on(self, event: RoleEvent, role: RoleHandle, host: SwarmHost, view: LiveView) -> None:
+    def _lives_on(self, event: messages.RoleEvent, role: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         """Say that a role has ended and will be back; tell it what it has to know when it is."""
-        match event.name:
-            case "exited" if event.fields["code"] != 0 and not self._ended.is_set():
+        match event:
+            case messages.RoleExited(status) if not status.ok and not self._ended.is_set():
                 host.exited(role)
-            case "restarting" if not self._ended.is_set():
-                status = event.fields["status"]
+            case messages.RoleRestarting(status=status) if not self._ended.is_set():
                 view.notice(f"{role.spec.role} {role.spec.index} has ended ({status}); it is started again")
                 if role.spec.role == "monitor":
                     view.outdated()
-            case "restarted":
+            case messages.RoleRestarted():
                 host.restarted(role)
-            case "joined":
-                host.joined(role, event.fields["maddrs"])
+            case messages.JoinedDht(maddrs):
+                host.joined(role, maddrs)
             case _:
                 pass
 

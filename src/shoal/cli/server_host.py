@@ -36,7 +36,8 @@ from shoal.control.peers_file import PeersFile
 from shoal.errors import BootstrapError, RemoteError, ShoalError
 from shoal.identity import Identity
 from shoal.ids import PeerId
-from shoal.runtime.role_handle import RoleEvent, RoleHandle
+from shoal.runtime import launcher_messages as messages
+from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -147,8 +148,8 @@ class ServerHost:
         early = self._host(self.config, "", Path(self.early.run_dir.path), supervisor)
         scout = await early.start_scout()
         found = await run_of(scout, early, self._say)
-        config = adopt_shared(self.config, self.origins, found["configuration"])
-        run_id = str(found["run_id"])
+        config = adopt_shared(self.config, self.origins, found.configuration)
+        run_id = found.run_id
         log_dir = self._log_dir = make_server_log_dir(config, run_id)
         self._peers_file = PeersFile(log_dir, "launcher", self._say)
         log.configure("launcher", log_dir, config.log_level)
@@ -211,56 +212,45 @@ class ServerHost:
             message = f"no server of this host is left; the logs are in {host.log_dir}"
             self._fail(BootstrapError(f"{reason}; {message}") if status.code == USER_ERROR else RemoteError(message))
 
-    def _hear(self, event: RoleEvent, role: RoleHandle, host: SwarmHost) -> None:
+    def _hear(self, event: messages.RoleEvent, role: RoleHandle, host: SwarmHost) -> None:
         """Act on what a role says of itself or of the run."""
-        name = f"{role.spec.role} {role.spec.index}"
-        match event.name:
-            case "ready" if role.spec.role == "server":
-                self._say(f"{name} serves stage {event.fields['stage']}")
-            case "work" | "silent" | "heard" if self._row is not None:
-                self._hear_of_work(event, role.spec.index, self._row)
-            case "run_announced":
+        name, now_s, row = f"{role.spec.role} {role.spec.index}", self.clock.now_s(), self._row
+        match event:
+            case messages.ServerReady(stage):
+                self._say(f"{name} serves stage {stage}")
+            case messages.WorkDone(numbers) if row is not None:
+                row.update(role.spec.index, numbers, now_s)
+            case messages.PeerSilent(peer, who, silent_s) if row and row.silent(peer, who, now_s - silent_s):
+                self._say(f"{who} has said nothing for {silent_s:.1f} s: frozen or cut off")
+            case messages.PeerHeard(peer, who) if row and (since_s := row.heard(peer)) is not None:
+                self._say(f"{who} is heard again after {now_s - since_s:.1f} s")
+            case messages.RunAnnounced(is_announced):
                 back, silent = "is announced again", "is not announced any more: its client is gone without a word"
-                is_announced = event.fields["is_announced"]
                 told = back if is_announced else f"{silent}; the servers keep their state and wait (Ctrl-C ends)"
                 self._say(f"run {host.run_id} {told}")
                 for line in () if is_announced else continuation(host.config, host.maddrs):
                     self._display.say(line)
-            case "run_over" if not self._ended.is_set():
-                self._say(f"{event.fields['reason']}: the servers of this host leave")
-                self.exit_code = DONE if event.fields["ended_well"] else FAILED
+            case messages.RunConcluded(reason, ended_well) if not self._ended.is_set():
+                self._say(f"{reason}: the servers of this host leave")
+                self.exit_code = DONE if ended_well else FAILED
                 self._ended.set()
-            case "restarting" if not self._ended.is_set():
-                status = event.fields["status"]
+            case messages.RoleRestarting(status=status) if not self._ended.is_set():
                 self._say(f"{name} has ended ({status}); it is started again")
-            case "restarted":
+            case messages.RoleRestarted():
                 host.restarted(role)
-            case "dialled_back" if reason := event.fields["reason"]:
+            case messages.DialledBack(reason) if reason:
                 self._say(f"{name} cannot be dialled from the client's host, so nobody trains over it: {reason}")
                 self._say(f"  {REMEDY}")
-            case "dialled_back":
+            case messages.DialledBack():
                 self._say(f"{name} can be dialled from the client's host now")
-            case "joined":
-                host.joined(role, event.fields["maddrs"])
+            case messages.JoinedDht(maddrs):
+                host.joined(role, maddrs)
                 if role.spec.role == "server":
                     self._say(f"{name} has joined; it chooses its stage")
-            case "may_leave" | "last_of_stage":
+            case messages.ServerMayLeave() | messages.LastOfStage():
                 self._leaves.take(event, role)
-            case "peers" if self._peers_file is not None:
-                self._peers_file.write(event.fields["maddrs"])
-            case _:
-                pass
-
-    def _hear_of_work(self, event: RoleEvent, index: int, row: ServersRow) -> None:
-        """Show what a server says of its work, and of peers that fall silent."""
-        fields, now_s = event.fields, self.clock.now_s()
-        match event.name:
-            case "work":
-                row.update(index, fields["numbers"], now_s)
-            case "silent" if row.silent(fields["peer"], fields["who"], now_s - fields["silent_s"]):
-                self._say(f"{fields['who']} has said nothing for {fields['silent_s']:.1f} s: frozen or cut off")
-            case "heard" if (since_s := row.heard(fields["peer"])) is not None:
-                self._say(f"{fields['who']} is heard again after {now_s - since_s:.1f} s")
+            case messages.InitialPeers(maddrs) if self._peers_file is not None:
+                self._peers_file.write(maddrs)
             case _:
                 pass
 

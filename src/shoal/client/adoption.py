@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from shoal.client.diary import RoundPlan
 from shoal.client.trainers import TrainerPool
 from shoal.client.watch import Watch
-from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import Adoption
 
 SAME_LOSS_S = 1.0
 """An earlier start of the client may have seen a loss of which the launcher tells."""
 
 
-def adopt(reply: Mapping[str, Any], plan: RoundPlan | None, trainers: TrainerPool, watch: Watch) -> None:
-    """Take over what the launcher still runs, and note what broke while there was no client.
-
-    Args:
-        reply: to "adopt": `trainers`, each with `slot`, `incarnation` and `running`; `lost`, each with `kind`, `peer`
-            (a server) or `slot` (a trainer), and `at_s`, seconds since the launch. The client itself is among the lost.
-    """
+def adopt(adoption: Adoption, plan: RoundPlan | None, trainers: TrainerPool, watch: Watch) -> None:
+    """Take over what the launcher still runs, and note what broke while there was no client."""
     known = {} if plan is None else plan.incarnations
-    incarnations = {each["slot"]: each["incarnation"] for each in reply["trainers"]}
-    trainers.adopt({**known, **incarnations}, [each["slot"] for each in reply["trainers"] if each["running"]])
+    trainers.adopt({**known, **adoption.incarnations}, adoption.running)
     slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
-    for each in reply["lost"]:
-        kind, at_s = each["kind"], each["at_s"]
+    for each in adoption.lost:
         # Of the client's own end nobody else tells.
-        if watch.failovers.is_known(kind, at_s, 0.0 if kind == "client" else SAME_LOSS_S):
+        if watch.failovers.is_known(each.role, each.at_s, 0.0 if each.role == "client" else SAME_LOSS_S):
             continue
-        hit = {"server": watch.slots_of_replica(PeerId(each.get("peer", ""))), "trainer": (each.get("slot"),)}
-        watch.lost(kind, hit.get(kind, slots), at_s)
+        hit = slots if each.peer is None else watch.slots_of_replica(each.peer)
+        watch.lost(each.role, (each.index,) if each.role == "trainer" else hit, each.at_s)

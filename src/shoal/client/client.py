@@ -51,6 +51,7 @@ from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
 from shoal.ids import PeerId
 from shoal.runtime.hardware import machine_type, program_versions
+from shoal.runtime.launcher_messages import Adopt, ReplaceDataServer
 from shoal.swarm.records import INCARNATIONS_APART, genesis_hash
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
@@ -205,7 +206,7 @@ class Client:
             data_server=data_server,
             clock=clock,
             trainers=lambda: {slot: self.trainers.incarnations[slot] for slot in self.trainers.present},
-            replace=lambda: launcher.request("replace_data_server"),
+            replace=lambda: launcher.request(ReplaceDataServer()),
             on_lost=self.watch.data_server_lost,
         )
         self.chains = ChainWatch(notice=notice, note=lambda chains: diary.note(ChainsLeft(chains)))
@@ -259,7 +260,7 @@ class Client:
             ShoalError: the run failed.
         """
         if self._diary.is_resumed and not self._diary.saved.is_finished:
-            adopt(await self._launcher.request("adopt"), self._diary.saved.plan, self.trainers, self.watch)
+            adopt(await self._launcher.request(Adopt()), self._diary.saved.plan, self.trainers, self.watch)
         async with anyio.create_task_group() as tasks:
             parts = (self.watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
             asked = (self._data, self._feed, self.counters, self._succession, self._fetch, self._keeping, self.teller)

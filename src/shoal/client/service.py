@@ -32,6 +32,7 @@ from shoal.identity import Identity, swarm_authority
 from shoal.model.meta import units_of
 from shoal.quant.coverage import require_matches
 from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.launcher_messages import ClientLeaving, RoleReady, RunSummary, StartDataServer, UserNotice
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
 from shoal.transport.base import Endpoint
@@ -47,8 +48,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ClientSpec` in msgpack.
-        control: is asked for a data server and trainers; is told `ready()`, and at the end `summary(summary=...)`, also
-            when the run is interrupted or fails.
+        control: is asked for a data server and trainers; is told `RoleReady`, and at the end `RunSummary`, also when
+            the run is interrupted or fails.
 
     Raises:
         ConfigError: a rule of quantisation matches nothing in the model.
@@ -61,14 +62,14 @@ async def main(payload: bytes, control: RoleControl) -> None:
     identity, clock = Identity(spec.identity_key), SystemClock()
     async with open_role_endpoint(spec, identity) as endpoint, counters_logged(endpoint):
         diary = Diary(Path(spec.log_dir), spec.run_id)
-        reply = await control.request("start_data_server")
-        if "error" in reply:
-            raise ControlError(f"the data server could not be started: {reply['error']}")
+        answer = await control.request(StartDataServer())
+        if answer.error:
+            raise ControlError(f"the data server could not be started: {answer.error}")
         membership = Membership(clock)
         joined, turn, trained = anyio.Event(), anyio.Event(), anyio.Event()
 
         def notice(text: str) -> None:
-            control.event("notice", text=text)
+            control.tell(UserNotice(text))
 
         def begin() -> None:
             end.goes_on_elsewhere = False
@@ -207,11 +208,11 @@ async def _train(client: Client, control: RoleControl, clock: Clock, end: RunEnd
                 client.stop()
                 while True:
                     # What follows may take long, and is waited for as long as this is heard.
-                    control.event("leaving")
+                    control.tell(ClientLeaving())
                     await clock.sleep_s(LEAVING_EVERY_S)
 
             tasks.start_soon(stop_when_told)
-            control.ready()
+            control.tell(RoleReady())
             await client.run()
             if not control.stopping.is_set():
                 end.exit = "done"
@@ -225,4 +226,4 @@ async def _train(client: Client, control: RoleControl, clock: Clock, end: RunEnd
         end.goes_on_elsewhere = end.goes_on_elsewhere or not client.ends_run
         with anyio.CancelScope(shield=True):
             await client.counters.gather()
-            control.event("summary", summary=await client.summary(end.exit))
+            control.tell(RunSummary(await client.summary(end.exit)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 
 from shoal.errors import ControlError
 from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import LauncherRequest, Reply, StartTrainer
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import TrainerHello
@@ -20,8 +21,8 @@ logger = logging.getLogger(__name__)
 class Launcher(Protocol):
     """Who starts processes for the client; `runtime.control_pipe.RoleControl` asks the one of this host."""
 
-    async def request(self, name: str, **fields: object) -> Mapping[str, Any]:
-        """Ask for something; the reply has a field `error` if it was not done.
+    async def request(self, asked: LauncherRequest[Reply]) -> Reply:
+        """Ask for something.
 
         Raises:
             ConnectionLost: the launcher is gone.
@@ -161,10 +162,10 @@ class TrainerPool:
             ControlError: the launcher could not start it.
         """
         self._booting.add(slot)
-        reply = await self._launcher.request("start_trainer", slot=slot, incarnation=incarnation)
-        if "error" in reply:
+        answer = await self._launcher.request(StartTrainer(slot, incarnation))
+        if answer.error:
             self._booting.discard(slot)
-            raise ControlError(f"trainer {slot} could not be started: {reply['error']}")
+            raise ControlError(f"trainer {slot} could not be started: {answer.error}")
 
     async def arrived(self, slot: int) -> bool:
         """Wait until the slot's latest trainer has said hello; returns False if it does not in time."""

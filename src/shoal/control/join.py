@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
 
 import anyio
 
@@ -19,6 +18,7 @@ from shoal.control.registry import Registry
 from shoal.errors import BootstrapError
 from shoal.identity import Identity, namespace
 from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.launcher_messages import InitialPeers, JoinedDht
 
 _MAX_ASKED = 8
 
@@ -75,7 +75,7 @@ async def join_swarm(
 
     Args:
         start: its configuration says where to listen. Without initial peers in it, the launcher sends them.
-        control: the pipe to the launcher; is told `joined(maddrs=...)`.
+        control: the pipe to the launcher; is told `JoinedDht`.
         metrics: counts the records that are dropped.
         membership: the registry feeds it; None: a new one.
 
@@ -91,7 +91,7 @@ async def join_swarm(
     where = config.network.host_maddrs
     async with open_registry(start, identity, clock, initial_peers, where, metrics, membership) as (node, registry):
         # A monitor that is started again finds the swarm by those who are in it.
-        control.event("joined", maddrs=await node.visible_maddrs())
+        control.tell(JoinedDht(await node.visible_maddrs()))
         if not start.run_id:
             await require_same_swarm(node, Greeter(start.swarm_key, config.experiment_prefix), initial_peers)
         async with anyio.create_task_group() as tasks:
@@ -117,9 +117,9 @@ async def require_same_swarm(node: DhtNode, own: Greeter, initial_peers: Sequenc
 async def _initial_peers(control: RoleControl, timeout_s: float) -> tuple[str, ...]:
     """Wait until the launcher has heard from the first peer."""
     with anyio.move_on_after(timeout_s):
-        async for message in control.messages:
-            if "initial_peers" in message:
-                return tuple(cast(list[str], message["initial_peers"]))
+        async for order in control.orders:
+            if isinstance(order, InitialPeers):
+                return order.maddrs
     raise BootstrapError(
         f"the first peer of the swarm did not come up within {timeout_s:.0f} s: see the monitor's log, or give "
         f"addresses with --network-initial-peers"

@@ -1,7 +1,7 @@
 """The role that joins a swarm ahead of a host's servers: it tells the launcher which run there is, and when it is over.
 
-    join the DHT -> ask -> `ready(run_id, configuration)` -> watch -> `run_over(reason)`
-                                                               '-- announce the run while no client does
+    join the DHT -> ask -> `ScoutReady` -> watch -> `RunConcluded`
+                                             '-- announce the run while no client does
 
 The registry says whom to ask; what the scout tells the launcher peers of the run have told it over TLS. It computes
 nothing. Servers can only be started once the run is known, because they take its configuration. A scout
@@ -37,6 +37,7 @@ from shoal.control.scout_spec import ScoutSpec
 from shoal.errors import BootstrapError, ConnectionLost
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.launcher_messages import InitialPeers, RoleReady, RunAnnounced, RunConcluded, ScoutReady
 from shoal.swarm.view import Run, SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.wire.handshake import version_misfit
@@ -50,9 +51,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ScoutSpec` in msgpack.
-        control: is told `ready(run_id=..., configuration=...)`, without fields if the run is known; then
-            `run_announced(is_announced=...)` when that changes, `peers(maddrs=...)` when the swarm can be joined at
-            other addresses, and in the end `run_over(reason=..., ended_well=...)`.
+        control: is told `ScoutReady`, or `RoleReady` if the run is known; then `RunAnnounced` when that changes,
+            `InitialPeers` when the swarm can be joined at other addresses, and in the end `RunConcluded`.
 
     Raises:
         BootstrapError: no initial peer answered, or none of them knows a run.
@@ -72,12 +72,12 @@ async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
     async with join_swarm(spec, identity, control, clock, metrics) as registry:
         num_stages = config.num_stages
         if spec.run_id:
-            control.ready()
+            control.tell(RoleReady())
         else:
             found, told = await _running(registry, spec, identity)
             num_stages, spec = found.num_stages, msgspec.structs.replace(spec, run_id=found.run_id)
             logger.info("run.found", extra={"run": found.run_id, "client": found.client})
-            control.ready(run_id=found.run_id, configuration=unpack_configuration(told.config))
+            control.tell(ScoutReady(found.run_id, unpack_configuration(told.config)))
         kept = RunRecord(spec.run_id, num_stages, clock.unix_s(), kept=True)
         membership = registry.membership
 
@@ -101,7 +101,7 @@ async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
 async def _tell_peers(membership: Membership, control: RoleControl) -> None:
     """Tell the launcher at which addresses the swarm can be joined."""
     async for maddrs in joinable(membership):
-        control.event("peers", maddrs=maddrs)
+        control.tell(InitialPeers(maddrs))
 
 
 class RunAnnouncer(Protocol):
@@ -146,7 +146,7 @@ async def _watch(
         if is_announced != by_client:
             is_announced = by_client
             logger.info("run.announced" if is_announced else "run.silent", extra={"run": run_id})
-            control.event("run_announced", is_announced=is_announced)
+            control.tell(RunAnnounced(is_announced))
             if is_announced:
                 await registry.withdraw()
             else:
@@ -160,7 +160,7 @@ async def _watch(
         over = watch.over
     reason, ended_well = over
     logger.info("run.over", extra={"run": run_id, "reason": reason})
-    control.event("run_over", reason=reason, ended_well=ended_well)
+    control.tell(RunConcluded(reason, ended_well))
 
 
 async def _is_led(run: Run, view: SwarmView, spec: RoleStart, identity: Identity) -> bool:

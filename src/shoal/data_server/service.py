@@ -20,6 +20,7 @@ from shoal.data.server import DataService
 from shoal.data_server.spec import DataServerSpec
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.launcher_messages import RoleReady
 from shoal.runtime.sealed_memory import has_memfd
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
@@ -32,7 +33,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
 
     Args:
         spec: `DataServerSpec` in msgpack.
-        control: is told `ready(hop=...)` once batches can be asked for.
+        control: is told `RoleReady` once batches can be asked for.
 
     Raises:
         ConfigError: the data set cannot be opened.
@@ -78,6 +79,6 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
             async with anyio.create_task_group() as group:
                 group.start_soon(service.run)
                 group.start_soon(dispatch, endpoint, watched(death_points(start), (service,)))
-                control.ready(hop=endpoint.hop)
+                control.tell(RoleReady())
         finally:
             service.close()

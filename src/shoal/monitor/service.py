@@ -33,6 +33,7 @@ from shoal.monitor.spec import MonitorSpec
 from shoal.monitor.status import Status
 from shoal.monitor.wandb_run import WandbRun, WandbSettings
 from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.launcher_messages import InitialPeers, MonitorReady, StatusChanged, UserNotice
 from shoal.transport.base import Received
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.control import Metrics
@@ -49,8 +50,8 @@ async def main(spec: bytes, control: RoleControl) -> None:
 
     Args:
         spec: `MonitorSpec` in msgpack.
-        control: is told `ready(maddrs=..., hop=...)` once others can join the DHT through this peer; later events are
-            `status` (numbers by name, and when each came, in monotonic time) and `notice` (a line for the user).
+        control: is told `MonitorReady` once others can join the DHT through this peer; later `StatusChanged` and
+            `UserNotice`.
 
     Raises:
         BootstrapError: there are initial peers, and none of them answered.
@@ -67,7 +68,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
 async def _serve(start: MonitorSpec, control: RoleControl) -> None:
     config, clock, identity = start.config(), SystemClock(), Identity(start.identity_key)
     joined_unix_s = clock.unix_s()
-    peers_file = PeersFile(Path(start.log_dir), start.role, lambda text: control.event("notice", text=text))
+    peers_file = PeersFile(Path(start.log_dir), start.role, lambda text: control.tell(UserNotice(text)))
     gatherer = Gatherer(Status(config.num_stages), _wandb_run(start, config, control), clock)
     try:
         async with (
@@ -84,7 +85,7 @@ async def _serve(start: MonitorSpec, control: RoleControl) -> None:
             maddrs = outward(await node.visible_maddrs())
             await anyio.to_thread.run_sync(peers_file.write, maddrs)
             registry.advertise(MonitorRecord(endpoint.addresses, joined_unix_s))
-            control.ready(maddrs=maddrs, hop=endpoint.hop)
+            control.tell(MonitorReady(maddrs))
             reported = counters_reported(endpoint, start.role, lambda: client_hop(registry.membership.view), clock)
             async with reported, anyio.create_task_group() as tasks:
                 tasks.start_soon(registry.run)
@@ -104,9 +105,9 @@ async def _known_before(peers_file: PeersFile, control: RoleControl) -> tuple[st
     """
     if peers_file.exists:
         with anyio.move_on_after(_PEERS_TIMEOUT_S):
-            async for message in control.messages:
-                if "initial_peers" in message:
-                    return tuple(message["initial_peers"])
+            async for order in control.orders:
+                if isinstance(order, InitialPeers):
+                    return order.maddrs
     return ()
 
 
@@ -147,7 +148,7 @@ class Gatherer:
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
-            control.event("status", status=self._status.values, at_s=dict(self._status.at_s))
+            control.tell(StatusChanged(self._status.values, dict(self._status.at_s)))
             await self._clock.sleep_s(STATUS_INTERVAL_S)
 
     async def aclose(self) -> None:
@@ -188,7 +189,7 @@ def _notice_from_thread(control: RoleControl) -> Callable[[str], None]:
     def send(text: str) -> None:
         # The launcher may be gone by now; then nobody reads notices.
         with suppress(ConnectionLost):
-            control.event("notice", text=text)
+            control.tell(UserNotice(text))
 
     def notice(text: str) -> None:
         logger.info("notice", extra={"text": text})

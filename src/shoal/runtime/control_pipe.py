@@ -1,8 +1,4 @@
-"""The control pipe between a role and the supervisor: one JSON object a line, both ways, on a Unix socket pair.
-
-From the role: `{"event": name, ...}`; one of them, "request", asks for an answer. To the role:
-`{"stop": "graceful", "reason": ...}`, `{"reply": id, ...}`, and whatever else the launcher has to say to that role.
-"""
+"""The control pipe between a role and the supervisor: one of `launcher_messages` a line, on a Unix socket pair."""
 
 from __future__ import annotations
 
@@ -10,14 +6,16 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from types import UnionType
+from typing import Generic, TypeVar, cast
 
 import anyio
 import msgspec
 
 from shoal.errors import ConnectionLost
+from shoal.runtime import launcher_messages as messages
 from shoal.runtime.mailbox import Mailbox
 
 _logger = logging.getLogger(__name__)
@@ -25,25 +23,24 @@ _logger = logging.getLogger(__name__)
 # Control lines carry addresses and states, never tensors: a longer line means that the stream is out of step.
 _MAX_LINE_BYTES = 4 << 20
 _CLOSE_TIMEOUT_S = 1.0
+_SHOWN_BYTES = 200
 
-Message = dict[str, Any]
-"""One decoded line. The fields are checked by whoever knows the event."""
-
+_Received = TypeVar("_Received")
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Message)
 
 
-class ControlPipe(asyncio.Protocol):
+class ControlPipe(asyncio.Protocol, Generic[_Received]):
     """One end of a control pipe: sends without waiting, hands each received message to one function.
 
     Attributes:
         closed: set when the other end is gone or this one was closed.
     """
 
-    def __init__(self, deliver: Callable[[Message], None]) -> None:
-        """Prepare an end; `open` connects it."""
+    def __init__(self, deliver: Callable[[_Received], None], kinds: UnionType) -> None:
+        """Prepare an end that takes messages of these kinds; `open` connects it."""
         self.closed = anyio.Event()
         self._deliver = deliver
+        self._decoder: msgspec.json.Decoder[_Received] = msgspec.json.Decoder(kinds)
         self._transport: asyncio.Transport | None = None
         self._unparsed = bytearray()
 
@@ -52,7 +49,7 @@ class ControlPipe(asyncio.Protocol):
         control.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=control)
 
-    def send(self, message: Mapping[str, object]) -> None:
+    def send(self, message: messages.FromRole | messages.ToRole) -> None:
         """Queue one message.
 
         Raises:
@@ -80,12 +77,15 @@ class ControlPipe(asyncio.Protocol):
         self._unparsed += data
         *lines, rest = self._unparsed.split(b"\n")
         self._unparsed = rest
-        try:
-            for line in lines:
-                self._deliver(_decoder.decode(line))
-        except msgspec.DecodeError as error:
-            _logger.error("control_pipe.garbled", extra={"reason": str(error)})
-            self._abort()
+        for line in lines:
+            try:
+                message = self._decoder.decode(line)
+            except msgspec.DecodeError as error:
+                shown = line[:_SHOWN_BYTES].decode(errors="replace")
+                _logger.error("control_pipe.garbled", extra={"reason": str(error), "line": shown})
+                self._abort()
+                break
+            self._deliver(message)
         if len(rest) > _MAX_LINE_BYTES:
             _logger.error("control_pipe.line_too_long", extra={"size_bytes": len(rest)})
             self._abort()
@@ -105,35 +105,28 @@ class RoleControl:
     Attributes:
         stopping: set when the role is to leave gracefully, by SIGTERM or by a message.
         stop_reason: the reason in that message; empty: the user wishes it.
-        messages: messages from the launcher, except the order to stop and replies to requests.
+        orders: messages from the launcher, except the order to stop and replies to requests.
     """
 
     def __init__(self) -> None:
         """Used by `open_role_control`."""
         self.stopping = anyio.Event()
         self.stop_reason = ""
-        self._pipe = ControlPipe(self._deliver)
-        self.messages = Mailbox[Message]()
+        self._pipe = ControlPipe(self._deliver, messages.ToRole)
+        self.orders = Mailbox[messages.ToRole]()
         self._request_ids = itertools.count()
         self._answered: dict[int, anyio.Event] = {}
-        self._replies: dict[int, Message] = {}
+        self._replies: dict[int, object] = {}
 
-    def ready(self, **fields: object) -> None:
-        """Say that this role serves now; `fields` are what others need in order to use it."""
-        self.event("ready", **fields)
-
-    def event(self, name: str, **fields: object) -> None:
+    def tell(self, message: messages.FromRole) -> None:
         """Tell the launcher what happened, without waiting.
-
-        Args:
-            fields: anything that JSON can express, including tuples, dataclasses and msgspec structs.
 
         Raises:
             ConnectionLost: the supervisor is gone; this process is about to end.
         """
-        self._pipe.send({"event": name, **fields})
+        self._pipe.send(message)
 
-    async def request(self, name: str, **fields: object) -> Message:
+    async def request(self, asked: messages.LauncherRequest[messages.Reply]) -> messages.Reply:
         """Ask the launcher for something and wait for its reply.
 
         Raises:
@@ -142,24 +135,23 @@ class RoleControl:
         request_id = next(self._request_ids)
         answered = self._answered[request_id] = anyio.Event()
         try:
-            self._pipe.send({"event": "request", "request": name, "id": request_id, **fields})
+            self._pipe.send(messages.RoleAsks(request_id, cast(messages.AnyRequest, asked)))
             await answered.wait()
         finally:
             del self._answered[request_id]
-        return self._replies.pop(request_id)
+        return cast(messages.Reply, self._replies.pop(request_id))
 
-    def _deliver(self, message: Message) -> None:
-        if "stop" in message:
-            self.stop_reason = str(message.get("reason", ""))
+    def _deliver(self, message: messages.ToRole) -> None:
+        if isinstance(message, messages.StopRole):
+            self.stop_reason = message.reason
             self.stopping.set()
-        elif "reply" in message:
-            request_id: int = message.pop("reply")
+        elif isinstance(message, messages.LauncherReplies):
             # Nobody waits any more when the task that asked was cancelled.
-            if (answered := self._answered.get(request_id)) is not None:
-                self._replies[request_id] = message
+            if (answered := self._answered.get(message.id)) is not None:
+                self._replies[message.id] = message.reply
                 answered.set()
         else:
-            self.messages.put(message)
+            self.orders.put(message)
 
     async def open(self, control: socket.socket) -> None:
         """Connect; used by `open_role_control`."""
@@ -168,7 +160,7 @@ class RoleControl:
     async def aclose(self) -> None:
         """Send what is queued and close; used by `open_role_control`."""
         await self._pipe.aclose()
-        self.messages.close()
+        self.orders.close()
 
 
 @asynccontextmanager

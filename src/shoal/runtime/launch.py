@@ -12,6 +12,7 @@ import anyio
 from shoal.errors import ShoalError
 from shoal.runtime.control_pipe import ControlPipe
 from shoal.runtime.fork_messages import ForkRole
+from shoal.runtime.launcher_messages import FromRole
 from shoal.runtime.process_control import exit_code
 from shoal.runtime.role_spec import ExitStatus
 
@@ -31,7 +32,7 @@ class Launch:
         error: why there is no such process; None: there may be one.
     """
 
-    def __init__(self, request: ForkRole, control: socket.socket, pipe: ControlPipe) -> None:
+    def __init__(self, request: ForkRole, control: socket.socket, pipe: ControlPipe[FromRole]) -> None:
         """Nothing is started yet.
 
         Args:

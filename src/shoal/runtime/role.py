@@ -1,6 +1,6 @@
 """The inside of a role's process, from the fork to its exit code: event loop, signals, failure report.
 
-A role is an async function `entry(payload, control)`. It configures its own logging, calls `control.ready(...)` once
+A role is an async function `entry(payload, control)`. It configures its own logging, tells `control` a `RoleReady` once
 it serves, and returns soon after `control.stopping` is set.
 """
 
@@ -21,6 +21,7 @@ from shoal import log
 from shoal.errors import BootstrapError, ConfigError, ShoalError
 from shoal.runtime.control_pipe import RoleControl, open_role_control
 from shoal.runtime.file_limit import hint, raise_file_limit
+from shoal.runtime.launcher_messages import RoleFailed
 from shoal.runtime.lifeline import watch_in_thread
 
 _logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def _report(error: Exception, control: RoleControl) -> int:
     else:
         _logger.critical("role.crashed", exc_info=error)
     first = causes[0]
-    control.event("error", kind=type(first).__name__, message=str(first) + hint(first))
+    control.tell(RoleFailed(str(first) + hint(first)))
     return EXIT_USER_ERROR if isinstance(first, ConfigError | BootstrapError) else EXIT_FAILED
 
 

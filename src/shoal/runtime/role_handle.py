@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
 
 import anyio
 import msgspec
 
 from shoal.errors import ConnectionLost, RemoteError
-from shoal.runtime.control_pipe import ControlPipe, Message
+from shoal.runtime import launcher_messages as messages
+from shoal.runtime.control_pipe import ControlPipe
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.role_spec import ExitStatus, RoleSpec
-
-
-class RoleEvent(msgspec.Struct, frozen=True):
-    """Something that a role said, or that happened to it.
-
-    From the role: "ready", "error" (`kind`, `message`), "request" (`request`, `id`; answer it with
-    `RoleHandle.reply`), and its own. From the supervisor: "exited" (`code`) after each end, "restarting" (`delay_s`,
-    `status`) if it will be started again, "restarted" when its new process exists, and "given_up" if it failed too
-    often for that.
-    """
-
-    name: str
-    fields: dict[str, Any]
-    start: int = 0
-    """Which process of the role it is about, from 1."""
 
 
 class RoleHandle:
@@ -45,10 +31,10 @@ class RoleHandle:
         self.pid = 0
         self.restarts = 0
         self.was_ready = False
-        self.events = Mailbox[RoleEvent]()
-        self._pipe: ControlPipe | None = None
+        self.events = Mailbox[messages.RoleEvent]()
+        self._pipe: ControlPipe[messages.FromRole] | None = None
         self._start = 0
-        self._ready_fields: Message | None = None
+        self._ready: messages.RoleReady | None = None
         self._status: ExitStatus | None = None
         self.last_error = ""
         self._changed = anyio.Event()
@@ -61,20 +47,20 @@ class RoleHandle:
     @property
     def serves(self) -> bool:
         """Whether the process that runs it now has said that it serves, and has not ended."""
-        return self._ready_fields is not None
+        return self._ready is not None
 
-    async def ready(self) -> Message:
-        """Wait until the role serves and return the fields of its "ready" event.
+    async def ready(self) -> messages.RoleReady:
+        """Wait until the role serves and return what it said then.
 
         Raises:
             RemoteError: it ended before; the message says why, as far as it said so.
         """
-        while self._ready_fields is None:
+        while self._ready is None:
             if self._status is not None:
                 reason = self.last_error or str(self._status)
                 raise RemoteError(f"{self.spec} ended before it was ready: {reason}")
             await self._changed.wait()
-        return self._ready_fields
+        return self._ready
 
     async def wait(self) -> ExitStatus:
         """Wait until the role has ended for good and return how it ended the last time."""
@@ -82,50 +68,44 @@ class RoleHandle:
             await self._changed.wait()
         return self._status
 
-    def send(self, **fields: object) -> None:
-        """Send a message to the role, which finds it in `RoleControl.messages`.
+    def send(self, message: messages.ToRole) -> None:
+        """Send a message to the role.
 
         Raises:
             ConnectionLost: the role does not run now.
         """
         if self._pipe is None:
             raise ConnectionLost(f"{self.spec} does not run now")
-        self._pipe.send(fields)
+        self._pipe.send(message)
 
-    def reply(self, request: RoleEvent, **fields: object) -> None:
-        """Answer a "request" event; nothing happens if the role that asked has ended meanwhile.
+    def reply(self, asked: messages.RoleAsks, reply: messages.AnyReply) -> None:
+        """Answer a request; nothing happens if the process that asked has ended: it waits for no answer."""
+        if asked.start == self._start:
+            with suppress(ConnectionLost):
+                self.send(messages.LauncherReplies(asked.id, reply))
 
-        Raises:
-            ConnectionLost: the role does not run now.
-        """
-        if request.start == self._start:
-            self.send(reply=request.fields["id"], **fields)
-
-    def connect(self, pipe: ControlPipe) -> None:
+    def connect(self, pipe: ControlPipe[messages.FromRole]) -> None:
         """Note the control pipe of a process that is about to be forked; used by the supervisor."""
         self._pipe = pipe
         self._start += 1
 
-    def deliver(self, message: Message) -> None:
-        """Take in a line from the role; used by its control pipe."""
-        name = str(message.pop("event", ""))
-        if name == "ready":
-            self._ready_fields = message
+    def deliver(self, message: messages.FromRole) -> None:
+        """Take in a message of the role; used by its control pipe."""
+        if isinstance(message, messages.RoleAsks):
+            message = msgspec.structs.replace(message, start=self._start)
+        elif isinstance(message, messages.RoleReady):
+            self._ready = message
             self.was_ready = True
             self._notify()
-        elif name == "error":
-            self.last_error = str(message.get("message", ""))
-        self.emit(name, **message)
-
-    def emit(self, name: str, **fields: object) -> None:
-        """Append an event; used by the supervisor."""
-        self.events.put(RoleEvent(name, fields, self._start))
+        elif isinstance(message, messages.RoleFailed):
+            self.last_error = message.reason
+        self.events.put(message)
 
     def exited(self, status: ExitStatus) -> None:
         """Note the end of a process; used by the supervisor."""
         self._pipe = None
-        self._ready_fields = None
-        self.emit("exited", code=status.code)
+        self._ready = None
+        self.events.put(messages.RoleExited(status))
 
     def finish(self, status: ExitStatus) -> None:
         """Note the end of the role; used by the supervisor, the second call does nothing."""

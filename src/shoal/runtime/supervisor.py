@@ -27,6 +27,7 @@ from shoal.runtime.fork_messages import ForkRole
 from shoal.runtime.fork_server_keeper import ForkServerKeeper
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.launch import Launch
+from shoal.runtime.launcher_messages import FromRole, RoleFailed, RoleGivenUp, RoleRestarted, RoleRestarting
 from shoal.runtime.process_control import set_subreaper
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import KILLED, ExitStatus, RestartHistory, RoleSpec
@@ -202,7 +203,7 @@ class Supervisor:
         """Have one process forked and connect its control pipe."""
         spec = handle.spec
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        pipe = ControlPipe(handle.deliver)
+        pipe = ControlPipe(handle.deliver, FromRole)
         handle.connect(pipe)
         request = ForkRole(
             number=next(self._numbers),
@@ -236,9 +237,9 @@ class Supervisor:
                 break
             delay_s = history.next_delay_s(self._clock.now_s())
             if delay_s is None:
-                handle.emit("given_up", restarts=handle.restarts)
+                handle.events.put(RoleGivenUp())
                 break
-            handle.emit("restarting", delay_s=delay_s, status=str(status))
+            handle.events.put(RoleRestarting(status))
             with anyio.move_on_after(delay_s):
                 await self._stopping.wait()
                 break
@@ -248,10 +249,10 @@ class Supervisor:
                 if self._stopping.is_set():
                     break
                 _logger.error("role.restart_failed", extra={"role": str(handle.spec), "reason": str(error)})
-                handle.emit("error", kind=type(error).__name__, message=str(error))
+                handle.events.put(RoleFailed(str(error)))
                 break
             handle.restarts += 1
-            handle.emit("restarted")
+            handle.events.put(RoleRestarted())
             if self._stopping.is_set():
                 self._signal([handle], signal.SIGTERM)
         handle.finish(status)

@@ -7,13 +7,14 @@ the launcher says leave -> Leave to the client -> others hold it, or the client 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable, Callable, Collection, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import AsyncIterable, Callable, Collection
+from typing import Protocol
 
 import anyio
 
 from shoal.clock import Clock
 from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave, ToRole
 from shoal.swarm.snapshots import Base
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
@@ -60,14 +61,13 @@ class Leaving:
         replica: Callable[[], _LeavingReplica],
         view: Callable[[], SwarmView],
         clock: Clock,
-        tell: Callable[..., None],
+        tell: Callable[[LastOfStage | ServerMayLeave], None],
     ) -> None:
         """Stay.
 
         Args:
             view: returns the swarm as it is now.
-            tell: is told `may_leave(stage=..., round=..., is_kept=...)` once, and before it now and then
-                `last_of_stage(stage=..., round=..., problem=...)` while the server is the last of its stage.
+            tell: is told `ServerMayLeave` once, and before it now and then `LastOfStage` while the server is the last.
         """
         self._endpoint = endpoint
         self._replica = replica
@@ -92,11 +92,11 @@ class Leaving:
     def peer_lost(self, peer: PeerId) -> None:
         """See `transport.dispatch.Handler`."""
 
-    async def run(self, messages: AsyncIterable[Mapping[str, Any]]) -> None:
-        """Return when the launcher has said `leave`, with the servers that it ends, and this one may go."""
-        async for message in messages:
-            if "leave" in message:
-                await self.leave({PeerId(peer) for peer in cast("list[str]", message["leave"])})
+    async def run(self, orders: AsyncIterable[ToRole]) -> None:
+        """Return when the launcher has said `LeaveTogether`, and this server may go."""
+        async for order in orders:
+            if isinstance(order, LeaveTogether):
+                await self.leave(set(order.peers))
                 return
 
     async def leave(self, leaving: Collection[PeerId]) -> None:
@@ -130,11 +130,11 @@ class Leaving:
                     return
                 problem = "no client can be reached"
             if answer is not None or problem:
-                self._tell("last_of_stage", stage=replica.stage, round=base.round, problem=problem)
+                self._tell(LastOfStage(replica.stage, base.round, problem))
 
     def _go(self, replica: _LeavingReplica, *, is_kept: bool) -> None:
         self.has_left = True
-        self._tell("may_leave", stage=replica.stage, round=replica.member.base.round, is_kept=is_kept)
+        self._tell(ServerMayLeave(replica.stage, replica.member.base.round, is_kept))
 
     def _is_safe(self, replica: _LeavingReplica, answer: MayLeave | None) -> bool:
         """Whether this server may go: not with a record that is being decided, of which it may be the only holder."""

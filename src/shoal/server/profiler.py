@@ -15,6 +15,7 @@ from shoal.clock import SystemClock
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.launcher_messages import CostsFound
 from shoal.server.cost_cache import CostCache
 from shoal.server.profiler_spec import ProfilerSpec
 from shoal.server.unit_costs import UnitCosts, unit_costs
@@ -27,7 +28,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ProfilerSpec` in msgpack.
-        control: is told `unit_costs(costs=..., source=..., elapsed_s=..., warnings=...)`.
+        control: is told `CostsFound`.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
@@ -48,4 +49,4 @@ async def main(payload: bytes, control: RoleControl) -> None:
     for warning in found.warnings:
         logger.warning("unit_costs.problem", extra={"reason": warning})
     logger.info("unit_costs.known", extra={"source": found.source, "elapsed_s": elapsed_s, "costs": found.costs})
-    control.event("unit_costs", costs=found.costs, source=found.source, elapsed_s=elapsed_s, warnings=found.warnings)
+    control.tell(CostsFound(found.costs, found.source, elapsed_s, found.warnings))

@@ -35,6 +35,7 @@ from shoal.pipeline.device_pace import emulated_pace
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.launcher_messages import DialledBack, RunConcluded, ServerReady
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.memory import server_memory, snapshot_room, stage_needs
@@ -55,8 +56,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `ServerSpec` in msgpack.
-        control: is told `ready(stage=...)` once the replica can be used, and `run_over(reason=..., ended_well=...)`
-            when the client says so; between them what `WorkReport` says.
+        control: is told `ServerReady` once the replica can be used, and `RunConcluded` when the client says so; between
+            them what `WorkReport` says.
 
     Raises:
         BootstrapError: no initial peer answered.
@@ -87,9 +88,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         open_role_endpoint(spec, identity) as endpoint,
         join_swarm(spec, identity, control, clock, endpoint.metrics) as registry,
         counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
-        dial_back_heard(
-            registry.membership, endpoint.peer_id, lambda reason: control.event("dialled_back", reason=reason)
-        ),
+        dial_back_heard(registry.membership, endpoint.peer_id, lambda reason: control.tell(DialledBack(reason))),
     ):
         memory = await device.run(
             server_memory, spec.device, spec.memory_bytes, spec.device_sharers, config.servers.max_memory_bytes
@@ -144,7 +143,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             replica=lambda: monitor.replica,
             view=lambda: registry.membership.view,
             clock=clock,
-            tell=control.event,
+            tell=control.tell,
         )
 
         def peer_up(peer: PeerId) -> None:
@@ -154,7 +153,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         listener = RunEndListener(
             spec.run_id,
             view=lambda: registry.membership.view,
-            on_over=lambda reason, ended_well: control.event("run_over", reason=reason, ended_well=ended_well),
+            on_over=lambda reason, ended_well: control.tell(RunConcluded(reason, ended_well)),
             coordinator=lambda: monitor.replica.member.coordinator,
         )
         teller = RunTeller(endpoint, shared_configuration(config), lambda: monitor.client)
@@ -163,7 +162,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             replica=lambda: monitor.replica,
             view=lambda: registry.membership.view,
             clock=clock,
-            tell=control.event,
+            tell=control.tell,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(monitor.run)
@@ -171,9 +170,9 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             tasks.start_soon(dispatch, endpoint, handlers, peer_up, work.lost)
             place = {"device": spec.device, "threads": await device.run(torch.get_num_threads), "nice": os.nice(0)}
             logger.info("server.ready", extra={"stage": stage, **place, "peer": endpoint.peer_id})
-            control.ready(stage=stage)
+            control.tell(ServerReady(stage))
             tasks.start_soon(work.run)
-            await leaving.run(control.messages)
+            await leaving.run(control.orders)
             if leaving.has_left:
                 tasks.cancel_scope.cancel()
 

@@ -1,7 +1,7 @@
 """What a server tells its launcher of its work, for the terminal of whoever lends the machine.
 
-    every few seconds, if it has changed    `work(numbers=...)`
-    a peer of the swarm falls silent        `silent(peer=..., who=..., silent_s=...)`, then `heard(peer=..., who=...)`
+    every few seconds, if it has changed    `WorkDone`
+    a peer of the swarm falls silent        `PeerSilent`, then `PeerHeard`
 
 The share of the work is that of the last record: what this server has trained of all that its stage has.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from shoal.clock import Clock
 from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
 from shoal.server.hosted_replica import HostedReplica
 from shoal.swarm.records import outcome_of
 from shoal.swarm.view import SwarmView
@@ -31,13 +32,12 @@ class WorkReport:
         replica: Callable[[], HostedReplica],
         view: Callable[[], SwarmView],
         clock: Clock,
-        tell: Callable[..., None],
+        tell: Callable[[WorkDone | PeerSilent | PeerHeard], None],
     ) -> None:
         """Say nothing yet.
 
         Args:
             view: returns the swarm as it is now.
-            tell: takes an event's name and its fields.
         """
         self._peer = peer
         self._replica = replica
@@ -82,7 +82,7 @@ class WorkReport:
             numbers = self.numbers()
             if numbers != told:
                 told = numbers
-                self._tell("work", numbers=numbers)
+                self._tell(WorkDone(numbers))
             await self._clock.sleep_s(INTERVAL_S)
 
     def lost(self, lost: PeerLost) -> None:
@@ -90,12 +90,12 @@ class WorkReport:
         name = self._name(lost.peer)
         if lost.silent_s and name and lost.peer not in self._silent:
             self._silent[lost.peer] = name
-            self._tell("silent", peer=lost.peer, who=name, silent_s=lost.silent_s)
+            self._tell(PeerSilent(lost.peer, name, lost.silent_s))
 
     def found(self, peer: PeerId) -> None:
         """There is a connection with a peer."""
         if name := self._silent.pop(peer, ""):
-            self._tell("heard", peer=peer, who=name)
+            self._tell(PeerHeard(peer, name))
 
     def _name(self, peer: PeerId) -> str:
         """What a peer that announces itself is called; trainers, which do not, are their client's to watch."""

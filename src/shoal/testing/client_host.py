@@ -20,6 +20,7 @@ from shoal.data.server import DataService
 from shoal.data.source import DataSet
 from shoal.identity import Identity, swarm_authority
 from shoal.ids import PeerId, RunId
+from shoal.runtime.launcher_messages import LostProcess
 from shoal.testing.launcher import ClusterLauncher
 from shoal.testing.process import Process
 from shoal.testing.registry import LocalRegistry
@@ -100,7 +101,7 @@ class ClientHost:
         """End the client as SIGKILL would; `run_client` starts it again after so long, unless the host is lost."""
         self._client_away_s = away_s
         self.diary.close()
-        self.launcher.losses.append({"kind": "client", "at_s": self._age_s()})
+        self.launcher.losses.append(LostProcess("client", self._age_s()))
         self.client_process.kill()
 
     def kill_data_server(self) -> None:

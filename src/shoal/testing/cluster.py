@@ -34,6 +34,7 @@ from shoal.ids import PeerId, RunId
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave, ToRole
 from shoal.runtime.mailbox import Mailbox
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
@@ -66,7 +67,7 @@ class ClusterServer:
 
     monitor: ReassignmentMonitor
     process: Process
-    orders: Mailbox[Mapping[str, Any]]
+    orders: Mailbox[ToRole]
 
     @property
     def replica(self) -> LocalReplica:
@@ -151,7 +152,7 @@ class Cluster:
         self._caps = dict(caps or {})
         self._paces = dict(paces or {})
         self._num_started = 0
-        self.said: list[tuple[PeerId, str, dict[str, Any]]] = []
+        self.said: list[tuple[PeerId, LastOfStage | ServerMayLeave]] = []
         self._faults = Faults()
         self.registry = LocalRegistry(self._clock)
         self._begun_s = self._clock.now_s()
@@ -172,7 +173,7 @@ class Cluster:
         """End servers as Ctrl-C on their host does, each when it may go, and wait for their ends."""
         leaving = [self.servers[index] for index in indices]
         for server in leaving:
-            server.orders.put({"leave": [each.peer for each in leaving]})
+            server.orders.put(LeaveTogether(tuple(each.peer for each in leaving)))
         for server in leaving:
             await server.process.ended.wait()
 
@@ -353,18 +354,15 @@ class Cluster:
             num_stages=self._config.num_stages,
         )
 
-        def tell(name: str, **fields: Any) -> None:
-            self.said.append((process.peer, name, fields))
-
         leaving = Leaving(
             process.endpoint,
             replica=lambda: monitor.replica,
             view=lambda: membership.view,
             clock=self._clock,
-            tell=tell,
+            tell=lambda said: self.said.append((process.peer, said)),
         )
 
-        orders = Mailbox[Mapping[str, Any]]()
+        orders = Mailbox[ToRole]()
 
         async def serve() -> None:
             async with anyio.create_task_group() as tasks:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
+from shoal.runtime import launcher_messages as messages
 from shoal.testing.process import Process
 
 
@@ -23,22 +24,21 @@ class ClusterLauncher:
             start: starts the trainer of a slot (first argument) with an incarnation (second).
         """
         self.trainers: dict[int, Process] = {}
-        self.losses: list[dict[str, Any]] = []
+        self.losses: list[messages.LostProcess] = []
         self._start = start
         self._incarnations: dict[int, int] = {}
 
-    async def request(self, name: str, **fields: object) -> Mapping[str, Any]:
+    async def request(self, asked: messages.LauncherRequest[messages.Reply]) -> messages.Reply:
         """Start a trainer, or say which ones there are, as the launcher of a host does when its client asks."""
-        if name == "adopt":
-            trainers = [
-                {"slot": slot, "incarnation": self._incarnations[slot], "running": process.running}
-                for slot, process in self.trainers.items()
-            ]
-            return {"trainers": trainers, "lost": self.losses}
-        slot, incarnation = fields.get("slot"), fields.get("incarnation")
-        if name != "start_trainer" or not isinstance(slot, int) or not isinstance(incarnation, int):
-            return {"error": f"a cluster knows no request {name!r} with {fields}"}
-        if slot in self.trainers:
-            self.trainers[slot].kill()
-        self.trainers[slot], self._incarnations[slot] = self._start(slot, incarnation), incarnation
-        return {}
+        reply: messages.AnyReply = messages.LauncherAnswer()
+        match cast(messages.AnyRequest, asked):
+            case messages.StartTrainer(slot, incarnation):
+                if slot in self.trainers:
+                    self.trainers[slot].kill()
+                self.trainers[slot], self._incarnations[slot] = self._start(slot, incarnation), incarnation
+            case messages.Adopt():
+                running = [slot for slot, trainer in self.trainers.items() if trainer.running]
+                reply = messages.Adoption(self._incarnations, running, self.losses)
+            case other:
+                reply = messages.LauncherAnswer(f"a cluster does not do this: {other}")
+        return cast(messages.Reply, reply)

@@ -16,6 +16,7 @@ from shoal.identity import Identity
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.launcher_messages import RoleReady
 from shoal.trainer.baseline_run import BaselineReport, run_baseline
 from shoal.trainer.spec import BaselineSpec
 from shoal.transport.dispatch import dispatch
@@ -27,7 +28,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `BaselineSpec` in msgpack.
-        control: is told `ready()` at once.
+        control: is told `RoleReady` at once.
     """
     spec = msgspec.msgpack.decode(payload, type=BaselineSpec)
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
@@ -52,13 +53,12 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
         async def train() -> None:
             await run_baseline(config, feed, device, spec.device, clock, report)
-            control.event("baseline_done")
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(dispatch, endpoint, (feed,))
         # A data server that dies is started again, and the stream of batches goes on where it was.
         tasks.start_soon(feed.run)
         tasks.start_soon(train)
-        control.ready()
+        control.tell(RoleReady())
         await control.stopping.wait()
         tasks.cancel_scope.cancel()

@@ -14,6 +14,7 @@ from shoal.control.death_watch import death_points
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.launcher_messages import RoleReady
 from shoal.trainer.spec import TrainerSpec
 from shoal.trainer.trainer import Trainer
 
@@ -23,7 +24,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
     Args:
         payload: `TrainerSpec` in msgpack.
-        control: is told `ready()` once the role works; its client hears from it when it has found the data server.
+        control: is told `RoleReady` once it works; its client hears from it when it has found the data server.
     """
     spec = msgspec.msgpack.decode(payload, type=TrainerSpec)
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
@@ -44,6 +45,6 @@ async def main(payload: bytes, control: RoleControl) -> None:
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(trainer.run)
-            control.ready()
+            control.tell(RoleReady())
             await control.stopping.wait()
             tasks.cancel_scope.cancel()

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 import shoal
+from shoal.runtime.launcher_messages import LastOfStage, ServerMayLeave
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import Leave
 from shoal.wire.messages.round import Close, Decide, Hold, StateChunk
@@ -36,7 +37,7 @@ async def run(cluster: Cluster) -> tuple[ClusterResult, list[str]]:
 
 def kept(cluster: Cluster) -> list[tuple[str, int]]:
     """Who may leave since the client keeps its stage, and as of which round."""
-    return [(str(peer), said["round"]) for peer, name, said in cluster.said if name == "may_leave" and said["is_kept"]]
+    return [(str(peer), said.round) for peer, said in cluster.said if isinstance(said, ServerMayLeave) and said.is_kept]
 
 
 def check(result: ClusterResult) -> None:
@@ -80,7 +81,7 @@ async def test_a_server_that_is_not_the_last_of_its_stage_leaves_at_once(make_cl
         cluster.when(Forward, action=soon(cluster, leave), receiver=cluster.servers[1].peer, number=9)
         result, notices = await run(cluster)
     check(result)
-    assert [name for _, name, _ in cluster.said] == ["may_leave"]
+    assert [type(said) for _, said in cluster.said] == [ServerMayLeave]
     assert kept(cluster) == []
     assert not any("kept" in notice for notice in notices)
 
@@ -149,8 +150,8 @@ async def test_without_a_client_the_last_server_says_that_its_state_would_be_los
 
         cluster.when(Forward, action=act, receiver=cluster.servers[3].peer, number=9)
         await run(cluster)
-    assert not [name for _, name, _ in cluster.said if name == "may_leave"]
-    assert {(said["stage"], said["problem"]) for _, _, said in cluster.said} == {(1, "no client can be reached")}
+    assert {type(said) for _, said in cluster.said} == {LastOfStage}
+    assert {(said.stage, said.problem) for _, said in cluster.said} == {(1, "no client can be reached")}
 
 
 async def test_a_donor_that_is_lost_in_the_hand_over_is_replaced_by_the_other_one(make_cluster: MakeCluster) -> None:

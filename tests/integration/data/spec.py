@@ -11,6 +11,7 @@ from shoal.config import Config, config_to_json
 from shoal.data_server.spec import DataServerSpec
 from shoal.identity import Identity
 from shoal.ids import PeerId, RunId
+from shoal.wire.messages.base import Hop
 
 RUN = RunId("test-run")
 
@@ -29,3 +30,9 @@ def spec(directory: Path, client: PeerId | None, config: Config) -> bytes:
         client=client,
     )
     return msgspec.msgpack.encode(start)
+
+
+def hop_of(start: bytes) -> Hop:
+    """Return where the data server of this spec is."""
+    told = msgspec.msgpack.decode(start, type=DataServerSpec)
+    return Hop(Identity(told.identity_key).peer_id, (f"unix:{told.socket_path}",))

@@ -18,7 +18,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 import pytest
-from tests.integration.data.spec import RUN, spec
+from tests.integration.data.spec import RUN, hop_of, spec
 
 from shoal import log
 from shoal.config import Config
@@ -31,6 +31,7 @@ from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.control_pipe import open_role_control
+from shoal.runtime.launcher_messages import RoleReady, StopRole
 from shoal.transport.dispatch import dispatch
 from shoal.transport.peers import StreamEndpoint
 from shoal.transport.unix import open_unix_endpoint
@@ -72,12 +73,12 @@ async def data_server(tmp_path: Path, client: PeerId | None, data: dict[str, Any
     ours, theirs = socket.socketpair()
     with ours, theirs, anyio.fail_after(240):
         async with open_role_control(theirs) as control, anyio.create_task_group() as group:
-            group.start_soon(main, spec(tmp_path, client, config(data)), control)
+            start = spec(tmp_path, client, config(data))
+            group.start_soon(main, start, control)
             line = await anyio.to_thread.run_sync(ours.makefile("rb").readline)
-            ready = json.loads(line)
-            assert ready["event"] == "ready"
-            yield msgspec.convert(ready["hop"], Hop)
-            ours.sendall(b'{"stop": "graceful"}\n')
+            assert msgspec.json.decode(line, type=RoleReady) == RoleReady()
+            yield hop_of(start)
+            ours.sendall(msgspec.json.encode(StopRole("")) + b"\n")
 
 
 def trainer_endpoint(tmp_path: Path, name: str) -> StreamEndpoint:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -15,12 +14,13 @@ from statistics import median
 import anyio
 import msgspec
 import pytest
-from tests.integration.data.spec import RUN, spec
+from tests.integration.data.spec import RUN, hop_of, spec
 
 from shoal.config import Config
 from shoal.data.feed import Feed
 from shoal.identity import Identity
 from shoal.ids import StepKey
+from shoal.runtime.launcher_messages import RoleReady, StopRole
 from shoal.transport.dispatch import dispatch
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.base import Hop, StepRange
@@ -49,10 +49,9 @@ def data_server(start: bytes) -> Iterator[tuple[int, Hop]]:
             process.stdin.close()
             try:
                 with ours.makefile("rb") as lines:
-                    ready = json.loads(lines.readline())
-                    assert ready["event"] == "ready", ready
-                    yield process.pid, msgspec.convert(ready["hop"], Hop)
-                ours.sendall(b'{"stop": "graceful"}\n')
+                    assert msgspec.json.decode(lines.readline(), type=RoleReady) == RoleReady()
+                    yield process.pid, hop_of(start)
+                ours.sendall(msgspec.json.encode(StopRole("")) + b"\n")
                 process.wait(60)
             finally:
                 process.kill()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -25,12 +25,14 @@ from shoal.monitor.service import listen_maddrs, main
 from shoal.monitor.spec import MonitorSpec
 from shoal.monitor.wandb_run import WandbRun, WandbSettings, open_rows
 from shoal.runtime.control_pipe import ControlPipe, RoleControl
+from shoal.runtime.launcher_messages import FromRole, InitialPeers, MonitorReady, StatusChanged, UserNotice
 from shoal.runtime.mailbox import Mailbox
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Metrics
 
 SWARM_KEY = b"k" * 32
+_Said = TypeVar("_Said", bound=FromRole)
 LOOPBACK = {"host_maddrs": ("/ip4/127.0.0.1/tcp/0",)}
 
 
@@ -64,10 +66,10 @@ class _Launcher:
     """The supervisor's end of the control pipe."""
 
     def __init__(self) -> None:
-        self.events = Mailbox[dict[str, Any]]()
-        self.pipe = ControlPipe(self.events.put)
+        self.events = Mailbox[FromRole]()
+        self.pipe = ControlPipe(self.events.put, FromRole)
         self.role = RoleControl()
-        self._passed: list[dict[str, Any]] = []
+        self._passed: list[FromRole] = []
 
     async def __aenter__(self) -> _Launcher:
         ours, theirs = socket.socketpair()
@@ -79,12 +81,12 @@ class _Launcher:
         await self.role.aclose()
         await self.pipe.aclose()
 
-    async def until(self, name: str, **wanted: float) -> dict[str, Any]:
-        """Return the first event of this name whose status has these values; others can be asked for afterwards."""
+    async def until(self, kind: type[_Said], **wanted: float) -> _Said:
+        """Return the first event of this kind whose status has these values; others can be asked for afterwards."""
 
-        def is_wanted(event: dict[str, Any]) -> bool:
-            status = event.get("status", {})
-            return event["event"] == name and all(status.get(key) == value for key, value in wanted.items())
+        def is_wanted(event: FromRole) -> bool:
+            status = event.values if isinstance(event, StatusChanged) else {}
+            return isinstance(event, kind) and all(status.get(key) == value for key, value in wanted.items())
 
         for event in filter(is_wanted, self._passed):
             self._passed.remove(event)
@@ -93,7 +95,7 @@ class _Launcher:
             if is_wanted(event):
                 return event
             self._passed.append(event)
-        raise AssertionError(f"the monitor ended without {name}")
+        raise AssertionError(f"the monitor ended without {kind}")
 
 
 @pytest.mark.anyio
@@ -106,12 +108,11 @@ async def test_a_monitor_is_the_first_peer_and_reports_numbers_to_the_terminal_a
     with anyio.fail_after(240):
         async with _Launcher() as launcher, anyio.create_task_group() as tasks:
             tasks.start_soon(main, spec, launcher.role)
-            ready = await launcher.until("ready")
+            ready = await launcher.until(MonitorReady)
             listed = await anyio.Path(tmp_path / "logs" / "initial_peers.txt").read_text()
-            assert listed.split() == ready["maddrs"]
-            hop = msgspec.convert(ready["hop"], Hop)
-            assert hop.peer == me.peer_id
-            await _joins(tmp_path, other, ready["maddrs"], hop)
+            assert tuple(listed.split()) == ready.maddrs
+            hop = Hop(me.peer_id, (f"unix:{tmp_path / 'monitor'}",))
+            await _joins(tmp_path, other, ready.maddrs, hop)
             async with open_unix_endpoint(
                 peer_id=client.peer_id, run_id=RunId("test-run"), role="client", path=tmp_path / "client"
             ) as endpoint:
@@ -119,10 +120,10 @@ async def test_a_monitor_is_the_first_peer_and_reports_numbers_to_the_terminal_a
                 for step in range(3):
                     values = {"loss/train": 5.0 - step, "samples": 10.0 * step, "alive_peers": 4.0, "pipelines": 2.0}
                     endpoint.post(hop.peer, Metrics("client", client.peer_id, 1, values))
-                await launcher.until("status", **{"loss/train": 3.0, "round": 1.0, "alive_peers": 4.0})
-                notice = await launcher.until("notice")
+                await launcher.until(StatusChanged, **{"loss/train": 3.0, "round": 1.0, "alive_peers": 4.0})
+                notice = await launcher.until(UserNotice)
             launcher.role.stopping.set()
-    assert "offline" in notice["text"]
+    assert "offline" in notice.text
     assert await anyio.to_thread.run_sync(_logged, tmp_path / "logs", "loss/train") == [5.0, 4.0, 3.0]
     assert capfd.readouterr() == ("", "")
 
@@ -165,8 +166,8 @@ async def test_without_wandb_the_monitor_works_and_makes_no_run(tmp_path: Path) 
     with anyio.fail_after(240):
         async with _Launcher() as launcher, anyio.create_task_group() as tasks:
             tasks.start_soon(main, spec, launcher.role)
-            await launcher.until("ready")
-            await launcher.until("status", alive_peers=1.0, missing_stages=float(load_config().num_stages))
+            await launcher.until(MonitorReady)
+            await launcher.until(StatusChanged, alive_peers=1.0, missing_stages=float(load_config().num_stages))
             launcher.role.stopping.set()
     assert not await anyio.Path(tmp_path / "logs" / "wandb").exists()
 
@@ -201,9 +202,9 @@ async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(
             async with _Launcher() as launcher, anyio.create_task_group() as tasks:
                 tasks.start_soon(main, spec, launcher.role)
                 if start:
-                    launcher.pipe.send({"initial_peers": []})
-                ready = await launcher.until("ready")
-                hop = msgspec.convert(ready["hop"], Hop)
+                    launcher.pipe.send(InitialPeers(()))
+                await launcher.until(MonitorReady)
+                hop = Hop(identity.peer_id, (f"unix:{tmp_path / 'monitor'}",))
                 async with open_unix_endpoint(
                     peer_id=client.peer_id, run_id=RunId("test-run"), role="client", path=tmp_path / f"client_{start}"
                 ) as endpoint:
@@ -211,8 +212,8 @@ async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(
                     for step in range(3):
                         values = {"loss/train": 5.0 - step - 3 * start}
                         endpoint.post(hop.peer, Metrics("client", client.peer_id, 1, values))
-                    await launcher.until("status", **{"loss/train": 3.0 - 3 * start})
-                    notices.append((await launcher.until("notice"))["text"])
+                    await launcher.until(StatusChanged, **{"loss/train": 3.0 - 3 * start})
+                    notices.append((await launcher.until(UserNotice)).text)
                 launcher.role.stopping.set()
         await anyio.sleep(1.1)  # W&B names its folders by the second
     assert len(set(notices)) == 1

@@ -12,46 +12,61 @@ import threading
 
 from shoal.errors import ConfigError
 from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.launcher_messages import (
+    InitialPeers,
+    RoleReady,
+    ScoutReady,
+    StartDataServer,
+    StartTrainer,
+    UserNotice,
+)
+
+
+def _serves(control: RoleControl, **told: object) -> None:
+    """Say that this role serves, and something about it: `supervised.told_by` returns it."""
+    control.tell(ScoutReady("", told))
 
 
 async def steady(payload: bytes, control: RoleControl) -> None:
     """Serve until told to stop, and say how that was."""
     threads = len(os.listdir("/proc/self/task"))
-    control.ready(payload=payload.decode(), threads=threads)
+    _serves(control, payload=payload.decode(), threads=threads)
     await control.stopping.wait()
-    control.event("left", role_pid=os.getpid())
+    control.tell(UserNotice("left"))
 
 
 async def stubborn(_payload: bytes, control: RoleControl) -> None:
     """Block the event loop for ever: neither SIGTERM nor a message reaches it."""
-    control.ready()
-    await control.request("go")
+    control.tell(RoleReady())
+    await control.request(StartDataServer())
     threading.Event().wait()
 
 
 async def echo(_payload: bytes, control: RoleControl) -> None:
     """Send back every message."""
-    control.ready()
-    async for message in control.messages:
-        control.event("echo", **message)
+    control.tell(RoleReady())
+    async for order in control.orders:
+        assert isinstance(order, InitialPeers)
+        control.tell(order)
 
 
 async def obeying(_payload: bytes, control: RoleControl) -> None:
     """End with the exit code that a message orders."""
-    control.ready()
-    async for message in control.messages:
-        os._exit(message["exit"])
+    control.tell(RoleReady())
+    async for order in control.orders:
+        assert isinstance(order, InitialPeers)
+        os._exit(int(order.maddrs[0]))
 
 
 async def asking(_payload: bytes, control: RoleControl) -> None:
     """Ask the launcher for a role and report its answer."""
-    answer = await control.request("start_role", role="trainer", index=7)
-    control.event("answered", **answer)
+    answer = await control.request(StartTrainer(7, 1))
+    control.tell(UserNotice(answer.error))
 
 
 async def failing_later(_payload: bytes, control: RoleControl) -> None:
     """Serve, then fail."""
-    control.ready()
+    control.tell(RoleReady())
     raise ZeroDivisionError("a bug")
 
 
@@ -78,13 +93,13 @@ async def computing(_payload: bytes, control: RoleControl) -> None:
     thread = threading.Thread(target=compute)
     thread.start()
     thread.join()
-    control.ready(faults=faults)
+    _serves(control, faults=faults)
 
 
 async def parent(_payload: bytes, control: RoleControl) -> None:
     """Start processes as a role's libraries do: one in the session of the run, one that leaves it."""
     children = [_start_child(leave_session=False), _start_child(leave_session=True)]
-    control.ready(children=[child.pid for child in children])
+    _serves(control, children=[child.pid for child in children])
     await control.stopping.wait()
     for child in children:
         child.kill()
@@ -100,10 +115,10 @@ async def noisy(_payload: bytes, control: RoleControl) -> None:
     """Write to both standard streams."""
     sys.stdout.write("to standard output\n")
     sys.stderr.write("to standard error\n")
-    control.ready(payload=json.dumps(os.getpid()))
+    _serves(control, payload=json.dumps(os.getpid()))
 
 
 async def collecting(_payload: bytes, control: RoleControl) -> None:
     """Say how often garbage is looked for, and how many objects that leaves out."""
-    control.ready(threshold=list(gc.get_threshold()), num_frozen=gc.get_freeze_count())
+    _serves(control, threshold=list(gc.get_threshold()), num_frozen=gc.get_freeze_count())
     await control.stopping.wait()

@@ -9,14 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from shoal.clock import Deadline, SystemClock
-from shoal.runtime.role_handle import RoleEvent, RoleHandle
+from shoal.runtime.launcher_messages import RoleEvent, ScoutReady
+from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RestartPolicy
 
+_Event = TypeVar("_Event", bound=RoleEvent)
 _HERE = Path(__file__).parent
 DEADLINE_S = 60.0
 EAGER = RestartPolicy(max_restarts=2, window_s=60.0, first_delay_s=0.01, max_delay_s=0.02)
@@ -41,19 +44,26 @@ def gone_within(pids: Iterable[int], timeout_s: float) -> list[int]:
     return left
 
 
-async def next_event(handle: RoleHandle, name: str) -> RoleEvent:
-    """Return the next event of this name; what comes before it is dropped."""
+async def told_by(handle: RoleHandle) -> dict[str, Any]:
+    """Return what a role of `roles` has told when it began to serve."""
+    ready = await handle.ready()
+    assert isinstance(ready, ScoutReady)
+    return ready.configuration
+
+
+async def next_event(handle: RoleHandle, kind: type[_Event]) -> _Event:
+    """Return the next event of this kind; what comes before it is dropped."""
     with anyio.fail_after(DEADLINE_S):
         async for event in handle.events:
-            if event.name == name:
+            if isinstance(event, kind):
                 return event
-    raise AssertionError(f"{handle.spec} ended without an event {name!r}")
+    raise AssertionError(f"{handle.spec} ended without {kind}")
 
 
-async def rest_of(handle: RoleHandle) -> list[str]:
-    """Return the names of all events until the role has ended for good."""
+async def rest_of(handle: RoleHandle) -> list[type]:
+    """Return the kinds of all events until the role has ended for good."""
     with anyio.fail_after(DEADLINE_S):
-        return [event.name async for event in handle.events]
+        return [type(event) async for event in handle.events]
 
 
 async def all_end(pids: Iterable[int], within_s: float = DEADLINE_S) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 
+from shoal.runtime.launcher_messages import LauncherAnswer, RoleAsks, ScoutReady
 from shoal.runtime.role_spec import RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
@@ -26,10 +27,12 @@ async def main(parent: Path, *preload: str) -> None:
             family = await supervisor.start(RoleSpec("parent", 0, "roles:parent"))
             await stubborn.ready()
             await steady.ready()
-            children = (await family.ready())["children"]
+            said = await family.ready()
+            assert isinstance(said, ScoutReady)
+            children = said.configuration["children"]
             async for event in stubborn.events:
-                if event.name == "request":
-                    stubborn.reply(event)
+                if isinstance(event, RoleAsks):
+                    stubborn.reply(event, LauncherAnswer())
                     break
             pids = [supervisor._keeper.pid, stubborn.pid, steady.pid, family.pid, *children]
             print(json.dumps({"pids": pids, "run_dir": str(run_dir.path)}), flush=True)

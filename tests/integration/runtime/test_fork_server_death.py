@@ -18,11 +18,13 @@ from tests.integration.runtime.supervised import (
     next_event,
     rest_of,
     start_program,
+    told_by,
 )
 from tests.windows import fork_server_pid
 
 from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime import fork_server_keeper
+from shoal.runtime.launcher_messages import InitialPeers, RoleExited, RoleReady, RoleRestarting
 from shoal.runtime.process_info import descendants, read_stat
 from shoal.runtime.role_spec import RoleSpec
 from shoal.runtime.run_dir import RunDir
@@ -74,8 +76,8 @@ async def test_roles_outlive_their_fork_server_and_the_next_one_serves_requests_
         later = await supervisor.start(RoleSpec("server", 1, "roles:steady"))
         assert fork_server_pid(supervisor) != pid
         await later.ready()
-        echo.send(number=1)
-        assert (await next_event(echo, "echo")).fields == {"number": 1}
+        echo.send(InitialPeers(("a",)))
+        assert (await next_event(echo, InitialPeers)).maddrs == ("a",)
         parents = [read_stat(handle.pid).parent_pid for handle in (echo, steady, later)]
         assert parents == [os.getpid(), os.getpid(), fork_server_pid(supervisor)]
         supervisor.kill(echo)
@@ -93,11 +95,11 @@ async def test_the_exit_code_of_an_adopted_role_is_the_right_one(code: int) -> N
         handle = await supervisor.start(RoleSpec("obeying", 0, "roles:obeying", restart=EAGER))
         await handle.ready()
         await _replaced(supervisor, _lose(supervisor))
-        handle.send(exit=code)
-        assert (await next_event(handle, "exited")).fields == {"code": code}
+        handle.send(InitialPeers((str(code),)))
+        assert (await next_event(handle, RoleExited)).status.code == code
         if code:
             # The policy is what it was: it has failed, and is started again by the next fork server.
-            await next_event(handle, "ready")
+            await next_event(handle, RoleReady)
             assert read_stat(handle.pid).parent_pid == fork_server_pid(supervisor)
         else:
             assert await rest_of(handle) == []
@@ -107,16 +109,16 @@ async def test_a_role_that_is_killed_with_the_fork_server_is_started_again_and_i
     async with Supervisor() as supervisor:
         spec = RoleSpec("server", 0, "roles:parent", restart=EAGER)
         handle = await supervisor.start(spec)
-        children = (await handle.ready())["children"]
+        children = (await told_by(handle))["children"]
         frozen = fork_server_pid(supervisor)
         # It sees nothing of the role's end, and cannot kill what the role leaves.
         os.kill(frozen, signal.SIGSTOP)
         os.kill(handle.pid, signal.SIGKILL)
         await all_end([handle.pid])
         os.kill(frozen, signal.SIGKILL)
-        assert (await next_event(handle, "exited")).fields == {"code": -signal.SIGKILL}
+        assert (await next_event(handle, RoleExited)).status.code == -signal.SIGKILL
         await all_end(children)
-        await next_event(handle, "ready")
+        await next_event(handle, RoleReady)
         await supervisor.stop(DEADLINE_S)
         assert (await handle.wait()).ok
     assert _descendants().isdisjoint(children)
@@ -126,8 +128,8 @@ async def test_processes_that_a_killed_adopted_role_leaves_are_killed_at_once_an
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("server", 0, "roles:parent"))
         other = await supervisor.start(RoleSpec("server", 1, "roles:parent"))
-        children = (await handle.ready())["children"]
-        others = (await other.ready())["children"]
+        children = (await told_by(handle))["children"]
+        others = (await told_by(other))["children"]
         await _replaced(supervisor, _lose(supervisor))
         os.kill(handle.pid, signal.SIGKILL)
         assert str(await handle.wait()) == "killed by SIGKILL"
@@ -196,7 +198,7 @@ async def test_a_run_whose_fork_server_hangs_ends_gracefully_and_does_not_wait_f
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("server", 0, "roles:steady"))
         family = await supervisor.start(RoleSpec("server", 1, "roles:parent"))
-        pids = [fork_server_pid(supervisor), handle.pid, family.pid, *(await family.ready())["children"]]
+        pids = [fork_server_pid(supervisor), handle.pid, family.pid, *(await told_by(family))["children"]]
         await handle.ready()
         os.kill(fork_server_pid(supervisor), signal.SIGSTOP)
         with anyio.fail_after(DEADLINE_S):
@@ -222,7 +224,7 @@ async def test_stop_does_not_wait_for_a_fork_server_that_is_still_importing(seco
         await steady.ready()
         await _replaced(supervisor, _lose(supervisor))
         os.kill(killed.pid, signal.SIGKILL)
-        await next_event(killed, "restarting")
+        await next_event(killed, RoleRestarting)
 
         async def start() -> None:
             try:
@@ -243,7 +245,7 @@ async def test_stop_does_not_wait_for_a_fork_server_that_is_still_importing(seco
 async def _lose_all(pids: list[int]) -> None:
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("server", 0, "roles:parent"))
-        pids += [handle.pid, *(await handle.ready())["children"]]
+        pids += [handle.pid, *(await told_by(handle))["children"]]
         while True:
             pids.append(_lose(supervisor))
             await _replaced(supervisor, pids[-1])

@@ -14,10 +14,31 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import TaskStatus
-from tests.integration.runtime.supervised import DEADLINE_S, EAGER, gone_within, next_event, rest_of, start_program
+from tests.integration.runtime.supervised import (
+    DEADLINE_S,
+    EAGER,
+    gone_within,
+    next_event,
+    rest_of,
+    start_program,
+    told_by,
+)
 from tests.windows import fork_server_pid
 
 from shoal.errors import ConnectionLost, RemoteError
+from shoal.runtime.launcher_messages import (
+    InitialPeers,
+    LauncherAnswer,
+    RoleAsks,
+    RoleExited,
+    RoleFailed,
+    RoleGivenUp,
+    RoleReady,
+    RoleRestarting,
+    ScoutReady,
+    StartTrainer,
+    UserNotice,
+)
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
@@ -38,7 +59,7 @@ async def test_three_roles_get_ready_and_leave_gracefully_in_the_order_asked_for
         ]
         for handle in handles:
             # The main thread, and the one that watches the lifeline.
-            assert await handle.ready() == {"payload": handle.spec.role, "threads": 2}
+            assert await told_by(handle) == {"payload": handle.spec.role, "threads": 2}
         left: list[str] = []
 
         async def note(handle: RoleHandle) -> None:
@@ -52,7 +73,7 @@ async def test_three_roles_get_ready_and_leave_gracefully_in_the_order_asked_for
         assert left == ["trainer", "server", "monitor"]
         for handle in handles:
             assert (await handle.wait()).ok
-            assert await rest_of(handle) == ["ready", "left", "exited"]
+            assert await rest_of(handle) == [ScoutReady, UserNotice, RoleExited]
         pid = fork_server_pid(supervisor)
     assert gone_within([pid], 0) == []
 
@@ -60,7 +81,7 @@ async def test_three_roles_get_ready_and_leave_gracefully_in_the_order_asked_for
 async def test_a_role_looks_for_garbage_as_often_as_usual_but_not_among_what_was_imported_for_all() -> None:
     async with Supervisor(preload=["json"]) as supervisor:
         role = await supervisor.start(RoleSpec("server", 0, "roles:collecting"))
-        said = await role.ready()
+        said = await told_by(role)
         assert said["threshold"] == list(gc.get_threshold())
         assert said["num_frozen"] > 1000
 
@@ -69,7 +90,7 @@ async def test_a_role_looks_for_garbage_as_often_as_usual_but_not_among_what_was
 async def test_a_role_computes_in_memory_that_it_has_already() -> None:
     async with Supervisor() as supervisor:
         role = await supervisor.start(RoleSpec("server", 0, "roles:computing"))
-        _, *again = (await role.ready())["faults"]
+        _, *again = (await told_by(role))["faults"]
     assert max(again) < 1000, "of 24,576 pages"
 
 
@@ -85,13 +106,13 @@ async def test_ps_shows_what_a_process_is() -> None:
 async def test_messages_go_to_a_role_and_requests_get_their_reply() -> None:
     async with Supervisor() as supervisor:
         echo = await supervisor.start(RoleSpec("echo", 0, "roles:echo"))
-        echo.send(peers=["a", "b"])
-        assert (await next_event(echo, "echo")).fields == {"peers": ["a", "b"]}
+        echo.send(InitialPeers(("a", "b")))
+        assert (await next_event(echo, InitialPeers)).maddrs == ("a", "b")
         asking = await supervisor.start(RoleSpec("client", 0, "roles:asking"))
-        request = await next_event(asking, "request")
-        assert request.fields == {"request": "start_role", "id": 0, "role": "trainer", "index": 7}
-        asking.reply(request, pid=42)
-        assert (await next_event(asking, "answered")).fields == {"pid": 42}
+        request = await next_event(asking, RoleAsks)
+        assert request == RoleAsks(0, StartTrainer(7, 1), start=1)
+        asking.reply(request, LauncherAnswer("no room"))
+        assert (await next_event(asking, UserNotice)).text == "no room"
         assert (await asking.wait()).ok
 
 
@@ -101,11 +122,11 @@ async def test_a_role_gives_way_as_much_as_it_is_told_also_when_it_is_started_ag
         plain = await supervisor.start(RoleSpec("trainer", 0, "roles:steady"))
         await plain.ready()
         nice = await supervisor.start(RoleSpec("server", 0, "roles:steady", restart=EAGER, nice=3))
-        await next_event(nice, "ready")
+        await next_event(nice, RoleReady)
         assert _niceness(plain.pid) == {own}
         assert _niceness(nice.pid) == {min(19, own + 3)}, "of all its threads"
         os.kill(nice.pid, signal.SIGKILL)
-        await next_event(nice, "ready")
+        await next_event(nice, RoleReady)
         assert _niceness(nice.pid) == {min(19, own + 3)}
 
 
@@ -122,19 +143,19 @@ async def test_output_of_a_role_goes_to_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "code", "kind"),
-    [(b"user", 2, "ConfigError"), (b"group", 2, "ConfigError"), (b"bug", 1, "ZeroDivisionError")],
+    ("payload", "code", "reason"),
+    [(b"user", 2, "device: there is no cuda:9"), (b"group", 2, "device: there is no cuda:9"), (b"bug", 1, "a bug")],
 )
 async def test_a_failing_role_says_why_and_exits_with_the_right_code(
-    payload: bytes, code: int, kind: str, tmp_path: Path
+    payload: bytes, code: int, reason: str, tmp_path: Path
 ) -> None:
     async with Supervisor() as supervisor:
         spec = RoleSpec("failing", 0, "roles:failing", payload=payload, output_path=tmp_path / "log")
         handle = await supervisor.start(spec)
-        error = await next_event(handle, "error")
-        assert error.fields["kind"] == kind
+        error = await next_event(handle, RoleFailed)
+        assert error.reason == reason
         assert (await handle.wait()).code == code
-        with pytest.raises(RemoteError, match=r"failing:0 ended before it was ready: .*(cuda:9|a bug)"):
+        with pytest.raises(RemoteError, match=f"failing:0 ended before it was ready: {reason}"):
             await handle.ready()
     assert ("Traceback" in (tmp_path / "log").read_text()) == (payload == b"bug")
 
@@ -144,11 +165,11 @@ async def test_a_killed_role_is_reported_restarted_and_given_up_at_last() -> Non
         handle = await supervisor.start(RoleSpec("server", 0, "roles:steady", restart=EAGER))
         pids: set[int] = set()
         for _ in range(3):
-            await next_event(handle, "ready")
+            await next_event(handle, RoleReady)
             pids.add(handle.pid)
             os.kill(handle.pid, signal.SIGKILL)
-            assert (await next_event(handle, "exited")).fields == {"code": -signal.SIGKILL}
-        assert await rest_of(handle) == ["given_up"]
+            assert (await next_event(handle, RoleExited)).status.code == -signal.SIGKILL
+        assert await rest_of(handle) == [RoleGivenUp]
         assert len(pids) == 3
         assert handle.restarts == 2
         assert str(await handle.wait()) == "killed by SIGKILL"
@@ -172,7 +193,7 @@ async def test_stop_does_not_wait_for_the_pause_before_a_restart() -> None:
         handle = await supervisor.start(RoleSpec("server", 0, "roles:steady", restart=policy))
         await handle.ready()
         os.kill(handle.pid, signal.SIGKILL)
-        await next_event(handle, "restarting")
+        await next_event(handle, RoleRestarting)
         with anyio.fail_after(DEADLINE_S):
             await supervisor.stop(1000.0)
         assert not handle.running
@@ -182,8 +203,8 @@ async def test_processes_that_a_killed_role_leaves_are_killed_at_once() -> None:
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("server", 0, "roles:parent"))
         other = await supervisor.start(RoleSpec("server", 1, "roles:parent"))
-        children = (await handle.ready())["children"]
-        others = (await other.ready())["children"]
+        children = (await told_by(handle))["children"]
+        others = (await told_by(other))["children"]
         os.kill(handle.pid, signal.SIGKILL)
         await handle.wait()
         assert gone_within(children, DEADLINE_S) == []
@@ -195,7 +216,7 @@ async def test_processes_that_a_killed_role_leaves_are_killed_at_once() -> None:
 async def test_a_role_that_does_not_leave_in_time_is_killed() -> None:
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("stubborn", 0, "roles:stubborn"))
-        handle.reply(await next_event(handle, "request"))
+        handle.reply(await next_event(handle, RoleAsks), LauncherAnswer())
         await supervisor.stop(0.1)
         assert str(await handle.wait()) == "killed by SIGKILL"
 
@@ -211,7 +232,7 @@ async def test_a_role_that_is_stopped_before_it_serves_leaves_gracefully_too() -
 async def test_leaving_the_context_without_stop_kills_everything() -> None:
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("server", 0, "roles:parent"))
-        pids = [fork_server_pid(supervisor), handle.pid, *(await handle.ready())["children"]]
+        pids = [fork_server_pid(supervisor), handle.pid, *(await told_by(handle))["children"]]
     assert gone_within(pids, 0) == []
     assert str(await handle.wait()) == "killed by SIGKILL"
 

@@ -16,6 +16,7 @@ from shoal.config import Config
 from shoal.errors import ConfigError, RemoteError
 from shoal.model.costs import static_costs
 from shoal.model.registry import NATIVE_FAMILIES, load_family
+from shoal.runtime.launcher_messages import CostsFound, RoleFailed
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import ExitStatus, RoleSpec
 from shoal.server.cost_cache import CostCache, cost_key
@@ -107,10 +108,10 @@ class Host:
         script = self.scripts.pop(0)
         if isinstance(script, int):
             if script == 2:
-                handle.deliver({"event": "error", "message": "model.family: there is no such family"})
+                handle.deliver(RoleFailed("model.family: there is no such family"))
             handle.finish(ExitStatus(script))
         else:
-            handle.deliver({"event": "unit_costs", "elapsed_s": 0.5, "warnings": [], **script})
+            handle.deliver(CostsFound(**{"elapsed_s": 0.5, "warnings": [], **script}))
             handle.finish(ExitStatus(0))
         return handle
 

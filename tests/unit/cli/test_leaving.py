@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
 import pytest
 
 from shoal.cli.leaving import HostLeaves
 from shoal.clock import SystemClock
 from shoal.ids import PeerId
-from shoal.runtime.role_handle import RoleEvent, RoleHandle
+from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave, ServerReady, ToRole
+from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RoleSpec
 
 pytestmark = pytest.mark.anyio
@@ -21,11 +20,11 @@ class Server(RoleHandle):
 
     def __init__(self, index: int) -> None:
         super().__init__(RoleSpec("server", index, ""))
-        self.deliver({"event": "ready"})
-        self.told: list[dict[str, Any]] = []
+        self.deliver(ServerReady(index))
+        self.told: list[ToRole] = []
 
-    def send(self, **fields: object) -> None:
-        self.told.append(fields)
+    def send(self, message: ToRole) -> None:
+        self.told.append(message)
 
 
 class Host:
@@ -36,34 +35,31 @@ class Host:
         self.leaves = HostLeaves(self.lines.append, SystemClock(), patience_s)
         self.servers = {Server(0): PeerId("a"), Server(1): PeerId("b")}
 
-    def says(self, index: int, name: str, **fields: object) -> None:
-        server = list(self.servers)[index]
-        self.leaves.take(RoleEvent(name, {"stage": index, "round": 7, **fields}, 1), server)
-
-    async def left(self, *events: tuple[int, str, dict[str, object]]) -> None:
+    async def left(self, *events: LastOfStage | ServerMayLeave) -> None:
+        """Each server has the stage of its index."""
         with anyio.fail_after(240):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.leaves.run, self.servers)
                 await anyio.wait_all_tasks_blocked()
-                for index, name, fields in events:
-                    self.says(index, name, **fields)
+                for said in events:
+                    self.leaves.take(said, list(self.servers)[said.stage])
 
 
 async def test_servers_that_others_can_do_without_leave_without_a_word() -> None:
     host = Host()
-    await host.left((0, "may_leave", {"is_kept": False}), (1, "may_leave", {"is_kept": False}))
+    await host.left(ServerMayLeave(0, 7, False), ServerMayLeave(1, 7, False))
     assert host.lines == []
-    assert [server.told for server in host.servers] == [[{"leave": [PeerId("a"), PeerId("b")]}]] * 2
+    assert [server.told for server in host.servers] == [[LeaveTogether((PeerId("a"), PeerId("b")))]] * 2
 
 
 async def test_the_last_host_names_its_stages_once_and_says_where_their_state_is() -> None:
     host = Host()
     await host.left(
-        (0, "last_of_stage", {"problem": ""}),
-        (1, "last_of_stage", {"problem": ""}),
-        (1, "last_of_stage", {"problem": ""}),
-        (0, "may_leave", {"is_kept": True}),
-        (1, "may_leave", {"is_kept": True}),
+        LastOfStage(0, 7, ""),
+        LastOfStage(1, 7, ""),
+        LastOfStage(1, 7, ""),
+        ServerMayLeave(0, 7, True),
+        ServerMayLeave(1, 7, True),
     )
     first, *others = host.lines
     assert first.startswith("this host is the last with stages 0, 1: it hands over what they have learnt up to round 7")
@@ -73,8 +69,7 @@ async def test_the_last_host_names_its_stages_once_and_says_where_their_state_is
 
 async def test_where_nobody_takes_it_the_loss_is_named_and_the_wait_ends() -> None:
     host = Host(patience_s=0.05)
-    problem = {"problem": "no client can be reached"}
-    await host.left((0, "may_leave", {"is_kept": False}), (1, "last_of_stage", problem))
+    await host.left(ServerMayLeave(0, 7, False), LastOfStage(1, 7, "no client can be reached"))
     assert host.lines[0].startswith(
         "this host is the last with stage 1, and nobody takes it (no client can be reached): what it has learnt is lost"
     )

@@ -16,6 +16,7 @@ from shoal.client.trainers import TrainerPool
 from shoal.clock import SystemClock
 from shoal.config.training import DilocoConfig
 from shoal.ids import PeerId, StepKey
+from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
 from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
@@ -37,11 +38,10 @@ pytestmark = pytest.mark.anyio
 class Launcher:
     pool: TrainerPool
 
-    async def request(self, name: str, **fields: int) -> dict[str, str]:
-        slot = fields["slot"]
-        peer = PeerId(f"T{slot}")
-        self.pool.receive(Received(peer, TrainerHello(slot, fields["incarnation"], Hop(peer, ("memory:T",)))))
-        return {}
+    async def request(self, asked: StartTrainer) -> LauncherAnswer:
+        peer = PeerId(f"T{asked.slot}")
+        self.pool.receive(Received(peer, TrainerHello(asked.slot, asked.incarnation, Hop(peer, ("memory:T",)))))
+        return LauncherAnswer()
 
 
 class _Clock(SystemClock):

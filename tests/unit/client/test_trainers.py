@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import anyio
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from shoal.client.trainers import TrainerPool
 from shoal.errors import ControlError
 from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.base import Hop
@@ -32,11 +32,11 @@ class Launcher:
         self.on_start: Callable[[int, int], None] = lambda _slot, _incarnation: None
         self.error: str | None = None
 
-    async def request(self, name: str, **fields: Any) -> Mapping[str, Any]:
-        assert name == "start_trainer"
-        self.started.append((fields["slot"], fields["incarnation"]))
-        self.on_start(fields["slot"], fields["incarnation"])
-        return {} if self.error is None else {"error": self.error}
+    async def request(self, asked: StartTrainer) -> LauncherAnswer:
+        assert isinstance(asked, StartTrainer)
+        self.started.append((asked.slot, asked.incarnation))
+        self.on_start(asked.slot, asked.incarnation)
+        return LauncherAnswer(self.error or "")
 
 
 def make_pool(launcher: Launcher, start_timeout_s: float = 5.0, above: int = 0) -> TrainerPool:

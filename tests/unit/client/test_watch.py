@@ -13,6 +13,7 @@ from shoal.clock import SystemClock
 from shoal.control.membership import Membership
 from shoal.control.records import StageRecord
 from shoal.ids import PeerId, StepKey
+from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
 from shoal.testing.registry import LocalRegistry
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
@@ -27,10 +28,10 @@ SERVER, TRAINER = PeerId("server"), PeerId("T0")
 class Launcher:
     pool: TrainerPool
 
-    async def request(self, name: str, **fields: int) -> dict[str, str]:
-        hello = TrainerHello(fields["slot"], fields["incarnation"], Hop(TRAINER, ("memory:T0",)))
+    async def request(self, asked: StartTrainer) -> LauncherAnswer:
+        hello = TrainerHello(asked.slot, asked.incarnation, Hop(TRAINER, ("memory:T0",)))
         self.pool.receive(Received(TRAINER, hello))
-        return {}
+        return LauncherAnswer()
 
 
 async def make_watch(

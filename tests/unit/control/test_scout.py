@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import anyio
 import pytest
@@ -34,6 +34,7 @@ from shoal.control.scout_spec import ScoutSpec
 from shoal.errors import BootstrapError, ConnectionLost
 from shoal.identity import Identity
 from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import FromRole, InitialPeers, RunAnnounced, RunConcluded
 from shoal.swarm.view import Run
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
@@ -86,10 +87,10 @@ class Told:
     """What the launcher is told."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[FromRole] = []
 
-    def event(self, name: str, **fields: Any) -> None:
-        self.events.append((name, fields))
+    def tell(self, message: FromRole) -> None:
+        self.events.append(message)
 
 
 CLIENT, SCOUT = PeerId("C"), PeerId("S")
@@ -158,7 +159,7 @@ async def test_the_launcher_hears_from_the_client_how_a_run_ends(last: RunOver, 
         assert scene.told.events == []
         client.post(SCOUT, last)
         await scene.over.wait()
-    assert scene.told.events == [("run_over", {"reason": reason, "ended_well": ended_well})]
+    assert scene.told.events == [RunConcluded(reason, ended_well)]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ async def test_nothing_that_the_registry_says_makes_a_host_leave(said: Record, b
         scene.network.kill(CLIENT)
         await anyio.wait_all_tasks_blocked()
         assert not scene.over.is_set()
-        assert [name for name, _ in scene.told.events if name != "run_announced"] == []
+        assert [said for said in scene.told.events if not isinstance(said, RunAnnounced)] == []
 
 
 async def test_a_run_is_left_for_another_when_that_ones_client_says_so_and_this_ones_is_gone() -> None:
@@ -199,9 +200,7 @@ async def test_a_run_is_left_for_another_when_that_ones_client_says_so_and_this_
         scene.network.kill(CLIENT)
         await scene.over.wait()
     assert scene.questions == ["other"]
-    assert scene.told.events == [
-        ("run_over", {"reason": "a new run, other, has begun in place of r", "ended_well": False})
-    ]
+    assert scene.told.events == [RunConcluded("a new run, other, has begun in place of r", False)]
 
 
 async def test_a_run_that_is_silent_is_not_over_and_may_come_back() -> None:
@@ -215,7 +214,7 @@ async def test_a_run_that_is_silent_is_not_over_and_may_come_back() -> None:
             kept.append(scene.board.own)
     assert kept == [KEPT, None], "while no client announces the run, the scout does, so that the next one finds it"
     told = scene.told.events
-    assert told == [("run_announced", {"is_announced": False}), ("run_announced", {"is_announced": True})]
+    assert told == [RunAnnounced(False), RunAnnounced(True)]
 
 
 async def test_a_client_that_is_lost_is_asked_again_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,4 +317,4 @@ async def test_the_launcher_is_told_where_the_swarm_can_be_joined_whenever_that_
                 membership.update([VerifiedRecord("monitor", PeerId("M"), number, expires_unix_s, record)])
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
-    assert told.events == [("peers", {"maddrs": ("/m1",)}), ("peers", {"maddrs": ("/m2",)})]
+    assert told.events == [InitialPeers(("/m1",)), InitialPeers(("/m2",))]

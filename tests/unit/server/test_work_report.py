@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import anyio
 import pytest
 
 from shoal.clock import SystemClock
 from shoal.ids import Ballot, PeerId, StageIndex
+from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
 from shoal.server.work_report import WorkReport
 from shoal.swarm.view import ClientPeer, Replica, SwarmView
 from shoal.transport.base import PeerLost
@@ -50,7 +50,7 @@ class _Replica:
 class _Desk:
     clock: _Clock = field(default_factory=_Clock)
     replica: _Replica = field(default_factory=_Replica)
-    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    told: list[WorkDone | PeerSilent | PeerHeard] = field(default_factory=list[WorkDone | PeerSilent | PeerHeard])
 
     def __post_init__(self) -> None:
         there = Replica(Hop(OTHER, ()), 0.0, stage=StageIndex(0))
@@ -60,7 +60,7 @@ class _Desk:
             replica=lambda: self.replica,
             view=lambda: view,
             clock=self.clock,
-            tell=lambda name, **fields: self.told.append((name, fields)),
+            tell=self.told.append,
         )
 
 
@@ -99,9 +99,9 @@ def test_a_peer_that_falls_silent_is_named_once_and_is_heard_again_once() -> Non
         desk.report.found(peer)
     other = "server oWtheirs (stage 0)"
     assert desk.told == [
-        ("silent", {"peer": CLIENT, "who": "the client", "silent_s": 2.5}),
-        ("silent", {"peer": OTHER, "who": other, "silent_s": 2.5}),
-        ("heard", {"peer": OTHER, "who": other}),
+        PeerSilent(CLIENT, "the client", 2.5),
+        PeerSilent(OTHER, other, 2.5),
+        PeerHeard(OTHER, other),
     ]
 
 
@@ -125,4 +125,4 @@ async def test_nothing_is_said_while_nothing_changes() -> None:
     desk.clock.sleep_s = sleep_s  # type: ignore[method-assign]
     with pytest.raises(_Enough):
         await desk.report.run()
-    assert [fields["numbers"]["steps"] for _, fields in desk.told] == [7, 8]
+    assert [said.numbers["steps"] for said in desk.told if isinstance(said, WorkDone)] == [7, 8]

@@ -1,0 +1,200 @@
+"""What a launcher and its roles say to each other, one JSON object a line on a control pipe, and how a role ends.
+
+role -> launcher    something that happened, or a request in `RoleAsks`
+launcher -> role    `StopRole`, `InitialPeers`, `LeaveTogether`, or in `LauncherReplies` the reply to a request
+supervisor          `RoleExited` and what follows it, which travels nowhere
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from shoal.ids import PeerId
+from shoal.runtime.role_spec import ExitStatus
+
+Reply = TypeVar("Reply")
+
+
+class PipeMessage(msgspec.Struct, frozen=True, tag=True):
+    """The name of its class is the `type` of its line."""
+
+
+class RoleReady(PipeMessage, frozen=True):
+    """The role serves now."""
+
+
+class ServerReady(RoleReady, frozen=True):
+    stage: int
+
+
+class MonitorReady(RoleReady, frozen=True):
+    maddrs: tuple[str, ...]  # where others can join the DHT through the monitor
+
+
+class ScoutReady(RoleReady, frozen=True):
+    run_id: str  # of the run that it was to find
+    configuration: dict[str, Any]  # that all hosts of the run share
+
+
+class RoleFailed(PipeMessage, frozen=True):
+    reason: str
+
+
+class JoinedDht(PipeMessage, frozen=True):
+    maddrs: tuple[str, ...]  # of the role
+
+
+class UserNotice(PipeMessage, frozen=True):
+    text: str
+
+
+class DialledBack(PipeMessage, frozen=True):
+    reason: str  # why the client's host cannot dial this server; empty: it can
+
+
+class WorkDone(PipeMessage, frozen=True):
+    numbers: dict[str, float]  # by name, as in `server.work_report`
+
+
+class PeerSilent(PipeMessage, frozen=True):
+    peer: PeerId
+    who: str  # what the user calls it
+    silent_s: float
+
+
+class PeerHeard(PipeMessage, frozen=True):
+    peer: PeerId
+    who: str
+
+
+class LastOfStage(PipeMessage, frozen=True):
+    stage: int
+    round: int  # of what it has learnt
+    problem: str  # why nobody takes that; empty: it is being handed over
+
+
+class ServerMayLeave(PipeMessage, frozen=True):
+    stage: int
+    round: int
+    is_kept: bool  # whether the client has what it has learnt
+
+
+class RunAnnounced(PipeMessage, frozen=True):
+    is_announced: bool  # by a client
+
+
+class RunConcluded(PipeMessage, frozen=True):
+    reason: str
+    ended_well: bool
+
+
+class CostsFound(PipeMessage, frozen=True):
+    costs: list[float]  # of the units, see `server.unit_costs.UnitCosts`
+    source: str
+    elapsed_s: float
+    warnings: list[str]
+
+
+class StatusChanged(PipeMessage, frozen=True):
+    values: dict[str, float]  # by name, as in `monitor.status.Status`
+    at_s: dict[str, float]  # when each came, in monotonic time
+
+
+class ClientLeaving(PipeMessage, frozen=True):
+    """The client is still at it; said again and again."""
+
+
+class RunSummary(PipeMessage, frozen=True):
+    values: dict[str, Any]  # of `summary.json`
+
+
+class LauncherRequest(PipeMessage, Generic[Reply], frozen=True):
+    """Answered by a `Reply`."""
+
+
+class LauncherAnswer(PipeMessage, frozen=True):
+    error: str = ""  # why it was not done
+
+
+class StartDataServer(LauncherRequest[LauncherAnswer], frozen=True):
+    """Answered when it serves."""
+
+
+class ReplaceDataServer(LauncherRequest[LauncherAnswer], frozen=True):
+    """End one that is frozen, so that it is started again."""
+
+
+class StartTrainer(LauncherRequest[LauncherAnswer], frozen=True):
+    slot: int
+    incarnation: int
+
+
+class LostProcess(msgspec.Struct, frozen=True):
+    role: str
+    at_s: float  # since the launch
+    index: int = 0  # a trainer's is its slot
+    peer: PeerId | None = None  # of a server
+
+
+class Adoption(PipeMessage, frozen=True):
+    incarnations: dict[int, int]  # of the trainer that was started last for each slot
+    running: list[int]  # slots whose trainer has not ended
+    lost: list[LostProcess]  # since the client's end, or shortly before; it is among them
+
+
+class Adopt(LauncherRequest[Adoption], frozen=True):
+    """Tell a client that was started again what it has to know of the time without it."""
+
+
+AnyRequest = StartDataServer | ReplaceDataServer | StartTrainer | Adopt
+AnyReply = LauncherAnswer | Adoption
+
+
+class RoleAsks(PipeMessage, frozen=True):
+    id: int
+    request: AnyRequest
+    start: int = 0  # which process of the role asks, from 1; its launcher knows
+
+
+class LauncherReplies(PipeMessage, frozen=True):
+    id: int  # of the request
+    reply: AnyReply
+
+
+class StopRole(PipeMessage, frozen=True):
+    reason: str  # empty: the user's wish
+
+
+class InitialPeers(PipeMessage, frozen=True):
+    maddrs: tuple[str, ...]  # where the swarm can be joined; a scout tells its launcher as well
+
+
+class LeaveTogether(PipeMessage, frozen=True):
+    peers: tuple[PeerId, ...]  # the servers of this host
+
+
+class RoleExited(msgspec.Struct, frozen=True):
+    status: ExitStatus  # of one process of the role
+
+
+class RoleRestarting(msgspec.Struct, frozen=True):
+    status: ExitStatus  # for which it is started again, after a pause
+
+
+class RoleRestarted(msgspec.Struct, frozen=True):
+    """Its new process exists."""
+
+
+class RoleGivenUp(msgspec.Struct, frozen=True):
+    """It has failed too often."""
+
+
+FromRole = (
+    (RoleReady | ServerReady | MonitorReady | ScoutReady | RoleFailed | JoinedDht | UserNotice | InitialPeers)
+    | (DialledBack | WorkDone | PeerSilent | PeerHeard | LastOfStage | ServerMayLeave | RunAnnounced | RunConcluded)
+    | (CostsFound | StatusChanged | ClientLeaving | RunSummary | RoleAsks)
+)
+ToRole = StopRole | InitialPeers | LeaveTogether | LauncherReplies
+RoleEvent = FromRole | RoleExited | RoleRestarting | RoleRestarted | RoleGivenUp
