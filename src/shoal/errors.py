@@ -8,6 +8,7 @@
     +-- ProtocolError                bytes that break the protocol
     |   +-- LocalProtocolError       ours: a bug here
     |   +-- RemoteProtocolError      theirs: drop the connection
+    |       +-- MemberFault          a member of a group, which it names
     +-- TransportError*
     |   +-- ConnectionLost*
     |   +-- DeadlineExceeded*
@@ -91,6 +92,18 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol: its connection is closed and nothing it sent is used."""
+
+
+class MemberFault(RemoteProtocolError):
+    """A member of a group has sent what an operation does not have.
+
+    Attributes:
+        peer: The member.
+    """
+
+    def __init__(self, message: str, peer: str) -> None:
+        super().__init__(message)
+        self.peer = peer
 
 
 class TransportError(Transient, ShoalError):

@@ -18,6 +18,8 @@ from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import Signer, unsealer
 from shoal.clock import SystemClock
+from shoal.codec.cast import BF16, FP16
+from shoal.codec.plain import PLAIN
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
 from shoal.identity import Identity
@@ -215,6 +217,8 @@ EQUAL = [[[3, 2], [3, 2]]] * 3
 UNEQUAL = [[[3, 2], [3, 2], [2]], [[3, 2]], [[1], [3, 1]]]
 IDLE = [[[3, 2]], [], [[2, 2], [1]]]
 
+CODEC_OF = {None: PLAIN, torch.bfloat16: BF16, torch.float16: FP16}
+
 
 @pytest.mark.usual("gpt-2-2-work0-None-1f1b", "gpt-2-3-work6-wire6-1f1b", "gpt-3-2-work8-None-zero_bubble")
 @pytest.mark.parametrize(
@@ -242,7 +246,7 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
     schedule: Schedule,
 ) -> None:
     family, make_batch = (gpt(), text_batch) if model == "gpt" else (resnet(), image_batch)
-    ring = RingSettings(segment_bytes=256 if model == "gpt" else 1 << 20, wire=wire)
+    ring = RingSettings(segment_bytes=256 if model == "gpt" else 1 << 20, codec=CODEC_OF[wire])
     generator = torch.Generator().manual_seed(1)
     plain = PlainDiloco(
         family,

@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 import anyio
-import torch
 
 from shoal.averaging.replica_state import Contribution, ReplicaState
-from shoal.collective.inbox import RingInbox, RingTag
+from shoal.codec.base import Codec
+from shoal.codec.plain import PLAIN
+from shoal.collective.group import Group
+from shoal.collective.inbox import GroupInbox
 from shoal.collective.plan import SEGMENT_BYTES, SMALL_BYTES, Collective, choose_collective
-from shoal.collective.ring import Ring
 from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import Reduction, RingVector
-from shoal.errors import RemoteProtocolError
+from shoal.errors import MemberFault, RemoteProtocolError
+from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import Propose
+from shoal.wire.messages.round import Propose, ViewTag
 
 logger = logging.getLogger(__name__)
 
@@ -47,22 +49,22 @@ class RingSettings:
 
     Attributes:
         segment_bytes: Size of the parts of a ring.
-        choose: Returns the collective for a vector of this size (bytes) and number of members.
-        wire: The dtype in which pseudo-gradients travel (`codec.cast`); None: their own.
+        choose: The collective for a vector of so many bytes and members.
+        codec: How pseudo-gradients travel.
     """
 
     segment_bytes: int = SEGMENT_BYTES
     choose: Callable[[int, int], Collective] = choose_collective
-    wire: torch.dtype | None = None
+    codec: Codec = PLAIN
 
 
 DEFAULT_RING: Final = RingSettings()
 
 
-def ring_vectors(share: Contribution, wire: torch.dtype | None) -> tuple[RingVector, ...]:
-    """Return what is reduced of a contribution, in place; `wire` as in `RingSettings`."""
+def ring_vectors(share: Contribution, codec: Codec) -> tuple[RingVector, ...]:
+    """Return what is reduced of a contribution, in place; `codec` as in `RingSettings`."""
     return (
-        RingVector(0, share.parameters_N, Reduction.SUM, wire),
+        RingVector(0, share.parameters_N, Reduction.SUM, codec),
         RingVector(1, share.floats_F, Reduction.SUM),
         RingVector(2, share.integers_I, Reduction.MAX),
     )
@@ -80,7 +82,15 @@ class RoundAverage:
         self._device = device
         self._settings = settings
         self._memory = SharedMemory()
-        self._inbox = RingInbox(stage, state.ring_bytes + _SMALL_SUMS * SMALL_BYTES)
+        # Without its contribution a ring comes no further than that.
+        self._inbox = GroupInbox(self._age_of, state.ring_bytes + _SMALL_SUMS * SMALL_BYTES)
+
+    def _age_of(self, tag: bytes) -> ViewTag:
+        """Which view a tag is of; a part of another stage is a mistake of its sender."""
+        view = ViewTag.decoded(tag)
+        if view.stage != self._stage:
+            raise RemoteProtocolError(f"a part of stage {view.stage} came to stage {self._stage}")
+        return view
 
     def receive(self, event: Received) -> bool:
         """Take a part of a ring; see `transport.dispatch.Handler`."""
@@ -106,38 +116,33 @@ class RoundAverage:
         Raises:
             StateMismatch: This replica's own state is not what the record says.
         """
-        tag = RingTag(view.round, view.ballot, view.epoch)
-        parts = self._inbox.open(tag)
+        peers = [hop.peer for hop in view.members]
+        group = Group(
+            self._endpoint,
+            peers,
+            ViewTag.of(view).encoded(),
+            self._inbox,
+            self._device.run,
+            memory=self._memory,
+            segment_bytes=self._settings.segment_bytes,
+            choose=self._settings.choose,
+        )
         if view.epoch > 0:
             await self._device.run(self._state.check)
         total = sum(view.weights)
         if total == 0:
             return None
-        peers = [hop.peer for hop in view.members]
         self._memory.forget_others(peers)
         # Only this lies in shared memory: averaged buffers become part of the held state, and are small.
         [gradient_N] = self._memory.vectors([self._state.gradient_kind])
         place = peers.index(self._endpoint.peer_id)
         weight, scale = view.weights[place], view.scales[place] if view.scales else 1.0
         share = await self._device.run(self._state.contribution, weight, total, gradient_N, scale)
-        vectors = ring_vectors(share, self._settings.wire)
-        ring = Ring(
-            self._endpoint,
-            tag,
-            self._stage,
-            peers,
-            vectors,
-            self._device.run,
-            memory=self._memory,
-            segment_bytes=self._settings.segment_bytes,
-            choose=self._settings.choose,
-        )
         try:
-            await ring.run(parts)
-        except RemoteProtocolError as error:
+            await group.all_reduce(ring_vectors(share, self._settings.codec))
+        except MemberFault as error:
             self._endpoint.metrics.counter("ring.refused").add()
-            logger.warning("ring.refused", extra={"peer": ring.offender, "error": str(error)})
-            if ring.offender is not None:
-                self._endpoint.disconnect(ring.offender, str(error))
+            logger.warning("ring.refused", extra={"peer": error.peer, "error": str(error)})
+            self._endpoint.disconnect(PeerId(error.peer), str(error))
             await anyio.Event().wait()
         return share

@@ -15,7 +15,8 @@ from hivemind.proto import runtime_pb2
 from shoal.bench.measure import seconds_per_call
 from shoal.bench.peer import Calls, Seat
 from shoal.clock import SystemClock
-from shoal.codec import cast, raw
+from shoal.codec import raw
+from shoal.codec.cast import FP16
 from shoal.errors import InvariantViolation
 
 _AT_LEAST_S = 0.2
@@ -26,7 +27,8 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fp16(tensor: torch.Tensor) -> torch.Tensor:
-    return cast.decode(_raw(cast.encode(tensor, torch.float16)))
+    [encoded] = FP16.encode(tensor).tensors
+    return FP16.decode((_raw(encoded),))
 
 
 _OURS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"raw": _raw, "fp16": _fp16}

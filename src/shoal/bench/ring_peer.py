@@ -22,12 +22,12 @@ from anyio.from_thread import start_blocking_portal
 from shoal.bench.peer import Calls, Seat
 from shoal.bench.serving import serving
 from shoal.clock import SystemClock
-from shoal.collective.inbox import RingInbox, RingTag
-from shoal.collective.ring import Ring
+from shoal.collective.group import Group
+from shoal.collective.inbox import GroupInbox
 from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import Reduction, RingVector
 from shoal.errors import InvariantViolation
-from shoal.ids import Ballot, PeerId, RunId
+from shoal.ids import PeerId, RunId
 from shoal.runtime.device_thread import DeviceThread
 from shoal.transport.base import Received
 from shoal.transport.peers import StreamEndpoint
@@ -44,9 +44,8 @@ class Member:
         self._peers = [PeerId(f"P{index}") for index in range(seat.num_peers)]
         self._folder = folder
         self._memory = SharedMemory()
-        self._round = 0
         self._clock = SystemClock()
-        self._inbox = RingInbox(0, 1 << 30)
+        self._inbox = GroupInbox(bytes, 1 << 30)
 
     async def serve(self, ready: anyio.Event, end: anyio.Event) -> None:
         """Be there for the others until the end."""
@@ -58,6 +57,9 @@ class Member:
             self._device = await stack.enter_async_context(DeviceThread(lambda: torch.set_num_threads(1)))
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._memory.close)
+            self._group = Group(
+                self._endpoint, self._peers, b"bench", self._inbox, self._device.run, memory=self._memory
+            )
             tasks.start_soon(self._receive)
             for peer in self._peers:
                 self._endpoint.introduce(Hop(peer, (f"unix:{self._folder / peer}",)))
@@ -77,11 +79,7 @@ class Member:
         values_N.fill_(1.0)
         start_s = self._clock.now_s()
         for _ in range(repeat):
-            self._round += 1
-            tag = RingTag(self._round, Ballot(1, PeerId("C"), 1), 0)
-            vectors = [RingVector(0, values_N, Reduction.SUM)]
-            ring = Ring(self._endpoint, tag, 0, self._peers, vectors, self._device.run, memory=self._memory)
-            await ring.run(self._inbox.open(tag))
+            await self._group.all_reduce([RingVector(0, values_N, Reduction.SUM)])
         taken_s = self._clock.now_s() - start_s
         if values_N[-1].item() != float(len(self._peers)) ** repeat:
             raise InvariantViolation("the sum is wrong: the measurement would mean nothing")

@@ -9,35 +9,53 @@ Casting what has been cast already changes nothing: whoever passes a value on pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-CASTS: Final[Mapping[str, torch.dtype | None]] = MappingProxyType(
-    {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-)
-"""The wire type for each name in the configuration; None is float32 itself."""
+from shoal.codec.base import NO_STATE, CodecState, Encoded
+from shoal.errors import LocalProtocolError
 
 
-def encode(values_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return float32 values in a wire type, in memory of their own."""
-    encoded_N = values_N.to(dtype)
-    infinite_N = encoded_N.isinf()
-    if infinite_N.any():
-        largest = torch.finfo(dtype).max
-        is_beyond_N = infinite_N & values_N.isfinite()
-        encoded_N = torch.where(is_beyond_N, values_N.clamp(-largest, largest).to(dtype), encoded_N)
-    return encoded_N
+@dataclass(frozen=True, slots=True)
+class CastCodec:
+    """Values as `dtype`; see `codec.base.Codec`."""
+
+    name: str
+    dtype: torch.dtype
+    is_elementwise: ClassVar[bool] = True
+
+    def wire_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """See `Codec.wire_dtypes`; of float32 alone."""
+        if dtype != torch.float32:
+            raise LocalProtocolError(f"values of {dtype} cannot be cast to {self.name}")
+        return (self.dtype,)
+
+    def initial_state(self, num_elements: int) -> CodecState:
+        """See `Codec.initial_state`; there is none."""
+        return NO_STATE
+
+    def encode(self, values_N: Tensor, state: CodecState = NO_STATE) -> Encoded:
+        """See `Codec.encode`; in memory of its own."""
+        encoded_N = values_N.to(self.dtype)
+        infinite_N = encoded_N.isinf()
+        if infinite_N.any():
+            largest = torch.finfo(self.dtype).max
+            is_beyond_N = infinite_N & values_N.isfinite()
+            encoded_N = torch.where(is_beyond_N, values_N.clamp(-largest, largest).to(self.dtype), encoded_N)
+        return Encoded((encoded_N,))
+
+    def decode(self, tensors: tuple[Tensor, ...], out_N: Tensor | None = None) -> Tensor:
+        """See `Codec.decode`; exact."""
+        [encoded_N] = tensors
+        return encoded_N.to(torch.float32) if out_N is None else out_N.copy_(encoded_N)
+
+    def rounded(self, values_N: Tensor) -> Tensor:
+        """See `Codec.rounded`."""
+        return self.decode(self.encode(values_N).tensors)
 
 
-def decode(encoded_N: Tensor) -> Tensor:
-    """Return the float32 values of a wire type, exactly."""
-    return encoded_N.to(torch.float32)
-
-
-def rounded(values_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what a receiver makes of values that travel in a wire type."""
-    return decode(encode(values_N, dtype))
+BF16 = CastCodec("bf16", torch.bfloat16)
+FP16 = CastCodec("fp16", torch.float16)

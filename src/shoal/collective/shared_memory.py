@@ -9,10 +9,11 @@ process can be smuggled in.
 Life of the memory of one member:
 
     free --vectors()--> written --lend()--> lent --take_back()--> free
-                                              '--- never taken back (the ring was cancelled) ---> retired
+                                              '--- never taken back (an operation was cancelled) ---> retired
 
 Lent memory may be read by others at any time, so whoever needs vectors while it is lent gets a new file. The old one
-stays open, for those that are late, until the next ring has ended: then nobody follows the old one any more.
+stays open, for those that are late, until an operation in which everybody takes part has ended: then nobody follows the
+old one any more.
 
 Where there is no memfd (macOS), vectors are ordinary memory and everything is sent.
 """
@@ -32,7 +33,7 @@ from torch import Tensor
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.runtime.sealed_memory import has_memfd, sealed_memfd
-from shoal.wire.messages.round import SharedVector
+from shoal.wire.messages.collective import SharedVector
 
 _ALIGNMENT_BYTES = 4096
 
@@ -42,6 +43,7 @@ class _Segment:
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
+        self.num_loans = 0
         self.descriptor = sealed_memfd("shoal-vectors", num_bytes)
         self.inode = os.fstat(self.descriptor).st_ino
         # The mapping goes with the last tensor over it.
@@ -58,15 +60,15 @@ class _Segment:
 
 
 class SharedMemory:
-    """What one member lends to others, and what it has mapped of theirs; kept from ring to ring.
+    """What one member lends to others, and what it has mapped of theirs; kept from operation to operation.
 
-    Used by one ring at a time. `vectors` may be written by any thread, everything else is for the event loop's.
+    Several operations may run at a time on vectors of one call. `vectors` may be written by any thread, everything else
+    is for the event loop's.
     """
 
     def __init__(self) -> None:
         self._segment: _Segment | None = None
         self._retired: _Segment | None = None
-        self._lent = False
         self._mapped: dict[PeerId, tuple[int, int, Tensor]] = {}
 
     def vectors(self, kinds: Sequence[tuple[int, torch.dtype]]) -> list[Tensor]:
@@ -92,14 +94,28 @@ class SharedMemory:
         offset = None if segment is None else segment.offset_of(values_N)
         return None if segment is None or offset is None else SharedVector(segment.descriptor, segment.inode, offset)
 
-    def lend(self) -> None:
-        """Others may read the vectors from now on."""
-        self._lent = True
+    @property
+    def is_lent(self) -> bool:
+        """Whether others may read the vectors, for all that is known here."""
+        return self._segment is not None and self._segment.num_loans > 0
 
-    def take_back(self) -> None:
-        """Nobody reads them any more, and the ring has ended everywhere where it matters here."""
-        self._lent = False
-        self._close_retired()
+    def lend(self) -> _Segment | None:
+        """Others may read the vectors from now on; returns what `take_back` wants."""
+        if self._segment is not None:
+            self._segment.num_loans += 1
+        return self._segment
+
+    def take_back(self, loan: _Segment | None, has_heard_everyone: bool = True) -> None:
+        """Nobody reads them any more for one operation.
+
+        Args:
+            loan: What `lend` has returned to it.
+            has_heard_everyone: No other member can be at an earlier group.
+        """
+        if loan is not None:
+            loan.num_loans -= 1
+            if has_heard_everyone and loan is self._segment:
+                self._close_retired()
 
     def look(self, peer: PeerId, process: int | None, vector: SharedVector, num_elements: int, like: Tensor) -> Tensor:
         """Return another member's vector. It must not be written, and its values change when its owner changes them.
@@ -140,13 +156,12 @@ class SharedMemory:
 
     def _segment_of(self, num_bytes: int) -> _Segment:
         segment = self._segment
-        if segment is not None and self._lent:
+        if segment is not None and self.is_lent:
             self._close_retired()
             self._retired, segment = segment, None
         elif segment is not None and segment.num_bytes < num_bytes:
             segment.close()
             segment = None
-        self._lent = False
         self._segment = segment or _Segment(num_bytes)
         return self._segment
 

@@ -1,8 +1,8 @@
-"""A vector that is reduced, and what a member does with its pieces: add, store, encode.
+"""A vector that an operation works on, and what a member does with its pieces: add, store, encode.
 
-With a wire type (`codec.cast`) every sum that is handed on counts as what the wire makes of it, also where it is read
-from shared memory and was never cast: the result does not depend on who shares memory with whom. Sums themselves are
-formed in float32. A value that passes h members on its way to the root is rounded h times, and once more at the root.
+With a codec every sum that is handed on counts as what receivers make of it, also where it is read from shared memory
+and was never encoded: the result does not depend on who shares memory with whom. Sums themselves are formed in the
+vector's dtype. A value that passes h members on its way to the root is rounded h times, and once more at the root.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.codec.cast import decode, encode, rounded
+from shoal.codec.base import Codec
+from shoal.codec.plain import PLAIN
 from shoal.errors import LocalProtocolError
 
 
@@ -32,7 +33,7 @@ class RingVector:
         number: Its `RingPart.buffer`.
         values_N: This member's contribution, later the result: contiguous, on the CPU, with no other user meanwhile.
         reduction: The same on all members.
-        wire: The dtype in which a float32 vector travels; None: its own. The same on all members.
+        codec: How its pieces travel: an element-wise one, the same on all members.
 
     Raises:
         LocalProtocolError: on construction, if the vector cannot be reduced.
@@ -40,49 +41,53 @@ class RingVector:
 
     number: int
     values_N: Tensor
-    reduction: Reduction
-    wire: torch.dtype | None = None
+    reduction: Reduction = Reduction.SUM
+    codec: Codec = PLAIN
 
     def __post_init__(self) -> None:
         values_N = self.values_N
         if values_N.dim() != 1 or not values_N.is_contiguous() or values_N.device.type != "cpu":
             raise LocalProtocolError(f"vector {self.number} of a ring is not a contiguous CPU vector")
-        if self.wire is not None and values_N.dtype != torch.float32:
-            raise LocalProtocolError(f"vector {self.number} of a ring is {values_N.dtype} and cannot be cast")
+        if not self.codec.is_elementwise:
+            raise LocalProtocolError(f"{self.codec.name} cannot encode a sum on its way: gather what it encodes")
+        self.codec.wire_dtypes(values_N.dtype)
 
     @property
     def wire_dtype(self) -> torch.dtype:
         """As what it travels."""
-        return self.wire or self.values_N.dtype
+        [dtype] = self.codec.wire_dtypes(self.values_N.dtype)
+        return dtype
 
     def piece(self, elements: range) -> Tensor:
         """Its elements in a range, as a view."""
         return self.values_N[elements.start : elements.stop]
 
     def encoded(self, elements: range) -> Tensor:
-        """What travels of it: a view, or a copy in the wire type."""
-        own_n = self.piece(elements)
-        return own_n if self.wire is None else encode(own_n, self.wire)
+        """What travels of it: a view, or a copy in the wire's form."""
+        [encoded_n] = self.codec.encode(self.piece(elements)).tensors
+        return encoded_n
 
-    def add(self, elements: range, received_n: Tensor, is_root: bool) -> None:
+    def add(self, elements: range, received_n: Tensor, is_root: bool, is_encoded: bool = True) -> None:
         """Combine the own piece with a child's, in place, because the sum replaces the contribution.
 
         Args:
-            elements: Indices of the piece.
-            received_n: The child's piece, in the wire type, or in float32 from the child's memory.
-            is_root: The sum is complete now, and becomes every member's result.
+            elements: Which piece.
+            received_n: The child's.
+            is_root: The sum is complete now: it becomes what everybody gets.
+            is_encoded: As it travels; if not, it is the child's own, from its memory.
         """
-        own_n = self.piece(elements)
-        if self.wire is not None:
-            is_cast = received_n.dtype == self.wire
-            received_n = decode(received_n) if is_cast else rounded(received_n, self.wire)
+        own_n, codec = self.piece(elements), self.codec
+        theirs_n = codec.decode((received_n,)) if is_encoded else codec.rounded(received_n)
         if self.reduction is Reduction.SUM:
-            torch.add(received_n, own_n, out=own_n)
+            torch.add(theirs_n, own_n, out=own_n)
         else:
-            torch.maximum(received_n, own_n, out=own_n)
-        if is_root and self.wire is not None:
-            own_n.copy_(rounded(own_n, self.wire))
+            torch.maximum(theirs_n, own_n, out=own_n)
+        if is_root:
+            own_n.copy_(codec.rounded(own_n))
 
-    def store(self, elements: range, received_n: Tensor) -> None:
-        """Replace the own piece by the complete one; a conversion from the wire type is exact."""
-        self.piece(elements).copy_(received_n)
+    def store(self, elements: range, received_n: Tensor, is_encoded: bool = True) -> None:
+        """Replace the own piece by the complete one, which is rounded already."""
+        if is_encoded:
+            self.codec.decode((received_n,), self.piece(elements))
+        else:
+            self.piece(elements).copy_(received_n)

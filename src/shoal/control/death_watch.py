@@ -15,8 +15,9 @@ from shoal.runtime.death_points import DeathPoints
 from shoal.transport.base import Received
 from shoal.transport.dispatch import Handler
 from shoal.wire.messages import Message
+from shoal.wire.messages.collective import RingPart, RingReady
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import Decide, Hold, ReadState, Record, RingPart, RingReady, SignedRecord, StateChunk
+from shoal.wire.messages.round import Decide, Hold, ReadState, Record, SignedRecord, StateChunk, ViewTag
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
 
 
@@ -56,8 +57,8 @@ def point_of(message: Message) -> tuple[str, int] | None:
             return "forward", key.number
         case Committed(key=key):
             return "commit", key.number
-        case RingPart(round=round) | RingReady(round=round):
-            return "ring", round
+        case RingPart(tag=tag) | RingReady(tag=tag):
+            return "ring", ViewTag.decoded(tag).round
         case Hold(record=record):
             return "staged", _round_of(record)
         case Decide(record=record):

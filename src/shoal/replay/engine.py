@@ -12,8 +12,8 @@ from msgspec.structs import astuple
 
 from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
 from shoal.averaging.round_average import ring_vectors
-from shoal.codec.cast import CASTS
 from shoal.codec.raw import from_wire, to_wire
+from shoal.codec.registry import CODECS
 from shoal.collective.sequential import reduce_in_turn
 from shoal.config.schema import Config
 from shoal.ids import StepKey
@@ -306,8 +306,8 @@ class Engine:
                     yield Difference(record.round, outcome.stage, life.peer, what)
             state = replica.state.held
             if shares:
-                wire = CASTS[self._config.diloco.averaging_compression]
-                vectors = zip(*(ring_vectors(share, wire) for share in shares), strict=True)
+                codec = CODECS[self._config.diloco.averaging_compression]
+                vectors = zip(*(ring_vectors(share, codec) for share in shares), strict=True)
                 for of_members in vectors:
                     reduce_in_turn(of_members)
                 state = replica.state.successor(state, shares[0])

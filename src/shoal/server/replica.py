@@ -25,7 +25,7 @@ from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_sync import StateSync
 from shoal.clock import Clock, SystemClock
-from shoal.codec.cast import CASTS
+from shoal.codec.registry import CODECS
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.ids import PeerId, RunId
@@ -198,7 +198,7 @@ async def build_replica(
         donor=StateDonor(endpoint, stage, chunk_bytes),
         # Measurements differ from run to run, and the order of the ring decides the last bits.
         links=tuple if config.run.deterministic else lambda: link_reports(endpoint),
-        ring=RingSettings(wire=CASTS[config.diloco.averaging_compression]),
+        ring=RingSettings(codec=CODECS[config.diloco.averaging_compression]),
         is_behind=is_behind,
         snapshots=snapshots,
     )

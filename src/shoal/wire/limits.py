@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Final
 
 from shoal.wire.messages import Message
+from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
-from shoal.wire.messages.round import Decide, Hold, Join, Restore, RingPart, RoundState, StateChunk, StateOffer
+from shoal.wire.messages.round import Decide, Hold, Join, Restore, RoundState, StateChunk, StateOffer
 from shoal.wire.messages.snapshot import OfferSnapshot, SnapshotChunk
 from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
 

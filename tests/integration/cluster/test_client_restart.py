@@ -9,9 +9,10 @@ import pytest
 
 from shoal.errors import NoPipeline, RecordRejected
 from shoal.testing import Cluster, ClusterResult
+from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import EvalReport, StartRound, StepReport, TrainerDone, TrainerHello
 from shoal.wire.messages.feed import Acknowledge, HoldoutInfo, Lease, PlanRound, RecordSamples
-from shoal.wire.messages.round import Close, Decide, Held, Hold, Join, Propose, RingPart, Staged, Swapped
+from shoal.wire.messages.round import Close, Decide, Held, Hold, Join, Propose, Staged, Swapped
 from shoal.wire.messages.step import Commit, Fence, Fenced, Open, Prepared
 
 from .conftest import MakeCluster, make_config, run_undisturbed

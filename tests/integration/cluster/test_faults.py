@@ -10,9 +10,10 @@ import pytest
 from shoal.errors import ControlError
 from shoal.ids import PeerId, StepKey
 from shoal.testing import Cluster, ClusterResult
+from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import EvalReport, StartRound, StepReport, TrainerDone
 from shoal.wire.messages.feed import Acknowledge, BatchReady, Lease, NoteAttempt
-from shoal.wire.messages.round import Close, Decide, Join, Propose, RingPart
+from shoal.wire.messages.round import Close, Decide, Join, Propose
 from shoal.wire.messages.step import (
     Backward,
     Commit,

@@ -15,18 +15,18 @@ from pathlib import Path
 import anyio
 import torch
 
-from shoal.collective.inbox import RingInbox, RingTag
-from shoal.collective.ring import Ring
+from shoal.collective.group import Group
+from shoal.collective.inbox import GroupInbox
 from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import Reduction, RingVector
-from shoal.errors import RemoteProtocolError
-from shoal.ids import Ballot, PeerId, RunId
+from shoal.errors import MemberFault
+from shoal.ids import PeerId, RunId
 from shoal.runtime.device_thread import DeviceThread
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages import Hop
+from shoal.wire.messages.collective import RingReady
 from shoal.wire.messages.control import Heartbeat
-from shoal.wire.messages.round import RingReady
 
 NUM_ELEMENTS = 2_000_003
 
@@ -37,7 +37,7 @@ def contribution(index: int) -> torch.Tensor:
 
 async def main(folder: Path, index: int, num_members: int, victim: int) -> None:
     peers = [PeerId(f"P{number}") for number in range(num_members)]
-    inbox, memory, num_ready = RingInbox(0, 1 << 30), SharedMemory(), 0
+    inbox, memory, num_ready = GroupInbox(bytes, 1 << 30), SharedMemory(), 0
     met, everyone, lost = set[PeerId](), anyio.Event(), anyio.Event()
     async with (
         open_unix_endpoint(
@@ -64,14 +64,13 @@ async def main(folder: Path, index: int, num_members: int, victim: int) -> None:
                         inbox.receive(event)
 
         async def reduce(epoch: int, members: list[PeerId]) -> torch.Tensor:
-            tag = RingTag(1, Ballot(1, PeerId("C"), 1), epoch)
+            group = Group(endpoint, members, bytes([epoch]), inbox, device.run, memory=memory)
             [values_N] = memory.vectors([(NUM_ELEMENTS, torch.float32)])
             values_N.copy_(contribution(index))
             vectors = [RingVector(0, values_N, Reduction.SUM)]
-            parts = inbox.open(tag)
             try:
-                await Ring(endpoint, tag, 0, members, vectors, device.run, memory=memory).run(parts)
-            except RemoteProtocolError:
+                await group.all_reduce(vectors)
+            except MemberFault:
                 # The memory of a member that was killed goes with it; as in a round, whoever hears of its loss goes on.
                 await anyio.Event().wait()
             return values_N

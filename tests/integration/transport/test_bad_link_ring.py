@@ -11,10 +11,9 @@ import pytest
 import torch
 from tests.integration.transport.samples import ALICE, BOB, CAROL, port_of
 
-from shoal.collective.inbox import RingInbox, RingTag
-from shoal.collective.ring import Ring
+from shoal.collective.group import Group
+from shoal.collective.inbox import GroupInbox
 from shoal.collective.vectors import Reduction, RingVector
-from shoal.ids import Ballot
 from shoal.testing.faults.link_grammar import parse_link
 from shoal.testing.faults.link_proxy import LinkProxy
 from shoal.transport.base import Received
@@ -24,7 +23,7 @@ from shoal.wire.messages import Hop
 
 pytestmark = pytest.mark.anyio
 
-TAG = RingTag(1, Ballot(1, ALICE.peer_id, 1), 0)
+TAG = b"group"
 LINKS = ("50mbit,40ms,jitter=20ms,loss=1%,seed=1", "20mbit,10ms", "100mbit,100ms,loss=2%,seed=2")
 
 
@@ -36,19 +35,19 @@ async def test_a_ring_over_slow_late_and_lossy_links_ends_with_the_sum_everywher
     limits = TransportLimits(heartbeat_s=0.1, deadline_s=2.0)
     endpoints = [await host(identity, limits=limits) for identity in (ALICE, BOB, CAROL)]
     peers = [endpoint.peer_id for endpoint in endpoints]
-    inboxes = [RingInbox(0, 10**8) for _ in endpoints]
+    inboxes = [GroupInbox(bytes, 10**8) for _ in endpoints]
     # Whole numbers, so that the sum does not depend on the order of additions.
     vectors = [torch.arange(300_000, dtype=torch.float32) % 1000 * (rank + 1) for rank in range(3)]
     expected = sum(vectors[1:], vectors[0].clone())
 
-    async def serve(endpoint: StreamEndpoint, inbox: RingInbox) -> None:
+    async def serve(endpoint: StreamEndpoint, inbox: GroupInbox) -> None:
         async for event in endpoint.events():
             if isinstance(event, Received):
                 inbox.receive(event)
 
     async def run(rank: int) -> None:
-        ring = Ring(endpoints[rank], TAG, 0, peers, [RingVector(0, vectors[rank], Reduction.SUM)], inline)
-        await ring.run(inboxes[rank].open(TAG))
+        group = Group(endpoints[rank], peers, TAG, inboxes[rank], inline)
+        await group.all_reduce([RingVector(0, vectors[rank], Reduction.SUM)])
 
     async with AsyncExitStack() as stack:
         for rank, link in enumerate(LINKS):

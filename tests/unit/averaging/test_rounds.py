@@ -19,7 +19,8 @@ from shoal.swarm.records import record_hash
 from shoal.swarm.round_effects import ReplicaOut
 from shoal.transport.base import PeerLost, Received
 from shoal.wire.messages import Message, SampleRange
-from shoal.wire.messages.round import Decide, Hold, Record, RingPart, RingReady, RoundState, SharedVector
+from shoal.wire.messages.collective import RingPart, RingReady, SharedVector
+from shoal.wire.messages.round import Decide, Hold, Record, RoundState, ViewTag
 
 pytestmark = pytest.mark.anyio
 MakeRun = Callable[..., object]
@@ -259,7 +260,7 @@ async def test_a_member_that_refers_to_memory_it_does_not_share_is_refused_count
         endpoints = run.network._endpoints
 
         def refer(source: PeerId, target: PeerId, message: Message) -> None:
-            if isinstance(message, RingPart) and source == hostile and message.epoch == 0:
+            if isinstance(message, RingPart) and source == hostile and ViewTag.decoded(message.tag).epoch == 0:
                 run.network.before_delivery = None
                 lie = SharedVector(descriptor=0, inode=1, offset_bytes=0)
                 ready = RingReady(*(getattr(message, name) for name in message.__struct_fields__), count=1, vector=lie)

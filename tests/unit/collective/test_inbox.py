@@ -1,90 +1,137 @@
-"""Parts of rings before, during and after their ring."""
+"""Parts of operations before, during and after them; parts of groups before and after."""
 
 from __future__ import annotations
 
 import pytest
 
-from shoal.collective.inbox import RingInbox, RingTag
+from shoal.collective.inbox import Arrivals, GroupInbox
 from shoal.errors import RemoteProtocolError
-from shoal.ids import Ballot, PeerId
+from shoal.ids import PeerId
 from shoal.transport.base import Received
-from shoal.wire.messages.round import AskRound, RingPart
+from shoal.wire.messages.collective import RingPart, RingTaken
+from shoal.wire.messages.control import Heartbeat
 from shoal.wire.tensors import WireTensor
 
-BALLOT = Ballot(1, PeerId("C"), 1)
+R = PeerId("R")
 
 
-def tag(epoch: int, ballot: Ballot = BALLOT) -> RingTag:
-    return RingTag(1, ballot, epoch)
+def age_of(tag: bytes) -> int:
+    """Tags are numbers as people write them; who sends something else is refused."""
+    if not tag.isdigit():
+        raise RemoteProtocolError(f"{tag!r} is no tag")
+    return int(tag)
 
 
-def part(epoch: int, segment: int = 0, *, ballot: Ballot = BALLOT, stage: int = 0, num_bytes: int = 4) -> Received:
-    message = RingPart(ballot, 1, epoch, stage, False, 0, 0, segment)
-    return Received(PeerId("R"), message, (WireTensor("uint8", (num_bytes,), memoryview(bytes(num_bytes))),))
+def part(tag: bytes, segment: int = 0, *, operation: int = 0, num_bytes: int = 4) -> Received:
+    message = RingPart(tag, operation, False, 0, 0, segment)
+    return Received(R, message, (WireTensor("uint8", (num_bytes,), memoryview(bytes(num_bytes))),))
 
 
-pytestmark = pytest.mark.anyio
-
-
-async def segments(inbox: RingInbox, epoch: int) -> list[int]:
-    parts = inbox.open(tag(epoch))
-    found = [(await parts.take()).message.segment for _ in range(len(parts))]
-    inbox.close()
+def segments(arrivals: Arrivals) -> list[int]:
+    """What has come for the next operation, which this ends."""
+    parts = arrivals.begin()
+    found = [part.message.segment for part in parts._parts if isinstance(part.message, RingPart)]
+    arrivals.end(parts.number)
     return found
 
 
-async def test_parts_that_come_early_are_kept_in_order() -> None:
-    inbox = RingInbox(0, 100)
-    assert inbox.receive(part(0, 1))
-    assert inbox.receive(part(0, 0))
-    assert await segments(inbox, 0) == [1, 0]
+@pytest.fixture
+def inbox() -> GroupInbox:
+    return GroupInbox(age_of, 100)
 
 
-async def test_parts_of_the_open_ring_are_passed_on() -> None:
-    inbox = RingInbox(0, 100)
-    parts = inbox.open(tag(0))
-    inbox.receive(part(0, 5))
-    assert (await parts.take()).message.segment == 5
+def test_parts_that_come_before_their_group_are_kept_in_order(inbox: GroupInbox) -> None:
+    assert inbox.receive(part(b"0", 1))
+    assert inbox.receive(part(b"0", 0))
+    assert segments(inbox.open(b"0")) == [1, 0]
 
 
-async def test_parts_of_an_earlier_or_ended_ring_are_dropped() -> None:
-    inbox = RingInbox(0, 100)
-    assert await segments(inbox, 1) == []
-    inbox.receive(part(0))
-    inbox.receive(part(1))
-    assert await segments(inbox, 2) == []
+@pytest.mark.anyio
+async def test_parts_of_a_running_operation_are_passed_on(inbox: GroupInbox) -> None:
+    parts = inbox.open(b"0").begin()
+    inbox.receive(part(b"0", 5))
+    assert (await parts.take()).message == part(b"0", 5).message
 
 
-async def test_a_newer_epoch_replaces_what_waits_for_an_older_one() -> None:
-    inbox = RingInbox(0, 100)
-    inbox.receive(part(1, 7))
-    inbox.receive(part(2, 8))
-    inbox.receive(part(1, 9))
-    assert await segments(inbox, 2) == [8]
+def test_parts_of_an_earlier_or_closed_group_are_dropped(inbox: GroupInbox) -> None:
+    assert segments(inbox.open(b"1")) == []
+    inbox.close()
+    inbox.receive(part(b"0"))
+    inbox.receive(part(b"1", operation=1))
+    assert segments(inbox.open(b"2")) == []
 
 
-async def test_parts_of_a_higher_ballot_wait_while_a_ring_runs() -> None:
-    inbox = RingInbox(0, 100)
-    higher = Ballot(2, PeerId("D"), 1)
-    parts = inbox.open(tag(3))
-    inbox.receive(part(0, 6, ballot=higher))
+def test_a_newer_group_replaces_what_waits_for_an_older_one(inbox: GroupInbox) -> None:
+    inbox.receive(part(b"1", 7))
+    inbox.receive(part(b"2", 8))
+    inbox.receive(part(b"1", 9))
+    assert segments(inbox.open(b"2")) == [8]
+
+
+def test_what_waits_for_an_older_group_than_the_one_that_opens_is_dropped_and_for_a_newer_one_kept() -> None:
+    inbox = GroupInbox(age_of, 4)
+    inbox.receive(part(b"1", 7))
+    assert segments(inbox.open(b"2")) == []
+    inbox.receive(part(b"4", 8))
+    assert segments(inbox.open(b"3")) == []
+    assert segments(inbox.open(b"4")) == [8]
+
+
+def test_parts_of_a_newer_group_wait_while_an_operation_runs(inbox: GroupInbox) -> None:
+    parts = inbox.open(b"3").begin()
+    inbox.receive(part(b"9", 6))
     assert len(parts) == 0
-    newer = inbox.open(tag(0, higher))
-    assert (await newer.take()).message.segment == 6
+    assert segments(inbox.open(b"9")) == [6]
 
 
-def test_more_than_a_ring_can_have_sent_is_refused() -> None:
-    inbox = RingInbox(0, 10)
-    inbox.receive(part(0, 0, num_bytes=8))
+def test_the_same_tag_in_other_bytes_is_the_same_group(inbox: GroupInbox) -> None:
+    inbox.receive(part(b"03", 1))
+    inbox.receive(part(b"3", 2))
+    arrivals = inbox.open(b"3")
+    inbox.receive(part(b"003", 3))
+    assert segments(arrivals) == [1, 2, 3]
+
+
+def test_each_of_several_operations_has_its_own_parts(inbox: GroupInbox) -> None:
+    inbox.receive(part(b"0", 1, operation=1))
+    arrivals = inbox.open(b"0")
+    first, second = arrivals.begin(), arrivals.begin()
+    inbox.receive(part(b"0", 0, operation=0))
+    inbox.receive(part(b"0", 2, operation=1))
+    assert (first.number, len(first)) == (0, 1)
+    assert (second.number, len(second)) == (1, 2)
+
+
+def test_parts_of_an_operation_that_has_ended_are_dropped_and_of_one_to_come_kept() -> None:
+    inbox = GroupInbox(age_of, 4)
+    arrivals = inbox.open(b"0")
+    arrivals.begin()
+    second = arrivals.begin()
+    arrivals.end(0)
+    for operation in (2, 0, 1):
+        inbox.receive(part(b"0", operation, operation=operation))
+    assert len(second) == 1
+    assert segments(arrivals) == [2]
+
+
+def test_more_than_members_can_have_sent_is_refused_and_what_has_begun_counts_no_more() -> None:
+    inbox = GroupInbox(age_of, 10)
+    arrivals = inbox.open(b"0")
+    for operation in range(3):
+        inbox.receive(part(b"0", operation=operation, num_bytes=8))
+        assert segments(arrivals) == [0]
+    inbox.receive(part(b"0", operation=3, num_bytes=8))
     with pytest.raises(RemoteProtocolError, match="at most 10"):
-        inbox.receive(part(0, 1, num_bytes=8))
+        inbox.receive(part(b"0", operation=4, num_bytes=8))
 
 
-@pytest.mark.parametrize("event", [part(0, stage=1), Received(PeerId("R"), part(0).message, ())])
-def test_a_part_that_is_none_is_refused(event: Received) -> None:
-    with pytest.raises(RemoteProtocolError, match="ring part"):
-        RingInbox(0, 10).receive(event)
+@pytest.mark.parametrize(
+    "event", [Received(R, part(b"0").message, ()), Received(R, RingTaken(b"0", 0), part(b"0").tensors), part(b"x")]
+)
+def test_a_part_that_is_none_is_refused(event: Received, inbox: GroupInbox) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"tensors|no tag"):
+        inbox.receive(event)
 
 
-def test_other_messages_are_left_to_others() -> None:
-    assert not RingInbox(0, 10).receive(Received(PeerId("R"), AskRound(BALLOT), ()))
+def test_other_messages_are_left_to_others(inbox: GroupInbox) -> None:
+    assert not inbox.receive(Received(R, Heartbeat(), ()))

@@ -14,7 +14,7 @@ import torch
 from shoal.collective.shared_memory import SharedMemory
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.wire.messages.round import SharedVector
+from shoal.wire.messages.collective import SharedVector
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no memfd")
 P, ME = PeerId("P"), os.getpid()
@@ -56,10 +56,11 @@ def test_memory_is_used_again_and_no_file_stays_open() -> None:
     places = set()
     for _ in range(5):
         floats, _ = memory.vectors(KINDS)
-        memory.lend()
+        loan = memory.lend()
         reader.look(P, ME, reference(memory, floats), 1000, floats)
         places.add(floats.data_ptr())
-        memory.take_back()
+        memory.take_back(loan)
+        del loan
     assert len(places) == 1
     memory.close()
     reader.close()
@@ -87,10 +88,31 @@ def test_lent_memory_that_nobody_gave_back_is_left_as_it_is() -> None:
     del floats, _, following, seen
     # A mapping has a file of its own beside the segment's; one older segment is kept, not three.
     assert open_files() - before == 4
-    owner.take_back()
+    loan = owner.lend()
+    owner.take_back(loan, has_heard_everyone=False)
+    del loan
+    assert open_files() - before == 4
+    owner.take_back(owner.lend())
     assert open_files() - before == 2
     owner.close()
     assert open_files() == before
+
+
+def test_memory_that_two_operations_have_lent_is_free_when_both_have_ended() -> None:
+    memory = SharedMemory()
+    [floats, _] = memory.vectors(KINDS)
+    first, second = memory.lend(), memory.lend()
+    memory.take_back(second)
+    assert memory.is_lent
+    [other, _] = memory.vectors(KINDS)
+    assert other.data_ptr() != floats.data_ptr()
+    loan = memory.lend()
+    memory.take_back(first)
+    assert memory.is_lent, "this was the memory of before"
+    memory.take_back(loan)
+    assert not memory.is_lent
+    assert memory.vectors(KINDS)[0].data_ptr() == other.data_ptr()
+    memory.close()
 
 
 def test_vectors_elsewhere_and_without_elements_are_not_shared() -> None:

@@ -13,9 +13,10 @@ from shoal.runtime.death_points import DeathPoints
 from shoal.swarm.records import seal
 from shoal.transport.base import Received
 from shoal.wire.messages import Message
+from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import Decide, Hold, ReadState, Record, RingPart, StateChunk
+from shoal.wire.messages.round import Decide, Hold, ReadState, Record, StateChunk, ViewTag
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
 
 KEY = StepKey(0, 1, 42, 0)
@@ -30,7 +31,7 @@ RECORD = seal(Record("run", 5, BALLOT, "0", (), (), (), {}), PeerId("C"), lambda
         (Prepared(KEY, 0, 3, 1.0, True, None), ("prepared", 42)),
         (Opened(KEY), ("forward", 42)),
         (Committed(KEY), ("commit", 42)),
-        (RingPart(BALLOT, 5, 1, 0, False, 0, 0, 0), ("ring", 5)),
+        (RingPart(ViewTag(5, BALLOT, 1, 0).encoded(), 0, False, 0, 0, 0), ("ring", 5)),
         (Hold(BALLOT, RECORD), ("staged", 5)),
         (Decide(BALLOT, RECORD), ("held", 5)),
         (Lease(1, 0, 1, 3, 7), ("lease", 3)),

@@ -17,8 +17,9 @@ from shoal.wire.frame import FRAME_VERSION, HEADER, MAGIC, Frame, encode_frame
 from shoal.wire.frame_decoder import READ_AHEAD_BYTES, FrameDecoder
 from shoal.wire.limits import LONG_MESSAGES, TENSORS_OF, WireLimits
 from shoal.wire.messages import Message, Traffic
+from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import Metrics, StepReport
-from shoal.wire.messages.round import Decide, RingPart, SignedRecord
+from shoal.wire.messages.round import Decide, SignedRecord
 from shoal.wire.messages.step import Forward, Opened, Refused
 from shoal.wire.tensors import ITEM_BYTES, WireTensor
 
@@ -48,7 +49,7 @@ def test_every_message_type_is_decodable_and_named_by_one_tag() -> None:
 
 
 def test_a_frame_comes_back_as_it_was_sent() -> None:
-    part = RingPart(BALLOT, 4, 1, 0, True, 0, 2, 3)
+    part = RingPart(b"group", 4, True, 0, 2, 3)
     data = memoryview(bytearray(range(24)))
     raw = joined(part, WireTensor("float32", (2, 3), data), traffic=Traffic.PSEUDO_GRADIENTS)
     (frame,) = feed(FrameDecoder(), raw)

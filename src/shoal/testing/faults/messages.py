@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
-from shoal.wire.messages import Message
+from shoal.wire.messages import CollectiveMessage, Message
+from shoal.wire.messages.round import ViewTag
 
 
 @dataclass
@@ -25,8 +26,14 @@ class _Trigger:
         return (
             isinstance(message, self.kinds)
             and all(want is None or want == is_ for want, is_ in zip(wanted, actual, strict=True))
-            and all(getattr(message, name, None) == value for name, value in self.fields.items())
+            and all(_field(message, name) == value for name, value in self.fields.items())
         )
+
+
+def _field(message: Message, name: str) -> object:
+    """What a message says; one of a collective says of what round, ballot, epoch and stage it is in its tag."""
+    said = ViewTag.decoded(message.tag) if isinstance(message, CollectiveMessage) else message
+    return getattr(said, name, getattr(message, name, None))
 
 
 class Faults:

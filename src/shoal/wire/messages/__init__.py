@@ -1,24 +1,26 @@
 """Every message of the data plane, by protocol.
 
-`base` holds what all share, `step` the training step (prepare and commit), `round` the outer round, `snapshot` what
-servers keep of each other, `feed` the data server's leases, `control` what the client says to its trainers and they to
-it. `Message` is a tagged union: a frame
-carries exactly one of these types, and bytes that fit none are refused by the decoder.
+`base` holds what all share, `step` the training step (prepare and commit), `round` the outer round, `collective` what
+the members of a group exchange, `snapshot` what servers keep of each other, `feed` the data server's leases, `control`
+what the client says to its trainers and they to it. `Message` is a tagged union: a frame carries exactly one of these
+types, and bytes that fit none are refused by the decoder.
 """
 
 from __future__ import annotations
 
 from shoal.wire.messages.base import Hop, SampleRange, Traffic
+from shoal.wire.messages.collective import CollectiveMessage
 from shoal.wire.messages.control import ControlMessage
 from shoal.wire.messages.feed import FeedMessage
 from shoal.wire.messages.round import RoundMessage
 from shoal.wire.messages.snapshot import SnapshotMessage
 from shoal.wire.messages.step import StepMessage
 
-Message = ControlMessage | FeedMessage | RoundMessage | SnapshotMessage | StepMessage
+Message = CollectiveMessage | ControlMessage | FeedMessage | RoundMessage | SnapshotMessage | StepMessage
 """What a frame may carry."""
 
 __all__ = [
+    "CollectiveMessage",
     "ControlMessage",
     "FeedMessage",
     "Hop",

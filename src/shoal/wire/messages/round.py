@@ -6,7 +6,7 @@ coordinator                          member
   | -- Close ----------------------->  |   at the boundary, repeated until answered
   | <- Join                            |
   | -- Resolve --------------------->  |   steps in doubt
-  | -- Propose (view) -------------->  |   members exchange RingPart with each other
+  | -- Propose (view) -------------->  |   members reduce with each other (`collective`)
   | <- Staged / MemberLost             |
   | -- Hold ------------------------>  |
   | <- Held                            |
@@ -40,6 +40,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.wire.messages.base import Era, Hop, SampleRange, Struct
 from shoal.wire.messages.step import StepEntry
@@ -196,52 +197,35 @@ class Propose(Struct, frozen=True, tag="propose"):
     scales: tuple[float, ...] = ()
 
 
-class RingPart(Struct, frozen=True, tag="ring_part"):
-    """A segment of a chunk on its way through the ring, the tree or the centre. `gather` is False while the sum is
-    formed. One tensor. `buffer` tells parameters (0) from floating buffers (1) and integer buffers (2)."""
+class ViewTag(Struct, frozen=True, order=True):
+    """The tag of the collective operations of a view (`wire.messages.collective`). Compared field by field, the highest
+    is the newest."""
 
-    ballot: Ballot
     round: int
+    ballot: Ballot
     epoch: int
     stage: int
-    gather: bool
-    buffer: int
-    chunk: int
-    segment: int
 
+    @classmethod
+    def of(cls, view: Propose) -> ViewTag:
+        """The tag of a view."""
+        return cls(view.round, view.ballot, view.epoch, view.stage)
 
-class SharedVector(Struct, frozen=True):
-    """Where a vector lies in the sender's own memory: a file that it has open, and the file's number in the system, so
-    that no other one is taken for it. Only good over a connection whose process the kernel proves."""
+    def encoded(self) -> bytes:
+        """As it travels."""
+        return msgspec.msgpack.encode(self)
 
-    descriptor: int
-    inode: int
-    offset_bytes: int
+    @classmethod
+    def decoded(cls, tag: bytes) -> ViewTag:
+        """Read a tag that has travelled.
 
-
-class RingReady(Struct, frozen=True, tag="ring_ready"):
-    """In place of `count` RingParts from `segment` on: they are ready in the sender's memory, and stay so until the
-    receiver has passed on what it makes of them, or has answered RingTaken."""
-
-    ballot: Ballot
-    round: int
-    epoch: int
-    stage: int
-    gather: bool
-    buffer: int
-    chunk: int
-    segment: int
-    count: int
-    vector: SharedVector
-
-
-class RingTaken(Struct, frozen=True, tag="ring_taken"):
-    """The sender reads nothing more from the receiver's memory in this ring."""
-
-    ballot: Ballot
-    round: int
-    epoch: int
-    stage: int
+        Raises:
+            RemoteProtocolError: The bytes are none.
+        """
+        try:
+            return msgspec.msgpack.decode(tag, type=cls)
+        except msgspec.DecodeError as error:
+            raise RemoteProtocolError(f"{tag.hex()[:32]} is no tag of a view: {error}") from error
 
 
 class Staged(Struct, frozen=True, tag="staged"):
@@ -380,9 +364,6 @@ RoundMessage = (
     | Join
     | Resolve
     | Propose
-    | RingPart
-    | RingReady
-    | RingTaken
     | Staged
     | MemberLost
     | Hold

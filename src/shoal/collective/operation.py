@@ -1,4 +1,4 @@
-"""One all-reduce over an endpoint: the plan's moves, each piece added or stored as it comes.
+"""One operation of a group over an endpoint: the plan's moves, each piece added or stored as it comes.
 
     parts --> _Span --> on the thread that computes: own = received + own, or own = received --> posted on
 
@@ -6,13 +6,14 @@ Two tasks: one hands work to the computing thread, the other posts what that has
 being added while the one before is posted, and further ones are received. A neighbour on the same host whose vector
 lies in shared memory is told `RingReady` and reads it there; to any other one it is sent as `RingPart`.
 
-All members end with the same bits: each sum is formed in one order (see `plan`), and everyone takes the root's bytes.
-Vectors are reduced in place and side by side; N = elements of a vector, n = of a piece.
+Each sum is formed in one order (see `plan`), and everyone takes the root's bytes. Vectors are worked on in place and
+side by side; N = elements of a vector, n = of a piece.
 
 **Memory.** A sum that others read, or that is being sent without a copy, changes only when the complete piece comes
-back, and that depends on what they have made of it. A complete piece does not change any more in this ring; whoever
-reads it from shared memory says `RingTaken` when it has all, and `run` returns after that, and when all else is sent.
-A ring that is cancelled leaves its memory lent, and `SharedMemory` gives the next one another.
+back, and that depends on what they have made of it. A complete piece does not change any more in this operation, nor
+does a sum that does not come back; whoever reads those from shared memory says `RingTaken` when it has all, and `run`
+returns after that, and when all else is sent. An operation that is cancelled leaves its memory lent, and `SharedMemory`
+gives the next one another.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from dataclasses import dataclass
 import anyio
 from torch import Tensor
 
+from shoal.codec.plain import PLAIN
 from shoal.codec.raw import from_wire, to_wire
-from shoal.collective.inbox import PartQueue, ReceivedPart, RingTag
-from shoal.collective.plan import SEGMENT_BYTES, AllReducePlan, Collective, choose_collective
+from shoal.collective.inbox import PartQueue, ReceivedPart
+from shoal.collective.plan import CollectivePlan
 from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import RingVector
-from shoal.errors import LocalProtocolError, RemoteProtocolError
+from shoal.errors import MemberFault, RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Traffic
-from shoal.wire.messages.round import RingPart, RingReady, RingTaken
+from shoal.wire.messages.collective import RingPart, RingReady, RingTaken
 
 INLINE_BYTES = 1 << 18
 """Sums below this size take less time than handing them to a thread."""
@@ -56,7 +58,8 @@ class _Span:
         segments: Indices in the chunk.
         elements: The same segments, as indices in the vector.
         sender: The neighbour's place in the ring.
-        received_n: The neighbour's values.
+        received_n: Its values.
+        is_encoded: They are as they travel; else they lie in its memory.
     """
 
     number: int
@@ -66,6 +69,7 @@ class _Span:
     elements: range
     sender: int
     received_n: Tensor
+    is_encoded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,53 +82,38 @@ class _Piece:
     segments: range
 
 
-class Ring:
-    """One member's end of one all-reduce.
+class GroupOperation:
+    """One member's end of one operation.
 
     Args:
         endpoint: Sends to the other members.
-        tag: Of the view; on every part.
-        stage: Of the view.
+        tag: Of the group; on every part.
         members: In ring order, this endpoint's peer among them, each once.
-        vectors: The same numbers, sizes, dtypes, wire types and reductions on all members.
+        vectors: Each with what is to be done with it; the same numbers, sizes, dtypes, codecs, reductions and plans on
+            all members.
         compute: Where large sums are formed, so that the event loop is not held up.
-        memory: Where the vectors are that neighbours on the same host may read; without it everything is sent.
-        segment_bytes: How much travels in one frame; the same on all members.
-        choose: The collective for a vector of so many bytes and so many members; the same on all members.
-
-    Attributes:
-        offender: Who broke the protocol, when `run` has raised.
-
-    Raises:
-        LocalProtocolError: This endpoint's peer is not in the ring.
+        memory: Where the vectors are that neighbours on the same host may read.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
-        tag: RingTag,
-        stage: int,
+        tag: bytes,
         members: Sequence[PeerId],
-        vectors: Sequence[RingVector],
+        vectors: Sequence[tuple[RingVector, CollectivePlan]],
         compute: Compute,
-        *,
-        memory: SharedMemory | None = None,
-        segment_bytes: int = SEGMENT_BYTES,
-        choose: Callable[[int, int], Collective] = choose_collective,
+        memory: SharedMemory,
     ) -> None:
-        if members.count(endpoint.peer_id) != 1:
-            raise LocalProtocolError(f"{endpoint.peer_id} is not once in the ring {tag}")
-        self.offender: PeerId | None = None
         self._endpoint = endpoint
         self._tag = tag
-        self._stage = stage
+        self._number = 0
         self._members = tuple(members)
         self._me = members.index(endpoint.peer_id)
-        self._vectors = {vector.number: vector for vector in vectors}
-        self._plans = {v.number: _plan(v, len(members), segment_bytes, choose) for v in vectors}
+        self._vectors = {vector.number: vector for vector, _ in vectors}
+        self._plans = {vector.number: plan for vector, plan in vectors}
+        self._wire_names = {number: str(v.wire_dtype).removeprefix("torch.") for number, v in self._vectors.items()}
         self._compute = compute
-        self._memory = memory or SharedMemory()
-        self._span_segments = max(1, SPAN_BYTES // segment_bytes)
+        self._memory = memory
         self._remaining = sum(plan.num_received(self._me) for plan in self._plans.values())
         self._taken: set[tuple[int, int, bool, int, int]] = set()
         self._added: Counter[tuple[int, int, int]] = Counter()
@@ -136,23 +125,23 @@ class Ring:
         self._sent_to: set[int] = set()
 
     async def run(self, parts: PartQueue) -> None:
-        """Reduce the vectors with the other members; on return they hold the result, the same bits on all members.
+        """Do this member's part of the plans; on return the vectors hold the result, and nobody reads them any more.
 
-        Then nobody reads them any more. Ends only so or by cancellation: whoever watches the members cancels it when
-        one is lost.
+        Ends only so or by cancellation: whoever watches the members cancels it when one is lost.
 
         Raises:
-            RemoteProtocolError: A member (`offender`) sent what the plan does not have.
+            MemberFault: A member sent what the plan does not have.
         """
-        if self._remaining == 0:
+        if len(self._members) == 1 or not any(plan.num_elements for plan in self._plans.values()):
             return
-        self._memory.lend()
-        failure: RemoteProtocolError | None = None
+        self._number = parts.number
+        loan = self._memory.lend()
+        failure: MemberFault | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._post_finished)
             try:
                 await self._reduce(parts)
-            except RemoteProtocolError as error:
+            except MemberFault as error:
                 failure = error
                 tasks.cancel_scope.cancel()
         if failure is not None:
@@ -161,44 +150,42 @@ class Ring:
             self._spans(await parts.take())  # only acknowledgements are left
         for member in self._sent_to:
             await self._endpoint.flushed(self._members[member])
-        self._memory.take_back()
+        self._memory.take_back(loan, any(plan.hears_everyone(self._me) for plan in self._plans.values()))
 
     # -- receive and combine
 
     async def _reduce(self, parts: PartQueue) -> None:
         """Do everything but the last posts."""
         for number, plan in self._plans.items():
-            for chunk in range(plan.num_chunks):
-                is_leaf = not plan.children(self._me, chunk) and plan.parent(self._me, chunk) is not None
-                if is_leaf and plan.num_segments(chunk):
-                    self._finish(_Piece(number, False, chunk, range(plan.num_segments(chunk))))
+            for chunk in range(len(plan.chunks)):
+                if plan.begins_with(self._me, chunk) and plan.num_segments(chunk):
+                    self._finish(_Piece(number, not plan.sums, chunk, range(plan.num_segments(chunk))))
         while self._remaining:
             for span in self._spans(await parts.take()):
                 await self._apply(span)
         self._finish(None)
         for member in self._read_from:
-            message = RingTaken(self._tag.ballot, self._tag.round, self._tag.epoch, self._stage)
+            message = RingTaken(self._tag, self._number)
             self._endpoint.post(self._members[member], message, traffic=Traffic.PSEUDO_GRADIENTS)
 
     def _spans(self, part: ReceivedPart) -> list[_Span]:
         """What there is to do for a message: nothing for an acknowledgement, or for what has come before."""
         try:
             return self._checked(part)
-        except RemoteProtocolError:
-            self.offender = part.sender
-            raise
+        except RemoteProtocolError as error:
+            raise MemberFault(str(error), part.sender) from error
 
     def _checked(self, part: ReceivedPart) -> list[_Span]:
         message = part.message
         sender = self._members.index(part.sender) if part.sender in self._members else None
         if isinstance(message, RingTaken):
             if sender not in self._lent_to:
-                raise RemoteProtocolError(f"{part.sender} gives back memory of ring {self._tag} that it was not lent")
+                raise RemoteProtocolError(f"{part.sender} gives back memory that it was not lent")
             self._lent_to.discard(sender)
             return []
         vector, plan = self._vectors.get(message.buffer), self._plans.get(message.buffer)
         if sender is None or vector is None or plan is None:
-            raise RemoteProtocolError(f"{part.sender} sent buffer {message.buffer} in ring {self._tag}, unasked")
+            raise RemoteProtocolError(f"{part.sender} sent buffer {message.buffer} of a ring, unasked")
         count = message.count if isinstance(message, RingReady) else 1
         segments = range(message.segment, message.segment + count)
         try:
@@ -210,24 +197,25 @@ class Ring:
         )
         if sender not in allowed:
             raise RemoteProtocolError(
-                f"{part.sender} sent chunk {message.chunk} in ring {self._tag}, which is not its to send here"
+                f"{part.sender} sent chunk {message.chunk} of a ring, which is not its to send here"
             )
         received_n = self._received(part, vector, elements)
         keys = {(sender, message.buffer, message.gather, message.chunk, segment) for segment in segments}
         if keys <= self._taken:
             return []
         if keys & self._taken:
-            raise RemoteProtocolError(f"{part.sender} sent some of segments {segments} in ring {self._tag} again")
+            raise RemoteProtocolError(f"{part.sender} sent some of segments {segments} of a ring again")
         self._taken |= keys
-        if isinstance(message, RingReady) and message.gather:
+        if isinstance(message, RingReady) and (message.gather or not plan.gathers):
             self._read_from.add(sender)
-        step = self._span_segments
+        step = max(1, SPAN_BYTES // (plan.segment_elements * vector.values_N.element_size()))
         cuts = [segments[start : start + step] for start in range(0, count, step)]
+        is_encoded = isinstance(message, RingPart)
         spans: list[_Span] = []
         for cut in cuts:
             within = plan.span(message.chunk, cut)
             own_n = received_n[within.start - elements.start : within.stop - elements.start]
-            spans.append(_Span(message.buffer, message.gather, message.chunk, cut, within, sender, own_n))
+            spans.append(_Span(message.buffer, message.gather, message.chunk, cut, within, sender, own_n, is_encoded))
         return spans
 
     def _received(self, part: ReceivedPart, vector: RingVector, elements: range) -> Tensor:
@@ -237,12 +225,10 @@ class Ring:
             num_elements = vector.values_N.numel()
             theirs_N = self._memory.look(part.sender, process, part.message.vector, num_elements, vector.values_N)
             return theirs_N[elements.start : elements.stop]
-        tensor, dtype = part.tensor, str(vector.wire_dtype).removeprefix("torch.")
+        tensor, dtype = part.tensor, self._wire_names[vector.number]
         if tensor is None or tensor.dtype != dtype or tensor.shape != (len(elements),):
             found = "no tensor" if tensor is None else f"{tensor.dtype}{tensor.shape}"
-            raise RemoteProtocolError(
-                f"{part.sender} sent {found} in ring {self._tag}; {dtype}({len(elements)},) was expected"
-            )
+            raise RemoteProtocolError(f"{part.sender} sent {found} in a ring; {dtype}({len(elements)},) was expected")
         return from_wire(tensor)
 
     async def _apply(self, span: _Span) -> None:
@@ -250,16 +236,17 @@ class Ring:
         vector, plan = self._vectors[span.number], self._plans[span.number]
         children = plan.children(self._me, span.chunk)
         keys = [(span.number, span.chunk, segment) for segment in span.segments]
-        is_root = plan.parent(self._me, span.chunk) is None
+        is_root = plan.root(span.chunk) == self._me
         if span.gather:
-            await self._run(span, lambda: vector.store(span.elements, span.received_n))
+            await self._run(span, lambda: vector.store(span.elements, span.received_n, span.is_encoded))
             is_finished = True
         elif any(children[self._added[key]] != span.sender for key in keys):
             self._early.append(span)
             return
         else:
             is_finished = span.sender == children[-1]
-            await self._run(span, lambda: vector.add(span.elements, span.received_n, is_root=is_root and is_finished))
+            is_complete = is_root and is_finished
+            await self._run(span, lambda: vector.add(span.elements, span.received_n, is_complete, span.is_encoded))
             self._added.update(keys)
         self._remaining -= len(span.segments)
         if is_finished:
@@ -307,13 +294,11 @@ class Ring:
                 for segment in piece.segments:
                     await self._send(peer, piece, segment, vector, plan.segment(piece.chunk, segment))
                 continue
-            if piece.gather:
+            if piece.gather or not plan.gathers:
                 self._lent_to.add(target)
             message = RingReady(
-                ballot=self._tag.ballot,
-                round=self._tag.round,
-                epoch=self._tag.epoch,
-                stage=self._stage,
+                tag=self._tag,
+                operation=self._number,
                 gather=piece.gather,
                 buffer=piece.number,
                 chunk=piece.chunk,
@@ -325,15 +310,13 @@ class Ring:
 
     async def _send(self, peer: PeerId, piece: _Piece, segment: int, vector: RingVector, elements: range) -> None:
         encoded: list[Tensor] = []
-        if vector.wire is None or len(elements) * vector.values_N.element_size() < INLINE_BYTES:
+        if vector.codec is PLAIN or len(elements) * vector.values_N.element_size() < INLINE_BYTES:
             encoded.append(vector.encoded(elements))
         else:
             await self._compute(lambda: encoded.append(vector.encoded(elements)))
         message = RingPart(
-            ballot=self._tag.ballot,
-            round=self._tag.round,
-            epoch=self._tag.epoch,
-            stage=self._stage,
+            tag=self._tag,
+            operation=self._number,
             gather=piece.gather,
             buffer=piece.number,
             chunk=piece.chunk,
@@ -341,11 +324,3 @@ class Ring:
         )
         self._endpoint.post(peer, message, (to_wire(encoded[0]),), Traffic.PSEUDO_GRADIENTS)
         await self._endpoint.drained(peer)
-
-
-def _plan(
-    vector: RingVector, num_members: int, segment_bytes: int, choose: Callable[[int, int], Collective]
-) -> AllReducePlan:
-    values_N = vector.values_N
-    collective = choose(values_N.nbytes, num_members)
-    return AllReducePlan(collective, num_members, values_N.numel(), max(1, segment_bytes // values_N.element_size()))

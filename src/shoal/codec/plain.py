@@ -1,0 +1,43 @@
+"""The codec that changes nothing: values of any dtype as they are, in their own memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from shoal.codec.base import NO_STATE, CodecState, Encoded
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCodec:
+    """See `codec.base.Codec`."""
+
+    name: str = "none"
+    is_elementwise: ClassVar[bool] = True
+
+    def wire_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """See `Codec.wire_dtypes`."""
+        return (dtype,)
+
+    def initial_state(self, num_elements: int) -> CodecState:
+        """See `Codec.initial_state`; there is none."""
+        return NO_STATE
+
+    def encode(self, values_N: Tensor, state: CodecState = NO_STATE) -> Encoded:
+        """See `Codec.encode`."""
+        return Encoded((values_N,))
+
+    def decode(self, tensors: tuple[Tensor, ...], out_N: Tensor | None = None) -> Tensor:
+        """See `Codec.decode`."""
+        [values_N] = tensors
+        return values_N if out_N is None else out_N.copy_(values_N)
+
+    def rounded(self, values_N: Tensor) -> Tensor:
+        """See `Codec.rounded`."""
+        return values_N
+
+
+PLAIN: Final = PlainCodec()
