@@ -98,7 +98,7 @@ def lose_client_host(directory: Path, dice: random.Random) -> float:
 
         step_s = min(until(first_steps, START_S, "a step of the second client's trainers")) - at_s
         taken = second.saw("client_0", "run.taken_over")
-        second.saw("client_0", "round.recorded", round=taken["held_round"] + 3)
+        second.saw("client_0", "round.recorded", round=taken["base_round"] + 3)
         second.interrupt()
         assert second.ends(END_S) == 130, second.output
         for host in servers:

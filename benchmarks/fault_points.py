@@ -138,7 +138,7 @@ def measure(swarm: Swarm, text: str, since_s: float, patience_s: float, *, is_al
             is_back = any(time_of(event) < step.at_s for event in server.swapped(dead.at_s))
             return server.peer not in step.path or is_back
         if dead.role == "trainer":
-            return step.incarnation > last_step_before(swarm, dead.process, dead.at_s).incarnation
+            return step.generation > last_step_before(swarm, dead.process, dead.at_s).generation
         return swarm.begun_after(dead.at_s)(step)
 
     def next_steps() -> dict[int, float]:

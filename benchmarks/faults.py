@@ -287,7 +287,7 @@ def usual_times(swarm: Swarm, strikes: Sequence[Strike]) -> tuple[float, float]:
     for slot in range(swarm.num_slots):
         steps = swarm.steps(slot)
         for one, two in pairwise(steps):
-            if one.incarnation != two.incarnation or any(one.at_s < s.at_s + 15 and s.at_s < two.at_s for s in strikes):
+            if one.generation != two.generation or any(one.at_s < s.at_s + 15 and s.at_s < two.at_s for s in strikes):
                 continue
             (within if (two.number % INNER_STEPS) else between).append(two.at_s - one.at_s)
     return statistics.median(within), statistics.median(between) if between else 0.0

@@ -2,7 +2,7 @@
 
 Left out of `usual` is what is marked `slow`, and of a test with many variants those that its mark does not name:
 
-    @pytest.mark.usual("Open-9", "Decide-5")     # the other moments tell the same rule
+    @pytest.mark.usual("Open-9", "CommitRecord-5")     # the other moments tell the same rule
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
 `quick` leaves out tests/integration and tests/e2e as well, and four of five simulations. Which one of five stays

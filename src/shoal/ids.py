@@ -1,6 +1,6 @@
 """Identifiers that every layer shares: one type for one thing, no behaviour beyond order and text.
 
-A *step* is named by the trainer that drives it, the incarnation (restart count) of that trainer, and its number; a
+A *step* is named by the trainer that drives it, the generation (restart count) of that trainer, and its number; a
 *step key* adds the attempt, because a step that was aborted is tried again under a new attempt and late messages of the
 old one must be told apart. A *ballot* orders coordinators: the highest one leads.
 """
@@ -29,7 +29,7 @@ class StepId(NamedTuple):
     """One inner optimizer step of one trainer."""
 
     trainer: int
-    incarnation: int
+    generation: int
     number: int
 
 
@@ -37,17 +37,17 @@ class StepKey(NamedTuple):
     """One attempt at a step; every message of the step protocol carries it."""
 
     trainer: int
-    incarnation: int
+    generation: int
     number: int
     attempt: int
 
     @property
     def step(self) -> StepId:
         """The step that this is an attempt at."""
-        return StepId(self.trainer, self.incarnation, self.number)
+        return StepId(self.trainer, self.generation, self.number)
 
     def __str__(self) -> str:
-        return f"t{self.trainer}.{self.incarnation}/{self.number}#{self.attempt}"
+        return f"t{self.trainer}.{self.generation}/{self.number}#{self.attempt}"
 
 
 class Ballot(NamedTuple):
@@ -55,7 +55,7 @@ class Ballot(NamedTuple):
 
     number: int
     peer: PeerId
-    incarnation: int
+    generation: int
 
 
 NO_BALLOT = Ballot(0, PeerId(""), 0)

@@ -1,7 +1,7 @@
 """Logging of a process: JSON lines in a file of bounded size, one readable line on a terminal.
 
-Call sites write `logger.info("round.decided", extra={"round": 3})`: the message is the name of an event, the fields are
-its values. Both outputs show the same events.
+Call sites write `logger.info("round.committed", extra={"round": 3})`: the message is the name of an event, the fields
+are its values. Both outputs show the same events.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(t
     recorded = {event["round"]: event["hashes"] for event in client.events("client_0", "round.recorded")}
     for index in (0, 1):
         [ready] = servers.events(f"server_{index}", "server.ready")
-        # A last one may have been decided when the client was interrupted, and not be written down.
+        # A last one may have been committed when the client was interrupted, and not be written down.
         swaps = servers.events(f"server_{index}", "round.swapped")
         swapped = [event for event in swaps if event["round"] in recorded][-1]
         assert swapped["round"] >= reached + 2

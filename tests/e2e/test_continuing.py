@@ -110,7 +110,7 @@ def test_a_client_that_waits_beside_another_takes_over_by_itself_and_the_next_on
         assert not second.events("client_0", "run.taken_over")
         client.lose_host()
         taken = second.saw("client_0", "run.taken_over")
-        second.saw("client_0", "round.recorded", round=taken["held_round"] + 3)
+        second.saw("client_0", "round.recorded", round=taken["base_round"] + 3)
         second.interrupt()
         assert second.ends(END_S) == 130, second.output
         for each in (servers, third):

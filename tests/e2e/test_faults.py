@@ -181,12 +181,12 @@ def test_a_client_that_is_killed_at_any_moment_of_a_round_loses_nothing(tmp_path
             ("trainer_0", "transport.up", {"peer_role": "client"}),
             ("server_0", "ring.started", {"round": 1}),
             ("server_1", "round.swapped", {"round": 2}),
-            ("client_0", "client.resumed", {"start": 4}),
+            ("client_0", "client.resumed", {"generation": 4}),
         )
         for start, (process, event, fields) in enumerate(moments, 1):
             if start > 1:
                 # Where this test is slower than the run, the moment may have been before the last kill.
-                run.saw("client_0", "client.resumed", start=start)
+                run.saw("client_0", "client.resumed", generation=start)
             run.saw(process, event, **fields)
             os.kill(run.pid_of("client:0"), signal.SIGKILL)
         summary = ended_well(run)
@@ -223,7 +223,7 @@ def test_a_client_that_dies_again_and_again_is_given_up_and_the_run_says_so(tmp_
         run.saw("client_0", "round.recorded", round=1)
         for start in range(6):
             if start:
-                run.saw("client_0", "client.resumed", start=start + 1)
+                run.saw("client_0", "client.resumed", generation=start + 1)
             os.kill(run.pid_of("client:0"), signal.SIGKILL)
         assert run.ends(END_S) == 1, run.output
         run.leaves_nothing()

@@ -338,7 +338,7 @@ def test_a_swarm_whose_first_peer_is_gone_for_good_trains_on_and_is_joined_throu
         assert _swaps_like_the_client(client, late)
         # What is started again finds the swarm by those that its host has heard of.
         os.kill(client.pid_of("client:0"), signal.SIGKILL)
-        client.saw("client_0", "client.resumed", start=2)
+        client.saw("client_0", "client.resumed", generation=2)
         os.kill(early.pid_of("server:0"), signal.SIGKILL)
         early.saw("server_0", "state.fetched")
         reached = client.events("client_0", "round.recorded")[-1]["round"]

@@ -38,7 +38,7 @@ def joining(run: Launched) -> None:
 
 
 def training(run: Launched) -> None:
-    """A round has been decided."""
+    """A round has been committed."""
     run.saw("client_0", "round.recorded")
 
 

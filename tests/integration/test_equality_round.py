@@ -106,7 +106,7 @@ class Swarm:
             path=tuple(stage[slot].endpoint.hop for stage in self.replicas),
             replicas=tuple(tuple(ReplicaRef(replica.endpoint.hop) for replica in stage) for stage in self.replicas),
             note=lambda _key, _path: None,
-            held=self.coordinator.record_hash,
+            base=self.coordinator.record_hash,
         )
         assert result.committed
         assert result.attempts == 1
@@ -182,7 +182,7 @@ async def make_swarm(
             driver = StepDriver(
                 endpoint=endpoint,
                 trainer=slot,
-                incarnation=1,
+                generation=1,
                 window=num_stages + 1,
                 max_grad_norm=MAX_NORM,
                 clock=clock,
@@ -194,7 +194,7 @@ async def make_swarm(
         coordinator = RoundCoordinator(
             endpoint=endpoint,
             signer=Signer(client, client, "test"),
-            incarnation=1,
+            generation=1,
             settings=RoundSettings("test", num_stages, GENESIS),
             clock=clock,
             journal=lambda *_: None,
@@ -203,7 +203,7 @@ async def make_swarm(
         tasks.start_soon(coordinator.run)
         coordinator.replicas({r.endpoint.peer_id: r.endpoint.hop for stage in replicas for r in stage})
         leading = await coordinator.lead()
-        assert leading.held_round == 0
+        assert leading.base_round == 0
         yield Swarm(replicas, drivers, coordinator)
         tasks.cancel_scope.cancel()
 
@@ -272,7 +272,7 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
                 assert named.weights == tuple(sum(sum(sizes) for sizes in work[slot]) for slot in range(num_slots))
                 assert named.steps_lost == 0
                 for slot, replica in enumerate(swarm.replicas[stage]):
-                    assert replica.member.held_round == round
+                    assert replica.member.base_round == round
                     assert replica.member.hashes == named.hashes
                     assert torch.equal(replica.compute.parameters_flat(), expected.outer)
                     reference = plain.workers[slot].stages[stage]

@@ -12,7 +12,7 @@ from tests.simulation.kernel import Kernel
 from tests.simulation.lease.world import World as LeaseWorld
 from tests.simulation.membership.world import World as MembershipWorld
 from tests.simulation.placing.world import World as PlacingWorld
-from tests.simulation.round.lost_decisions import DecidingWorld as RoundWorld
+from tests.simulation.round.lost_commits import LostCommitWorld as RoundWorld
 from tests.simulation.round.moving import MovingWorld
 from tests.simulation.split.world import SplitWorld
 from tests.simulation.state.slow_world import SlowWorld

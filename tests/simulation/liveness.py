@@ -26,7 +26,7 @@ def all_recorded(recorded: Collection[object], num_samples: int, states: Iterabl
 
 
 def goes_on(round_before: int, round_now: int, at_least: int = 2) -> None:
-    """Rounds were decided after the last fault."""
+    """Rounds were committed after the last fault."""
     if round_now < round_before + at_least:
         raise Broken(f"no progress after round {round_before}: {round_now}")
 

@@ -21,10 +21,10 @@ class Broken(AssertionError):
 
 
 class Seen(NamedTuple):
-    """What the forward of a microbatch went through at one replica: `life` counts the states that it has had."""
+    """What the forward of a microbatch went through at one replica: `generation` counts the states that it has had."""
 
     peer: str
-    life: int
+    generation: int
     version: int
 
 
@@ -32,16 +32,16 @@ class StepSafety:
     """A step is a transaction: applied whole, over one version of the weights, by every live stage of its path."""
 
     def __init__(self) -> None:
-        self.lives_at: dict[StepKey, dict[str, int]] = {}
+        self.generations_at: dict[StepKey, dict[str, int]] = {}
 
-    def opened(self, key: StepKey, lives: Mapping[str, int]) -> None:
-        """An attempt begins over these replicas, each in this life."""
-        self.lives_at[key] = dict(lives)
+    def opened(self, key: StepKey, generations: Mapping[str, int]) -> None:
+        """An attempt begins over these replicas, each in this generation."""
+        self.generations_at[key] = dict(generations)
 
     def applies(
         self,
         peer: str,
-        life: int,
+        generation: int,
         key: StepKey,
         gradients: Mapping[int, tuple[object, ...]],
         path: Sequence[str],
@@ -52,7 +52,8 @@ class StepSafety:
         """A replica commits the sum of `gradients`: of each microbatch its samples and, after them, what it has seen.
 
         Raises:
-            Broken: The gradients are not those of the whole step, over this path, of this life, and of one version.
+            Broken: The gradients are not those of the whole step, over this path, of this generation, and of one
+                version.
         """
         parts: list[tuple[object, int, int]] = [gradients[number][0] for number in sorted(gradients)]  # type: ignore[misc]
         trained = [sample for _, start, stop in parts for sample in range(start, stop)]
@@ -66,7 +67,7 @@ class StepSafety:
         chain: tuple[Seen, ...] = chains.pop()  # type: ignore[assignment]
         if tuple(seen.peer for seen in chain) != tuple(path):
             raise Broken(f"{key} holds a gradient of another path")
-        if (peer, life) not in [(seen.peer, seen.life) for seen in chain]:
+        if (peer, generation) not in [(seen.peer, seen.generation) for seen in chain]:
             raise Broken(f"{key} is of an earlier round")
         if key in applied:
             raise Broken(f"{key} applied twice")
@@ -77,15 +78,16 @@ class StepSafety:
             raise Broken(f"the buffers of {peer} are of {list(buffers)}, its log is {[e.key for e in log]}")
 
     def recorded(self, logs: Mapping[str, tuple[int, Sequence[StepEntry]]]) -> None:
-        """A round ends with these logs, by replica, with its life: each step is in those of all its live replicas."""
+        """A round ends with these logs, by replica, with its generation: each step is in those of all its live
+        replicas."""
         keys = {peer: {entry.key for entry in log} for peer, (_, log) in logs.items()}
         attempts: dict[tuple[int, int, int], StepKey] = {}
         for peer, held in keys.items():
             for key in held:
                 if attempts.setdefault(key.step, key) != key:
                     raise Broken(f"{key} and {attempts[key.step]} are both applied")
-                for other, life in self.lives_at[key].items():
-                    if other in logs and logs[other][0] == life and key not in keys[other]:
+                for other, generation in self.generations_at[key].items():
+                    if other in logs and logs[other][0] == generation and key not in keys[other]:
                         raise Broken(f"{key} is applied at {peer} and not at {other}")
 
 
@@ -121,14 +123,14 @@ class ChainSafety:
 
     Only where no replica is a member of both may there be two records: then the swarm was split. Or where the one was
     held, but by nobody taken, when its coordinator was lost: a successor may drop it then (docs/protocol.md, "The outer
-    round"). Its `Decide` may still lie with a member that is frozen: that is on a chain of its own when it wakes.
+    round"). Its `CommitRecord` may still lie with a member that is frozen: that is on a chain of its own when it wakes.
 
     Attributes:
-        decided: By round, the hash of its record.
+        committed: By round, the hash of its record.
     """
 
     def __init__(self) -> None:
-        self.decided: dict[int, str] = {}
+        self.committed: dict[int, str] = {}
         self._known: dict[int, tuple[str, frozenset[str]]] = {}
 
     def decides(self, round: int, digest: str, members: Iterable[str]) -> bool:
@@ -139,15 +141,15 @@ class ChainSafety:
             Split: There is, and no replica is a member of both.
         """
         self._compare(round, digest, members)
-        is_first = round not in self.decided
-        self.decided[round] = digest
+        is_first = round not in self.committed
+        self.committed[round] = digest
         return is_first
 
     def swaps(self, who: str, round: int, digest: str, members: Iterable[str]) -> None:
-        """A replica makes this record its tip: it can only be one that is decided, or about to be.
+        """A replica makes this record its tip: it can only be one that is committed, or about to be.
 
         Raises:
-            Broken: Others hold, or somebody has decided, another one.
+            Broken: Others hold, or somebody has committed, another one.
             Split: The same, and no replica is a member of both, or this one is no member of the other.
         """
         if round in self._known and who not in self._known[round][1]:

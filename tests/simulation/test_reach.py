@@ -42,8 +42,8 @@ def test_trainers_are_replaced_and_steps_are_aborted() -> None:
     worlds = [StepWorld(seed) for seed in range(30)]
     for world in worlds:
         world.run()
-    assert sum(max(world.incarnations.values()) > 1 for world in worlds) > 10
-    assert any(key.attempt > 0 for world in worlds for key in world.safety.lives_at)
+    assert sum(max(world.generations.values()) > 1 for world in worlds) > 10
+    assert any(key.attempt > 0 for world in worlds for key in world.safety.generations_at)
 
 
 def test_servers_that_die_go_on_from_what_their_buddies_keep() -> None:
@@ -99,5 +99,5 @@ def test_two_records_of_a_round_are_a_split_only_where_nobody_is_a_member_of_bot
         chain.decides(1, "other", {"R0.1", "R1.0"})
     with pytest.raises(Split):
         chain.swaps("R0.1", 1, "other", {"R0.1", "R1.1"})
-    with pytest.raises(Split):  # a Decide of what was dropped reached it late
+    with pytest.raises(Split):  # a CommitRecord of what was dropped reached it late
         chain.swaps("R0.1", 1, "other", {"R0.1", "R1.0"})

@@ -34,9 +34,9 @@ def _lines(path: Path) -> list[dict[str, object]]:
 
 def test_a_file_holds_one_object_a_line_with_the_fields_of_the_event(tmp_path: Path) -> None:
     shoal.log.configure("server_0", tmp_path / "run")
-    logging.getLogger("shoal.test").info("round.decided", extra={"round": 3, "path": Path("/x")})
+    logging.getLogger("shoal.test").info("round.committed", extra={"round": 3, "path": Path("/x")})
     (line,) = _lines(tmp_path / "run" / "server_0.log")
-    assert line["event"] == "round.decided"
+    assert line["event"] == "round.committed"
     assert (line["round"], line["path"], line["process"], line["level"]) == (3, "/x", "server_0", "INFO")
 
 

@@ -16,7 +16,7 @@ from shoal.averaging.signing import unsealer
 from shoal.errors import RecordRejected, RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, suspects
-from shoal.swarm.records import INCARNATIONS_APART, uncounted
+from shoal.swarm.records import GENERATIONS_APART, uncounted
 from shoal.swarm.sample_ranges import count, merge
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Record
@@ -158,9 +158,9 @@ def _cut_short(records: Sequence[Record], lines: Mapping[int, Sequence[StepLine]
     cut: set[int] = set()
     for record in reversed(records):
         keys = [line.entry.key for line in lines.get(record.round, ())]
-        apart = [record.incarnations.get(key.trainer, 0) - key.incarnation for key in keys]
+        apart = [record.generations.get(key.trainer, 0) - key.generation for key in keys]
         is_interrupted = record is records[-1] and record.round < num_rounds
-        if not is_interrupted and (not apart or min(apart) < INCARNATIONS_APART // 2):
+        if not is_interrupted and (not apart or min(apart) < GENERATIONS_APART // 2):
             break
         cut.add(record.round)
     return frozenset(cut)

@@ -20,11 +20,11 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     ChainLeft,
     CoordinatorEffect,
-    Decided,
     Deposed,
     Introduce,
     Journal,
     Overtaken,
+    RecordCommitted,
     ReplicaIn,
     ReplicaOut,
     Restored,
@@ -38,10 +38,10 @@ from shoal.swarm.sample_ranges import Ranges
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Hop
 from shoal.wire.messages.round import (
-    Held,
     Join,
     MemberLost,
     Record,
+    RecordPrepared,
     RoundState,
     SignedRecord,
     Staged,
@@ -54,13 +54,13 @@ logger = logging.getLogger(__name__)
 CoordinatorEvent = ReplicaIn | ReplicaOut | Restored | Stuck | ChainLeft | Overtaken
 """What the client may want to act on, or to say."""
 
-Answer = RoundState | StaleBallot | Join | Staged | MemberLost | Held | Swapped
+Answer = RoundState | StaleBallot | Join | Staged | MemberLost | RecordPrepared | Swapped
 """What only replicas send."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """A decided round; `signed` is its record, encoded and signed.
+    """A committed round; `signed` is its record, encoded and signed.
 
     Attributes:
         sent_bytes: What the holders sent in the round, by kind of traffic.
@@ -78,13 +78,13 @@ class Leading:
     """This client coordinates the run.
 
     Attributes:
-        held_round: The record that stands; training goes on in the round after it.
+        base_round: The record that stands; training goes on in the round after it.
         outcome: How that round ended; None for D_0.
         holders: The replicas that hold the record, with their stages.
         record_hash: Of the record, for D_0 as well.
     """
 
-    held_round: int
+    base_round: int
     outcome: RoundOutcome | None
     holders: Mapping[PeerId, int]
     record_hash: str
@@ -95,8 +95,8 @@ class RoundCoordinator:
 
     Args:
         signer: Signs the records, as the endpoint's peer.
-        incarnation: Unique to this start of the client.
-        journal: Writes step logs down before their record is held (see `journal.hold_steps`); called in a thread.
+        generation: Unique to this start of the client.
+        journal: Writes step logs down before their record is held (see `journal.keep_steps`); called in a thread.
         recorded: Samples in the records known from before a restart.
         ballot_number: Of the last ballot before a restart. This client gives way to a higher one.
         on_event: Is told which replicas are in and out, which stages lack one and which are restored.
@@ -107,7 +107,7 @@ class RoundCoordinator:
         *,
         endpoint: Endpoint,
         signer: Signer,
-        incarnation: int,
+        generation: int,
         settings: RoundSettings,
         clock: Clock,
         journal: Callable[[int, str, Logs], None],
@@ -122,10 +122,10 @@ class RoundCoordinator:
         self._tell = on_event
         self._unseal = signer.unseal
         self._machine = RoundCoordinatorMachine(
-            endpoint.peer_id, incarnation, settings, signer.seal, signer.unseal, recorded, ballot_number
+            endpoint.peer_id, generation, settings, signer.seal, signer.unseal, recorded, ballot_number
         )
         self.keep = self._machine.keep  # the client says whose bytes it gives, since all servers of the stage have left
-        self._decided: Decided | None = None
+        self._committed: RecordCommitted | None = None
         self._ready: RoundReady | None = None
         self._deposed: Ballot | None = None
         self._is_overtaken = False
@@ -169,8 +169,8 @@ class RoundCoordinator:
 
     async def overtaken(self) -> None:
         """Wait, however long, until another record stands than the one on which this client trains, and which it has
-        not decided: another side of the swarm was met, and chosen. Then `leading` tells from which one to go on; rounds
-        are neither closed nor finished before that."""
+        not committed: another side of the swarm was met, and chosen. Then `leading` tells from which one to go on;
+        rounds are neither closed nor finished before that."""
         while not self._is_overtaken:
             await self._changed.wait()
 
@@ -178,14 +178,14 @@ class RoundCoordinator:
         self,
         round: int,
         slots: Mapping[PeerId, int],
-        incarnations: Mapping[int, int] | None = None,
+        generations: Mapping[int, int] | None = None,
         join_within_s: float | None = None,
     ) -> None:
         """Begin the end of the round.
 
         Args:
             slots: Home slot of each home replica, which orders the rings. Spares come last.
-            incarnations: The lowest incarnation of each trainer that may still act.
+            generations: The lowest generation of each trainer that may still act.
             join_within_s: How long to wait for reachable replicas that do not join; None: until they do.
 
         Raises:
@@ -197,19 +197,19 @@ class RoundCoordinator:
             raise LocalProtocolError(f"round {round} cannot be closed, the run is in round {self.round}")
         now_s = self._clock.now_s()
         join_by_s = None if join_within_s is None else now_s + join_within_s
-        self._do(self._machine.close(CloseRequest(round, dict(slots), dict(incarnations or {}), join_by_s), now_s))
+        self._do(self._machine.close(CloseRequest(round, dict(slots), dict(generations or {}), join_by_s), now_s))
 
     async def finish_round(self, round: int) -> RoundOutcome:
-        """Wait until the record of a round that is being closed is decided, and swapped by all reachable replicas.
+        """Wait until the record of a round that is being closed is committed, and swapped by all reachable replicas.
 
         Raises:
             RoundAborted: Another client has become the coordinator.
         """
         ready = await self._wait_ready(round)
-        decided = self._decided
-        if decided is None or decided.record.round != round:
-            raise RoundAborted(f"round {round} was decided by another coordinator: record {ready.tip.round} stands")
-        return RoundOutcome(decided.record, decided.signed, ready.sent_bytes, ready.holders)
+        committed = self._committed
+        if committed is None or committed.record.round != round:
+            raise RoundAborted(f"round {round} was committed by another coordinator: record {ready.tip.round} stands")
+        return RoundOutcome(committed.record, committed.signed, ready.sent_bytes, ready.holders)
 
     @property
     def stuck(self) -> tuple[int, ...]:
@@ -256,7 +256,7 @@ class RoundCoordinator:
         return self._machine.tip.hash
 
     async def changed(self) -> None:
-        """Wait until a replica has said something, or something was decided."""
+        """Wait until a replica has said something, or something was committed."""
         await self._changed.wait()
 
     # -- events
@@ -314,13 +314,13 @@ class RoundCoordinator:
                     self._endpoint.introduce(hop)
                 case Journal():
                     self._to_journal.put(effect)
-                case Decided(record):
-                    logger.info("round.decided", extra={"round": record.round, "ballot": str(record.ballot)})
+                case RecordCommitted(record):
+                    logger.info("round.committed", extra={"round": record.round, "ballot": str(record.ballot)})
                     self._name_suspects(record)
-                    self._decided = effect
+                    self._committed = effect
                     self._ready = None
                 case RoundReady(tip):
-                    logger.info("round.ready", extra={"held_round": tip.round, "holders": len(effect.holders)})
+                    logger.info("round.ready", extra={"base_round": tip.round, "holders": len(effect.holders)})
                     self._ready = effect
                 case ReplicaOut(peer, reason):
                     logger.warning("replica.out", extra={"peer": peer, "reason": reason})
@@ -336,7 +336,7 @@ class RoundCoordinator:
                     self._stuck = stages
                     self._tell(effect)
                 case Restored(stage, round, basis):
-                    fields = {"stage": stage, "held_round": round}
+                    fields = {"stage": stage, "base_round": round}
                     if basis is None:
                         logger.info("stage.found", extra=fields)
                     else:
@@ -345,12 +345,12 @@ class RoundCoordinator:
                     self._tell(effect)
                 case ChainLeft(left, kept, common_round, num_samples, num_freed):
                     self._endpoint.metrics.counter("round.chains_left").add()
-                    fields = {"left": left.hash, "held_round": left.round, "kept": kept.hash, "kept_round": kept.round}
+                    fields = {"left": left.hash, "base_round": left.round, "kept": kept.hash, "kept_round": kept.round}
                     lost = {"common_round": common_round, "samples": num_samples, "samples_freed": num_freed}
                     logger.warning("chain.left", extra=fields | lost)
                     self._tell(effect)
                 case Overtaken(tip):
-                    logger.warning("round.overtaken", extra={"held_round": tip.round, "record": tip.hash})
+                    logger.warning("round.overtaken", extra={"base_round": tip.round, "record": tip.hash})
                     self._ready, self._is_overtaken = None, True
                     self._tell(effect)
                 case Deposed(highest):

@@ -4,7 +4,7 @@
     rounds/round_0001.json     D_1, readable, with its encoded bytes, signature and hash
     steps/round_0001.jsonl     one line for each step that each final member has committed in round 1, in apply order
     left/1/                    records and step logs of a chain from which the run has not gone on (`set_aside`)
-    steps/round_0001.*.held    the same while the round's record, whose hash it names, is not decided
+    steps/round_0001.*.prepared    the same while the round's record, whose hash it names, is not committed
 
 A file is there as a whole or not at all: it is written under another name, forced to the disk, and renamed.
 """
@@ -85,8 +85,8 @@ def read_genesis(directory: Path) -> Genesis:
         raise RecordRejected(f"{path} is no beginning of a run: {error}; restore it from a copy") from error
 
 
-def hold_steps(directory: Path, round: int, digest: str, logs: Logs) -> None:
-    """Write the step logs of a record that may be decided from now on, even if this process ends.
+def keep_steps(directory: Path, round: int, digest: str, logs: Logs) -> None:
+    """Write the step logs of a record that may be committed from now on, even if this process ends.
 
     Args:
         directory: The run's.
@@ -99,24 +99,24 @@ def hold_steps(directory: Path, round: int, digest: str, logs: Logs) -> None:
         for peer, (stage, log) in sorted(logs.items(), key=lambda item: (item[1][0], item[0]))
         for entry in log
     ]
-    write_whole(_held_file(directory, round, digest), b"".join(lines))
+    write_whole(_prepared_file(directory, round, digest), b"".join(lines))
 
 
 def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
-    """Write a decided round: first its step logs, then the record, so that a record is never without its steps.
+    """Write a committed round: first its step logs, then the record, so that a record is never without its steps.
 
-    The logs are those that were held for this record; those of records that were not decided are removed. There is no
+    The logs are those that were kept for this record; those of records that were not committed are removed. There is no
     file of them only if the coordinator of another host has gathered them. Writing a round again changes nothing.
 
     Raises:
         OSError: A file cannot be written.
     """
     steps = _steps_file(directory, record.round)
-    held = _held_file(directory, record.round, record_hash(signed))
-    if held.exists():
-        held.replace(steps)
+    prepared = _prepared_file(directory, record.round, record_hash(signed))
+    if prepared.exists():
+        prepared.replace(steps)
         sync_directory(steps.parent)
-    for path in steps.parent.glob(f"{steps.stem}.*.held"):
+    for path in steps.parent.glob(f"{steps.stem}.*.prepared"):
         path.unlink()
     content = {"record": _readable(record), **signed_to_json(signed)}
     write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
@@ -216,8 +216,8 @@ def _steps_file(directory: Path, round: int) -> Path:
     return directory / _STEPS / f"round_{round:04d}.jsonl"
 
 
-def _held_file(directory: Path, round: int, digest: str) -> Path:
-    return directory / _STEPS / f"round_{round:04d}.{digest[:16]}.held"
+def _prepared_file(directory: Path, round: int, digest: str) -> Path:
+    return directory / _STEPS / f"round_{round:04d}.{digest[:16]}.prepared"
 
 
 def _readable(record: Record) -> object:
@@ -251,7 +251,7 @@ def _readable(record: Record) -> object:
         ],
         "samples": [[item.pass_number, item.start, item.stop] for item in record.samples],
         "skipped": [[item.pass_number, item.start, item.stop] for item in record.skipped],
-        "incarnations": {str(trainer): lowest for trainer, lowest in record.incarnations.items()},
+        "generations": {str(trainer): lowest for trainer, lowest in record.generations.items()},
         "recorded": [[item.pass_number, item.start, item.stop] for item in record.recorded],
     }
 

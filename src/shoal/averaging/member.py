@@ -2,8 +2,9 @@
 
     endpoint -> receive -> RoundMemberMachine -> jobs: close steps, ring, swap -> RoundMemberMachine -> post
 
-One job at a time changes the state; a ring runs beside it and ends when a newer view or a record replaces it. A replica
-that was left behind fetches the newest state (`state_sync`), and gives its own to those that ask (`state_donor`).
+One job at a time changes the state; a ring runs beside it and ends when a newer quorum or a record replaces it. A
+replica that was left behind fetches the newest state (`state_sync`), and gives its own to those that ask
+(`state_donor`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from shoal.swarm.round_effects import (
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_orders import Order, StepsClosed
 from shoal.swarm.snapshots import Base
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import MAX_LINK_REPORTS, LinkReport, Propose, Record, SignedRecord, StageHashes
 from shoal.wire.messages.step import StepEntry
@@ -72,8 +73,8 @@ class ClosedSteps(Protocol):
 class StepService(Protocol):
     """The steps of the replica, as the round needs them; `pipeline.StageWorker` is one."""
 
-    def start_round(self, round: int, held: str = "", anew: bool = False) -> None:
-        """The replica holds D_{round-1}, whose hash is `held`: steps on top of it may begin. What is open is dropped;
+    def start_round(self, round: int, base: str = "", anew: bool = False) -> None:
+        """The replica holds D_{round-1}, whose hash is `base`: steps on top of it may begin. What is open is dropped;
         with round 0 none may begin. `anew`: the inner optimizer has done no step."""
         ...
 
@@ -89,7 +90,7 @@ class StepService(Protocol):
         """Settle a step in doubt."""
         ...
 
-    def resume(self, log: tuple[StepEntry, ...], content: Tensor, life: int) -> bool:
+    def resume(self, log: tuple[StepEntry, ...], content: Tensor, generation: int) -> bool:
         """Right after `start_round`: go on from a snapshot; False if that would contradict what was said since."""
         ...
 
@@ -160,14 +161,14 @@ class RoundMember:
         self._sent_before = self._sent_bytes()
 
     @property
-    def held_round(self) -> int:
+    def base_round(self) -> int:
         """The round whose record the replica holds."""
         return self._machine.tip.round
 
     @property
     def offered_round(self) -> int:
-        """The same, or `NOTHING_HELD` while the replica is believed to be behind: what others may be told."""
-        return NOTHING_HELD if self._machine.is_behind else self._machine.tip.round
+        """The same, or `NO_BASE` while the replica is believed to be behind: what others may be told."""
+        return NO_BASE if self._machine.is_behind else self._machine.tip.round
 
     @property
     def coordinator(self) -> PeerId | None:
@@ -243,8 +244,8 @@ class RoundMember:
                     match self._jobs.popleft():
                         case CloseSteps(round):
                             tasks.start_soon(self._close, round)
-                        case RunRing(view):
-                            self._start_ring(tasks, view)
+                        case RunRing(quorum):
+                            self._start_ring(tasks, quorum)
                         case Swap() as swap:
                             await self._swap(swap)
                         case Fetch() as order:
@@ -298,24 +299,24 @@ class RoundMember:
     def _sent_bytes(self) -> dict[str, int]:
         return {traffic.value: count for traffic, count in self._endpoint.sent_bytes.items()}
 
-    def _start_ring(self, tasks: TaskGroup, view: Propose) -> None:
+    def _start_ring(self, tasks: TaskGroup, quorum: Propose) -> None:
         self._ring_scope.cancel()
         self._ring_scope = anyio.CancelScope()
-        tasks.start_soon(self._average, view, self._ring_scope)
+        tasks.start_soon(self._average, quorum, self._ring_scope)
 
-    async def _average(self, view: Propose, scope: anyio.CancelScope) -> None:
-        """Average with the view's members and stage the outer step."""
+    async def _average(self, quorum: Propose, scope: anyio.CancelScope) -> None:
+        """Average with the quorum's members and stage the outer step."""
         with scope:
-            peers = [hop.peer for hop in view.members]
-            logger.info("ring.started", extra={"round": view.round, "epoch": view.epoch, "members": peers})
+            peers = [hop.peer for hop in quorum.members]
+            logger.info("ring.started", extra={"round": quorum.round, "epoch": quorum.epoch, "members": peers})
             try:
-                average = await self._ring.run(view)
+                average = await self._ring.run(quorum)
                 hashes = await self._device.run(self._state.stage, average, self._donor.is_followed)
             except StateMismatch as error:
                 self._donor.release()
                 self._do(self._machine.state_broken(str(error)))
                 return
-            self._do(self._machine.ring_done(view, hashes))
+            self._do(self._machine.ring_done(quorum, hashes))
 
     def _start_fetch(self, tasks: TaskGroup, order: Fetch) -> None:
         """Go on to a newer record from the one that is being fetched, or begin with it."""
@@ -329,11 +330,11 @@ class RoundMember:
         """Get the state of the newest record from its holders and stage it."""
         with scope:
             base: tuple[OuterState, StageHashes] | None = None
-            if order.follows_held:
+            if order.follows_base:
                 with contextlib.suppress(StateMismatch):  # then the whole state is fetched
                     await self._device.run(self._state.check)
-                    base = (self._state.held, self._state.hashes)
-            newest = await sync.fetch(order, self._state.held, base, self._successor, self._stage_fetched)
+                    base = (self._state.base, self._state.hashes)
+            newest = await sync.fetch(order, self._state.base, base, self._successor, self._stage_fetched)
             if self._snapshots is not None:
                 await self._snapshots.settled(Base(newest.record.round, newest.record_hash, newest.hashes))
             self._do(self._machine.fetched(newest.record_hash, newest.hashes))
@@ -366,7 +367,7 @@ class RoundMember:
         if self._machine.is_restored:
             logger.warning("stage.restored", extra={"round": record.round, "from": self._machine.basis.round})
         else:
-            self._donor.hold(record.round, self._machine.tip.hash, self._state.held, average)
+            self._donor.hold(record.round, self._machine.tip.hash, self._state.base, average)
         if leaves_chain:
             logger.warning("replica.chain_left", extra={"round": record.round, "stage": self._stage})
         fields = {"round": record.round, "stage": self._stage, **msgspec.structs.asdict(hashes)}
@@ -379,6 +380,6 @@ class RoundMember:
         if found is None:
             return
         snapshot, content = found
-        is_taken = self._steps.resume(snapshot.log, content, snapshot.life)
+        is_taken = self._steps.resume(snapshot.log, content, snapshot.generation)
         fields = {"round": self._machine.round, "stage": self._stage, "steps": len(snapshot.log), "taken": is_taken}
         logger.info("replica.resumed" if is_taken else "replica.not_resumed", extra=fields)

@@ -96,6 +96,11 @@ class PieceTransfer:
         """Whether an answer is about this piece."""
         return message.record_hash == self._piece.order.record_hash and message.is_average == self._piece.is_average
 
+    @property
+    def distrusted(self) -> frozenset[PeerId]:
+        """See `StateTransfer.distrusted`."""
+        return self._machine.distrusted
+
     def put(self, event: Received | PeerLost) -> None:
         """Take an answer, or a loss."""
         self._events.append(event)
@@ -151,8 +156,8 @@ class PieceTransfer:
         match event.message:
             case StateOffer(_, chunk_hashes):
                 self._do(self._machine.offered(event.peer, chunk_hashes, self._clock.now_s()))
-            case NoState(_, held_round):
-                self._is_gone |= held_round >= self._piece.order.record.round
+            case NoState(_, base_round):
+                self._is_gone |= base_round >= self._piece.order.record.round
                 self._do(self._machine.refused(event.peer, self._clock.now_s()))
             case StateChunk(_, chunk):
                 self._arrived = event.tensors[0]

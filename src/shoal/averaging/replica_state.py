@@ -29,7 +29,7 @@ from shoal.wire.messages.round import StageHashes
 class AveragedStage(Protocol):
     """The module and its buffers as flat vectors, on the device thread; `pipeline.StageCompute` is one."""
 
-    held_parameters: Callable[[], Tensor] | None
+    base_parameters: Callable[[], Tensor] | None
 
     def parameters_flat(self) -> Tensor:
         """A copy of the local parameters (N)."""
@@ -107,7 +107,7 @@ class ReplicaState:
         self._stage = stage
         self._optimizer = optimizer
         parameters_N = stage.parameters_flat().cpu()
-        self._held = OuterState(
+        self._base = OuterState(
             parameters_N,
             torch.zeros_like(parameters_N),
             stage.float_buffers_flat().cpu(),
@@ -116,28 +116,28 @@ class ReplicaState:
         self._staged: dict[StageHashes, _Staged] = {}
         self._pinned: StageHashes | None = None
         self._forgets = False
-        self.hashes = self._held.hashes()
-        stage.held_parameters = self.held_parameters
+        self.hashes = self._base.hashes()
+        stage.base_parameters = self.base_parameters
 
-    def held_parameters(self) -> Tensor:
+    def base_parameters(self) -> Tensor:
         """The parameters (N) of the record that the replica holds; not to be changed."""
-        return self._held.parameters_N
+        return self._base.parameters_N
 
     @property
-    def held(self) -> OuterState:
+    def base(self) -> OuterState:
         """The state of that record; may be read by any thread."""
-        return self._held
+        return self._base
 
     @property
     def ring_bytes(self) -> int:
         """Bytes of a contribution."""
-        held = self._held
-        return held.parameters_N.nbytes + held.floats_F.nbytes + held.integers_I.nbytes
+        base = self._base
+        return base.parameters_N.nbytes + base.floats_F.nbytes + base.integers_I.nbytes
 
     @property
     def gradient_kind(self) -> tuple[int, torch.dtype]:
         """Elements and dtype of a pseudo-gradient."""
-        return self._held.parameters_N.numel(), self._held.parameters_N.dtype
+        return self._base.parameters_N.numel(), self._base.parameters_N.dtype
 
     def gradient_norm(self) -> float:
         """The length of this replica's pseudo-gradient; NaN or infinite if that, or a buffer, is not finite.
@@ -145,7 +145,7 @@ class ReplicaState:
         If it is not, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
         """
         local_N = self._stage.parameters_flat().cpu()
-        norm = math.sqrt(squared_norm(pseudo_gradient(self._held.parameters_N, local_N, out=local_N)).item())
+        norm = math.sqrt(squared_norm(pseudo_gradient(self._base.parameters_N, local_N, out=local_N)).item())
         if not self._stage.float_buffers_flat().isfinite().all():
             norm = math.nan
         self._forgets = not math.isfinite(norm)
@@ -165,14 +165,14 @@ class ReplicaState:
             gradient_N: Is overwritten with the pseudo-gradient. None makes a new vector.
             scale: A second factor on the pseudo-gradient, in an operation of its own; 1: no operation.
         """
-        held, stage = self._held, self._stage
+        base, stage = self._base, self._stage
         integers_I = stage.integer_buffers_flat().cpu()
         if gradient_N is None:
-            gradient_N = torch.empty_like(held.parameters_N)
+            gradient_N = torch.empty_like(base.parameters_N)
         if weight == 0:
-            return Contribution(gradient_N.zero_(), torch.zeros_like(held.floats_F), integers_I)
+            return Contribution(gradient_N.zero_(), torch.zeros_like(base.floats_F), integers_I)
         share = weight / total_weight
-        pseudo_gradient(held.parameters_N, stage.parameters_flat().cpu(), out=gradient_N)
+        pseudo_gradient(base.parameters_N, stage.parameters_flat().cpu(), out=gradient_N)
         gradient_N.mul_(share)
         if scale != 1.0:
             gradient_N.mul_(scale)
@@ -187,9 +187,9 @@ class ReplicaState:
             average: The ring's result; None if no member has trained: the state stays.
             keep_average: `swap` then returns a copy of the averages; the memory of `average` is used again.
         """
-        staged = self._held if average is None else self.successor(self._held, average)
+        staged = self._base if average is None else self.successor(self._base, average)
         hashes = staged.hashes()
-        self._staged = {key: held for key, held in self._staged.items() if key == self._pinned}
+        self._staged = {key: kept for key, kept in self._staged.items() if key == self._pinned}
         kept = average if keep_average else None
         if kept is not None:
             kept = kept._replace(parameters_N=kept.parameters_N.clone())
@@ -224,11 +224,11 @@ class ReplicaState:
         Raises:
             The hashes are neither staged nor held; nothing has changed.
         """
-        staged = self._staged.get(hashes, _Staged(self._held, None) if hashes == self.hashes else None)
+        staged = self._staged.get(hashes, _Staged(self._base, None) if hashes == self.hashes else None)
         if staged is None:
             raise StateMismatch(f"parameters {hashes.parameters[:16]} are not staged here")
         state, average = staged
-        self._held = state
+        self._base = state
         self.hashes = hashes
         self._forgets = self._forgets or anew
         self.restore()
@@ -245,9 +245,9 @@ class ReplicaState:
             self._forgets = False
         self._staged.clear()
         self._pinned = None
-        self._stage.load_parameters(self._held.parameters_N)
-        self._stage.load_float_buffers(self._held.floats_F)
-        self._stage.load_integer_buffers(self._held.integers_I)
+        self._stage.load_parameters(self._base.parameters_N)
+        self._stage.load_float_buffers(self._base.floats_F)
+        self._stage.load_integer_buffers(self._base.integers_I)
 
     def check(self) -> None:
         """Compare the held bytes with the hashes that the record gave them.
@@ -255,6 +255,6 @@ class ReplicaState:
         Raises:
             StateMismatch: They differ: this machine's memory cannot be trusted.
         """
-        found = self._held.hashes()
+        found = self._base.hashes()
         if found != self.hashes:
             raise StateMismatch(f"the held state hashes to {found}, the record says {self.hashes}")

@@ -1,7 +1,7 @@
-"""From a view to the average: a replica's contribution, reduced with those of the view's other members.
+"""From a quorum to the average: a replica's contribution, reduced with those of the quorum's other members.
 
 The pseudo-gradient lies in memory that the other members of this host may read (`collective.shared_memory`), the same
-in every round. It is computed anew from the kept inputs for every view.
+in every round. It is computed anew from the kept inputs for every quorum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.collective.vectors import Reduction, RingVector
 from shoal.errors import MemberFault, RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import Propose, ViewTag
+from shoal.wire.messages.round import Propose, QuorumTag
 
 logger = logging.getLogger(__name__)
 
@@ -85,30 +85,30 @@ class RoundAverage:
         # Without its contribution a ring comes no further than that.
         self._inbox = GroupInbox(self._age_of, state.ring_bytes + _SMALL_SUMS * SMALL_BYTES)
 
-    def _age_of(self, tag: bytes) -> ViewTag:
-        """Which view a tag is of; a part of another stage is a mistake of its sender."""
-        view = ViewTag.decoded(tag)
-        if view.stage != self._stage:
-            raise RemoteProtocolError(f"a part of stage {view.stage} came to stage {self._stage}")
-        return view
+    def _age_of(self, tag: bytes) -> QuorumTag:
+        """Which quorum a tag is of; a part of another stage is a mistake of its sender."""
+        quorum = QuorumTag.decoded(tag)
+        if quorum.stage != self._stage:
+            raise RemoteProtocolError(f"a part of stage {quorum.stage} came to stage {self._stage}")
+        return quorum
 
     def receive(self, event: Received) -> bool:
         """Take a part of a ring; see `transport.dispatch.Handler`."""
         return self._inbox.receive(event)
 
     def end(self) -> None:
-        """What still arrives for the last view is of no use."""
+        """What still arrives for the last quorum is of no use."""
         self._inbox.close()
 
     def close(self) -> None:
         """Give the shared memory back."""
         self._memory.close()
 
-    async def run(self, view: Propose) -> Contribution | None:
-        """Reduce the contributions of a view's members.
+    async def run(self, quorum: Propose) -> Contribution | None:
+        """Reduce the contributions of a quorum's members.
 
-        A view with a member that breaks the protocol cannot end. This call disconnects that member, and the newer view
-        that follows cancels this call.
+        A quorum with a member that breaks the protocol cannot end. This call disconnects that member, and the newer
+        quorum that follows cancels this call.
 
         Returns:
             The averages, valid until the next call; None: no member has trained.
@@ -116,27 +116,27 @@ class RoundAverage:
         Raises:
             StateMismatch: This replica's own state is not what the record says.
         """
-        peers = [hop.peer for hop in view.members]
+        peers = [hop.peer for hop in quorum.members]
         group = Group(
             self._endpoint,
             peers,
-            ViewTag.of(view).encoded(),
+            QuorumTag.of(quorum).encoded(),
             self._inbox,
             self._device.run,
             memory=self._memory,
             segment_bytes=self._settings.segment_bytes,
             choose=self._settings.choose,
         )
-        if view.epoch > 0:
+        if quorum.epoch > 0:
             await self._device.run(self._state.check)
-        total = sum(view.weights)
+        total = sum(quorum.weights)
         if total == 0:
             return None
         self._memory.forget_others(peers)
         # Only this lies in shared memory: averaged buffers become part of the held state, and are small.
         [gradient_N] = self._memory.vectors([self._state.gradient_kind])
         place = peers.index(self._endpoint.peer_id)
-        weight, scale = view.weights[place], view.scales[place] if view.scales else 1.0
+        weight, scale = quorum.weights[place], quorum.scales[place] if quorum.scales else 1.0
         share = await self._device.run(self._state.contribution, weight, total, gradient_N, scale)
         try:
             await group.all_reduce(ring_vectors(share, self._settings.codec))

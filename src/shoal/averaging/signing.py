@@ -54,7 +54,7 @@ def unsealer(run_id: str, authority: PeerId) -> Callable[[SignedRecord], Record]
     coordinator, whom the authority that D_0 names has warranted.
     """
 
-    # A record is looked at several times (held, decided, swapped); its signatures need not be checked each time.
+    # A record is looked at several times (prepared, committed, swapped); its signatures need not be checked each time.
     @lru_cache(maxsize=8)
     def open_record(signed: SignedRecord) -> Record:
         try:

@@ -1,8 +1,8 @@
-"""Snapshots of other replicas that are kept here, and the one of the life before that a new life goes on from.
+"""Snapshots of other replicas that are kept here, and the one that a new generation of this replica goes on from.
 
 boundary -> SnapshotOwner -> buddy                               as an owner (`snapshot_owner`)
 OfferSnapshot -> SnapshotStore -> chunks -> kept, or dropped     as a buddy
-AskSnapshot -> SnapshotSearch -> chunks -> take                  as the next life of an owner
+AskSnapshot -> SnapshotSearch -> chunks -> take                  as the next generation of an owner
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shoal.wire.messages.snapshot import (
 logger = logging.getLogger(__name__)
 
 _SEARCH_S = 2.0
-"""How long a new life waits for a buddy that is silent."""
+"""How long a new generation waits for a buddy that is silent."""
 _FIRST_ROUND_S = 5.0
 """How long it waits for a whole snapshot before D_1, when others may wait for it."""
 
@@ -47,7 +47,7 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 class Resumable(NamedTuple):
-    """What a new life goes on from."""
+    """What a new generation goes on from."""
 
     snapshot: Snapshot
     content: Tensor
@@ -58,8 +58,8 @@ class SnapshotExchange:
 
     Args:
         owner: Sends the replica's own snapshots.
-        life: Which replica of this peer this is, counted from its first; None: not known.
-        follows: The life before served the same stage, so a buddy may have a snapshot of it.
+        generation: Which replica of this peer this is, counted from its first; None: not known.
+        follows: The generation before served the same stage, so a buddy may have a snapshot of it.
         view: Returns the swarm as it is now.
     """
 
@@ -70,7 +70,7 @@ class SnapshotExchange:
         *,
         owner: SnapshotOwner,
         settings: SnapshotSettings,
-        life: int | None,
+        generation: int | None,
         follows: bool,
         view: Callable[[], SwarmView],
         clock: Clock,
@@ -79,7 +79,7 @@ class SnapshotExchange:
         self._endpoint = endpoint
         self._stage = stage
         self._settings = settings
-        self._life = life or 0
+        self._generation = generation or 0
         self._view = view
         self._clock = clock
         self._store = SnapshotStore(stage, settings.room_bytes)
@@ -87,11 +87,11 @@ class SnapshotExchange:
         self._whole: dict[PeerId, Incoming] = {}
         self._requests: deque[tuple[PeerId, str]] = deque()
         self._serving: set[PeerId] = set()
-        self._search = SnapshotSearch(endpoint.peer_id, stage, self._life, _SEARCH_S) if follows else None
+        self._search = SnapshotSearch(endpoint.peer_id, stage, self._generation, _SEARCH_S) if follows else None
         self._own: Incoming | None = None
         self._changed = anyio.Event()
 
-    # -- a new life
+    # -- a new generation
 
     async def settled(self, base: Base) -> None:
         """Return when the snapshot that continues this state is here, or will not come."""
@@ -130,9 +130,10 @@ class SnapshotExchange:
                 self._offered(peer, message)
             case SnapshotChunk(digest):
                 self._chunk(event, digest)
-            case AskSnapshot(stage, life):
+            case AskSnapshot(stage, generation):
                 whole = self._whole.get(peer)
-                is_there = whole is not None and (whole.snapshot.stage, whole.snapshot.life) == (stage, life)
+                kept = None if whole is None else (whole.snapshot.stage, whole.snapshot.generation)
+                is_there = kept == (stage, generation)
                 self._endpoint.post(peer, whole.offer if whole and is_there else NoSnapshot("", "there is none"))
             case TakeSnapshot() | NoSnapshot() | SnapshotKept():
                 if not self.owner.answered(peer, message):
@@ -152,7 +153,7 @@ class SnapshotExchange:
         self._notify()
 
     def _asked(self, peer: PeerId, message: TakeSnapshot | NoSnapshot | SnapshotKept) -> None:
-        """A new life's message to its buddy, or the answer of one."""
+        """A new generation's message to its buddy, or the answer of one."""
         if isinstance(message, TakeSnapshot) and peer not in self._serving:
             self._serving.add(peer)
             self._requests.append((peer, message.digest))
@@ -199,7 +200,7 @@ class SnapshotExchange:
         for effect in effects:
             match effect:
                 case AskBuddy(peer):
-                    self._endpoint.post(peer, AskSnapshot(self._stage, self._life - 1))
+                    self._endpoint.post(peer, AskSnapshot(self._stage, self._generation - 1))
                 case Take(peer, snapshot):
                     self._own = Incoming(snapshot, OfferSnapshot(b"", b""))
                     self._endpoint.post(peer, TakeSnapshot(snapshot.digest))

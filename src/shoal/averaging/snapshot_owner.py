@@ -46,7 +46,7 @@ class SnapshotSettings:
     Attributes:
         every_steps: Commits between two snapshots in a round.
         room_bytes: The most that this peer keeps for others.
-        key: Seals this peer's snapshots; the same in all its lives, and secret.
+        key: Seals this peer's snapshots; the same in all its generations, and secret.
     """
 
     every_steps: int
@@ -70,10 +70,11 @@ class SnapshotOwner:
     """The snapshots of one replica.
 
     Args:
-        life: Which replica of this peer this is, counted from its first; None: not known, and no snapshot is made.
+        generation: Which replica of this peer this is, counted from its first; None: not known, and no snapshot is
+            made.
         view: Returns the swarm as it is now, to find buddies.
         capture: Copies the replica's state, on the device thread.
-        held: Returns the state that the replica's round began from.
+        base: Returns the state that the replica's round began from.
     """
 
     def __init__(
@@ -81,21 +82,21 @@ class SnapshotOwner:
         endpoint: Endpoint,
         stage: int,
         *,
-        life: int | None,
+        generation: int | None,
         settings: SnapshotSettings,
         view: Callable[[], SwarmView],
         device: Device,
         capture: Callable[[], Tensor],
-        held: Callable[[], Base],
+        base: Callable[[], Base],
     ) -> None:
         self._endpoint = endpoint
         self._stage = stage
-        self._life = life
+        self._generation = generation
         self._settings = settings
         self._view = view
         self._device = device
         self._capture = capture
-        self._held = held
+        self._base = base
         self._made: _Made | None = None
         self._talk: tuple[PeerId, str] | None = None
         self._answers: deque[Answer | None] = deque()
@@ -103,14 +104,14 @@ class SnapshotOwner:
 
     async def boundary(self, round: int, log: tuple[StepEntry, ...]) -> None:
         """The replica has committed the last step of `log` in `round`: copy its state, if that is due."""
-        base = self._held()
-        if self._life is None or self._made is not None or round != base.round + 1:
+        base = self._base()
+        if self._generation is None or self._made is not None or round != base.round + 1:
             return
         if not is_due(len(log), self._settings.every_steps):
             return
         content = await self._device.run(self._capture)
         # Else a record was swapped in meanwhile, or there is nothing that a step changes.
-        if self._held() == base and content.numel():
+        if self._base() == base and content.numel():
             self._made = _Made(base, log, content)
             self._notify()
 
@@ -133,15 +134,15 @@ class SnapshotOwner:
         while True:
             while self._made is None:
                 await self._changed.wait()
-            await self._send(self._made, self._life or 0)
+            await self._send(self._made, self._generation or 0)
             self._made = None
 
-    async def _send(self, made: _Made, life: int) -> None:
+    async def _send(self, made: _Made, generation: int) -> None:
         base, log, content = made
         me = self._endpoint.hop
         digest = await anyio.to_thread.run_sync(tensor_sha256, content)
         state = (base.round, base.record_hash, base.hashes)
-        body = msgspec.msgpack.encode(Snapshot(me.peer, self._stage, life, *state, log, content.numel(), digest))
+        body = msgspec.msgpack.encode(Snapshot(me.peer, self._stage, generation, *state, log, content.numel(), digest))
         offer = OfferSnapshot(body, self._settings.seal(body))
         fields = {"round": base.round + 1, "stage": self._stage, "steps": len(log), "bytes": content.numel()}
         for buddy in buddies(self._view(), me, self._stage):
@@ -155,7 +156,7 @@ class SnapshotOwner:
                 logger.info("snapshot.kept", extra={**fields, "buddy": buddy.peer})
                 return
             logger.info("snapshot.refused", extra={**fields, "buddy": buddy.peer, "reason": refusal})
-            if self._held() != base:
+            if self._base() != base:
                 return
         logger.warning("snapshot.not_kept", extra={**fields, "effect": "a crash now costs more steps"})
 
@@ -165,9 +166,9 @@ class SnapshotOwner:
         answer = await self._answer()
         if isinstance(answer, TakeSnapshot):
             # Once the record is there nobody needs it any more.
-            is_wanted = lambda: not self._answers and self._held() == made.base  # noqa: E731
+            is_wanted = lambda: not self._answers and self._base() == made.base  # noqa: E731
             await send_content(self._endpoint, buddy, digest, made.content, is_wanted)
-            if self._held() != made.base:
+            if self._base() != made.base:
                 return "its round is over"
             answer = await self._answer()
         if isinstance(answer, NoSnapshot):

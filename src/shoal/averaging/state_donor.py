@@ -25,7 +25,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.swarm.state_keeping import PieceKey, StateKeeping
 from shoal.swarm.state_transfer import CHUNK_BYTES, ChunkPlan
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Traffic
 from shoal.wire.messages.round import AskState, NoState, ReadState, StateChunk, StateOffer
@@ -73,7 +73,7 @@ class StateDonor:
         self._chunk_bytes = chunk_bytes
         self._keeping = StateKeeping()
         self._offered: dict[PieceKey, _Offered] = {}
-        self._held_round = NOTHING_HELD
+        self._base_round = NO_BASE
         self._hashing = anyio.Lock()
         self._requests: dict[PeerId, dict[_Request, None]] = {}
         self._in_vain: dict[PeerId, AskState] = {}
@@ -94,7 +94,7 @@ class StateDonor:
         """
         for key in self._keeping.swapped(record_hash, round, average is not None):
             self._offered.pop(key, None)
-        self._held_round = round
+        self._base_round = round
         self._offered[PieceKey(record_hash, False)] = _Offered(state, self._chunk_bytes)
         if average is not None and self._keeping.keeps(PieceKey(record_hash, True)):
             self._offered[PieceKey(record_hash, True)] = _Offered(average, self._chunk_bytes)
@@ -106,7 +106,7 @@ class StateDonor:
         """Offer nothing any more: this machine's memory is not to be trusted."""
         self._keeping = StateKeeping()
         self._offered.clear()
-        self._held_round = NOTHING_HELD
+        self._base_round = NO_BASE
 
     def receive(self, event: Received) -> bool:
         """Take a request; see `transport.dispatch.Handler`.
@@ -162,7 +162,7 @@ class StateDonor:
         if offered is None:
             if isinstance(request, AskState):
                 self._in_vain[peer] = request
-            self._endpoint.post(peer, NoState(key.record_hash, self._held_round, key.is_average))
+            self._endpoint.post(peer, NoState(key.record_hash, self._base_round, key.is_average))
             return
         self._keeping.asked(key, peer)
         if isinstance(request, AskState):

@@ -58,6 +58,11 @@ class StateSync:
         self._chain: StateChain | None = None
         self._transfer: PieceTransfer | None = None
 
+    @property
+    def distrusted(self) -> frozenset[PeerId]:
+        """Who has given wrong bytes of what is being fetched; see `StateTransfer.distrusted`."""
+        return frozenset() if self._transfer is None else self._transfer.distrusted
+
     def receive(self, event: Received) -> bool:
         """Take an answer; what comes late is dropped. See `transport.dispatch.Handler`.
 
@@ -79,7 +84,7 @@ class StateSync:
             self._transfer.put(PeerLost(peer, "lost"))
 
     def follow(self, order: Fetch) -> bool:
-        """A newer record is decided; returns whether what is being fetched leads to it, and `fetch` goes on to it."""
+        """A newer record is committed; returns whether what is being fetched leads to it, and `fetch` goes on to it."""
         if self._chain is None or not self._chain.follow(order):
             return False
         if self._transfer is not None:
@@ -102,7 +107,7 @@ class StateSync:
             order: Names the record and the hashes of its state.
             template: Has the sizes and types of the state.
             base: The state of the record before, with its hashes; None: it is not here.
-            take: Is given the state, verified; and again if a newer record has been decided meanwhile.
+            take: Is given the state, verified; and again if a newer record has been committed meanwhile.
 
         Returns:
             The order of the record whose state was taken last.

@@ -171,7 +171,7 @@ async def _connect(directory: Path, batch_samples: int, consumers: dict[int, Con
     address = f"unix:{_socket(directory, 'data_server', batch_samples)}"
     data_server = Hop(_peer("data_server", batch_samples), (address,))
     async with _endpoint(directory, "trainer", batch_samples) as endpoint:
-        feed = Feed(endpoint=endpoint, data_server=data_server, trainer=0, incarnation=1)
+        feed = Feed(endpoint=endpoint, data_server=data_server, trainer=0, generation=1)
         consumers[batch_samples] = Consumer(endpoint, feed, batch_samples)
         await dispatch(endpoint, (feed,))
 

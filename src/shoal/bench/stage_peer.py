@@ -143,7 +143,7 @@ class _StagePeer:
         return StepDriver(
             endpoint=self._endpoint,
             trainer=0,
-            incarnation=1,
+            generation=1,
             window=self._flow.microbatches_in_flight,
             max_grad_norm=1.0,
             clock=self._clock,
@@ -167,7 +167,7 @@ class _StagePeer:
             stage=self._stage,
             num_stages=self._num_stages,
             max_open_steps=2,
-            max_held=self._flow.microbatches_in_flight,
+            max_kept=self._flow.microbatches_in_flight,
             pace=self._spec.pace,
         )
 

@@ -58,7 +58,7 @@ async def _run(config: Config) -> None:
         opening=opening_of(config),
         client=None,
     )
-    feed = Feed(endpoint=trainer, data_server=server.hop, trainer=-1, incarnation=1)
+    feed = Feed(endpoint=trainer, data_server=server.hop, trainer=-1, generation=1)
 
     def report(now: BaselineReport) -> None:
         if now.eval_loss is None:

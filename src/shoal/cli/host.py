@@ -207,11 +207,11 @@ class SwarmHost:
                 case messages.ReplaceDataServer():
                     self._end_data_server()
                 case messages.Adopt():
-                    incarnations = {slot: incarnation for slot, (incarnation, _) in self._trainers.items()}
+                    generations = {slot: generation for slot, (generation, _) in self._trainers.items()}
                     running = [slot for slot, (_, trainer) in self._trainers.items() if trainer.running]
-                    reply = messages.Adoption(incarnations, running, self._lost_with_client())
-                case messages.StartTrainer(slot, incarnation):
-                    started = await self._start_trainer(slot, incarnation)
+                    reply = messages.Adoption(generations, running, self._lost_with_client())
+                case messages.StartTrainer(slot, generation):
+                    started = await self._start_trainer(slot, generation)
         except ShoalError as error:
             self._refuse(client, asked, error)
             return None
@@ -240,7 +240,7 @@ class SwarmHost:
         else:
             client.reply(asked, messages.LauncherAnswer())
 
-    async def _start_trainer(self, slot: int, incarnation: int) -> RoleHandle:
+    async def _start_trainer(self, slot: int, generation: int) -> RoleHandle:
         """Start a slot's trainer under an identity of its own: a frozen predecessor that wakes up is somebody else."""
         if (predecessor := self._trainers.get(slot)) is not None:
             self.supervisor.kill(predecessor[1])
@@ -250,15 +250,15 @@ class SwarmHost:
                 "trainer",
                 slot,
                 slot=slot,
-                incarnation=incarnation,
+                generation=generation,
                 client=self.hop("client"),
                 data_server=self.hop("data_server"),
             ),
             identity_key=Identity.generate().private_bytes,
-            socket_path=str(self._socket(f"trainer_{slot}", incarnation)),
+            socket_path=str(self._socket(f"trainer_{slot}", generation)),
         )
         started = await self._start("shoal.trainer.service:main", spec)
-        self._trainers[slot] = (incarnation, started)
+        self._trainers[slot] = (generation, started)
         return started
 
     def _lost_with_client(self) -> list[messages.LostProcess]:

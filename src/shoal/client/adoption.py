@@ -13,8 +13,8 @@ SAME_LOSS_S = 1.0
 
 def adopt(adoption: Adoption, plan: RoundPlan | None, trainers: TrainerPool, watch: Watch) -> None:
     """Take over what the launcher still runs, and note what broke while there was no client."""
-    known = {} if plan is None else plan.incarnations
-    trainers.adopt({**known, **adoption.incarnations}, adoption.running)
+    known = {} if plan is None else plan.generations
+    trainers.adopt({**known, **adoption.generations}, adoption.running)
     slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
     for each in adoption.lost:
         # Of the client's own end nobody else tells.

@@ -51,7 +51,7 @@ class ChainWatch:
         left = LeftChain(event.left.round, event.left.hash, event.common_round, event.num_samples, event.num_freed)
         self._left[left.record] = left
         self._note(self.left)
-        first, last = left.common_round + 1, left.held_round
+        first, last = left.common_round + 1, left.base_round
         lost = f"round {last}" if first == last else f"rounds {first} to {last}"
         self._notice(
             f"two sides of the swarm, which have gone on apart after round {left.common_round}, have met: the run goes "

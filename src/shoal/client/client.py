@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from shoal.averaging.audit import audit
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
-from shoal.averaging.journal import Genesis, hold_steps, write_genesis
+from shoal.averaging.journal import Genesis, keep_steps, write_genesis
 from shoal.averaging.signing import Signer
 from shoal.client.adoption import adopt
 from shoal.client.chain_watch import ChainWatch
@@ -52,7 +52,7 @@ from shoal.data.feed import Feed
 from shoal.ids import PeerId
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.runtime.launcher_messages import Adopt, ReplaceDataServer
-from shoal.swarm.records import INCARNATIONS_APART, genesis_hash
+from shoal.swarm.records import GENERATIONS_APART, genesis_hash
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.base import Endpoint
@@ -122,7 +122,9 @@ class Client:
         self._diary, self._launcher, self._clock, self._age_s = diary, launcher, clock, age_s
         saved = diary.saved
         self._num_train = saved.num_train
-        self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=-1, incarnation=diary.start, clock=clock)
+        self._feed = Feed(
+            endpoint=endpoint, data_server=data_server, trainer=-1, generation=diary.generation, clock=clock
+        )
         self._succeeds, self._on_turn = succeeds, on_turn
         self._succession = Succession(
             run_id=run_id,
@@ -136,7 +138,7 @@ class Client:
             endpoint=endpoint,
             launcher=launcher,
             start_timeout_s=TRAINER_START_TIMEOUT_S,
-            above=INCARNATIONS_APART if succeeds else 0,
+            above=GENERATIONS_APART if succeeds else 0,
         )
         name_of = ServerNames(own_servers, lambda: membership.view)
         self.watch = Watch(
@@ -157,7 +159,7 @@ class Client:
             endpoint=endpoint,
             signer=signer,
             # Not the diary's count: that may be lost with the machine, and two starts must never share a ballot.
-            incarnation=secrets.randbits(31),
+            generation=secrets.randbits(31),
             settings=RoundSettings(
                 run_id=run_id,
                 num_stages=config.num_stages,
@@ -167,7 +169,7 @@ class Client:
                 max_gradient_ratio=config.diloco.max_pseudo_gradient_ratio,
             ),
             clock=clock,
-            journal=partial(hold_steps, log_dir),
+            journal=partial(keep_steps, log_dir),
             recorded=saved.recorded,
             ballot_number=saved.ballot_number,
             on_event=self._round_event,
@@ -205,7 +207,7 @@ class Client:
             endpoint=endpoint,
             data_server=data_server,
             clock=clock,
-            trainers=lambda: {slot: self.trainers.incarnations[slot] for slot in self.trainers.present},
+            trainers=lambda: {slot: self.trainers.generations[slot] for slot in self.trainers.present},
             replace=lambda: launcher.request(ReplaceDataServer()),
             on_lost=self.watch.data_server_lost,
         )
@@ -344,7 +346,7 @@ class Client:
         rounds = self.rounds
         saved = Saved(
             run_id=self._run_id,
-            start=self._diary.start,
+            generation=self._diary.generation,
             ballot_number=self._coordinator.ballot.number,
             plan=plan,
             is_finished=plan is None,
@@ -364,7 +366,7 @@ class Client:
             counted=self.counters.counted,
             stages_restored=self.stages.restored,
             servers_moved=self._reassignment.moved,
-            held=rounds.held,
+            base=rounds.base,
             chain=self._data.chain,
             chains_left=self.chains.left,
         )
@@ -385,7 +387,9 @@ class Client:
         self._data.know(max(0, round - 1), saved.recorded, saved.chain)
         # The registry takes a moment to be read; it corrects this as soon as it is.
         self._membership.update(saved.servers)
-        logger.info("client.resumed", extra={"start": self._diary.start, "round": round, "events": len(events)})
+        logger.info(
+            "client.resumed", extra={"generation": self._diary.generation, "round": round, "events": len(events)}
+        )
 
     def _swarm_numbers(self) -> Mapping[str, float]:
         return swarm_numbers(

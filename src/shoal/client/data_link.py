@@ -62,7 +62,7 @@ class DataLink:
 
         Args:
             data_server: of the same host as the client.
-            trainers: returns the slots whose trainer is there now, with their incarnations.
+            trainers: returns the slots whose trainer is there now, with their generations.
             replace: ends a data server that hangs but is not dead, so that it is started again.
         """
         self._endpoint = endpoint
@@ -73,7 +73,7 @@ class DataLink:
         self._replace = replace
         self._plan: _OrderedRound | None = None
         self._recorded: Ranges = ()
-        self._held_round = 0
+        self._base_round = 0
         self._chain = ""
         self._has_dead = False
         self._released: dict[int, Released] = {}
@@ -143,17 +143,17 @@ class DataLink:
         """What the data server tells the present chain of records from earlier ones by."""
         return self._chain
 
-    def know(self, held_round: int, recorded: Ranges, chain: str) -> None:
+    def know(self, base_round: int, recorded: Ranges, chain: str) -> None:
         """Take over what others, or an earlier start of this client, knew of the records, and tell the data server.
 
         Args:
-            held_round: of the newest record.
+            base_round: of the newest record.
             recorded: samples of all records.
             chain: if it differs from the one before, the data server forgets the old chain and begins anew.
         """
         if chain != self._chain:
             self._plan = None
-        self._held_round, self._recorded, self._chain = held_round, recorded, chain
+        self._base_round, self._recorded, self._chain = base_round, recorded, chain
         self._post_record()
 
     def resume(
@@ -173,13 +173,13 @@ class DataLink:
         """Tell the data server all that it would need if it had just started."""
         self._post_record()
         plan = self._plan
-        if plan is not None and plan.round > self._held_round:
+        if plan is not None and plan.round > self._base_round:
             trainers = {slot: i for slot, i in self._trainers().items() if slot < plan.num_slots}
             complete = not self._has_dead and len(trainers) == plan.num_slots
             self._post(
                 ResumeRound(plan.round, plan.num_slots, plan.steps, trainers, complete, plan.speeds),
             )
-        self._sent, self._is_told = (plan, self._held_round, self._chain), True
+        self._sent, self._is_told = (plan, self._base_round, self._chain), True
         self._post(DataHello(_CLIENT))
 
     def plan(self, round: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...]) -> None:
@@ -189,22 +189,22 @@ class DataLink:
             self._post_plan()
 
     def record(self, round: int, samples: tuple[SampleRange, ...]) -> None:
-        """A record is decided and holds these samples, those of skipped steps included."""
+        """A record is committed and holds these samples, those of skipped steps included."""
         self._recorded = merge((*self._recorded, *samples))
-        self._held_round = round
+        self._base_round = round
         if self._is_up:
             self._post(RecordSamples(round, samples, self._chain))
 
-    async def release(self, trainer: int, incarnation: int, settled: Settled) -> Released:
-        """Free what this incarnation has leased and surely not trained; return what the data server says to it."""
+    async def release(self, trainer: int, generation: int, settled: Settled) -> Released:
+        """Free what this generation has leased and surely not trained; return what the data server says to it."""
         self._has_dead = True
         self._released.pop(trainer, None)
         order = ReleaseTrainer(
             trainer=trainer,
-            incarnation=incarnation,
+            generation=generation,
             round=settled.round,
-            committed=tuple(sorted(key for key in settled.committed if key.incarnation == incarnation)),
-            in_doubt=tuple(sorted(key for key in settled.in_doubt if key.incarnation == incarnation)),
+            committed=tuple(sorted(key for key in settled.committed if key.generation == generation)),
+            in_doubt=tuple(sorted(key for key in settled.in_doubt if key.generation == generation)),
             witnesses=dict(settled.witnesses),
             complete=settled.complete,
         )
@@ -214,7 +214,7 @@ class DataLink:
                 self._post(order)
             await changed.wait()
             answer = self._released.get(trainer)
-            if answer is not None and answer.incarnation >= incarnation:
+            if answer is not None and answer.generation >= generation:
                 return answer
 
     def _up(self) -> None:
@@ -223,9 +223,9 @@ class DataLink:
             return
         self._backoff.reset()
         self._is_up = True
-        logger.info("data_server.back", extra={"round": self._held_round + 1})
-        plan, held_round, chain = self._sent
-        if (held_round, chain) != (self._held_round, self._chain):
+        logger.info("data_server.back", extra={"round": self._base_round + 1})
+        plan, base_round, chain = self._sent
+        if (base_round, chain) != (self._base_round, self._chain):
             self._post_record()
         if plan != self._plan:
             self._post_plan()
@@ -233,7 +233,7 @@ class DataLink:
 
     def _post_record(self) -> None:
         if self._recorded or self._chain:
-            self._post(RecordSamples(self._held_round, self._recorded, self._chain))
+            self._post(RecordSamples(self._base_round, self._recorded, self._chain))
 
     def _post_plan(self) -> None:
         plan = self._plan

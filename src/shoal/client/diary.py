@@ -41,7 +41,7 @@ class RoundPlan:
         round: 1-based; the evaluation at the end of the run has the number after the last round.
         steps: of each slot; none in that evaluation.
         pipelines: the home of each slot.
-        incarnations: of the slots' trainers when the round began.
+        generations: of the slots' trainers when the round began.
         begun_s: on the monotonic clock.
         speeds: samples per second of the pipelines, 0 where not known; empty where shares are fixed.
     """
@@ -49,7 +49,7 @@ class RoundPlan:
     round: int
     steps: StepRange
     pipelines: tuple[Pipeline, ...]
-    incarnations: dict[int, int]
+    generations: dict[int, int]
     begun_s: float
     speeds: tuple[float, ...] = ()
 
@@ -73,14 +73,14 @@ class LeftChain(Struct, frozen=True):
     """A chain of records that was not chosen when it met another one.
 
     Attributes:
-        held_round: of its newest record.
+        base_round: of its newest record.
         record: the hash of its newest record.
         common_round: the last round that the chain which stands shares with it.
         samples: how many it has recorded, including those of the common rounds.
         samples_freed: how many of them the other chain has not recorded.
     """
 
-    held_round: int
+    base_round: int
     record: str
     common_round: int
     samples: int
@@ -92,7 +92,7 @@ class Saved:
     """Everything that a client knows beyond the records, when a round begins.
 
     Attributes:
-        start: which start of the client has written this, counted from 1.
+        generation: which start of the client has written this, counted from 1.
         ballot_number: 0 before the first ballot.
         plan: None before the first round.
         is_finished: the run is trained and evaluated.
@@ -104,13 +104,13 @@ class Saved:
         servers: as the registry named them.
         stages_restored: see `client.stage_watch`.
         servers_moved: see `client.reassignment`.
-        held: hash of the record on top of which the round is trained.
+        base: hash of the record on top of which the round is trained.
         chain: hash of the record from which the run went on when another client last overtook this one; empty: none.
         chains_left: see `client.chain_watch`.
     """
 
     run_id: str
-    start: int = 1
+    generation: int = 1
     ballot_number: int = 0
     plan: RoundPlan | None = None
     is_finished: bool = False
@@ -130,7 +130,7 @@ class Saved:
     counted: Counted = field(default_factory=Counted)
     stages_restored: tuple[RestoredStage, ...] = ()
     servers_moved: int = 0
-    held: str = ""
+    base: str = ""
     chain: str = ""
     chains_left: tuple[LeftChain, ...] = ()
 
@@ -142,7 +142,7 @@ class ClientStarted(Struct, frozen=True, tag="started"):
 class SlotDone(Struct, frozen=True, tag="done"):
     """A trainer has done its steps."""
 
-    incarnation: int
+    generation: int
     report: TrainerDone
 
 
@@ -191,7 +191,7 @@ class Diary:
     Attributes:
         saved: how things stood when the round began.
         events: what an earlier start has counted since then.
-        start: which start of the client this is, counted from 1.
+        generation: which start of the client this is, counted from 1.
     """
 
     def __init__(self, directory: Path, run_id: str) -> None:
@@ -210,7 +210,7 @@ class Diary:
             self.saved, self.events, num_bytes = _read(self._path)
             if self.saved.run_id != run_id:
                 raise RecordRejected(f"{self._path} is of run {self.saved.run_id}, this is run {run_id}: remove it")
-            self.start = self.saved.start + sum(isinstance(event, ClientStarted) for event in self.events) + 1
+            self.generation = self.saved.generation + sum(isinstance(event, ClientStarted) for event in self.events) + 1
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             os.ftruncate(self._file, num_bytes)
             self.note(ClientStarted())
@@ -220,13 +220,13 @@ class Diary:
                 "run was; restore it from a copy, or start a new run"
             )
         else:
-            self.start = 1
+            self.generation = 1
             self.save(self.saved)
 
     @property
     def is_resumed(self) -> bool:
         """Whether an earlier start of the client was here before this one."""
-        return self.start > 1
+        return self.generation > 1
 
     def save(self, saved: Saved) -> None:
         """Put down how things stand, in place of everything before.

@@ -41,14 +41,14 @@ class Fencing:
         """Take answers."""
         if not isinstance(event.message, Fenced):
             return False
-        for slot in event.message.incarnations:
+        for slot in event.message.generations:
             if slot in self._machines:
                 self._machines[slot].heard(event.peer, event.message)
         self._notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """It is not waited for any more, and what answers in its name later may be another life."""
+        """It is not waited for any more, and what answers in its name later may be another generation."""
         self._steady.discard(peer)
         self._notify()
 
@@ -64,7 +64,7 @@ class Fencing:
         self._steady = set(connected)
 
     async def settle(self, slot: int, lowest: int) -> Settled:
-        """Have every incarnation of a slot's trainer below `lowest` refused; return what it has done in the round."""
+        """Have every generation of a slot's trainer below `lowest` refused; return what it has done in the round."""
         begun_s = self._clock.now_s()
         machine = self._machines[slot] = TakeoverMachine(slot, lowest, self._round, begun_s)
         try:

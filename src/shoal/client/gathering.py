@@ -133,12 +133,12 @@ def names(stages: Sequence[int]) -> str:
     return ", ".join(map(str, stages)) or "of some pipeline"
 
 
-def is_where_it_was(plan: RoundPlan | None, held: str, leading: Leading, *, succeeds: bool) -> bool:
+def is_where_it_was(plan: RoundPlan | None, base: str, leading: Leading, *, succeeds: bool) -> bool:
     """Whether the run has not gone on without this client since its last start; a successor was never there.
 
     Args:
         plan: the round of the last start; None: there was none.
-        held: hash of the record on which that round was trained; empty: not known.
+        base: hash of the record on which that round was trained; empty: not known.
         succeeds: a client of another host has begun the run.
 
     Raises:
@@ -146,11 +146,11 @@ def is_where_it_was(plan: RoundPlan | None, held: str, leading: Leading, *, succ
     """
     if plan is None:
         return not succeeds
-    if leading.held_round == plan.round - 1 and held in ("", leading.record_hash):
+    if leading.base_round == plan.round - 1 and base in ("", leading.record_hash):
         return True
     if leading.outcome is None:
         raise ControlError(
-            f"the servers hold record {leading.held_round}, but this client was in round {plan.round} before it "
+            f"the servers hold record {leading.base_round}, but this client was in round {plan.round} before it "
             "was started again: start a new run, or servers that hold the record before"
         )
-    return leading.held_round == plan.round and held in ("", leading.outcome.record.previous)
+    return leading.base_round == plan.round and base in ("", leading.outcome.record.previous)

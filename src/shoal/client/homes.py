@@ -61,7 +61,7 @@ class Homes:
         """Form the pipelines of a round; wait, however long, until there is one at least.
 
         A trainer that has no pipeline when a round begins has none until its end. So if there are fewer than in the
-        round before, a spare that takes the place of a lost server, or its next life, is waited for a moment.
+        round before, a spare that takes the place of a lost server, or its next generation, is waited for a moment.
 
         Args:
             last_round_s: how long the last round took: the longer, the more a moment is worth; 0 if there was none.

@@ -2,7 +2,7 @@
 
     Leave -> others hold the newest record: MayLeave
          '-> it is the last: fetch its state -> keep it, give it to newcomers -> MayLeave
-                                  '-> a newer record was decided meanwhile: fetch that one
+                                  '-> a newer record was committed meanwhile: fetch that one
 
 A newcomer asks the clients as it asks the replicas of its stage, and gets it by the same transfer.
 """
@@ -27,7 +27,7 @@ from shoal.ids import PeerId
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.records import outcome_of, record_hash
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.control import Leave, MayLeave
 from shoal.wire.messages.round import AskState, NoState, ReadState
@@ -84,7 +84,8 @@ class Keeping:
         return kept.state if kept is not None and kept.record_hash == digest else None
 
     async def settled(self) -> None:
-        """Wait until nothing is being handed over: a record that is decided meanwhile would have to be fetched anew."""
+        """Wait until nothing is being handed over: a record that is committed meanwhile would have to be fetched
+        anew."""
         while self._awaited:
             await self._changed.wait()
         with anyio.move_on_after(_GONE_S):
@@ -222,12 +223,12 @@ class Keeping:
         stage = self._asked.get(event.peer)
         kept = None if stage is None else self._kept.get(stage)
         if kept is None:
-            self._endpoint.post(event.peer, NoState(message.record_hash, NOTHING_HELD, message.is_average))
+            self._endpoint.post(event.peer, NoState(message.record_hash, NO_BASE, message.is_average))
         else:
             kept.donor.receive(event)
 
     async def _drop_what_is_old(self) -> None:
-        """What is kept of a record is needed until the next one is decided, whose bytes the stage's members hold."""
+        """What is kept of a record is needed until the next one is committed, whose bytes the stage's members hold."""
         while True:
             await self._coordinator.changed()
             standing: RoundOutcome | None = self._coordinator.standing

@@ -1,7 +1,7 @@
 """What a client still writes down when it ends, however that comes about.
 
-Between `Decide` and the file of the record there is time for a Ctrl-C. The replicas hold the record then, and without
-the file nobody could check what they hold.
+Between `CommitRecord` and the file of the record there is time for a Ctrl-C. The replicas hold the record then, and
+without the file nobody could check what they hold.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def write_last(standing: RoundOutcome | None, log_dir: Path) -> Record | N
     """Write the record that the replicas were told to swap to, if it is the next one. Shielded, and bounded in time.
 
     Args:
-        standing: what the coordinator knows; None: no round has been decided, and D_0 stands.
+        standing: what the coordinator knows; None: no round has been committed, and D_0 stands.
         log_dir: of this client; may hold records of another chain.
 
     Returns:

@@ -63,25 +63,25 @@ class Progress:
 
         Shares are added in the order of the slots, so that the mean does not depend on who was first.
         """
-        shares = self._eval_shares.setdefault(report.held, {})
+        shares = self._eval_shares.setdefault(report.base_round, {})
         shares[report.slot] = report
         num_samples = sum(share.num_samples for share in shares.values())
         if num_samples < num_holdout or not num_samples:
             return None
-        self.eval_losses[report.held] = sum(shares[slot].loss_sum for slot in sorted(shares)) / num_samples
-        return self.eval_losses[report.held]
+        self.eval_losses[report.base_round] = sum(shares[slot].loss_sum for slot in sorted(shares)) / num_samples
+        return self.eval_losses[report.base_round]
 
-    def has_share(self, held: int, slot: int) -> bool:
-        """Return whether a slot's share of the evaluation of record `held` is there."""
-        return slot in self._eval_shares.get(held, {})
+    def has_share(self, base_round: int, slot: int) -> bool:
+        """Return whether a slot's share of the evaluation of record `base_round` is there."""
+        return slot in self._eval_shares.get(base_round, {})
 
-    def begin_evaluation(self, held: int) -> None:
+    def begin_evaluation(self, base_round: int) -> None:
         """Forget shares of an earlier attempt: the held-out set may have been cut differently."""
-        self._eval_shares.pop(held, None)
+        self._eval_shares.pop(base_round, None)
 
-    def done(self, report: TrainerDone, incarnation: int) -> None:
+    def done(self, report: TrainerDone, generation: int) -> None:
         """Take what a trainer has sent since its start; a report that is repeated changes nothing."""
-        self._trainer_bytes[f"{report.slot}.{incarnation}"] = dict(report.sent_bytes)
+        self._trainer_bytes[f"{report.slot}.{generation}"] = dict(report.sent_bytes)
 
     def add_sent(self, sent_bytes: Mapping[str, int]) -> None:
         """Add bytes that replicas have sent in a round, by traffic."""

@@ -104,7 +104,7 @@ class Reassignment:
     # -- orders
 
     def recorded(self, holders: Mapping[PeerId, int], round: int) -> None:
-        """A record has been decided, and the next round has not begun: see whether a server is better off elsewhere.
+        """A record has been committed, and the next round has not begun: see whether a server is better off elsewhere.
 
         Args:
             holders: the replicas that hold the record, with their stages.

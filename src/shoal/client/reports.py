@@ -125,8 +125,8 @@ class Reports:
                     self._count_step(event)
                 case EvalReport():
                     progress.evaluated(event, num_holdout)
-                case SlotDone(incarnation, report):
-                    self._count_done(report, incarnation)
+                case SlotDone(generation, report):
+                    self._count_done(report, generation)
                 case _:
                     pass
 
@@ -241,22 +241,22 @@ class Reports:
         self._last_number[report.slot] = report.key.number
 
     def _evaluated(self, report: EvalReport) -> None:
-        if report.held in self.progress.eval_losses:
+        if report.base_round in self.progress.eval_losses:
             return
         self._note(report)
         loss = self.progress.evaluated(report, self.num_holdout)
         if loss is not None:
-            logger.info("evaluation.done", extra={"held": report.held, "loss": loss})
+            logger.info("evaluation.done", extra={"base_round": report.base_round, "loss": loss})
             self.post({"loss/eval": loss, "samples": float(self.progress.samples)})
 
     def _trainer_done(self, report: TrainerDone) -> None:
-        incarnation = self._trainers.incarnations[report.slot]
-        self._note(SlotDone(incarnation, report))
-        self._count_done(report, incarnation)
+        generation = self._trainers.generations[report.slot]
+        self._note(SlotDone(generation, report))
+        self._count_done(report, generation)
         self._notify()
 
-    def _count_done(self, report: TrainerDone, incarnation: int) -> None:
-        self.progress.done(report, incarnation)
+    def _count_done(self, report: TrainerDone, generation: int) -> None:
+        self.progress.done(report, generation)
         if report.round == self._round:
             self._done.add(report.slot)
 

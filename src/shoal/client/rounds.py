@@ -56,10 +56,10 @@ class RoundLoop:
 
     Attributes:
         hashes: of each stage's outer parameters after the last record.
-        rounds: records decided by this client.
+        rounds: records committed by this client.
         num_replicas: replicas that took part at most, all stages together.
         idle_rounds: how many of the last rounds have trained nothing.
-        held: hash of the record on top of which the round is trained.
+        base: hash of the record on top of which the round is trained.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class RoundLoop:
         self._patient = patient
         self._speeds: tuple[float, ...] = () if saved.plan is None else saved.plan.speeds
         self._left = saved.plan
-        self.held = saved.held
+        self.base = saved.base
         self._save = save
         self._homes = Homes(
             num_stages=config.num_stages,
@@ -170,7 +170,7 @@ class RoundLoop:
             leading = await lead(self._coordinator, self._membership, self._config, patient=self._patient)
             if self._left is None and not self._succeeds:
                 await self._reassignment.place()
-            goes_on = is_where_it_was(self._left, self.held, leading, succeeds=self._succeeds)
+            goes_on = is_where_it_was(self._left, self.base, leading, succeeds=self._succeeds)
             while not await self._train_all(leading, goes_on):
                 leading, goes_on = await self._coordinator.leading(), False
             self._save(None)
@@ -211,8 +211,8 @@ class RoundLoop:
         if plan is None:
             return None
         self._homes.pipelines = plan.pipelines
-        logger.info("round.taken_up", extra={"round": plan.round, "held_round": leading.held_round})
-        if outcome is None or leading.held_round == plan.round - 1:
+        logger.info("round.taken_up", extra={"round": plan.round, "base_round": leading.base_round})
+        if outcome is None or leading.base_round == plan.round - 1:
             return plan
         await self._recorded(outcome)
         self.durations_s.append(self._clock.now_s() - plan.begun_s)
@@ -222,10 +222,10 @@ class RoundLoop:
         """Know what the record says that stands, and end the round after it as it is; raises as `_recorded` does."""
         self._homes.pipelines = ()
         self._reports.begin_anew()
-        self.rounds, self.idle_rounds = leading.held_round, 0
+        self.rounds, self.idle_rounds = leading.base_round, 0
         self.hashes = await inherit(leading, self._log_dir, self._trainers, self._data)
-        if leading.held_round < self._config.diloco.outer_steps:
-            await self._close(leading.held_round + 1)
+        if leading.base_round < self._config.diloco.outer_steps:
+            await self._close(leading.base_round + 1)
 
     async def _evaluate_last(self, round: int, left: RoundPlan | None) -> None:
         """Evaluate the last record; again, with new trainers, if some were lost with their shares."""
@@ -235,7 +235,7 @@ class RoundLoop:
             left = None
             if not self._reports.num_holdout or round - 1 in self._reports.progress.eval_losses:
                 return
-            logger.warning("evaluation.incomplete", extra={"held": round - 1})
+            logger.warning("evaluation.incomplete", extra={"base_round": round - 1})
 
     async def _round(self, round: int, left: RoundPlan | None) -> None:
         begun_s = self._clock.now_s() if left is None else left.begun_s
@@ -248,8 +248,8 @@ class RoundLoop:
         """End the round and act on its record; raises as `_recorded` does."""
         await self._before_close()
         slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
-        absent = self._trainers.incarnations.keys() - self._trainers.present.keys()
-        lowest = {slot: number + (slot in absent) for slot, number in self._trainers.incarnations.items()}
+        absent = self._trainers.generations.keys() - self._trainers.present.keys()
+        lowest = {slot: number + (slot in absent) for slot, number in self._trainers.generations.items()}
         self._coordinator.close_round(
             round, slots, lowest, None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
         )
@@ -293,7 +293,7 @@ class RoundLoop:
         await self._trainers.returned(_RETURN_S)
         if plan.steps:
             # The data server knows of those that are lost from now on only what `Takeover` says.
-            has_dead = self._trainers.incarnations != plan.incarnations
+            has_dead = self._trainers.generations != plan.generations
             self._data.resume(plan.round, len(slots), plan.steps, plan.speeds, has_dead=has_dead)
         self.update_trainers()
         busy = [slot for slot in slots & self._trainers.present.keys() if not self._reports.is_done(slot)]
@@ -310,8 +310,8 @@ class RoundLoop:
         if not self._config.run.deterministic:
             self._speeds = self._reports.shares.speeds(self._homes.pipelines)
         self._reports.begin_round(round, self._homes.pipelines, trains=bool(steps))
-        incarnations, self.held = dict(self._trainers.incarnations), self._coordinator.record_hash
-        self._save(RoundPlan(round, steps, self._homes.pipelines, incarnations, self._clock.now_s(), self._speeds))
+        generations, self.base = dict(self._trainers.generations), self._coordinator.record_hash
+        self._save(RoundPlan(round, steps, self._homes.pipelines, generations, self._clock.now_s(), self._speeds))
         if steps:
             self._data.plan(round, len(self._homes.pipelines), steps, self._speeds)
         for slot, share in enumerate(self._evaluation_shares(round - 1)):
@@ -331,14 +331,14 @@ class RoundLoop:
                 path=self._homes.pipelines[slot].path,
                 replicas=self._homes.name_replicas(slot),
                 evaluation=evaluation,
-                held=self.held,
+                base=self.base,
             ),
         )
 
-    def _evaluation_shares(self, held: int) -> list[Evaluation | None]:
-        is_evaluated = self._config.run.evaluates(held, self._config.diloco.outer_steps)
+    def _evaluation_shares(self, base_round: int) -> list[Evaluation | None]:
+        is_evaluated = self._config.run.evaluates(base_round, self._config.diloco.outer_steps)
         num_samples = self._reports.num_holdout if is_evaluated else 0
-        return evaluation_shares(held, num_samples, len(self._homes.pipelines), self._speeds)
+        return evaluation_shares(base_round, num_samples, len(self._homes.pipelines), self._speeds)
 
     async def _finished(self, round: int) -> RoundOutcome:
         """Wait for the record, as long as it takes: for a stage that nobody serves any more, for servers of it."""

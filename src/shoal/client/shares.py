@@ -75,12 +75,12 @@ class Shares:
 
 
 def evaluation_shares(
-    held: int, num_holdout: int, num_slots: int, speeds: tuple[float, ...]
+    base_round: int, num_holdout: int, num_slots: int, speeds: tuple[float, ...]
 ) -> list[Evaluation | None]:
     """Cut the held-out set into one share for each pipeline, by their speeds; None: no share.
 
     Args:
-        held: round of the record to evaluate.
+        base_round: round of the record to evaluate.
         num_holdout: size of the held-out set; 0: nothing is evaluated.
         speeds: samples per second of each pipeline; 0: not known; empty: all get the same share.
     """
@@ -88,4 +88,4 @@ def evaluation_shares(
         cuts = bounds(num_holdout, known(speeds))
     else:
         cuts = [num_holdout * part // num_slots for part in range(num_slots + 1)]
-    return [Evaluation(held, start, stop) if stop > start else None for start, stop in pairwise(cuts)]
+    return [Evaluation(base_round, start, stop) if stop > start else None for start, stop in pairwise(cuts)]

@@ -20,7 +20,7 @@ from shoal.wire.messages.round import NoState, Record, StageHashes, StateChunk, 
 
 _LOOK_S = 0.5
 _NOBODY_S = 2.0
-"""After all replicas of a stage have said that they do not hold the record, or are gone: one may be about to swap."""
+"""After no replica of a stage is left that may give the state: one that refuses may be about to swap."""
 _SILENT_S = 30.0
 """Without a word from those that may hold it: they hash a large state before they offer it."""
 
@@ -75,23 +75,24 @@ class StageFetch:
             nonlocal found
             found = state
 
-        order = Fetch(record, digest, outcome.hashes, follows_held=False)
+        order = Fetch(record, digest, outcome.hashes, follows_base=False)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch, tasks.cancel_scope)
+                tasks.start_soon(self._watch, self._sync, tasks.cancel_scope)
                 await self._sync.fetch(order, _template(layout), None, _no_successor, take)
                 tasks.cancel_scope.cancel()
         finally:
             self._sync = None
         return found
 
-    async def _watch(self, fetching: anyio.CancelScope) -> None:
+    async def _watch(self, sync: StateSync, fetching: anyio.CancelScope) -> None:
         """Give up when nobody who is there can give it, or nobody says anything any more."""
         nobody_since_s: float | None = None
         while True:
             await self._clock.sleep_s(_LOOK_S)
             now_s = self._clock.now_s()
             others = {replica.peer for replica in self._membership.view.by_stage(self._stage)} - self._refused
+            others -= sync.distrusted
             nobody_since_s = None if others else nobody_since_s or now_s
             is_hopeless = nobody_since_s is not None and now_s - nobody_since_s >= _NOBODY_S
             if is_hopeless or now_s - self._heard_s >= _SILENT_S:

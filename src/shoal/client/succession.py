@@ -29,7 +29,7 @@ from shoal.control.run_question import ANSWER_WITHIN_S, ASK_AGAIN_S, peers_to_as
 from shoal.errors import ControlError
 from shoal.ids import PeerId
 from shoal.swarm.client_order import ClientOrder
-from shoal.swarm.records import INCARNATIONS_APART, parameters_of, used_samples
+from shoal.swarm.records import GENERATIONS_APART, parameters_of, used_samples
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import AskRun, TellRun
@@ -185,7 +185,7 @@ class Succession:
 
 
 async def inherit(leading: Leading, log_dir: Path, trainers: TrainerPool, data: DataLink) -> dict[int, str]:
-    """Go on from the record that stands, which clients of other hosts have decided.
+    """Go on from the record that stands, which clients of other hosts have committed.
 
     Args:
         log_dir: of this client. The record is written into it, and records of another chain are set aside. The step
@@ -197,12 +197,12 @@ async def inherit(leading: Leading, log_dir: Path, trainers: TrainerPool, data: 
         StorageError: the record cannot be written.
     """
     outcome = leading.outcome
-    logger.warning("run.taken_over", extra={"held_round": leading.held_round, "holders": len(leading.holders)})
+    logger.warning("run.taken_over", extra={"base_round": leading.base_round, "holders": len(leading.holders)})
     if outcome is None:
         return {}
     record = outcome.record
     await anyio.to_thread.run_sync(set_aside, log_dir, record, leading.record_hash)
     await anyio.to_thread.run_sync(write_round, log_dir, record, outcome.signed)
-    trainers.begin_above(record.incarnations, INCARNATIONS_APART)
+    trainers.begin_above(record.generations, GENERATIONS_APART)
     data.know(record.round, used_samples(record), leading.record_hash)
     return parameters_of(record)

@@ -37,7 +37,7 @@ def build_summary(
     Args:
         audit: computed from the step logs, so duplicates and missing samples do not depend on lease counters.
         replicas: the most that took part in a round, all stages together.
-        outer_rounds: how many records were decided.
+        outer_rounds: how many records were committed.
         hashes: of each stage's final outer parameters.
         seconds_to_first_step: from the launcher's start to the first committed step; None: there was none.
         failovers: see `client.failovers`.
@@ -68,7 +68,7 @@ def build_summary(
         "eval_loss_first": progress.eval_losses[evaluated[0]] if evaluated else None,
         # Of what was trained: D_0 alone says nothing about that.
         "eval_loss_last": progress.eval_losses[evaluated[-1]] if evaluated and evaluated[-1] else None,
-        "eval_losses": {str(held): progress.eval_losses[held] for held in evaluated},
+        "eval_losses": {str(base_round): progress.eval_losses[base_round] for base_round in evaluated},
         "samples_per_s": round(progress.mean_samples_per_s(), 3),
         "seconds_to_first_step": seconds_to_first_step,
         "bytes_sent": {str(traffic): progress.sent_bytes.get(str(traffic), 0) for traffic in Traffic},

@@ -1,6 +1,6 @@
-"""In the middle of a round: a lost trainer's place is taken by its next incarnation, at the step where it stopped.
+"""In the middle of a round: a lost trainer's place is taken by its next generation, at the step where it stopped.
 
-    lost -> raise the incarnation -> start the next trainer, which ends the old one --> its hello
+    lost -> raise the generation -> start the next trainer, which ends the old one --> its hello
                  '-> fence the old one ------------------'-> release its leases ---------'-> the rest of its steps
 
 No sample is trained twice: what a replica has applied, or may yet apply, counts as done until the record. What is known
@@ -99,24 +99,24 @@ class Takeover:
         Raises:
             ControlError: the launcher could not start it, or it did not say hello.
         """
-        incarnation = self._trainers.incarnations[slot] if is_there else self._trainers.advance(slot)
+        generation = self._trainers.generations[slot] if is_there else self._trainers.advance(slot)
         settled, next_step = None, steps.first
         async with anyio.create_task_group() as tasks:
             if not is_there:
-                tasks.start_soon(self._trainers.start, slot, incarnation)
+                tasks.start_soon(self._trainers.start, slot, generation)
             if steps:
-                settled = await self._fencing.settle(slot, incarnation)
+                settled = await self._fencing.settle(slot, generation)
         # The launcher has ended the last trainer by now: what is free, nobody trains any more.
         if settled is not None:
-            next_step = await self._release(slot, incarnation, steps, settled)
+            next_step = await self._release(slot, generation, steps, settled)
         if not await self._trainers.arrived(slot):
             raise ControlError(f"trainer {slot} was started but did not report; see its log")
         go_on(slot, StepRange(next_step, steps.stop))
 
-    async def _release(self, slot: int, incarnation: int, steps: StepRange, settled: Settled) -> int:
-        """Free what the trainer before `incarnation` has surely not trained; return the number to go on with."""
-        released = await self._data.release(slot, incarnation - 1, settled)
+    async def _release(self, slot: int, generation: int, steps: StepRange, settled: Settled) -> int:
+        """Free what the trainer before `generation` has surely not trained; return the number to go on with."""
+        released = await self._data.release(slot, generation - 1, settled)
         last = self._reports.last_number(slot)
         next_step = next_number(settled, steps, last, released.next_step, is_known=released.is_known)
-        logger.info("trainer.replaced", extra={"slot": slot, "incarnation": incarnation, "next_step": next_step})
+        logger.info("trainer.replaced", extra={"slot": slot, "generation": generation, "next_step": next_step})
         return next_step

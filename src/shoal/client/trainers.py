@@ -41,14 +41,14 @@ class TrainerPool:
 
         Args:
             start_timeout_s: how long a started trainer may take to say hello.
-            above: how far incarnations begin above those in the records, as other hosts may have replaced trainers.
+            above: how far generations begin above those in the records, as other hosts may have replaced trainers.
         """
         self._above = above
         self._endpoint = endpoint
         self._launcher = launcher
         self._start_timeout_s = start_timeout_s
         self._hops: dict[int, Hop] = {}
-        self._incarnations: dict[int, int] = {}
+        self._generations: dict[int, int] = {}
         self._arrived: dict[int, int] = {}
         self._booting: set[int] = set()
         self._rounds: dict[int, int] = {}
@@ -60,34 +60,34 @@ class TrainerPool:
         return self._hops
 
     @property
-    def incarnations(self) -> Mapping[int, int]:
-        """The latest incarnation of each slot's trainer."""
-        return self._incarnations
+    def generations(self) -> Mapping[int, int]:
+        """The latest generation of each slot's trainer."""
+        return self._generations
 
     def round_of(self, slot: int) -> int:
         """Return the round that a slot's trainer was in when it said hello; 0: it waits for its first."""
         return self._rounds.get(slot, 0)
 
-    def adopt(self, incarnations: Mapping[int, int], running: Collection[int]) -> None:
+    def adopt(self, generations: Mapping[int, int], running: Collection[int]) -> None:
         """Take over the trainers that an earlier start of this client had started, before any message is taken.
 
         Args:
-            incarnations: of the trainer that was last started in each slot.
+            generations: of the trainer that was last started in each slot.
             running: slots whose trainer has not ended; it says hello by itself.
         """
-        self._incarnations = dict(incarnations)
+        self._generations = dict(generations)
         self._booting = set(running)
 
     def begin_above(self, lowest: Mapping[int, int], above: int) -> None:
         """Ignore from now on every trainer that was started earlier, here or by a client of another host.
 
         Args:
-            lowest: the lowest incarnation of each slot that may still act, from the newest record.
+            lowest: the lowest generation of each slot that may still act, from the newest record.
             above: how often trainers of other hosts may have been replaced since that record.
         """
-        slots = lowest.keys() | self._incarnations.keys()
-        highest = {slot: max(self._incarnations.get(slot, 0), lowest.get(slot, 0)) for slot in slots}
-        self._incarnations = {slot: incarnation + above for slot, incarnation in highest.items()}
+        slots = lowest.keys() | self._generations.keys()
+        highest = {slot: max(self._generations.get(slot, 0), lowest.get(slot, 0)) for slot in slots}
+        self._generations = {slot: generation + above for slot, generation in highest.items()}
         self._above = max(self._above, above)
         self._hops.clear()
         self._booting.clear()
@@ -106,17 +106,17 @@ class TrainerPool:
         hello = event.message
         if not isinstance(hello, TrainerHello):
             return False
-        if hello.incarnation != self._incarnations.get(hello.slot) or hello.hop.peer != event.peer:
+        if hello.generation != self._generations.get(hello.slot) or hello.hop.peer != event.peer:
             logger.warning(
-                "trainer.stale", extra={"peer": event.peer, "slot": hello.slot, "incarnation": hello.incarnation}
+                "trainer.stale", extra={"peer": event.peer, "slot": hello.slot, "generation": hello.generation}
             )
             return True
         self._endpoint.introduce(hello.hop)
         self._hops[hello.slot] = hello.hop
-        self._arrived[hello.slot] = hello.incarnation
+        self._arrived[hello.slot] = hello.generation
         self._rounds[hello.slot] = hello.round
         self._booting.discard(hello.slot)
-        logger.info("trainer.ready", extra={"slot": hello.slot, "incarnation": hello.incarnation})
+        logger.info("trainer.ready", extra={"slot": hello.slot, "generation": hello.generation})
         self._notify()
         return True
 
@@ -151,18 +151,18 @@ class TrainerPool:
         logger.warning("trainer.silent", extra={"slots": silent, "waited_s": self._start_timeout_s})
 
     def advance(self, slot: int) -> int:
-        """Return the incarnation of the slot's next trainer; earlier ones are not believed any more."""
-        self._incarnations[slot] = self._incarnations.get(slot, self._above) + 1
-        return self._incarnations[slot]
+        """Return the generation of the slot's next trainer; earlier ones are not believed any more."""
+        self._generations[slot] = self._generations.get(slot, self._above) + 1
+        return self._generations[slot]
 
-    async def start(self, slot: int, incarnation: int) -> None:
+    async def start(self, slot: int, generation: int) -> None:
         """Have a trainer started; it says hello later.
 
         Raises:
             ControlError: the launcher could not start it.
         """
         self._booting.add(slot)
-        answer = await self._launcher.request(StartTrainer(slot, incarnation))
+        answer = await self._launcher.request(StartTrainer(slot, generation))
         if answer.error:
             self._booting.discard(slot)
             raise ControlError(f"trainer {slot} could not be started: {answer.error}")
@@ -185,7 +185,7 @@ class TrainerPool:
         return False
 
     def _silent(self, slots: list[int]) -> list[int]:
-        return [slot for slot in slots if self._arrived.get(slot) != self._incarnations[slot]]
+        return [slot for slot in slots if self._arrived.get(slot) != self._generations[slot]]
 
     def _notify(self) -> None:
         self._changed.set()

@@ -6,7 +6,7 @@
             '-> newest tag of all --------> its group opens later ----> kept likewise, for one tag
             '-> any other ------------------------------------------> dropped
 
-A member may be told of a view later than its neighbour, whose parts then come first. Only parts of the open group and
+A member may be told of a quorum later than its neighbour, whose parts then come first. Only parts of the open group and
 of the newest tag are kept: when a peer already works at a newer one, every group before it is superseded.
 """
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from shoal.config.base import NonNegativeFloat, Section, split_list
 
 POINTS: Final = {
-    "server": ("forward", "backward", "prepared", "commit", "ring", "staged", "held", "fetch", "donate"),
+    "server": ("forward", "backward", "prepared", "commit", "ring", "staged", "record", "fetch", "donate"),
     "trainer": ("forward", "prepared", "commit"),
     "data_server": ("lease",),
 }

@@ -22,9 +22,10 @@ class RunConfig(Section):
         "parameters are always evaluated.",
     )
 
-    def evaluates(self, held: int, outer_steps: int) -> bool:
-        """Return whether the parameters that `held` rounds have led to are evaluated, in a run of `outer_steps`."""
-        return held % self.eval_every == 0 or held == outer_steps
+    def evaluates(self, base_round: int, outer_steps: int) -> bool:
+        """Return whether the parameters that `base_round` rounds have led to are evaluated, in a run of
+        `outer_steps`."""
+        return base_round % self.eval_every == 0 or base_round == outer_steps
 
     first_deadline_s: PositiveFloat = Field(
         default=600.0, description="Longest duration of an outer round before three rounds have shown what is usual."

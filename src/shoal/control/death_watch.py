@@ -17,7 +17,15 @@ from shoal.transport.dispatch import Handler
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart, RingReady
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import Decide, Hold, ReadState, Record, SignedRecord, StateChunk, ViewTag
+from shoal.wire.messages.round import (
+    CommitRecord,
+    PrepareRecord,
+    QuorumTag,
+    ReadState,
+    Record,
+    SignedRecord,
+    StateChunk,
+)
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
 
 
@@ -40,7 +48,7 @@ class DeathWatch:
             case message:
                 if (reached := point_of(message)) is not None:
                     self._points.reached(*reached)
-                if isinstance(message, Decide):
+                if isinstance(message, CommitRecord):
                     self._round = _round_of(message.record)
         return False
 
@@ -58,11 +66,11 @@ def point_of(message: Message) -> tuple[str, int] | None:
         case Committed(key=key):
             return "commit", key.number
         case RingPart(tag=tag) | RingReady(tag=tag):
-            return "ring", ViewTag.decoded(tag).round
-        case Hold(record=record):
+            return "ring", QuorumTag.decoded(tag).round
+        case PrepareRecord(record=record):
             return "staged", _round_of(record)
-        case Decide(record=record):
-            return "held", _round_of(record)
+        case CommitRecord(record=record):
+            return "record", _round_of(record)
         case Lease(round=round):
             return "lease", round
         case _:

@@ -56,7 +56,7 @@ Maddrs = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_MADDRS)]
 
 
 class StageRecord(Struct, frozen=True, tag="stage"):
-    """A server. `stage` is None while it waits for one; `held_round` is -1 while it holds no record's parameters.
+    """A server. `stage` is None while it waits for one; `base_round` is -1 while it holds no record's parameters.
 
     The other fields are those of `swarm.view.Replica`.
     """
@@ -67,7 +67,7 @@ class StageRecord(Struct, frozen=True, tag="stage"):
     free_memory_bytes: Count = 0
     load: Amount = 0.0
     step: Count = 0
-    held_round: Annotated[int, msgspec.Meta(ge=-1)] = 0
+    base_round: Annotated[int, msgspec.Meta(ge=-1)] = 0
     pinned: bool = False
     serving: bool = False
     max_microbatch_samples: Cap | None = None

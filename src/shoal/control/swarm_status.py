@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from shoal.ids import PeerId
-from shoal.swarm.view import NOTHING_HELD, ClientPeer, Replica, SwarmView, network_host, network_places
+from shoal.swarm.view import NO_BASE, ClientPeer, Replica, SwarmView, network_host, network_places
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus
 
@@ -102,7 +102,7 @@ def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem
                 peer=each.peer,
                 host=_host(each.hop),
                 state="undialled" if each.peer in undialled else "waiting for a stage",
-                held_round=NOTHING_HELD,
+                held_round=NO_BASE,
                 problem=undialled.get(each.peer, ""),
             )
             for each in view.candidates
@@ -155,8 +155,8 @@ def _client(client: ClientPeer, answer: RunStatus | None, problem: str) -> Clien
 def _server(replica: Replica, undialled: dict[PeerId, str]) -> ServerStatus:
     problem = undialled.get(replica.peer, "")
     state = "undialled" if problem else "serving" if replica.serving else "joining"
-    held_round, host = replica.held_round, _host(replica.hop)
-    return ServerStatus(peer=replica.peer, host=host, state=state, held_round=held_round, problem=problem)
+    host = _host(replica.hop)
+    return ServerStatus(peer=replica.peer, host=host, state=state, held_round=replica.base_round, problem=problem)
 
 
 def _host(hop: Hop) -> str:
@@ -175,7 +175,7 @@ def _state(view: SwarmView, client: ClientPeer | None, answer: RunStatus | None)
 
 def _holding(replicas: Sequence[Replica]) -> str:
     """Return who still holds what: "4 servers hold round 6"."""
-    counts = Counter(replica.held_round for replica in replicas if replica.held_round > NOTHING_HELD)
+    counts = Counter(replica.base_round for replica in replicas if replica.base_round > NO_BASE)
     told = [
         f"{number} server{'s'[: number != 1]} hold{'s'[: number == 1]} round {held}"
         for held, number in sorted(counts.items(), reverse=True)

@@ -68,7 +68,7 @@ def server_of(peer: PeerId, record: StageRecord) -> Candidate:
         stage=StageIndex(record.stage),
         load=record.load,
         step=record.step,
-        held_round=record.held_round,
+        base_round=record.base_round,
         pinned=record.pinned,
         serving=record.serving,
         cap=record.cap,

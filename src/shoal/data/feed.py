@@ -101,7 +101,7 @@ class Feed:
     """Batches for one trainer. A `transport.dispatch.Handler`."""
 
     def __init__(
-        self, *, endpoint: Endpoint, data_server: Hop, trainer: int, incarnation: int, clock: Clock | None = None
+        self, *, endpoint: Endpoint, data_server: Hop, trainer: int, generation: int, clock: Clock | None = None
     ) -> None:
         """Remember where the data server is.
 
@@ -109,13 +109,13 @@ class Feed:
             endpoint: the caller dispatches its events to this feed.
             data_server: of the same host.
             trainer: slot of the trainer; -1 for the baseline, which only reads.
-            incarnation: how often the slot's trainer was started.
+            generation: how often the slot's trainer was started.
             clock: times the pauses before `run` dials a lost data server again; None: waiting for a lost one fails.
         """
         self._endpoint = endpoint
         self._server = data_server.peer
         self._trainer = trainer
-        self._incarnation = incarnation
+        self._generation = generation
         self._requests = itertools.count()
         self._pending: dict[int, _Pending] = {}
         self._hello: _Pending | None = None
@@ -224,7 +224,7 @@ class Feed:
         if round_number != self._round:
             self._round = round_number
             self._held.clear()
-        batch = await self._ask(request, Lease(request, self._trainer, self._incarnation, round_number, step))
+        batch = await self._ask(request, Lease(request, self._trainer, self._generation, round_number, step))
         if isinstance(batch, NoBatch):
             logger.info("lease.denied", extra={"round": round_number, "step": step, "reason": batch.reason})
             return None
@@ -293,7 +293,7 @@ class Feed:
         self._post(GiveBack(batch.ticket))
 
     def _introduction(self) -> DataHello:
-        return DataHello(self._trainer, self._incarnation, self._round, tuple(self._held.values()))
+        return DataHello(self._trainer, self._generation, self._round, tuple(self._held.values()))
 
     def _post(self, message: Message) -> None:
         if self._is_lost:

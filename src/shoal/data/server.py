@@ -151,7 +151,7 @@ class DataService:
         self._holdings: dict[int, _Holding] = {}
         # Tickets of an earlier data server may still be out.
         self._tickets = itertools.count(secrets.randbits(_TICKET_BITS))
-        # Slots of a resumed round whose trainers have not said yet what they have leased, with their incarnations.
+        # Slots of a resumed round whose trainers have not said yet what they have leased, with their generations.
         self._awaited: dict[int, int] = {}
         self._hellos: dict[int, tuple[PeerId, DataHello]] = {}
         self._num_ahead = 2
@@ -250,14 +250,14 @@ class DataService:
                 ended = self.table.record(number, samples, chain)
                 self._free_leases(ended)
                 logger.info("samples.recorded", extra={"round": number, "leases_ended": len(ended)})
-            case ReleaseTrainer(trainer, incarnation, number, committed, in_doubt, witnesses, complete):
-                if self._awaited.get(trainer) == incarnation:
+            case ReleaseTrainer(trainer, generation, number, committed, in_doubt, witnesses, complete):
+                if self._awaited.get(trainer) == generation:
                     self._skip(trainer)
                 settled = Settled(number, frozenset(committed), frozenset(in_doubt), witnesses, complete)
-                released = self.table.release_trainer(trainer, incarnation, settled)
+                released = self.table.release_trainer(trainer, generation, settled)
                 self._free_leases(released.leases)
                 logger.info("trainer.released", extra={"trainer": trainer, "leases": len(released.leases)})
-                self._endpoint.post(peer, Released(trainer, incarnation, released.next_step, released.is_known))
+                self._endpoint.post(peer, Released(trainer, generation, released.next_step, released.is_known))
 
     def _planned(self, num_slots: int) -> None:
         # Each trainer takes a batch at about the same time, so the next one of each should lie ready.
@@ -272,18 +272,18 @@ class DataService:
 
     def _resume(self) -> None:
         """Take over the leases of the resumed round of those who have said hello."""
-        for trainer, incarnation in list(self._awaited.items()):
+        for trainer, generation in list(self._awaited.items()):
             if trainer not in self._hellos:
                 continue
             peer, hello = self._hellos[trainer]
-            if hello.incarnation < incarnation:
+            if hello.generation < generation:
                 continue
-            if hello.incarnation > incarnation:
+            if hello.generation > generation:
                 self._skip(trainer)
                 continue
             for held in hello.held if hello.round == self.table.planned_round else ():
                 paths = {attempt.key: attempt.path for attempt in held.attempts}
-                lease = self.table.resume(trainer, incarnation, held.samples, paths, done=held.done, left=held.left)
+                lease = self.table.resume(trainer, generation, held.samples, paths, done=held.done, left=held.left)
                 if lease is not None:
                     self._holdings[held.ticket] = _Holding(peer, lease, None)
             del self._awaited[trainer]
@@ -302,7 +302,7 @@ class DataService:
             self._early.append((peer, message))
             return
         now_s = self._clock.now_s()
-        grant = self.table.lease(message.trainer, message.incarnation, message.round, message.step, now_s)
+        grant = self.table.lease(message.trainer, message.generation, message.round, message.step, now_s)
         if isinstance(grant, Denial):
             self._endpoint.post(peer, NoBatch(message.request, grant.reason))
         else:

@@ -84,7 +84,7 @@ class StepDriver:
         *,
         endpoint: Endpoint,
         trainer: int,
-        incarnation: int,
+        generation: int,
         window: int | None,
         max_grad_norm: float | None,
         clock: Clock,
@@ -104,7 +104,7 @@ class StepDriver:
         self._clock = clock
         self._machine = StepTrainer(
             trainer=trainer,
-            incarnation=incarnation,
+            generation=generation,
             window=window,
             max_grad_norm=max_grad_norm,
             step_timeout_s=step_timeout_s,
@@ -149,7 +149,7 @@ class StepDriver:
         path: tuple[Hop, ...],
         replicas: Replicas,
         note: Callable[[StepKey, tuple[PeerId, ...]], None],
-        held: str = "",
+        base: str = "",
     ) -> StepResult:
         """Trains one step, over other replicas where those of `path` fail, until it is applied or skipped.
 
@@ -164,7 +164,7 @@ class StepDriver:
             path: The home replicas, one for each stage.
             replicas: All replicas of each stage, best first.
             note: Called with each attempt and its path before anything is sent for it.
-            held: Hash of the record on top of which the round is trained.
+            base: Hash of the record on top of which the round is trained.
 
         Raises:
             NoPipeline: Some stages, which the message names, have no replica that can be used.
@@ -178,7 +178,7 @@ class StepDriver:
             self._endpoint.introduce(hop)
         self._microbatches, self._note = microbatches, note
         try:
-            plan = StepPlan(round, number, sizes, samples, lr, path, replicas, held)
+            plan = StepPlan(round, number, sizes, samples, lr, path, replicas, base)
             self._do(self._machine.start(plan, self._clock.now_s()))
             end = await self._ended()
         finally:
@@ -206,16 +206,16 @@ class StepDriver:
         self,
         *,
         evaluation: int,
-        held: int,
+        base_round: int,
         microbatches: Sequence[Microbatch],
         path: tuple[ReplicaRef, ...],
         refuses: Callable[[PeerId], None] = lambda _: None,
     ) -> tuple[float, int]:
-        """Evaluates record `held` over `path`.
+        """Evaluates record `base_round` over `path`.
 
         Args:
             evaluation: A number that this trainer has not used before.
-            held: The round whose record the replicas must hold.
+            base_round: The round whose record the replicas must hold.
             path: One replica for each stage.
             refuses: Told of a replica that does not hold the record, or does not reach the next one.
 
@@ -227,7 +227,9 @@ class StepDriver:
         """
         cap = smallest_cap(replica.cap for replica in path)
         parts = [take(microbatches, part) for part in cut([each.num_samples for each in microbatches], cap)]
-        return await self._evaluation.evaluate(evaluation, held, parts, tuple(replica.hop for replica in path), refuses)
+        return await self._evaluation.evaluate(
+            evaluation, base_round, parts, tuple(replica.hop for replica in path), refuses
+        )
 
     async def _ended(self) -> StepEnd:
         """Runs the machine's timer until the step has ended."""

@@ -52,7 +52,7 @@ class EvalDriver:
     async def evaluate(
         self,
         evaluation: int,
-        held: int,
+        base_round: int,
         microbatches: Sequence[Microbatch],
         path: tuple[Hop, ...],
         refuses: Callable[[PeerId], None],
@@ -67,11 +67,11 @@ class EvalDriver:
         try:
             while len(self._results) < len(microbatches):
                 while sent < len(microbatches) and sent - len(self._results) < self._window:
-                    self._send(evaluation, sent, held, microbatches[sent], path)
+                    self._send(evaluation, sent, base_round, microbatches[sent], path)
                     sent += 1
                 await self._change()
                 if self._problem is not None:
-                    raise RoundAborted(f"evaluation of round {held}: {self._problem}")
+                    raise RoundAborted(f"evaluation of round {base_round}: {self._problem}")
         finally:
             self._evaluation, self._path = -1, ()
         loss_sum, num_samples = 0.0, 0
@@ -80,10 +80,12 @@ class EvalDriver:
             num_samples += microbatch.num_samples
         return loss_sum, num_samples
 
-    def _send(self, evaluation: int, number: int, held: int, microbatch: Microbatch, path: tuple[Hop, ...]) -> None:
-        forward = EvalForward(evaluation, number, held, path, self._endpoint.hop)
+    def _send(
+        self, evaluation: int, number: int, base_round: int, microbatch: Microbatch, path: tuple[Hop, ...]
+    ) -> None:
+        forward = EvalForward(evaluation, number, base_round, path, self._endpoint.hop)
         self._endpoint.post(path[0].peer, forward, (microbatch.inputs,), Traffic.ACTIVATIONS)
-        labels = EvalLabels(evaluation, number, held)
+        labels = EvalLabels(evaluation, number, base_round)
         self._endpoint.post(path[-1].peer, labels, (microbatch.labels,), Traffic.ACTIVATIONS)
 
     async def _change(self) -> None:

@@ -4,8 +4,8 @@
 
     started  ->  (loaded -> resumed? -> (began | applied)*)*
 
-The step logs of `averaging.journal` say what was decided. They do not say what a replica did that died, was left out of
-a record or trained on beside one; others have computed with its weights, and its optimizer goes on from there. This
+The step logs of `averaging.journal` say what was committed. They do not say what a replica did that died, was left out
+of a record or trained on beside one; others have computed with its weights, and its optimizer goes on from there. This
 does. It is a file of the replica's own host, written line by line before the next operation begins: a kill takes no
 line that anybody could have seen the effect of. A file that cannot be written ends early, and training goes on.
 
@@ -100,10 +100,10 @@ class Applied(msgspec.Struct, frozen=True, tag="applied", tag_field="event"):
 
 
 class Resumed(msgspec.Struct, frozen=True, tag="resumed", tag_field="event"):
-    """The replica goes on from a snapshot: it is as the `life`-th replica of this peer was after its first `commits`
-    steps of the round that has just begun."""
+    """The replica goes on from a snapshot: it is as the `generation`-th replica of this peer was after its first
+    `commits` steps of the round that has just begun."""
 
-    life: int
+    generation: int
     commits: int
 
 
@@ -121,19 +121,21 @@ class ReplicaLog:
         hashes: Of the state that the replica holds.
 
     Attributes:
-        life: Which replica of this peer this is, counted in its log files; None: there is no file.
-        follows: Whether the life before served the same stage of the same run.
+        generation: Which replica of this peer this is, counted in its log files; None: there is no file.
+        follows: Whether the generation before served the same stage of the same run.
     """
 
     def __init__(self, directory: Path, started: Started, hashes: Callable[[], StageHashes]) -> None:
         self._hashes = hashes
         self._totals: dict[StepKey, StepTotals] = {}
         self._descriptor: int | None = None
-        self.life: int | None = None
+        self.generation: int | None = None
         self.follows = False
         try:
-            self._descriptor, self.life = _create(directory / _FOLDER, started.peer)
-            self.follows = self.life > 1 and _is_same(_path(directory / _FOLDER, started.peer, self.life - 1), started)
+            self._descriptor, self.generation = _create(directory / _FOLDER, started.peer)
+            self.follows = self.generation > 1 and _is_same(
+                _path(directory / _FOLDER, started.peer, self.generation - 1), started
+            )
         except OSError as error:
             self._give_up(error)
         self._write(started)
@@ -143,9 +145,9 @@ class ReplicaLog:
         self._totals.clear()
         self._write(Loaded(round, self._hashes(), record, anew))
 
-    def resumed(self, life: int, commits: int) -> None:
-        """The replica goes on from a snapshot of an earlier life."""
-        self._write(Resumed(life, commits))
+    def resumed(self, generation: int, commits: int) -> None:
+        """The replica goes on from a snapshot of an earlier generation."""
+        self._write(Resumed(generation, commits))
 
     def begins(self, request: Open) -> None:
         """The first operation of a step is about to be given to the device."""
@@ -222,7 +224,7 @@ def replica_logs(directory: Path) -> list[Path]:
     return [path for _, _, path in sorted(numbered)]
 
 
-def life_number(path: Path) -> int:
+def generation_number(path: Path) -> int:
     """Return which of its peer's replicas a file of `replica_logs` is of."""
     return int(path.name.removesuffix(_SUFFIX).rpartition(".")[2])
 

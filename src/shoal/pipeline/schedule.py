@@ -32,7 +32,7 @@ from typing import NamedTuple
 from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation, Schedule
 
 
-def choose(ready: Iterable[ReadyOperation], max_held: int | None = None) -> Operation | None:
+def choose(ready: Iterable[ReadyOperation], max_kept: int | None = None) -> Operation | None:
     """The next operation, or None if nothing is ready.
 
     Drops come first (they free memory), then commits, then what ends in a backward, then forwards, then weight
@@ -40,16 +40,16 @@ def choose(ready: Iterable[ReadyOperation], max_held: int | None = None) -> Oper
     that was opened first, then the lower microbatch.
 
     Args:
-        max_held: How many microbatches of a step may be kept. At that number, its weight gradients, which free one,
+        max_kept: How many microbatches of a step may be kept. At that number, its weight gradients, which free one,
             come before an operation that keeps another. None: any number.
     """
-    best = min(ready, key=lambda one: _rank(one, max_held), default=None)
+    best = min(ready, key=lambda one: _rank(one, max_kept), default=None)
     return None if best is None else best.operation
 
 
-def _rank(ready: ReadyOperation, max_held: int | None) -> tuple[OperationKind, bool, bool, int, int]:
+def _rank(ready: ReadyOperation, max_kept: int | None) -> tuple[OperationKind, bool, bool, int, int]:
     kind = ready.operation.kind
-    frees = kind == OperationKind.WEIGHTS and max_held is not None and ready.held >= max_held
+    frees = kind == OperationKind.WEIGHTS and max_kept is not None and ready.kept >= max_kept
     place = OperationKind.LOSS if frees else kind
     return place, not frees, not ready.begun, ready.opened, ready.operation.microbatch
 

@@ -68,7 +68,7 @@ class StageCompute:
         module: The stage. Its parameters change in `commit`; loaders change them between rounds.
         layout: Of the flat parameters.
         version: Commits since the round started, including skipped ones.
-        held_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
+        base_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class StageCompute:
         self.version = 0
         self.schedule = schedule
         self.activation_checkpointing = activation_checkpointing
-        self.held_parameters: Callable[[], Tensor] | None = None
+        self.base_parameters: Callable[[], Tensor] | None = None
         self._run_seed = run_seed
         self._stage = stage
         self._splits = schedule == Schedule.ZERO_BUBBLE
@@ -312,10 +312,10 @@ class StageCompute:
     def _evaluated(self, input: Tensor) -> Tensor:
         if self.version == 0:
             return self.module(input)
-        if self.held_parameters is None:
+        if self.base_parameters is None:
             raise LocalProtocolError(f"stage {self._stage} does not hold the parameters that the round started from")
-        held = dict(zip(self.layout.names, self.layout.views(self.held_parameters().to(self._device)), strict=True))
-        typed = {name: held[name].to(p.dtype) for name, p in self.module.named_parameters()}
+        base = dict(zip(self.layout.names, self.layout.views(self.base_parameters().to(self._device)), strict=True))
+        typed = {name: base[name].to(p.dtype) for name, p in self.module.named_parameters()}
         return functional_call(self.module, typed, (input,))
 
     # ---- between rounds

@@ -56,7 +56,7 @@ class StageEvaluator:
         peer: PeerId,
         message: EvalForward | EvalLabels,
         tensors: Sequence[WireTensor],
-        held_round: int,
+        base_round: int,
         cap: int | None = None,
     ) -> None:
         """Queues an input or labels, or refuses them: the replica holds another record, or takes `cap` samples only."""
@@ -68,8 +68,8 @@ class StageEvaluator:
             spec = self._compute.module.input_spec
         num_samples = tensors[0].shape[0] if tensors and tensors[0].shape else 0
         problem = misfit(tensors, spec, num_samples) or too_large(num_samples, cap)
-        if message.held != held_round:
-            problem = f"this replica holds the record of round {held_round}, not {message.held}"
+        if message.base_round != base_round:
+            problem = f"this replica holds the record of round {base_round}, not {message.base_round}"
         elif isinstance(message, EvalForward) and not self._is_on_path(message):
             problem = "this replica is not on the path"
         elif len(self._pending) >= _MAX_PENDING:

@@ -83,7 +83,7 @@ class StageWorker:
     """Serves the steps and evaluations of one replica.
 
     Attributes:
-        held_round: The round whose record the replica holds; steps of the next one may be opened.
+        base_round: The round whose record the replica holds; steps of the next one may be opened.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class StageWorker:
         num_stages: int,
         max_open_steps: int,
         max_microbatch_samples: int | None = None,
-        max_held: int | None = None,
+        max_kept: int | None = None,
         events: MemoryObjectSendStream[CapLowered] | None = None,
         clock: Clock | None = None,
         pace: DevicePace | None = None,
@@ -109,7 +109,7 @@ class StageWorker:
         Args:
             max_open_steps: The replica answers Busy to further steps.
             max_microbatch_samples: Larger microbatches are refused; None takes any.
-            max_held: See `pipeline.schedule.choose`.
+            max_kept: See `pipeline.schedule.choose`.
             replica_log: Is told what changes the state of the device; None keeps no log.
             deaths: Where a measurement lets the process die.
             boundary: Is told the round and the log after each commit; the device waits until it returns.
@@ -129,7 +129,7 @@ class StageWorker:
             max_microbatch_samples=max_microbatch_samples,
             schedule=compute.schedule,
         )
-        self._max_held = max_held
+        self._max_kept = max_kept
         self._meter = DeviceMeter(endpoint.metrics, stage, self._clock)
         self._operations = DeviceOperations(compute, device, self._meter, self._clock, pace, deaths)
         self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
@@ -145,7 +145,7 @@ class StageWorker:
     # ---- state
 
     @property
-    def held_round(self) -> int:
+    def base_round(self) -> int:
         return self._machine.round - 1
 
     @property
@@ -194,7 +194,7 @@ class StageWorker:
             case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
                 self._do(self._machine.handle(event.peer, message))
             case EvalForward() | EvalLabels():
-                self._evaluator.receive(event.peer, message, event.tensors, self.held_round, self.cap)
+                self._evaluator.receive(event.peer, message, event.tensors, self.base_round, self.cap)
                 self._notify()
             case _:
                 return False
@@ -205,22 +205,22 @@ class StageWorker:
         self._evaluator.peer_lost(peer)
         self._do(self._machine.peer_lost(peer))
 
-    def start_round(self, round: int, held: str = "", anew: bool = False) -> None:
-        """The module holds D_{round-1}, whose hash is `held`: steps on top of it may be opened; log and version start
+    def start_round(self, round: int, base: str = "", anew: bool = False) -> None:
+        """The module holds D_{round-1}, whose hash is `base`: steps on top of it may be opened; log and version start
         again. `anew`: the optimizer has done no step."""
         self._committed_before += self._machine.version
         self._round_starts = True
         if self._replica_log is not None and round > 0:
-            self._replica_log.loaded(round - 1, held, anew)
-        self._do(self._machine.start_round(round, held))
+            self._replica_log.loaded(round - 1, base, anew)
+        self._do(self._machine.start_round(round, base))
 
-    def resume(self, log: tuple[StepEntry, ...], content: Tensor, life: int) -> bool:
+    def resume(self, log: tuple[StepEntry, ...], content: Tensor, generation: int) -> bool:
         """Right after `start_round`: go on from a snapshot made after these steps; False if one of them was denied."""
         if not self._machine.resume(log):
             return False
         self._resumed = content
         if self._replica_log is not None:
-            self._replica_log.resumed(life, len(log))
+            self._replica_log.resumed(generation, len(log))
         return True
 
     async def close(self, round: int) -> Closed:
@@ -278,7 +278,7 @@ class StageWorker:
             content, self._resumed = self._resumed, None
             self._notify()
             await self._device.run(self._compute.start_round, content, self._machine.version)
-        operation = choose(self._machine.ready(), self._max_held)
+        operation = choose(self._machine.ready(), self._max_kept)
         # Evaluations take turns with training: neither starves.
         if self._evaluator.is_ready and (operation is None or not self._was_evaluation):
             self._was_evaluation = True
@@ -355,8 +355,8 @@ class StageWorker:
             OperationKind.BACKWARD: (Backward,),
             OperationKind.LOSS: (Labels,) if self._compute.schedule == Schedule.GPIPE else (Forward, Labels),
         }
-        held = self._payloads.get(operation.key, {})
-        return [held.pop((kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
+        payloads = self._payloads.get(operation.key, {})
+        return [payloads.pop((kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
 
     async def _remind(self) -> None:
         while True:

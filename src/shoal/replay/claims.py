@@ -11,10 +11,10 @@ from itertools import zip_longest
 from shoal.averaging.signing import unsealer
 from shoal.errors import ShoalError
 from shoal.ids import PeerId
-from shoal.replay.lives import Members, Segment
+from shoal.replay.generations import Members, Segment
 from shoal.replay.run_files import RunFiles
 from shoal.replay.verdict import Difference
-from shoal.swarm.records import FinalView, Logs, Tip, build_record, record_hash
+from shoal.swarm.records import FinalQuorum, Logs, Tip, build_record, record_hash
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.wire.messages.round import Basis, Join, Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -58,10 +58,10 @@ def record_follows(record: Record, previous: Tip, logs: Logs, recorded: Ranges) 
         run_id=record.run_id,
         previous=previous,
         ballot=record.ballot,
-        views=[FinalView(o.stage, o.epoch, o.members, o.weights, o.hashes) for o in record.stages],
+        quorums=[FinalQuorum(o.stage, o.epoch, o.members, o.weights, o.hashes) for o in record.stages],
         joins=joins,
         recorded=recorded,
-        incarnations=record.incarnations,
+        generations=record.generations,
         restored=restored,
     )
     for name in ("samples", "skipped", "recorded"):

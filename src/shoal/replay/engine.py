@@ -21,8 +21,8 @@ from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.device_operations import operate
 from shoal.pipeline.replica_log import Applied, Loaded
 from shoal.pipeline.stage_compute import StageCompute
+from shoal.replay.generations import Boundary, Generation
 from shoal.replay.links import Crew, Name
-from shoal.replay.lives import Boundary, Life
 from shoal.replay.order import Action, Apply, Average, Begin, Compute, End, Keep, Load, Resume
 from shoal.replay.samples import Samples
 from shoal.replay.sharing import Stretch, stretches, turns
@@ -46,13 +46,13 @@ _OUTPUT, _GRADIENT, _TOTALS, _SHARE, _STATE, _SNAPSHOT = range(6)
 
 @dataclass(slots=True)
 class _ReplayedReplica:
-    """A life that is under way.
+    """A generation that is under way.
 
     Attributes:
         computed: by step that it will commit, the totals of its gradients and the trainer's decision over all stages.
     """
 
-    life: Life
+    generation: Generation
     compute: StageCompute
     state: ReplicaState
     computed: dict[StepKey, tuple[StepTotals, Decision]] = field(
@@ -89,14 +89,16 @@ class Engine:
 
     In one process, each microbatch of a step runs alone through all stages and back, whatever the schedule of the run
     was, and activations are kept. Neither changes a bit, and this takes the least memory and time. With several
-    processes, each has some of the lives, and sends what a path or an average needs of them (`replay.sharing`).
+    processes, each has some of the generations, and sends what a path or an average needs of them (`replay.sharing`).
 
     Args:
-        lives: all of the run.
-        crew: names the process of each life, and the links to it; None: this process computes all lives.
+        generations: all of the run.
+        crew: names the process of each generation, and the links to it; None: this process computes all generations.
     """
 
-    def __init__(self, config: Config, samples: Samples, lives: tuple[Life, ...], crew: Crew | None = None) -> None:
+    def __init__(
+        self, config: Config, samples: Samples, generations: tuple[Generation, ...], crew: Crew | None = None
+    ) -> None:
         pipeline = {"schedule": Schedule.ONE_F_ONE_B.value, "activation_checkpointing": False}
         self._config = config.model_copy(update={"model_pipeline": config.model_pipeline.model_copy(update=pipeline)})
         self._samples = samples
@@ -104,11 +106,11 @@ class Engine:
         self._replicas: dict[int, _ReplayedReplica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
         self._kept: dict[tuple[int, Boundary], torch.Tensor] = {}
-        self._crew = crew or Crew([0] * len(lives))
-        self._loads = _loads_of([life for life in lives if self._crew.is_mine(life.number)])
+        self._crew = crew or Crew([0] * len(generations))
+        self._loads = _loads_of([generation for generation in generations if self._crew.is_mine(generation.number)])
         self._hosts: defaultdict[int, set[int]] = defaultdict(set)
-        for life in lives:
-            self._hosts[life.stage].add(self._crew.home(life.number))
+        for generation in generations:
+            self._hosts[generation.stage].add(self._crew.home(generation.number))
 
     def act(self, action: Action) -> Iterator[Difference]:
         """Carry out what of an action is this process's; yields what is not as the logs say.
@@ -122,81 +124,92 @@ class Engine:
                 self._compute(action)
             case Average(record):
                 yield from self._average(action, record)
-            case Begin(life) | Load(life) | Keep(life) | Resume(life) | Apply(_, life) | End(life) if (
-                not self._crew.is_mine(life.number)
-            ):
+            case (
+                Begin(generation)
+                | Load(generation)
+                | Keep(generation)
+                | Resume(generation)
+                | Apply(_, generation)
+                | End(generation)
+            ) if not self._crew.is_mine(generation.number):
                 pass
-            case Begin(life):
-                self._begin(life)
-            case Load(life, loaded):
-                yield from self._load(life, loaded)
-            case Keep(life, boundary, heir):
-                self._take_snapshot(life, boundary, heir)
-            case Resume(life, origin):
-                self._resume(life, origin)
-            case Apply(round, life, applied):
-                yield from self._apply(round, life, applied)
-            case End(life):
-                del self._replicas[life.number]
+            case Begin(generation):
+                self._begin(generation)
+            case Load(generation, loaded):
+                yield from self._load(generation, loaded)
+            case Keep(generation, boundary, heir):
+                self._take_snapshot(generation, boundary, heir)
+            case Resume(generation, origin):
+                self._resume(generation, origin)
+            case Apply(round, generation, applied):
+                yield from self._apply(round, generation, applied)
+            case End(generation):
+                del self._replicas[generation.number]
 
-    # ---- lives
+    # ---- generations
 
-    def _begin(self, life: Life) -> None:
-        torch.set_num_threads(life.place.num_threads)
-        compute, state = build_state(self._config, life.stage, _device_here(life.place.device))
-        self._replicas[life.number] = _ReplayedReplica(life, compute, state)
-        self._states[life.stage].setdefault(state.hashes, state.held)
+    def _begin(self, generation: Generation) -> None:
+        torch.set_num_threads(generation.place.num_threads)
+        compute, state = build_state(self._config, generation.stage, _device_here(generation.place.device))
+        self._replicas[generation.number] = _ReplayedReplica(generation, compute, state)
+        self._states[generation.stage].setdefault(state.hashes, state.base)
 
-    def _load(self, life: Life, loaded: Loaded) -> Iterator[Difference]:
-        replica, states = self._replicas[life.number], self._states[life.stage]
+    def _load(self, generation: Generation, loaded: Loaded) -> Iterator[Difference]:
+        replica, states = self._replicas[generation.number], self._states[generation.stage]
         state = states.get(loaded.hashes)
         if state is None:
             source = f"as those of record {loaded.round}, which no round has led to"
             if loaded.round == 0:
                 source = "from the seed, which leads to other ones here"
             what = f"it began with parameters {loaded.hashes.parameters[:16]} {source}"
-            yield Difference(loaded.round, life.stage, life.peer, what)
+            yield Difference(loaded.round, generation.stage, generation.peer, what)
             return
         replica.state.gradient_norm()  # as at the join before, where it was left out of the record
         replica.state.stage_fetched(state, loaded.hashes)
         replica.state.swap(loaded.hashes)
         replica.compute.start_round()
         replica.computed.clear()
-        loads = self._loads[life.stage]
+        loads = self._loads[generation.stage]
         loads[loaded.hashes] -= 1
 
-    def _take_snapshot(self, life: Life, boundary: Boundary, heir: int) -> None:
-        content = self._replicas[life.number].compute.snapshot()
+    def _take_snapshot(self, generation: Generation, boundary: Boundary, heir: int) -> None:
+        content = self._replicas[generation.number].compute.snapshot()
         if self._crew.is_mine(heir):
             self._kept[heir, boundary] = content
         else:
             self._crew.links[self._crew.home(heir)].send(_snapshot_name(heir, boundary), None, [content])
 
-    def _resume(self, life: Life, origin: Boundary) -> None:
-        if self._crew.is_mine(origin.life):
-            content = self._kept.pop((life.number, origin))
+    def _resume(self, generation: Generation, origin: Boundary) -> None:
+        if self._crew.is_mine(origin.generation):
+            content = self._kept.pop((generation.number, origin))
         else:
             [content] = (
-                self._crew.links[self._crew.home(origin.life)].receive(_snapshot_name(life.number, origin)).tensors
+                self._crew.links[self._crew.home(origin.generation)]
+                .receive(_snapshot_name(generation.number, origin))
+                .tensors
             )
-        self._replicas[life.number].compute.start_round(content, origin.commits)
+        self._replicas[generation.number].compute.start_round(content, origin.commits)
 
     # ---- steps
 
     def _compute(self, action: Compute) -> None:
         began, key = action.began, action.began.key
-        path = stretches([self._crew.home(life.number) for life in action.lives])
-        mine = {stage: life for stage, life in enumerate(action.lives) if self._crew.is_mine(life.number)}
+        path = stretches([self._crew.home(generation.number) for generation in action.generations])
+        mine = {
+            stage: generation
+            for stage, generation in enumerate(action.generations)
+            if self._crew.is_mine(generation.number)
+        }
         if not mine:
             return
-        sizes, has_end = began.microbatch_samples, not {0, len(action.lives) - 1}.isdisjoint(mine)
+        sizes, has_end = began.microbatch_samples, not {0, len(action.generations) - 1}.isdisjoint(mine)
         step = _ReplayedStep(
             action.number,
             key,
             sizes,
             self._samples.microbatches(began.samples, sizes) if has_end else (),
             path,
-            {stage: self._replicas[life.number] for stage, life in mine.items()},
+            {stage: self._replicas[generation.number] for stage, generation in mine.items()},
         )
         for turn in turns(len(path), range(len(sizes))):
             if path[turn.stretch].process != self._crew.process:
@@ -269,21 +282,21 @@ class Engine:
         self, replica: _ReplayedReplica, operation: Operation, inputs: list[WireTensor | None], sizes: tuple[int, ...]
     ) -> WireTensor | None:
         """Compute one operation; no input is None, since only the ends of a path give nothing to a neighbour."""
-        if torch.get_num_threads() != replica.life.place.num_threads:
-            torch.set_num_threads(replica.life.place.num_threads)
+        if torch.get_num_threads() != replica.generation.place.num_threads:
+            torch.set_num_threads(replica.generation.place.num_threads)
         return operate(replica.compute, operation, [tensor for tensor in inputs if tensor is not None], sizes)
 
-    def _apply(self, round: int, life: Life, applied: Applied) -> Iterator[Difference]:
-        replica, key = self._replicas[life.number], applied.key
+    def _apply(self, round: int, generation: Generation, applied: Applied) -> Iterator[Difference]:
+        replica, key = self._replicas[generation.number], applied.key
         found, wanted = replica.computed.pop(key)
         logged = (applied.squared_norm, applied.loss)
         if logged != _as_logged(found):
             what = f"step {key}: squared gradient norm and loss {_as_logged(found)}, its log says {logged}"
-            yield Difference(round, life.stage, life.peer, what)
+            yield Difference(round, generation.stage, generation.peer, what)
         decision = Decision(applied.scale, applied.lr, applied.skipped)
         if decision != wanted:
             what = f"step {key}: committed with {decision}, its gradients make it {wanted}"
-            yield Difference(round, life.stage, life.peer, what)
+            yield Difference(round, generation.stage, generation.peer, what)
         self._operate(replica, Operation(OperationKind.COMMIT, key, decision=decision), [], ())
 
     # ---- rounds
@@ -293,18 +306,20 @@ class Engine:
         members = action.members
         mine = {outcome.stage: self._contribute(outcome, members[outcome.stage], record) for outcome in record.stages}
         for outcome in record.stages:
-            lives = members[outcome.stage]
-            if not self._crew.is_mine(lives[0].number):
+            generations = members[outcome.stage]
+            if not self._crew.is_mine(generations[0].number):
                 continue
-            replica = self._replicas[lives[0].number]
+            replica = self._replicas[generations[0].number]
             shares: list[Contribution] = []
-            for place, life in enumerate(lives):
-                hashes, share = mine[outcome.stage].get(place) or self._contributed(outcome.stage, place, life, record)
+            for place, generation in enumerate(generations):
+                hashes, share = mine[outcome.stage].get(place) or self._contributed(
+                    outcome.stage, place, generation, record
+                )
                 shares += [] if share is None else [share]
                 if hashes != replica.state.hashes:
-                    what = f"it has trained from other parameters than {lives[0].peer}"
-                    yield Difference(record.round, outcome.stage, life.peer, what)
-            state = replica.state.held
+                    what = f"it has trained from other parameters than {generations[0].peer}"
+                    yield Difference(record.round, outcome.stage, generation.peer, what)
+            state = replica.state.base
             if shares:
                 codec = CODECS[self._config.diloco.averaging_compression]
                 vectors = zip(*(ring_vectors(share, codec) for share in shares), strict=True)
@@ -327,29 +342,29 @@ class Engine:
                 self._keep(outcome.stage, StageHashes(*parcel.note), OuterState(*parcel.tensors))
 
     def _contribute(
-        self, outcome: StageOutcome, lives: Sequence[Life], record: Record
+        self, outcome: StageOutcome, generations: Sequence[Generation], record: Record
     ) -> dict[int, tuple[StageHashes, Contribution | None]]:
         """What members of this process bring to an average, by place; it is sent where it is computed."""
         found: dict[int, tuple[StageHashes, Contribution | None]] = {}
-        total, scales = sum(outcome.weights), outcome.scales or [1.0] * len(lives)
-        for place, (life, weight, scale) in enumerate(zip(lives, outcome.weights, scales, strict=True)):
-            if not self._crew.is_mine(life.number):
+        total, scales = sum(outcome.weights), outcome.scales or [1.0] * len(generations)
+        for place, (generation, weight, scale) in enumerate(zip(generations, outcome.weights, scales, strict=True)):
+            if not self._crew.is_mine(generation.number):
                 continue
-            state = self._replicas[life.number].state
+            state = self._replicas[generation.number].state
             state.gradient_norm()  # as at its join: one that is not finite costs it its moments
             share = state.contribution(weight, total, scale=scale) if total else None
-            if self._crew.is_mine(lives[0].number):
+            if self._crew.is_mine(generations[0].number):
                 found[place] = state.hashes, share
             else:
-                link = self._crew.links[self._crew.home(lives[0].number)]
+                link = self._crew.links[self._crew.home(generations[0].number)]
                 link.send((_SHARE, record.round, outcome.stage, place), astuple(state.hashes), share or ())
         return found
 
     def _contributed(
-        self, stage: int, place: int, life: Life, record: Record
+        self, stage: int, place: int, generation: Generation, record: Record
     ) -> tuple[StageHashes, Contribution | None]:
         """The same of a member of another process."""
-        parcel = self._crew.links[self._crew.home(life.number)].receive((_SHARE, record.round, stage, place))
+        parcel = self._crew.links[self._crew.home(generation.number)].receive((_SHARE, record.round, stage, place))
         return StageHashes(*parcel.note), Contribution(*parcel.tensors) if parcel.tensors else None
 
     def _keep(self, stage: int, hashes: StageHashes, state: OuterState) -> None:
@@ -358,19 +373,19 @@ class Engine:
         self._states[stage] = {known: held for known, held in states.items() if loads[known] > 0} | {hashes: state}
 
 
-def _loads_of(lives: Sequence[Life]) -> Mapping[int, defaultdict[StageHashes, int]]:
+def _loads_of(generations: Sequence[Generation]) -> Mapping[int, defaultdict[StageHashes, int]]:
     """How often each state of a stage will be loaded."""
     found: defaultdict[int, defaultdict[StageHashes, int]] = defaultdict(lambda: defaultdict(int))
-    for life in lives:
-        for event in life.events:
+    for generation in generations:
+        for event in generation.events:
             if isinstance(event, Loaded):
-                found[life.stage][event.hashes] += 1
+                found[generation.stage][event.hashes] += 1
     return found
 
 
 def _snapshot_name(heir: int, boundary: Boundary) -> Name:
-    """Of a parcel with a snapshot, for the life that goes on from it."""
-    return (_SNAPSHOT, heir, boundary.life, boundary.round, boundary.commits)
+    """Of a parcel with a snapshot, for the generation that goes on from it."""
+    return (_SNAPSHOT, heir, boundary.generation, boundary.round, boundary.commits)
 
 
 def _as_logged(totals: StepTotals) -> tuple[float | None, float | None]:

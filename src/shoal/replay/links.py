@@ -117,7 +117,7 @@ class Crew:
     """The processes of a replay, as one of them sees the others.
 
     Args:
-        homes: the process of each life of the run.
+        homes: the process of each generation of the run.
         process: this process's number.
         links: to all other processes; empty where there is only one.
     """
@@ -127,10 +127,10 @@ class Crew:
         self.process = process
         self.links = links or {}
 
-    def home(self, life: int) -> int:
-        """The process that computes a life."""
-        return self._homes[life]
+    def home(self, generation: int) -> int:
+        """The process that computes a generation."""
+        return self._homes[generation]
 
-    def is_mine(self, life: int) -> bool:
+    def is_mine(self, generation: int) -> bool:
         """Whether this process does."""
-        return self._homes[life] == self.process
+        return self._homes[generation] == self.process

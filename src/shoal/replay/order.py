@@ -5,12 +5,12 @@ commits nothing between a step's first operation and its last one, and the last 
 and before any of them is done. So there was a moment at which all replicas of the path held what the step was computed
 with, and it can be computed in that one moment:
 
-    life of stage 0    loaded   began A   applied A   began B             applied B
-    life of stage 1    loaded   began C   began A   applied C   applied A   began B ...
+    generation of stage 0    loaded   began A   applied A   began B             applied B
+    generation of stage 1    loaded   began C   began A   applied C   applied A   began B ...
                                           ^ A is computed here, before C is applied
 
-A life goes on past a commit or a load only when the steps that have begun with its present state are computed. Those
-that nobody has committed are left out: they have left no trace.
+A generation goes on past a commit or a load only when the steps that have begun with its present state are computed.
+Those that nobody has committed are left out: they have left no trace.
 """
 
 from __future__ import annotations
@@ -21,76 +21,76 @@ from dataclasses import dataclass
 
 from shoal.errors import Contradiction
 from shoal.pipeline.replica_log import Applied, Began, Loaded, Resumed
-from shoal.replay.lives import AttemptedStep, Boundary, Life, Members, steps_at
+from shoal.replay.generations import AttemptedStep, Boundary, Generation, Members, steps_at
 from shoal.wire.messages.round import Record
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A life begins, with the state of D_0."""
+    """A generation begins, with the state of D_0."""
 
-    life: Life
+    generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A life takes the state that it has loaded."""
+    """A generation takes the state that it has loaded."""
 
-    life: Life
+    generation: Generation
     loaded: Loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A life is where another one, the `heir`, goes on from: its state is needed as it is now."""
+    """A generation is where another one, the `heir`, goes on from: its state is needed as it is now."""
 
-    life: Life
+    generation: Generation
     boundary: Boundary
     heir: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A life goes on from a snapshot that was kept."""
+    """A generation goes on from a snapshot that was kept."""
 
-    life: Life
+    generation: Generation
     origin: Boundary
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A step is computed over the lives of its path, in stage order; `keeps` says who of them commits it later.
+    """A step is computed over the generations of its path, in stage order; `keeps` says who of them commits it later.
     `number` counts them, from 1."""
 
     round: int
     began: Began
-    lives: tuple[Life, ...]
+    generations: tuple[Generation, ...]
     keeps: tuple[bool, ...]
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A life commits a step that was computed."""
+    """A generation commits a step that was computed."""
 
     round: int
-    life: Life
+    generation: Generation
     applied: Applied
 
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """A round ends; `members` are the lives of each stage, in the order of the record."""
+    """A round ends; `members` are the generations of each stage, in the order of the record."""
 
     record: Record
-    members: Mapping[int, tuple[Life, ...]]
+    members: Mapping[int, tuple[Generation, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A life is over, or nothing that it did later matters."""
+    """A generation is over, or nothing that it did later matters."""
 
-    life: Life
+    generation: Generation
 
 
 Action = Begin | Load | Keep | Resume | Compute | Apply | Average | End
@@ -101,28 +101,30 @@ class ReplayOrder:
 
     Args:
         records: D_1, D_2, ... without a gap.
-        lives: all of the run.
+        generations: all of the run.
         members: of each record.
 
     Attributes:
         num_steps: steps that will be computed.
     """
 
-    def __init__(self, records: Sequence[Record], lives: Sequence[Life], members: Sequence[Members]) -> None:
+    def __init__(
+        self, records: Sequence[Record], generations: Sequence[Generation], members: Sequence[Members]
+    ) -> None:
         self._records = records
-        self._lives = lives
+        self._generations = generations
         self._members = members
-        self._cursor = {life.number: _first(life, members) for life in lives}
+        self._cursor = {generation.number: _first(generation, members) for generation in generations}
         self._round: dict[int, int] = {}
-        self._last = {segment.life: segment.round for of_round in members for segment in of_round.values()}
+        self._last = {segment.generation: segment.round for of_round in members for segment in of_round.values()}
         self._ended: set[int] = set()
         self._averaged = 0
-        self._steps = [steps_at(life) for life in lives]
-        self._needed = _applied_by(lives, self._steps, len(records))
-        self._begun: defaultdict[AttemptedStep, dict[int, Life]] = defaultdict(dict)
+        self._steps = [steps_at(generation) for generation in generations]
+        self._needed = _applied_by(generations, self._steps, len(records))
+        self._begun: defaultdict[AttemptedStep, dict[int, Generation]] = defaultdict(dict)
         self._open: defaultdict[int, set[AttemptedStep]] = defaultdict(set)
         self._computed: set[AttemptedStep] = set()
-        self._origins = _origins(lives)
+        self._origins = _origins(generations)
         self._commits: dict[int, int] = {}
         self._kept: set[Boundary] = set()
 
@@ -138,8 +140,8 @@ class ReplayOrder:
         """
         while self._averaged < len(self._records):
             has_moved = False
-            for life in self._lives:
-                for action in self._advance(life):
+            for generation in self._generations:
+                for action in self._advance(generation):
                     has_moved = True
                     yield action
             average = self._average()
@@ -149,49 +151,51 @@ class ReplayOrder:
             if not has_moved:
                 raise self._contradiction()
 
-    def _advance(self, life: Life) -> Iterator[Action]:
-        """Go on in one life as far as can be; what only begins is no action, but lets others go on."""
-        number, events = life.number, life.events
+    def _advance(self, generation: Generation) -> Iterator[Action]:
+        """Go on in one generation as far as can be; what only begins is no action, but lets others go on."""
+        number, events = generation.number, generation.events
         while (cursor := self._cursor[number]) < len(events):
             match events[cursor]:
                 case Began() as began:
                     step = self._steps[number][cursor]
-                    if step in self._needed and began.path[life.stage : life.stage + 1] == (life.peer,):
+                    if step in self._needed and began.path[generation.stage : generation.stage + 1] == (
+                        generation.peer,
+                    ):
                         self._open[number].add(step)
-                        self._begun[step][life.stage] = life
+                        self._begun[step][generation.stage] = generation
                         yield from self._computable(step, began)
                 case Applied() as applied:
                     if self._open[number] or self._steps[number][cursor] not in self._computed:
                         return
-                    yield Apply(self._round[number], life, applied)
+                    yield Apply(self._round[number], generation, applied)
                     self._commits[number] += 1
-                    yield from self._wanted(life)
+                    yield from self._wanted(generation)
                 case Loaded() as loaded:
                     if self._open[number] or loaded.round > self._averaged:
                         return
                     if number not in self._round:
-                        yield Begin(life)
+                        yield Begin(generation)
                     self._round[number], self._commits[number] = loaded.round + 1, 0
-                    yield Load(life, loaded)
+                    yield Load(generation, loaded)
                 case Resumed(commits=commits):
                     origin = self._origins[number, cursor]
                     if origin not in self._kept:
                         return
-                    yield Resume(life, origin)
+                    yield Resume(generation, origin)
                     self._commits[number] = commits
-                    yield from self._wanted(life)
+                    yield from self._wanted(generation)
             self._cursor[number] += 1
         is_over = not self._open[number] and self._last.get(number, 0) <= self._averaged
         if is_over and number in self._round and number not in self._ended:
             self._ended.add(number)
-            yield End(life)
+            yield End(generation)
 
-    def _wanted(self, life: Life) -> Iterator[Keep]:
-        """The boundary at which a life is now, if another one goes on from it."""
-        boundary = Boundary(life.number, self._round[life.number], self._commits[life.number])
+    def _wanted(self, generation: Generation) -> Iterator[Keep]:
+        """The boundary at which a generation is now, if another one goes on from it."""
+        boundary = Boundary(generation.number, self._round[generation.number], self._commits[generation.number])
         for (heir, _), origin in self._origins.items():
             if origin == boundary and boundary not in self._kept:
-                yield Keep(life, boundary, heir)
+                yield Keep(generation, boundary, heir)
         self._kept.add(boundary)
 
     def _computable(self, step: AttemptedStep, began: Began) -> Iterator[Compute]:
@@ -199,26 +203,26 @@ class ReplayOrder:
         on_path = self._begun[step]
         if len(on_path) < len(step.path):
             return
-        lives = tuple(on_path[stage] for stage in range(len(step.path)))
-        for life in lives:
-            self._open[life.number].discard(step)
+        generations = tuple(on_path[stage] for stage in range(len(step.path)))
+        for generation in generations:
+            self._open[generation.number].discard(step)
         self._computed.add(step)
-        keeps = tuple(life.number in self._needed[step] for life in lives)
-        yield Compute(self._round[lives[0].number], began, lives, keeps, len(self._computed))
+        keeps = tuple(generation.number in self._needed[step] for generation in generations)
+        yield Compute(self._round[generations[0].number], began, generations, keeps, len(self._computed))
 
     def _average(self) -> Average | None:
         """The end of the next round, if all its members are there."""
         record, members = self._records[self._averaged], self._members[self._averaged]
         if len(members) < sum(len(outcome.members) for outcome in record.stages):
             return None
-        if any(self._cursor[s.life] < s.stop or self._open[s.life] for s in members.values()):
+        if any(self._cursor[s.generation] < s.stop or self._open[s.generation] for s in members.values()):
             return None
         self._averaged += 1
-        lives = {
-            outcome.stage: tuple(self._lives[members[outcome.stage, peer].life] for peer in outcome.members)
+        generations = {
+            outcome.stage: tuple(self._generations[members[outcome.stage, peer].generation] for peer in outcome.members)
             for outcome in record.stages
         }
-        return Average(record, lives)
+        return Average(record, generations)
 
     # ---- what is wrong
 
@@ -234,21 +238,25 @@ class ReplayOrder:
                         outcome.stage,
                         peer,
                     )
-        for life in self._lives:
-            cursor = self._cursor[life.number]
-            if cursor < len(life.events) and self._round.get(life.number) == record.round:
-                is_commit = isinstance(life.events[cursor], Applied)
-                waits = sorted(self._open[life.number]) or ([self._steps[life.number][cursor]] if is_commit else [])
+        for generation in self._generations:
+            cursor = self._cursor[generation.number]
+            if cursor < len(generation.events) and self._round.get(generation.number) == record.round:
+                is_commit = isinstance(generation.events[cursor], Applied)
+                waits = sorted(self._open[generation.number]) or (
+                    [self._steps[generation.number][cursor]] if is_commit else []
+                )
                 for step in waits:
-                    return self._waiting(record.round, life, step)
-        (stage, peer), _ = next(item for item in members.items() if self._cursor[item[1].life] < item[1].stop)
+                    return self._waiting(record.round, generation, step)
+        (stage, peer), _ = next(item for item in members.items() if self._cursor[item[1].generation] < item[1].stop)
         return Contradiction("its log does not lead to the end of the round", record.round, stage, peer)
 
-    def _waiting(self, round: int, life: Life, step: AttemptedStep) -> Contradiction:
-        """A step of this life that cannot be computed."""
+    def _waiting(self, round: int, generation: Generation, step: AttemptedStep) -> Contradiction:
+        """A step of this generation that cannot be computed."""
         key, begun = step.key, self._begun[step]
         if not step.path:
-            return Contradiction(f"its log commits step {key} without having begun it", round, life.stage, life.peer)
+            return Contradiction(
+                f"its log commits step {key} without having begun it", round, generation.stage, generation.peer
+            )
         for stage, peer in enumerate(step.path):
             if stage not in begun:
                 return Contradiction(
@@ -258,42 +266,42 @@ class ReplayOrder:
                     stage,
                     peer,
                 )
-        return Contradiction(f"step {key} can have been computed in no order", round, life.stage, life.peer)
+        return Contradiction(f"step {key} can have been computed in no order", round, generation.stage, generation.peer)
 
 
-def _first(life: Life, members: Sequence[Members]) -> int:
+def _first(generation: Generation, members: Sequence[Members]) -> int:
     """Index of the first load that matters: what a newcomer only holds until it has fetched something newer does not.
 
-    So a life is not built before the round in which it begins to take part.
+    So a generation is not built before the round in which it begins to take part.
     """
-    taking_part = {(segment.life, segment.start) for of_round in members for segment in of_round.values()}
-    for segment in life.segments:
-        if (life.number, segment.start) in taking_part or segment.stop - segment.start > 1:
+    taking_part = {(segment.generation, segment.start) for of_round in members for segment in of_round.values()}
+    for segment in generation.segments:
+        if (generation.number, segment.start) in taking_part or segment.stop - segment.start > 1:
             return segment.start
-    return len(life.events)
+    return len(generation.events)
 
 
 def _applied_by(
-    lives: Sequence[Life], steps: Sequence[Mapping[int, AttemptedStep]], last_round: int
+    generations: Sequence[Generation], steps: Sequence[Mapping[int, AttemptedStep]], last_round: int
 ) -> dict[AttemptedStep, set[int]]:
-    """The steps that some life has committed up to a round, and which lives have."""
+    """The steps that some generation has committed up to a round, and which generations have."""
     found: defaultdict[AttemptedStep, set[int]] = defaultdict(set)
-    for life in lives:
-        for segment in life.segments:
+    for generation in generations:
+        for segment in generation.segments:
             if segment.round <= last_round:
                 for index in range(segment.start, segment.stop):
-                    if isinstance(life.events[index], Applied):
-                        found[steps[life.number][index]].add(life.number)
+                    if isinstance(generation.events[index], Applied):
+                        found[steps[generation.number][index]].add(generation.number)
     return dict(found)
 
 
-def _origins(lives: Sequence[Life]) -> dict[tuple[int, int], Boundary]:
-    """Where the snapshots were taken from which lives went on, by life and index of the event."""
+def _origins(generations: Sequence[Generation]) -> dict[tuple[int, int], Boundary]:
+    """Where the snapshots were taken from which generations went on, by generation and index of the event."""
     return {
-        (life.number, index): segment.origin
-        for life in lives
-        for segment in life.segments
+        (generation.number, index): segment.origin
+        for generation in generations
+        for segment in generation.segments
         if segment.origin is not None
         for index in range(segment.start, segment.stop)
-        if isinstance(life.events[index], Resumed)
+        if isinstance(generation.events[index], Resumed)
     }

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from shoal.errors import Contradiction
 from shoal.replay.claims import whole_chain
-from shoal.replay.lives import Life, Members, members_of
+from shoal.replay.generations import Generation, Members, members_of
 from shoal.replay.order import Compute, ReplayOrder
 from shoal.replay.run_files import RunFiles
-from shoal.replay.sharing import share_lives
+from shoal.replay.sharing import share_generations
 from shoal.replay.sides import later_records, needed_of, side_of
 from shoal.replay.verdict import Difference
 from shoal.wire.messages.round import Record, SignedRecord
@@ -25,25 +25,25 @@ class ReplayPlan:
         chain: records from the first one on, as long as each names the one before.
         broken: why there are no more.
         members: of each record.
-        lives: all of the run, each up to the last of these rounds.
+        generations: all of the run, each up to the last of these rounds.
         strays: replicas that came from another chain of records without having begun anew.
     """
 
     chain: list[tuple[Record, SignedRecord]]
     broken: list[Difference]
     members: list[Members]
-    lives: tuple[Life, ...]
+    generations: tuple[Generation, ...]
     strays: tuple[Difference, ...]
 
     def order(self) -> ReplayOrder:
         """Return the actions anew, to iterate over once."""
-        return ReplayOrder([record for record, _ in self.chain], self.lives, self.members)
+        return ReplayOrder([record for record, _ in self.chain], self.generations, self.members)
 
     def homes(self, num_processes: int, steps_per_process: int) -> list[int]:
-        """Return the process of each life; 0 for all where one process is enough.
+        """Return the process of each generation; 0 for all where one process is enough.
 
         Args:
-            num_processes: the most to use; fewer are used where lives compute with several threads.
+            num_processes: the most to use; fewer are used where generations compute with several threads.
             steps_per_process: another process is only started for this many steps.
         """
         steps: Counter[tuple[int, ...]] = Counter()
@@ -51,19 +51,22 @@ class ReplayPlan:
         with suppress(Contradiction):
             for action in self.order():
                 if isinstance(action, Compute):
-                    steps[tuple(life.number for life in action.lives)] += 1
-        most = min(num_processes // max((life.place.num_threads for life in self.lives), default=1), len(self.lives))
+                    steps[tuple(generation.number for generation in action.generations)] += 1
+        most = min(
+            num_processes // max((generation.place.num_threads for generation in self.generations), default=1),
+            len(self.generations),
+        )
         most = min(most, steps.total() // steps_per_process)
         # Kernels of one GPU gain nothing from it, and take the memory of several processes.
-        if most < 2 or any(life.place.device != "cpu" for life in self.lives):
-            return [0] * len(self.lives)
-        return share_lives(steps, len(self.lives), most)
+        if most < 2 or any(generation.place.device != "cpu" for generation in self.generations):
+            return [0] * len(self.generations)
+        return share_generations(steps, len(self.generations), most)
 
 
 def plan_of(files: RunFiles) -> ReplayPlan:
     """Return what can be computed of a run."""
     chain, broken = whole_chain(files)
-    side = side_of(chain, files.lives)
-    members = [members_of(record, side.lives, files.logs.get(record.round, {})) for record, _ in chain]
-    lives = needed_of(side, files.lives, members)
-    return ReplayPlan(chain, broken or list(later_records(side, files)), members, lives, side.strays)
+    side = side_of(chain, files.generations)
+    members = [members_of(record, side.generations, files.logs.get(record.round, {})) for record, _ in chain]
+    generations = needed_of(side, files.generations, members)
+    return ReplayPlan(chain, broken or list(later_records(side, files)), members, generations, side.strays)

@@ -59,14 +59,14 @@ def _compute(start: ReplayStart, say: Callable[[Report], None]) -> None:
     plan = plan_of(files)
     links = {process: ProcessLink(socket.socket(fileno=fd), process) for process, fd in start.link_fds.items()}
     crew = Crew(start.homes, start.process, links)
-    engine = Engine(files.config, Samples(files.config), plan.lives, crew)
+    engine = Engine(files.config, Samples(files.config), plan.generations, crew)
     # That the logs contradict each other is found by the replay itself, at the same place.
     with suppress(Contradiction):
         for number, action in enumerate(plan.order()):
             for difference in engine.act(action):
                 say(Found(number, difference))
             match action:
-                case Compute() if crew.is_mine(action.lives[0].number):
+                case Compute() if crew.is_mine(action.generations[0].number):
                     say(StepDone(action.round))
                 case Average(record):
                     say(Reached(record.round))

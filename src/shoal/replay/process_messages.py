@@ -19,7 +19,7 @@ class ReplayStart(msgspec.Struct, frozen=True):
 
     Attributes:
         process: the number of the receiver.
-        homes: the process of each life.
+        homes: the process of each generation.
         link_fds: the receiver's ends of the sockets to all other processes.
     """
 

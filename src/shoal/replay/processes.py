@@ -53,7 +53,7 @@ class Processes:
     """All processes of a replay.
 
     Args:
-        homes: the process of each life; see `sharing.share_lives`.
+        homes: the process of each generation; see `sharing.share_generations`.
         on_step: is told the round of each step that is computed.
     """
 

@@ -85,7 +85,9 @@ def replay(
             with Processes(files.directory, homes, run.has_computed) as engines:
                 differences = list(run.differences(engines))
         else:
-            differences = list(run.differences(_Alone(Engine(files.config, samples, plan.lives), run.has_computed)))
+            differences = list(
+                run.differences(_Alone(Engine(files.config, samples, plan.generations), run.has_computed))
+            )
     finally:
         torch.set_num_threads(num_threads)
     lines = {
@@ -220,13 +222,13 @@ def _circumstances(files: RunFiles) -> Iterator[str]:
     """What may keep the bits from being the same here, though nothing was wrong."""
     here = place_of("cpu", 1, torch.backends.cpu.get_cpu_capability(), None)
     told: set[str] = set()
-    for life in files.lives:
-        for mine, theirs in ((here.machine, life.place.machine), (here.versions, life.place.versions)):
+    for generation in files.generations:
+        for mine, theirs in ((here.machine, generation.place.machine), (here.versions, generation.place.versions)):
             for name, value in theirs.items():
                 if name != "gpu" and mine.get(name) != value:
                     told.add(f"{name} was {value}, here it is {mine.get(name)}: the last bits may differ")
-        if life.place.device != "cpu":
-            gpu = life.place.machine.get("gpu", "a GPU")
+        if generation.place.device != "cpu":
+            gpu = generation.place.machine.get("gpu", "a GPU")
             own = torch.cuda.get_device_name() if torch.cuda.is_available() else "the processor"
             place = gpu if own == gpu else f"{gpu}, here it is {own}"
             told.add(f"replicas computed on {place}: not all kernels of a GPU give the same bits every time")

@@ -21,8 +21,8 @@ from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError, RecordRejected
 from shoal.ids import PeerId
-from shoal.pipeline.replica_log import Line, Started, life_number, read_replica_log, replica_logs
-from shoal.replay.lives import Life, lives_of
+from shoal.pipeline.replica_log import Line, Started, generation_number, read_replica_log, replica_logs
+from shoal.replay.generations import Generation, generations_of
 from shoal.swarm.records import Logs, record_hash
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -36,7 +36,7 @@ class RunFiles:
         genesis: D_0.
         records: D_1, D_2, ... as far as there are files.
         logs: by round.
-        undecided: rounds of which only a record that may be decided was written.
+        uncommitted: rounds of which only a record that may be committed was written.
         left: hashes of the records that are there but belong to another chain.
     """
 
@@ -46,8 +46,8 @@ class RunFiles:
     genesis: Genesis
     records: tuple[tuple[Record, SignedRecord], ...]
     logs: Mapping[int, Logs]
-    undecided: frozenset[int]
-    lives: tuple[Life, ...]
+    uncommitted: frozenset[int]
+    generations: tuple[Generation, ...]
     left: frozenset[str]
 
 
@@ -79,7 +79,7 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
         for round, found in chain.items():
             if found.folder != directory and round in rounds_with_steps(found.folder):
                 logs[round] = _logs(found.folder, round)
-        lives = _lives(directory, {found.record.run_id for found in chain.values()})
+        generations = _generations(directory, {found.record.run_id for found in chain.values()})
     except FileNotFoundError as error:
         raise ConfigError(
             f"{directory} is no folder of a run: {error.filename} is missing; give logs/<run_id>, as it is printed "
@@ -112,10 +112,11 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
             f"rounds/round_0000.json has ({_first_difference(shared_configuration(config), genesis.configuration)}): "
             "restore it from a copy"
         )
-    undecided = frozenset(
-        int(path.name.partition(".")[0].removeprefix("round_")) for path in (directory / "steps").glob("round_*.held")
+    uncommitted = frozenset(
+        int(path.name.partition(".")[0].removeprefix("round_"))
+        for path in (directory / "steps").glob("round_*.prepared")
     )
-    return RunFiles(directory, first.run_id, config, genesis, records, logs, undecided, lives, left)
+    return RunFiles(directory, first.run_id, config, genesis, records, logs, uncommitted, generations, left)
 
 
 def _chain(directory: Path) -> tuple[dict[int, _Found], frozenset[str]]:
@@ -154,20 +155,22 @@ def _logs(directory: Path, round: int) -> Logs:
     return {peer: (stage, tuple(log)) for (peer, stage), log in entries.items()}
 
 
-def _lives(directory: Path, run_ids: set[str]) -> tuple[Life, ...]:
+def _generations(directory: Path, run_ids: set[str]) -> tuple[Generation, ...]:
     """The replicas of this run whose logs are there."""
     folders = [directory, *sorted(directory.parent.glob(f"{directory.name}.servers*"))]
-    lives: list[Life] = []
+    generations: list[Generation] = []
     for folder in folders:
-        known: defaultdict[PeerId, dict[int, list[Life]]] = defaultdict(dict)
+        known: defaultdict[PeerId, dict[int, list[Generation]]] = defaultdict(dict)
         for path in replica_logs(folder):
             lines: list[Line] = read_replica_log(path)
             if lines and isinstance(started := lines[0], Started) and started.run_id in run_ids:
                 earlier = known[started.peer]
-                of_file = lives_of(len(lives), started.peer, started.stage, started.place, lines[1:], earlier)
-                earlier[life_number(path)] = of_file
-                lives += of_file
-    return tuple(lives)
+                of_file = generations_of(
+                    len(generations), started.peer, started.stage, started.place, lines[1:], earlier
+                )
+                earlier[generation_number(path)] = of_file
+                generations += of_file
+    return tuple(generations)
 
 
 def _first_difference(mine: object, theirs: object, name: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Who computes what where a replay has several processes: lives are shared out, paths are cut, operations put in turn.
+"""Who computes what where a replay has several processes: generations are dealt out, paths cut, operations put in turn.
 
 Pure, and the same in all processes: each goes through all actions of the run in one order, and carries out what is its
 own. What it needs of another one comes from an operation that is earlier in that order, so nobody waits for ever.
@@ -14,26 +14,26 @@ _TOLERANCE = 1.1
 """How much more than the mean a process may get, so that those who share steps stay together."""
 
 
-def share_lives(steps: Mapping[tuple[int, ...], int], num_lives: int, num_processes: int) -> list[int]:
-    """Return the process of each life.
+def share_generations(steps: Mapping[tuple[int, ...], int], num_generations: int, num_processes: int) -> list[int]:
+    """Return the process of each generation.
 
-    Lives that compute many steps together share a process, unless it then gets too much work: what crosses from one
-    process to another is sent, and waited for.
+    Generations that compute many steps together share a process, unless it then gets too much work: what crosses from
+    one process to another is sent, and waited for.
 
     Args:
-        steps: how many are computed over each path of lives.
-        num_lives: of the run; lives that compute nothing may go to any process.
-        num_processes: the most to use; fewer paths and lives need fewer.
+        steps: how many are computed over each path of generations.
+        num_generations: of the run; generations that compute nothing may go to any process.
+        num_processes: the most to use; fewer paths and generations need fewer.
     """
-    load = [0] * num_lives
+    load = [0] * num_generations
     together: dict[tuple[int, int], int] = {}
     for path, number in steps.items():
-        for life in path:
-            load[life] += number
+        for generation in path:
+            load[generation] += number
         for pair in pairwise(path):
             together[pair] = together.get(pair, 0) + number
     most = _TOLERANCE * sum(load) / num_processes
-    group = list(range(num_lives))
+    group = list(range(num_generations))
     load_of = dict(enumerate(load))
     for one, other in sorted(together, key=lambda pair: (-together[pair], pair)):
         kept, joined = group[one], group[other]

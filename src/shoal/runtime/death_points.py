@@ -6,8 +6,8 @@ has happened. It is a kill -9 to itself, with the event `emulation.death` as the
     server        forward, backward, commit: the device has been given such an operation of the step
                   prepared: all replicas have prepared the step, and its Commit is here and not applied
                   ring: the first part of another member's sum is here; number is the round from here on
-                  staged: it has staged the outer step and is asked to hold the record
-                  held: it has promised the record, and learns that it is decided
+                  staged: it has staged the outer step and is asked to prepare the record
+                  record: it has prepared the record, and learns that it is committed
                   fetch: a newcomer has the first chunk of its state; donate: it is asked for one; number is the
                   round of the last record that it knows
     trainer       forward: the first replica has opened the step; prepared: the first one has prepared it, none has

@@ -128,7 +128,7 @@ class ReplaceDataServer(LauncherRequest[LauncherAnswer], frozen=True):
 
 class StartTrainer(LauncherRequest[LauncherAnswer], frozen=True):
     slot: int
-    incarnation: int
+    generation: int
 
 
 class LostProcess(msgspec.Struct, frozen=True):
@@ -139,7 +139,7 @@ class LostProcess(msgspec.Struct, frozen=True):
 
 
 class Adoption(PipeMessage, frozen=True):
-    incarnations: dict[int, int]  # of the trainer that was started last for each slot
+    generations: dict[int, int]  # of the trainer that was started last for each slot
     running: list[int]  # slots whose trainer has not ended
     lost: list[LostProcess]  # since the client's end, or shortly before; it is among them
 
@@ -155,7 +155,7 @@ AnyReply = LauncherAnswer | Adoption
 class RoleAsks(PipeMessage, frozen=True):
     id: int
     request: AnyRequest
-    start: int = 0  # which process of the role asks, from 1; its launcher knows
+    generation: int = 0  # which process of the role asks, from 1; its launcher knows
 
 
 class LauncherReplies(PipeMessage, frozen=True):

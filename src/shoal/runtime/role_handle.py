@@ -33,7 +33,7 @@ class RoleHandle:
         self.was_ready = False
         self.events = Mailbox[messages.RoleEvent]()
         self._pipe: ControlPipe[messages.FromRole] | None = None
-        self._start = 0
+        self._generation = 0
         self._ready: messages.RoleReady | None = None
         self._status: ExitStatus | None = None
         self.last_error = ""
@@ -80,19 +80,19 @@ class RoleHandle:
 
     def reply(self, asked: messages.RoleAsks, reply: messages.AnyReply) -> None:
         """Answer a request; nothing happens if the process that asked has ended: it waits for no answer."""
-        if asked.start == self._start:
+        if asked.generation == self._generation:
             with suppress(ConnectionLost):
                 self.send(messages.LauncherReplies(asked.id, reply))
 
     def connect(self, pipe: ControlPipe[messages.FromRole]) -> None:
         """Note the control pipe of a process that is about to be forked; used by the supervisor."""
         self._pipe = pipe
-        self._start += 1
+        self._generation += 1
 
     def deliver(self, message: messages.FromRole) -> None:
         """Take in a message of the role; used by its control pipe."""
         if isinstance(message, messages.RoleAsks):
-            message = msgspec.structs.replace(message, start=self._start)
+            message = msgspec.structs.replace(message, generation=self._generation)
         elif isinstance(message, messages.RoleReady):
             self._ready = message
             self.was_ready = True

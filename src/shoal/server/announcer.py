@@ -44,7 +44,7 @@ class Announcer:
         self._record = msgspec.structs.replace(
             self._record,
             stage=replica.stage,
-            held_round=replica.member.offered_round,
+            base_round=replica.member.offered_round,
             step=replica.worker.num_committed,
             load=float(replica.worker.num_open),
             serving=serving,

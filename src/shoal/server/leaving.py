@@ -137,7 +137,7 @@ class Leaving:
         self._tell(ServerMayLeave(replica.stage, replica.member.base.round, is_kept))
 
     def _is_safe(self, replica: _LeavingReplica, answer: MayLeave | None) -> bool:
-        """Whether this server may go: not with a record that is being decided, of which it may be the only holder."""
+        """Whether this server may go: not with a record that is being committed, of which it may be the only holder."""
         if answer is None or not answer.is_safe:
             return False
         member = replica.member

@@ -29,7 +29,7 @@ from shoal.runtime.role import leaves
 from shoal.server.announcer import Announcer
 from shoal.server.replica import LocalReplica
 from shoal.swarm.round_effects import Relocate
-from shoal.swarm.view import NOTHING_HELD, SwarmView
+from shoal.swarm.view import NO_BASE, SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import AskState, ReadState, Record
 
@@ -228,7 +228,7 @@ class ReassignmentMonitor:
                     break
             while True:
                 try:
-                    await old.worker.close(old.worker.held_round + 1)
+                    await old.worker.close(old.worker.base_round + 1)
                 except RoundAborted:
                     continue  # the next one has begun meanwhile
                 break
@@ -247,7 +247,7 @@ class ReassignmentMonitor:
 
     async def _loaded(self, new: LocalReplica) -> bool:
         """Wait until the replica holds the state of its stage; False if it has failed."""
-        while new.member.offered_round == NOTHING_HELD:
+        while new.member.offered_round == NO_BASE:
             try:
                 event = await new.events.receive()
             except anyio.EndOfStream:

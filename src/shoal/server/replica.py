@@ -125,7 +125,7 @@ async def build_replica(
         chunk_bytes: of a transfer; the same on all servers.
         pace: of an emulated device; None: as fast as this device can.
         deaths: where a measurement lets the process die.
-        snapshot_key: seals this peer's snapshots; the same in all its lives, and secret.
+        snapshot_key: seals this peer's snapshots; the same in all its generations, and secret.
         snapshot_room_bytes: the most that is kept of other replicas' snapshots.
 
     Raises:
@@ -139,23 +139,23 @@ async def build_replica(
     owner, snapshots = None, None
     if config.diloco.snapshot_every_steps:
         settings = SnapshotSettings(config.diloco.snapshot_every_steps, snapshot_room_bytes, snapshot_key)
-        life = None if log is None else log.life
+        generation = None if log is None else log.generation
         owner = SnapshotOwner(
             endpoint,
             stage,
-            life=life,
+            generation=generation,
             settings=settings,
             view=view,
             device=device,
             capture=compute.snapshot,
-            held=lambda: member.base,
+            base=lambda: member.base,
         )
         snapshots = SnapshotExchange(
             endpoint,
             stage,
             owner=owner,
             settings=settings,
-            life=life,
+            generation=generation,
             follows=log is not None and log.follows,
             view=view,
             clock=clock or SystemClock(),
@@ -169,7 +169,7 @@ async def build_replica(
         num_stages=config.num_stages,
         max_open_steps=MAX_OPEN_STEPS,
         max_microbatch_samples=max_microbatch_samples,
-        max_held=config.model_pipeline.microbatches_in_flight,
+        max_kept=config.model_pipeline.microbatches_in_flight,
         events=sender,
         pace=pace,
         replica_log=log,
@@ -209,7 +209,7 @@ async def build_replica(
 
 def run_has_begun(view: SwarmView) -> bool:
     """Whether somebody announces a record: then a server that starts has nothing that anyone may use."""
-    return any(replica.held_round > 0 for replica in view.replicas)
+    return any(replica.base_round > 0 for replica in view.replicas)
 
 
 def _place(device_name: str) -> Place:

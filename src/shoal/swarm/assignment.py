@@ -124,7 +124,7 @@ def fitting_stages(
 
 def _has_trained(replica: Replica) -> bool:
     # Not `serving` alone: the first servers of a start serve before the last have chosen, who would then count anew.
-    return replica.serving and (replica.step > 0 or replica.held_round > 0)
+    return replica.serving and (replica.step > 0 or replica.base_round > 0)
 
 
 def _assigned(

@@ -26,7 +26,7 @@ class AttemptLedger:
     def __init__(self) -> None:
         self._round = 0
         self.is_steady = True
-        self._lowest_incarnation: dict[int, int] = {}
+        self._lowest_generation: dict[int, int] = {}
         self._newest: dict[int, StepKey] = {}
         self._oldest_opened: dict[int, StepKey] = {}
         self._committed: dict[StepKey, Decision] = {}
@@ -36,8 +36,8 @@ class AttemptLedger:
         self._denied: dict[int, StepKey] = {}
 
     def is_fenced(self, key: StepKey) -> bool:
-        """Whether the attempt's incarnation has been replaced."""
-        return key.incarnation < self.lowest_incarnation(key.trainer)
+        """Whether the attempt's generation has been replaced."""
+        return key.generation < self.lowest_generation(key.trainer)
 
     def is_new(self, key: StepKey) -> bool:
         """Whether the attempt is newer than all that was heard of its trainer."""
@@ -53,39 +53,40 @@ class AttemptLedger:
         """The attempt, which is new, is opened here."""
         self.heard_of(key)
         oldest = self._oldest_opened.get(key.trainer)
-        if oldest is None or key.incarnation > oldest.incarnation:
+        if oldest is None or key.generation > oldest.generation:
             self._oldest_opened[key.trainer] = key
 
     def remembers(self, key: StepKey) -> bool:
-        """Whether an earlier life of this replica cannot have had the attempt: this one has had it, or an older one.
+        """Whether an earlier generation of this replica cannot have had the attempt: this one has had it, or an older
+        one.
 
-        Older ones of the same incarnation only: one that has been replaced may still open steps here, where nobody
-        knows that, after an earlier life has had steps of its successor.
+        Older ones of the same generation only: one that has been replaced may still open steps here, where nobody
+        knows that, after an earlier generation has had steps of its successor.
         """
         oldest = self._oldest_opened.get(key.trainer)
-        return oldest is not None and key.incarnation == oldest.incarnation and key >= oldest
+        return oldest is not None and key.generation == oldest.generation and key >= oldest
 
     def deny(self, key: StepKey) -> None:
         """Somebody is told that this attempt, of which nothing is known here, is not committed; and so it stays."""
         self.heard_of(key)
         self._denied[key.trainer] = min(key, self._denied.get(key.trainer, key))
 
-    def lowest_incarnation(self, trainer: int) -> int:
-        """Lowest incarnation of the trainer that is not fenced; 0 if none is."""
-        return self._lowest_incarnation.get(trainer, 0)
+    def lowest_generation(self, trainer: int) -> int:
+        """Lowest generation of the trainer that is not fenced; 0 if none is."""
+        return self._lowest_generation.get(trainer, 0)
 
-    def fence(self, incarnations: dict[int, int]) -> None:
-        """Refuse every incarnation of a trainer below the given one."""
-        for trainer, lowest in incarnations.items():
-            self._lowest_incarnation[trainer] = max(lowest, self.lowest_incarnation(trainer))
+    def fence(self, generations: dict[int, int]) -> None:
+        """Refuse every generation of a trainer below the given one."""
+        for trainer, lowest in generations.items():
+            self._lowest_generation[trainer] = max(lowest, self.lowest_generation(trainer))
 
-    def since(self, incarnations: dict[int, int]) -> dict[int, StepKey]:
-        """Of each trainer that has opened attempts here below the given incarnation, the oldest: see `remembers`."""
-        opened = {trainer: self._oldest_opened.get(trainer) for trainer in incarnations}
+    def since(self, generations: dict[int, int]) -> dict[int, StepKey]:
+        """Of each trainer that has opened attempts here below the given generation, the oldest: see `remembers`."""
+        opened = {trainer: self._oldest_opened.get(trainer) for trainer in generations}
         return {
             trainer: oldest
             for trainer, oldest in opened.items()
-            if oldest is not None and oldest.incarnation < incarnations[trainer]
+            if oldest is not None and oldest.generation < generations[trainer]
         }
 
     def committed(self, key: StepKey) -> Decision | None:
@@ -97,7 +98,7 @@ class AttemptLedger:
         self._committed[key] = decision
 
     def resume(self, log: Iterable[StepEntry]) -> bool:
-        """Take over what an earlier life of this replica has committed in this round.
+        """Take over what an earlier generation of this replica has committed in this round.
 
         Returns:
             False, and nothing is changed, if some peer may have been told meanwhile that part of it is not committed.
@@ -124,11 +125,11 @@ class AttemptLedger:
             self.is_steady = True
         self._round = round
 
-    def committed_below(self, incarnations: dict[int, int]) -> tuple[StepKey, ...]:
-        """This round's commits of incarnations below the given ones."""
-        return keys_below(self._committed, incarnations)
+    def committed_below(self, generations: dict[int, int]) -> tuple[StepKey, ...]:
+        """This round's commits of generations below the given ones."""
+        return keys_below(self._committed, generations)
 
 
-def keys_below(keys: Iterable[StepKey], incarnations: dict[int, int]) -> tuple[StepKey, ...]:
-    """Those of `keys` whose incarnation is below their trainer's in `incarnations`."""
-    return tuple(key for key in keys if key.incarnation < incarnations.get(key.trainer, 0))
+def keys_below(keys: Iterable[StepKey], generations: dict[int, int]) -> tuple[StepKey, ...]:
+    """Those of `keys` whose generation is below their trainer's in `generations`."""
+    return tuple(key for key in keys if key.generation < generations.get(key.trainer, 0))

@@ -1,7 +1,7 @@
 """What each member's pseudo-gradient counts in the average of its stage: as it is, clipped, or not at all.
 
 One member whose parameters have gone wrong would carry all replicas of its stage away. So each joins with the length of
-its pseudo-gradient, and the coordinator says in the view by what each multiplies its own before it is averaged:
+its pseudo-gradient, and the coordinator says in the quorum by what each multiplies its own before it is averaged:
 
     not finite (also a buffer)                     0: its weight is 0, and it takes the others' average for its own
     more than `max_ratio` times the usual length   limit / length: it points where it pointed, and is as long as allowed

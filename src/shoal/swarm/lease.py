@@ -7,8 +7,8 @@
 The unit is a batch: ranges of the shuffled order of one pass. A sample is free until it is leased. Only the record of
 a round makes it recorded; what was leased in that round and is not in the record becomes free, and what is free is
 handed out before anything new. The lease of a trainer that has died moves only when it is proven that no replica has
-committed its batch, or will (`release_trainer`), or when a record without it is decided. One that its trainer has left
-to the record stays for it, whoever dies.
+committed its batch, or will (`release_trainer`), or when a record without it is committed. One that its trainer has
+left to the record stays for it, whoever dies.
 
 Which batch a step gets is a `Deal`'s to say: in a deterministic run slot and step alone decide (`swarm.fixed_deal`),
 otherwise faster trainers get larger batches (`swarm.shared_deal`).
@@ -68,7 +68,7 @@ class Release:
 @dataclass(slots=True)
 class _Lease:
     trainer: int
-    incarnation: int
+    generation: int
     round: int
     index: int
     """Of the batch within the round's plan."""
@@ -110,7 +110,7 @@ class LeaseTable:
         self._chain = ""
         self._num_grants = 0
         self._begin()
-        self._lowest_incarnation: dict[int, int] = {}
+        self._lowest_generation: dict[int, int] = {}
 
     def _begin(self) -> None:
         """Every sample is free, and no round is planned."""
@@ -151,7 +151,7 @@ class LeaseTable:
         """
         self._open(round_number, num_slots, steps, speeds, is_resumed=False)
 
-    def lease(self, trainer: int, incarnation: int, round_number: int, step: int, now_s: float = 0.0) -> Grant | Denial:
+    def lease(self, trainer: int, generation: int, round_number: int, step: int, now_s: float = 0.0) -> Grant | Denial:
         """Give trainer (slot) `trainer` the batch of the step with this number, if there is one for it.
 
         `now_s`, on any one clock, is of interest where shares follow speed.
@@ -166,15 +166,15 @@ class LeaseTable:
             )
         if plan.closed:
             return Denial(f"round {plan.round} ends here: it is not known what else was leased in it")
-        if incarnation < self._lowest_incarnation.get(trainer, 0):
-            return Denial(f"incarnation {incarnation} of trainer {trainer} is stale: a later one has taken its place")
-        self._lowest_incarnation[trainer] = incarnation
+        if generation < self._lowest_generation.get(trainer, 0):
+            return Denial(f"generation {generation} of trainer {trainer} is stale: a later one has taken its place")
+        self._lowest_generation[trainer] = generation
         dealt = self._deal.deal(trainer, step - plan.steps.first, now_s)
         if dealt is None:
             return Denial(f"every batch of slot {trainer} in round {plan.round} has been handed out")
         index, batch = dealt
         self._num_grants += 1
-        self._leases[self._num_grants] = _Lease(trainer, incarnation, round_number, index, batch)
+        self._leases[self._num_grants] = _Lease(trainer, generation, round_number, index, batch)
         return Grant(self._num_grants, batch)
 
     def resume_round(
@@ -202,7 +202,7 @@ class LeaseTable:
     def resume(
         self,
         trainer: int,
-        incarnation: int,
+        generation: int,
         samples: Ranges,
         attempts: Mapping[StepKey, Path],
         *,
@@ -217,7 +217,7 @@ class LeaseTable:
             return None
         self._num_grants += 1
         self._leases[self._num_grants] = _Lease(
-            trainer, incarnation, plan.round, index, Batch(samples), dict(attempts), done, left
+            trainer, generation, plan.round, index, Batch(samples), dict(attempts), done, left
         )
         return self._num_grants
 
@@ -235,7 +235,7 @@ class LeaseTable:
     def note(self, lease: int, key: StepKey, path: Path) -> None:
         """Remember that attempt `key` trains on the leased batch; told before any replica hears of the attempt."""
         held = self._leases.get(lease)
-        if held is not None and key[:2] == (held.trainer, held.incarnation):
+        if held is not None and key[:2] == (held.trainer, held.generation):
             held.attempts[key] = path
 
     def acknowledge(self, lease: int, *, committed: bool, now_s: float = 0.0) -> None:
@@ -261,18 +261,18 @@ class LeaseTable:
         self._free_lease(lease)
         return True
 
-    def release_trainer(self, trainer: int, incarnation: int, settled: Settled) -> Release:
-        """Settle all leases of this incarnation of `trainer`, and refuse it and earlier ones from now on.
+    def release_trainer(self, trainer: int, generation: int, settled: Settled) -> Release:
+        """Settle all leases of this generation of `trainer`, and refuse it and earlier ones from now on.
 
         Leases with a kept attempt are done. Free are those of the settled round whose attempts are all denied. A lease
         that was left to the record stays for it, and so does one without a note if its note may have died with the
         trainer: if an attempt is kept that no lease has noted, or if somebody has not answered who may know of one.
         """
-        self._lowest_incarnation[trainer] = max(self._lowest_incarnation.get(trainer, 0), incarnation + 1)
-        # Of exactly this incarnation: nothing is said about leases of an earlier one that wait for the record.
-        theirs = [n for n, held in self._leases.items() if (held.trainer, held.incarnation) == (trainer, incarnation)]
+        self._lowest_generation[trainer] = max(self._lowest_generation.get(trainer, 0), generation + 1)
+        # Of exactly this generation: nothing is said about leases of an earlier one that wait for the record.
+        theirs = [n for n, held in self._leases.items() if (held.trainer, held.generation) == (trainer, generation)]
         noted = {key for number in theirs for key in self._leases[number].attempts}
-        has_all_notes = settled.complete and all(key in noted for key in settled.kept if key.incarnation == incarnation)
+        has_all_notes = settled.complete and all(key in noted for key in settled.kept if key.generation == generation)
         for number in theirs:
             held = self._leases[number]
             held.done |= not settled.kept.isdisjoint(held.attempts)
@@ -293,7 +293,7 @@ class LeaseTable:
         return self._plan.steps.first + max((step + 1 for step, of_slot in places if of_slot == slot), default=0)
 
     def record(self, round_number: int, samples: Ranges, chain: str = "") -> tuple[int, ...]:
-        """D_`round_number` is decided with `samples`, also of skipped steps. All else leased up to it is free.
+        """D_`round_number` is committed with `samples`, also of skipped steps. All else leased up to it is free.
 
         If `chain` differs from the one before, `samples` are all that is used: what was recorded, leased or planned on
         the old chain no longer counts.

@@ -3,10 +3,10 @@
     D_1 (ballot a) -- D_2 (a) -- D_3 (a) -- D_4 (a)          one side of a split
                           '----- D_3'(b) -- D_4'(b)          the other one
 
-A record names only the one before it by its hash; of all earlier ones it says by which ballots they were decided. Under
-one ballot one coordinator decides one record of a round, so that tells whether an older record is one of them. (Unless
-its decision reaches a member that was cut off while it was held, when the others have gone on without that member;
-such a record looks older than theirs, and loses to it, as it would by its number of samples.)
+A record names only the one before it by its hash; of all earlier ones it says by which ballots they were committed.
+Under one ballot one coordinator commits one record of a round, so that tells whether an older record is one of them.
+(Unless its commit reaches a member that was cut off while it was prepared, when the others have gone on without that
+member; such a record looks older than theirs, and loses to it, as it would by its number of samples.)
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ def parted_after(one: Record, other: Record) -> int:
 
 
 def _ballot_of(record: Record, round: int) -> Ballot | None:
-    """The ballot under which a chain's record of a round was decided."""
+    """The ballot under which a chain's record of a round was committed."""
     return next((era.ballot for era in reversed(record.eras) if era.round <= round), None)

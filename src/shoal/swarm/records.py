@@ -1,6 +1,6 @@
-"""Round records: what D_r says, computed from what the members of the final views have joined with, and its hash.
+"""Round records: what D_r says, computed from what the members of the final quorums have joined with, and its hash.
 
-D_0 is computed from configuration and seed, never decided; its hash is what D_1 names as `previous`.
+D_0 is computed from configuration and seed, never committed; its hash is what D_1 names as `previous`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Verify = Callable[[PeerId, bytes, bytes], None]
 Logs = Mapping[PeerId, tuple[int, tuple[StepEntry, ...]]]
 """Step logs by replica, with its stage."""
 
-INCARNATIONS_APART = 1000
-"""Between the trainers of a client and those of the one that takes the run over: only records tell what incarnation a
+GENERATIONS_APART = 1000
+"""Between the trainers of a client and those of the one that takes the run over: only records tell what generation a
 slot's trainer has reached; in one round it is replaced a few times at most."""
 
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -44,7 +44,7 @@ class Tip(NamedTuple):
     signed: SignedRecord | None
 
 
-class FinalView(NamedTuple):
+class FinalQuorum(NamedTuple):
     """One stage's ring as it ended: members in ring order, their weights (samples), and the bytes they all staged.
 
     `scales` and `differed` are those of `StageOutcome`.
@@ -139,7 +139,7 @@ def names(record: Record, stage: int, hashes: StageHashes) -> bool:
 
 
 def uncounted(members: Iterable[PeerId], scales: Sequence[float]) -> frozenset[PeerId]:
-    """The members of a view whose contribution did not count: what they alone have trained of their stage is lost."""
+    """The members of a quorum whose contribution did not count: what they alone have trained of their stage is lost."""
     return frozenset(peer for peer, scale in zip(members, scales, strict=False) if scale == 0)
 
 
@@ -163,10 +163,10 @@ def build_record(
     run_id: str,
     previous: Tip,
     ballot: Ballot,
-    views: Sequence[FinalView],
+    quorums: Sequence[FinalQuorum],
     joins: Mapping[PeerId, Join],
     recorded: Ranges,
-    incarnations: Mapping[int, int],
+    generations: Mapping[int, int],
     restored: Mapping[int, Basis],
     eras: tuple[Era, ...] = (),
 ) -> Record:
@@ -175,23 +175,23 @@ def build_record(
     A step that any member of a stage holds is recorded; a stage in which no member holds it has lost its share.
 
     Args:
-        views: the final view of each stage.
+        quorums: the final quorum of each stage.
         joins: of the members at least; other joins are ignored.
         recorded: samples of all earlier records, which are never recorded again.
-        incarnations: the lowest of each trainer that may still act.
+        generations: the lowest of each trainer that may still act.
         restored: what the stages were trained from whose bytes of `previous` were lost.
         eras: those of `previous`; empty after D_0.
     """
-    logs = {peer: joins[peer].log for view in views for peer in view.members}
+    logs = {peer: joins[peer].log for quorum in quorums for peer in quorum.members}
     steps = steps_held(logs.values())
     stages: list[StageOutcome] = []
-    for view in sorted(views, key=lambda view: view.stage):
-        without = uncounted(view.members, view.scales)
-        held = steps_held(logs[peer] for peer in view.members if peer not in without)
+    for quorum in sorted(quorums, key=lambda quorum: quorum.stage):
+        without = uncounted(quorum.members, quorum.scales)
+        held = steps_held(logs[peer] for peer in quorum.members if peer not in without)
         lost = len(steps.keys() - held.keys())
-        basis = restored.get(view.stage)
-        ring = view.stage, view.epoch, view.members, view.weights
-        stages.append(StageOutcome(*ring, view.hashes, lost, basis, view.scales, view.differed))
+        basis = restored.get(quorum.stage)
+        ring = quorum.stage, quorum.epoch, quorum.members, quorum.weights
+        stages.append(StageOutcome(*ring, quorum.hashes, lost, basis, quorum.scales, quorum.differed))
     if not eras or eras[-1].ballot != ballot:
         eras = (*eras, Era(previous.round + 1, ballot))
     trained = merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)
@@ -204,7 +204,7 @@ def build_record(
         stages=tuple(stages),
         samples=subtract(trained, recorded),
         skipped=subtract(skipped, recorded),
-        incarnations=dict(incarnations),
+        generations=dict(generations),
         recorded=merge(recorded),
         eras=eras,
     )

@@ -1,4 +1,4 @@
-"""In which order the members of a view stand, so that what travels around the ring takes the best links.
+"""In which order the members of a quorum stand, so that what travels around the ring takes the best links.
 
 A ring is as fast as its slowest link: first that is made as fast as it can be, then the sum over all links as small.
 The cost of a link is the time for `PART_BYTES` over it, with what either end has measured, the slower of both; a link

@@ -6,11 +6,11 @@ then by those of its newest record, then the smaller hash. (A stage that holds a
 that.) Replicas are heard of one after the other, so a chain that would be chosen if it did not lack a holder of some
 stage is waited for, or the order of arrival would choose.
 
-On top of what stands, a record that replicas have answered Held for may have been decided, so the one of the highest
-ballot is finished. It is dropped only when it cannot be finished: no replica has swapped it, no holder of some stage's
-bytes answers for long enough, and the record before it has holders of every stage. Where that one has not either,
-dropping it would gain nothing, and the stage has to be restored. D_0 has holders wherever a replica has just started,
-which says nothing, so the first record is never dropped.
+On top of what stands, a record that replicas have answered RecordPrepared for may have been committed, so the one of
+the highest ballot is finished. It is dropped only when it cannot be finished: no replica has swapped it, no holder of
+some stage's bytes answers for long enough, and the record before it has holders of every stage. Where that one has not
+either, dropping it would gain nothing, and the stage has to be restored. D_0 has holders wherever a replica has just
+started, which says nothing, so the first record is never dropped.
 
 Everybody can compute D_0, so newcomers hold it at any time. It stands only as long as nothing speaks for a record.
 """
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from shoal.ids import PeerId
 from shoal.swarm.record_chains import heads, is_before, num_samples
 from shoal.swarm.records import Tip, record_hash
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.round import Record, RoundState, SignedRecord
 
 
@@ -34,7 +34,7 @@ class Choice:
     Attributes:
         tip: the record that every replica is to hold.
         missing: stages without a reachable holder of the tip's bytes; the run waits until each has one.
-        may_be_dropped: the tip is held but not decided, and is still waited for; after that the one before it stands.
+        may_be_dropped: the tip is held but not committed, and is still waited for; after that the one before it stands.
         is_contested: the tip belongs to a chain that is still waited for; after that another chain stands.
         left: the newest records of the chains that were not chosen.
     """
@@ -50,7 +50,7 @@ def tip_of(state: RoundState, genesis: str) -> Tip:
     """The record that a replica says it holds."""
     if state.record is None:
         return Tip(0, genesis, None)
-    return Tip(state.held_round, record_hash(state.record), state.record)
+    return Tip(state.base_round, record_hash(state.record), state.record)
 
 
 def choose(
@@ -58,7 +58,7 @@ def choose(
     num_stages: int,
     genesis: str,
     unseal: Callable[[SignedRecord], Record],
-    drop_pending: bool,
+    drop_prepared: bool,
     has_records: bool = False,
     known: Collection[Tip] = (),
 ) -> Choice:
@@ -66,17 +66,17 @@ def choose(
 
     Args:
         states: What each reachable replica holds; not empty.
-        drop_pending: What is not there has been waited for long enough.
+        drop_prepared: What is not there has been waited for long enough.
         has_records: The coordinator knows of records: D_0 is not what stands.
-        known: Decided records that the coordinator knows, though no replica may hold them any more.
+        known: Committed records that the coordinator knows, though no replica may hold them any more.
     """
     tips = {tip_of(state, genesis) for state in states.values()}
     held = {tip.hash for tip in tips}
     tips.update(tip for tip in known if tip.signed is not None)
-    pending: dict[str, SignedRecord] = {}
+    prepared: dict[str, SignedRecord] = {}
     for state in states.values():
-        if state.pending is not None:
-            pending[record_hash(state.pending)] = state.pending
+        if state.prepared is not None:
+            prepared[record_hash(state.prepared)] = state.prepared
 
     def missing(tip: Tip) -> tuple[int, ...]:
         return _stages_without(
@@ -85,7 +85,7 @@ def choose(
                 state.stage
                 for state in states.values()
                 if tip_of(state, genesis).hash == tip.hash
-                or (state.pending is not None and record_hash(state.pending) == tip.hash)
+                or (state.prepared is not None and record_hash(state.prepared) == tip.hash)
             ),
         )
 
@@ -101,21 +101,21 @@ def choose(
     first = min(candidates, key=lambda tip: (-samples(tip), tip.hash))
     best = min(candidates, key=lambda tip: (-safe_samples(tip), -samples(tip), tip.hash))
     left = tuple(sorted((tip for tip in chains if tip != best), key=lambda tip: tip.hash))
-    if first != best and not drop_pending:
+    if first != best and not drop_prepared:
         return Choice(first, missing(first), is_contested=True)
-    records = {digest: unseal(signed) for digest, signed in pending.items()}
+    records = {digest: unseal(signed) for digest, signed in prepared.items()}
     above = [digest for digest, record in records.items() if record.previous == best.hash]
     can_drop = best.signed is not None and not missing(best)
     if above:
         digest = max(above, key=lambda digest: _rank(records[digest]))
-        tip = Tip(records[digest].round, digest, pending[digest])
-        if not (missing(tip) and drop_pending and can_drop):
+        tip = Tip(records[digest].round, digest, prepared[digest])
+        if not (missing(tip) and drop_prepared and can_drop):
             return Choice(tip, missing(tip), can_drop, left=left)
     if best.signed is None:
         # Those that are behind do not count at first; if nobody is there who is not, they are what there is.
-        sure = (state.stage for state in states.values() if state.held_round != NOTHING_HELD)
+        sure = (state.stage for state in states.values() if state.base_round != NO_BASE)
         absent = _stages_without(num_stages, () if has_records else sure)
-        if has_records or not drop_pending:
+        if has_records or not drop_prepared:
             return Choice(best, absent)
     return Choice(best, missing(best), left=left)
 

@@ -1,13 +1,13 @@
 """The coordinator's part in the outer round: a pure machine, events in, effects out.
 
-    waiting --lead--> asking --choose--> idle --close--> joining --> staging --> holding --decide--> idle
+    waiting --lead--> asking --choose--> idle --close--> joining --> staging --> preparing --commit--> idle
                         ^                                  |           |   ^        |
                         '------- a stage has nobody left --+-----------'   '--------' a member is lost: new epoch
 
 `asking` takes a new ballot and hears every reachable replica; what stands is chosen once, by `round_choice`. `joining`
-settles the steps in doubt from all joins. `staging` runs the stages' views, each with its own epochs. `holding` has the
-step logs journaled, then sends Hold; only when every member of every stage has answered Held is the record decided. A
-stage whose bytes are gone is restored (`round_restoration`) before the views are proposed.
+settles the steps in doubt from all joins. `staging` runs the stages' quorums, each with its own epochs. `preparing` has
+the step logs journaled, then sends PrepareRecord; only when every member of every stage has answered RecordPrepared is
+the record committed. A stage whose bytes are gone is restored (`round_restoration`) before the quorums are proposed.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from shoal.swarm.records import Tip, used_samples
 from shoal.swarm.round_choice import choose
 from shoal.swarm.round_effects import (
     CoordinatorEffect,
-    Decided,
     Deposed,
     Introduce,
     Overtaken,
+    RecordCommitted,
     ReplicaIn,
     RoundReady,
     Send,
 )
-from shoal.swarm.round_hold import HeldRecord
 from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_judgement import Judgement
+from shoal.swarm.round_preparation import RecordPreparation
+from shoal.swarm.round_quorums import RoundQuorums, StageQuorum
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_restoration import Restoration
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.swarm.round_stages import RoundStages
-from shoal.swarm.round_views import RoundViews, StageView
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
     Close,
-    Held,
     Join,
     MemberLost,
     Record,
+    RecordPrepared,
     Resolve,
     RoundMessage,
     RoundState,
@@ -64,7 +64,7 @@ class RoundCoordinatorMachine:
     """The machine of one client.
 
     Args:
-        incarnation: unique to this start of the client; otherwise bytes staged for another start could be mixed in.
+        generation: unique to this start of the client; otherwise bytes staged for another start could be mixed in.
         unseal: checks and decodes one; raises SignatureError or RemoteProtocolError.
         recorded: samples of the records that this client knows.
         ballot_number: of the last ballot of an earlier start. With one, this client gives way to a higher ballot of
@@ -74,7 +74,7 @@ class RoundCoordinatorMachine:
     def __init__(
         self,
         me: PeerId,
-        incarnation: int,
+        generation: int,
         settings: RoundSettings,
         seal: Callable[[Record], SignedRecord],
         unseal: Callable[[SignedRecord], Record],
@@ -83,7 +83,7 @@ class RoundCoordinatorMachine:
     ) -> None:
         self.me, self.settings = me, settings
         self.phase = RoundPhase.WAITING
-        self.ballot = Ballot(ballot_number, me, incarnation)
+        self.ballot = Ballot(ballot_number, me, generation)
         self._has_led = ballot_number > 0
         self.highest, self._recorded = NO_BALLOT, recorded
         self.tip = Tip(0, settings.genesis, None)
@@ -96,8 +96,8 @@ class RoundCoordinatorMachine:
         self._trains = self._ready = False  # the tip was announced as ready: a round is being trained on it
         self._unsaid: Tip | None = None  # the tip before, while it is not known that anybody has swapped to this one
         self._request: CloseRequest | None = None
-        self._joins, self._views = RoundJoins(), RoundViews()
-        self._held = HeldRecord(settings.run_id, seal, unseal)
+        self._joins, self._quorums = RoundJoins(), RoundQuorums()
+        self._preparation = RecordPreparation(settings.run_id, seal, unseal)
         self._since_s = self._tick_at_s = 0.0
         self._num_contests = 0  # how often another client has taken a higher ballot since this one began to take over
         self._lead_at_s: float | None = None  # while this client waits after a contest: when it takes the next ballot
@@ -150,9 +150,9 @@ class RoundCoordinatorMachine:
 
     def journaled(self, digest: str) -> Effects:
         """The step logs of the record with this hash are safe: now its members may hold it."""
-        if self.phase is not RoundPhase.HOLDING:
+        if self.phase is not RoundPhase.PREPARING:
             return []
-        return [*self._held.journaled(digest, self.ballot, self._views.members)]
+        return [*self._preparation.journaled(digest, self.ballot, self._quorums.members)]
 
     # -- events
 
@@ -177,9 +177,9 @@ class RoundCoordinatorMachine:
             effects += self._send_close()
         elif self.phase is RoundPhase.STAGING and now_s - self._since_s > self.settings.stage_timeout_s:
             self._since_s = now_s
-            for view in self._views.values():
-                if not view.agreed:
-                    effects += self._new_epoch(view, frozenset())
+            for quorum in self._quorums.values():
+                if not quorum.agreed:
+                    effects += self._new_epoch(quorum, frozenset())
         return effects + self._advance(now_s)
 
     def receive(self, peer: PeerId, message: RoundMessage, now_s: float) -> Effects:
@@ -200,8 +200,8 @@ class RoundCoordinatorMachine:
                 effects = self._staged(peer, message)
             case MemberLost() if self._is_current(message):
                 effects = self._member_lost(peer, message, now_s)
-            case Held() if self._is_current(message):
-                self._held.note(peer, message)
+            case RecordPrepared() if self._is_current(message):
+                self._preparation.note(peer, message)
                 effects = []
             case _:
                 return []
@@ -335,15 +335,15 @@ class RoundCoordinatorMachine:
             effects += self._send_close()
         if self.phase is RoundPhase.JOINING and self._request is not None:
             effects += self._settle(self._request, now_s)
-        if self.phase is RoundPhase.STAGING and self._views.agreed:
-            effects += self._hold()
+        if self.phase is RoundPhase.STAGING and self._quorums.agreed:
+            effects += self._prepare()
         if (
-            self.phase is RoundPhase.HOLDING
-            and self._held.tip is not None
-            and self._held.is_held_by(self._views.members)
+            self.phase is RoundPhase.PREPARING
+            and self._preparation.tip is not None
+            and self._preparation.is_prepared_by(self._quorums.members)
         ):
             self.phase = RoundPhase.IDLE
-            self._set_tip(self._held.tip)
+            self._set_tip(self._preparation.tip)
             effects += self._replicas.tell(self.ballot, self.tip)
         return effects
 
@@ -356,7 +356,7 @@ class RoundCoordinatorMachine:
             self._joins.note(peer, join)
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:
-        """Settle the steps in doubt, once all have joined; then propose the views, without who contradicts."""
+        """Settle the steps in doubt, once all have joined; then propose the quorums, without who contradicts."""
         holders = self._replicas.holders(self.tip)
         joins = self._joins.keep(holders)
         late = request.join_by_s is not None and now_s >= request.join_by_s
@@ -373,66 +373,68 @@ class RoundCoordinatorMachine:
 
     def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
         self.phase, self._since_s = RoundPhase.STAGING, now_s
-        twice = self._views.begin(self.settings, self._joins.joins, request.slots)
-        return [*twice, *(effect for view in self._views.values() for effect in self._propose(view))]
+        twice = self._quorums.begin(self.settings, self._joins.joins, request.slots)
+        return [*twice, *(effect for quorum in self._quorums.values() for effect in self._propose(quorum))]
 
-    def _propose(self, view: StageView) -> Effects:
+    def _propose(self, quorum: StageQuorum) -> Effects:
         hops = {peer: state.hop for peer, state in self._replicas.states.items()}
-        return [*self._views.propose(view, self.ballot, self.tip.round + 1, hops)]
+        return [*self._quorums.propose(quorum, self.ballot, self.tip.round + 1, hops)]
 
-    def _new_epoch(self, view: StageView, without: frozenset[PeerId]) -> Effects:
+    def _new_epoch(self, quorum: StageQuorum, without: frozenset[PeerId]) -> Effects:
         self.phase = RoundPhase.STAGING
-        self._held.clear()
-        view.next_epoch(without)
-        return self._propose(view)
+        self._preparation.clear()
+        quorum.next_epoch(without)
+        return self._propose(quorum)
 
     def _leave(self, peer: PeerId, now_s: float) -> Effects:
         """A replica is lost to the round being averaged: its stage goes on without it, from the kept inputs."""
-        if self.phase not in (RoundPhase.STAGING, RoundPhase.HOLDING):
+        if self.phase not in (RoundPhase.STAGING, RoundPhase.PREPARING):
             return []
-        for view in self._views.values():
-            if view.members == (peer,):
+        for quorum in self._quorums.values():
+            if quorum.members == (peer,):
                 return self._ask(now_s)
-            if peer in view.members:
+            if peer in quorum.members:
                 self._since_s = now_s
-                return self._new_epoch(view, frozenset((peer,)))
+                return self._new_epoch(quorum, frozenset((peer,)))
         return []
 
     def _member_lost(self, peer: PeerId, message: MemberLost, now_s: float) -> Effects:
-        view = self._views.get(message.stage)
-        if view is None or message.epoch != view.epoch or not {peer, message.peer} <= set(view.members):
+        quorum = self._quorums.get(message.stage)
+        if quorum is None or message.epoch != quorum.epoch or not {peer, message.peer} <= set(quorum.members):
             return []
         if message.peer != peer:
             return self._leave(self._replicas.without(peer, message.peer, message.round), now_s)
-        view.differed.add(peer)
+        quorum.differed.add(peer)
         return self._replicas.mark_out(peer, "its own state is not the record's") + self._leave(peer, now_s)
 
     def _staged(self, peer: PeerId, message: Staged) -> Effects:
-        view = self._views.get(message.stage)
-        odd = view.note(peer, message.epoch, message.hashes) if view is not None else None
-        if view is None or odd is None:
+        quorum = self._quorums.get(message.stage)
+        odd = quorum.note(peer, message.epoch, message.hashes) if quorum is not None else None
+        if quorum is None or odd is None:
             return []
         reason = "its outer step differs from the other members'"
         effects = [effect for one in sorted(odd) for effect in self._replicas.mark_out(one, reason)]
-        return effects + self._new_epoch(view, odd)
+        return effects + self._new_epoch(quorum, odd)
 
-    def _is_current(self, message: Staged | MemberLost | Held) -> bool:
-        averaging = self.phase in (RoundPhase.STAGING, RoundPhase.HOLDING)
+    def _is_current(self, message: Staged | MemberLost | RecordPrepared) -> bool:
+        averaging = self.phase in (RoundPhase.STAGING, RoundPhase.PREPARING)
         return averaging and message.ballot == self.ballot and message.round == self.tip.round + 1
 
-    def _hold(self) -> Effects:
-        self.phase = RoundPhase.HOLDING
-        lowest: Mapping[int, int] = {} if self._request is None else self._request.incarnations
+    def _prepare(self) -> Effects:
+        self.phase = RoundPhase.PREPARING
+        lowest: Mapping[int, int] = {} if self._request is None else self._request.generations
         joins, restored = self._joins.joins, self._restoration.bases
-        return [self._held.propose(self.tip, self.ballot, self._views, joins, self._recorded, lowest, restored)]
+        return [
+            self._preparation.propose(self.tip, self.ballot, self._quorums, joins, self._recorded, lowest, restored)
+        ]
 
     def _set_tip(self, tip: Tip) -> None:
         self.tip, self._unsaid = tip, self.tip if tip.signed is not None else None
         self._replicas.readmit()
         self._ready = False
         self._request = None
-        self._held.clear()
-        self._joins, self._views = RoundJoins(), RoundViews()
+        self._preparation.clear()
+        self._joins, self._quorums = RoundJoins(), RoundQuorums()
         self._restoration.begin(self._record)
 
     def _say(self) -> Effects:
@@ -443,4 +445,4 @@ class RoundCoordinatorMachine:
         self._unsaid = None
         record = self._unseal(signed)
         self._recorded = used_samples(record)  # of this chain, whoever coordinated it
-        return [Decided(record, signed)]
+        return [RecordCommitted(record, signed)]

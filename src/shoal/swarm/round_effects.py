@@ -54,10 +54,10 @@ class ReplicaIn:
 class Journal:
     """Write these step logs down so that they survive this process, then report `journaled`.
 
-    Any holder of the record may make it decided, even after this client's death; its steps must be known then.
+    Any holder of the record may have it committed, even after this client's death; its steps must be known then.
 
     Attributes:
-        record: the one that is about to be held.
+        record: the one that is about to be prepared.
         logs: the step logs of the record's members.
     """
 
@@ -67,8 +67,8 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """D_round is decided; `signed` is the same record as it travels."""
+class RecordCommitted:
+    """D_round is committed; `signed` is the same record as it travels."""
 
     record: Record
     signed: SignedRecord
@@ -128,8 +128,8 @@ class ChainLeft:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """Another record stands than the one on which this client trains, and it has not decided it: what the client knows
-    of the run is void. `RoundReady` follows."""
+    """Another record stands than the one on which this client trains, and it has not committed it: what the client
+    knows of the run is void. `RoundReady` follows."""
 
     tip: Tip
 
@@ -160,7 +160,7 @@ CoordinatorEffect = (
     | ReplicaOut
     | ReplicaIn
     | Journal
-    | Decided
+    | RecordCommitted
     | RoundReady
     | Stuck
     | Restored
@@ -190,17 +190,17 @@ class ResolveStep:
 
 @dataclass(frozen=True, slots=True)
 class RunRing:
-    """Average with the members of this view and stage the outer step, then report `ring_done` (or `state_broken`).
+    """Average with the members of this quorum and stage the outer step, then report `ring_done` (or `state_broken`).
 
     Ends the ring before it. From epoch 1 on the state is checked against the record first.
     """
 
-    view: Propose
+    quorum: Propose
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Keep the staged bytes with these hashes, whatever is staged later: a held record names them.
+    """Keep the staged bytes with these hashes, whatever is staged later: a prepared record names them.
 
     Otherwise a driver keeps what was staged last and drops what was staged before.
     """
@@ -228,7 +228,7 @@ class Swap:
 class Fetch:
     """Get the bytes with these hashes from the holders of the record, stage them, then report `fetched`.
 
-    Replaces the one before it as the aim; a swap ends it. With `follows_held` it is the next record after the decided
+    Replaces the one before it as the aim; a swap ends it. With `follows_base` it is the next record after the committed
     one that the replica holds. With `starts_anew` the stage was restored: its state does not follow from that of the
     record before.
     """
@@ -236,7 +236,7 @@ class Fetch:
     record: Record
     record_hash: str
     hashes: StageHashes
-    follows_held: bool = False
+    follows_base: bool = False
     starts_anew: bool = False
 
 

@@ -3,7 +3,8 @@
     a replica holds a record --it was judged, or comes before the tip--> nothing new
                              '-- it is new -----------------------------> hear everyone, choose once more
 
-A record on top of the tip is new in the same way if a replica has answered Held for it under another client's ballot.
+A record on top of the tip is new in the same way if a replica has answered RecordPrepared for it under another client's
+ballot.
 
 A chain that was not chosen is judged for good, as far as its holders were heard: one of a stage that nobody had spoken
 for may yet complete it.
@@ -31,7 +32,7 @@ class Judgement:
         unseal: Decodes a record.
 
     Attributes:
-        heard: The records that replicas have said they hold since the last choice. Each was decided, even if all
+        heard: The records that replicas have said they hold since the last choice. Each was committed, even if all
             replicas that hold it are lost before the next choice.
     """
 
@@ -40,7 +41,7 @@ class Judgement:
         self._genesis = genesis
         self._unseal = unseal
         self._judged: set[tuple[str, int]] = set()  # hashes of records, and stages of those that hold them
-        self._judged_pending: set[tuple[str, int]] = set()  # the same, of records answered with Held only
+        self._judged_prepared: set[tuple[str, int]] = set()  # the same, of records answered with RecordPrepared only
         self._left: set[str] = set()
         self._named: set[str] = set()  # hashes of all records that replicas have named
         self.heard: set[Tip] = set()
@@ -68,10 +69,10 @@ class Judgement:
         return not is_known and not is_before(tip, standing, self._unseal)
 
     def is_unheard(self, state: RoundState, standing: Tip, ballot: Ballot) -> bool:
-        """Whether a replica has answered Held for another coordinator's record on top of the one that stands, and no
-        replica of its stage had named that record when this client chose. It may have been decided."""
-        signed = state.pending
-        if signed is None or (record_hash(signed), state.stage) in self._judged_pending:
+        """Whether a replica has answered RecordPrepared for another coordinator's record on top of the one that stands,
+        and no replica of its stage had named that record when this client chose. It may have been committed."""
+        signed = state.prepared
+        if signed is None or (record_hash(signed), state.stage) in self._judged_prepared:
             return False
         record = self._unseal(signed)
         return record.previous == standing.hash and record.ballot != ballot
@@ -81,8 +82,8 @@ class Judgement:
         self.heard.clear()
         for state in states:
             self._judged.add((tip_of(state, self._genesis).hash, state.stage))
-            if state.pending is not None:
-                self._judged_pending.add((record_hash(state.pending), state.stage))
+            if state.prepared is not None:
+                self._judged_prepared.add((record_hash(state.prepared), state.stage))
         new = [tip for tip in choice.left if tip.hash not in self._left]
         self._left |= {tip.hash for tip in new}
         return [self._chain_left(tip, choice.tip) for tip in new]
@@ -92,7 +93,7 @@ class Judgement:
         return tip.hash in {digest for digest, _ in self._judged}
 
     def is_own(self, tip: Tip, before: Tip) -> bool:
-        """Whether this client has decided the record, on top of the one before."""
+        """Whether this client has committed the record, on top of the one before."""
         if tip.signed is None:
             return False
         record = self._unseal(tip.signed)
@@ -108,4 +109,4 @@ class Judgement:
 
 
 def _named(state: RoundState) -> list[SignedRecord]:
-    return [signed for signed in (state.record, state.pending) if signed is not None]
+    return [signed for signed in (state.record, state.prepared) if signed is not None]

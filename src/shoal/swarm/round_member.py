@@ -2,14 +2,16 @@
 
     in round  --Close-->  closing  --steps_closed-->  joined  --Propose-->  ring  --ring_done-->  staged
         ^                                                                                            |
-        '------------------------------ swapped <--Decide-- held <--Hold-----------------------------'
+        '------------------------------ swapped <--CommitRecord-- prepared <--PrepareRecord----------------'
 
 Rules, each of which a simulation breaks if it is left out:
 - The highest ballot seen is followed, lower ones are refused; answering one is a promise.
 - From its join to the swap the replica commits nothing.
 - What was staged is known by its hashes; only bytes whose hashes are the record's are swapped, else the replica is out.
-- Held is answered only by who has the record's bytes staged; they are then kept until a record replaces the old state.
-- A replica that cannot swap to a decided record fetches its bytes, always those of the newest; then it swaps as usual.
+- RecordPrepared is answered only by who has the record's bytes staged; they are then kept until a record replaces the
+  old state.
+- A replica that cannot swap to a committed record fetches its bytes, always those of the newest; then it swaps as
+  usual.
 - It leaves its own chain only for the record that names its tip, and keeps its state until the other one is there. One
   that neither follows its tip nor names it was chosen without it: then it says what it holds.
 - A server is sent to another stage once: until it is there, further orders only hear where it goes. What it has
@@ -39,21 +41,21 @@ from shoal.swarm.round_effects import (
     Send,
     Swap,
 )
-from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_view, fits, move_refusal, why_fetched
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_quorum, fits, move_refusal, why_fetched
+from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
     Basis,
     Close,
-    Decide,
-    Held,
-    Hold,
+    CommitRecord,
     MemberLost,
     Move,
     Moving,
+    PrepareRecord,
     Propose,
     Record,
+    RecordPrepared,
     Resolve,
     Restore,
     RoundMessage,
@@ -105,10 +107,10 @@ class RoundMemberMachine:
         self.joined: StepsClosed | None = None
         self.in_doubt: set[StepKey] = set()
         self.aborted: tuple[StepKey, ...] = ()
-        self.view: Propose | None = None
+        self.quorum: Propose | None = None
         self.staged: dict[tuple[Ballot, int], StageHashes] = {}
         self.pinned: StageHashes | None = None
-        self.pending: SignedRecord | None = None
+        self.prepared: SignedRecord | None = None
         self.swapping: SignedRecord | None = None
         self.fetching: SignedRecord | None = None
 
@@ -147,10 +149,10 @@ class RoundMemberMachine:
                 return self._resolve(message)
             case Propose():
                 return self._propose(message)
-            case Hold():
-                return self._hold(message)
-            case Decide():
-                return self._decide(message)
+            case PrepareRecord():
+                return self._prepare(message)
+            case CommitRecord():
+                return self._commit(message)
             case Move():
                 return self._move(message)
             case Restore():
@@ -161,10 +163,14 @@ class RoundMemberMachine:
         if self._greets and peer == self._coordinator:
             self._greets = False
             return [Send(peer, Moving(self.promised, self.stage, "")), self._state()]
-        view = self.view
-        if view is None or (view.ballot, view.epoch) in self.staged or peer not in {hop.peer for hop in view.members}:
+        quorum = self.quorum
+        if (
+            quorum is None
+            or (quorum.ballot, quorum.epoch) in self.staged
+            or peer not in {hop.peer for hop in quorum.members}
+        ):
             return []
-        return [Send(self._coordinator, MemberLost(view.ballot, view.round, view.epoch, self.stage, peer))]
+        return [Send(self._coordinator, MemberLost(quorum.ballot, quorum.round, quorum.epoch, self.stage, peer))]
 
     # -- the driver's reports
 
@@ -176,27 +182,27 @@ class RoundMemberMachine:
         self.in_doubt = set(closed.in_doubt)
         return [self._join()]
 
-    def ring_done(self, view: Propose, hashes: StageHashes) -> Effects:
-        """The ring of `view` has ended and the outer step is staged."""
-        if view.round != self.round:
+    def ring_done(self, quorum: Propose, hashes: StageHashes) -> Effects:
+        """The ring of `quorum` has ended and the outer step is staged."""
+        if quorum.round != self.round:
             return []
-        # Only the newest bytes and those of a held record are kept (see `Pin`).
+        # Only the newest bytes and those of a prepared record are kept (see `Pin`).
         self.staged = {tag: kept for tag, kept in self.staged.items() if kept == self.pinned}
-        self.staged[view.ballot, view.epoch] = hashes
-        return [self._report(view, hashes)] if view == self.view else []
+        self.staged[quorum.ballot, quorum.epoch] = hashes
+        return [self._report(quorum, hashes)] if quorum == self.quorum else []
 
     def state_broken(self, reason: str) -> Effects:
         """The replica's own bytes are not what the record says: it leaves the ring."""
-        view, swapping = self.view, self.swapping
+        quorum, swapping = self.quorum, self.swapping
         if swapping is not None:
             self.swapping = None
             self.staged.clear()
             return self._fetch(swapping, self._unseal(swapping), reason)
         self.basis = NO_BYTES
         out = ReplicaOut(self.hop.peer, reason)
-        if view is None:
+        if quorum is None:
             return [out, self._state(reason)]
-        lost = MemberLost(view.ballot, view.round, view.epoch, self.stage, self.hop.peer)
+        lost = MemberLost(quorum.ballot, quorum.round, quorum.epoch, self.stage, self.hop.peer)
         return [out, Send(self._coordinator, lost)]
 
     def fetched(self, digest: str, hashes: StageHashes) -> Effects:
@@ -269,29 +275,29 @@ class RoundMemberMachine:
         return [ResolveStep(message)]
 
     def _propose(self, message: Propose) -> Effects:
-        check_view(message, self.stage, self.hop.peer)
+        check_quorum(message, self.stage, self.hop.peer)
         if message.round < self.round or self.swapping is not None:
             return []
         if message.round > self.round or self.joined is None:
-            return [self._state(f"a view of round {message.round} is proposed, which this replica has not joined")]
-        if self.view is not None and (message.ballot, message.epoch) <= (self.view.ballot, self.view.epoch):
+            return [self._state(f"a quorum of round {message.round} is proposed, which this replica has not joined")]
+        if self.quorum is not None and (message.ballot, message.epoch) <= (self.quorum.ballot, self.quorum.epoch):
             hashes = self.staged.get((message.ballot, message.epoch))
             return [self._report(message, hashes)] if hashes is not None else []
-        self.view = message
+        self.quorum = message
         return [*(Introduce(hop) for hop in message.members if hop.peer != self.hop.peer), RunRing(message)]
 
-    def _hold(self, message: Hold) -> Effects:
+    def _prepare(self, message: PrepareRecord) -> Effects:
         record = self._unseal(message.record)
         if record.round < self.round or self.swapping is not None or self._is_superseded(record):
             return []
         hashes = self._staged_for(record)
         if record.round != self.round or record.previous != self.tip.hash or hashes is None:
             return [self._state(f"the bytes of record {record.round} are not staged here")]
-        self.pending, self.pinned = message.record, hashes
-        reply = Held(message.ballot, record.round, record_hash(message.record))
+        self.prepared, self.pinned = message.record, hashes
+        reply = RecordPrepared(message.ballot, record.round, record_hash(message.record))
         return [Pin(hashes), Send(message.ballot.peer, reply)]
 
-    def _decide(self, message: Decide) -> Effects:
+    def _commit(self, message: CommitRecord) -> Effects:
         record = self._unseal(message.record)
         digest = record_hash(message.record)
         if digest == self.tip.hash:
@@ -354,20 +360,24 @@ class RoundMemberMachine:
         return [] if stage is None else [Send(self._coordinator, Moving(self.promised, stage, ""))]
 
     def _fetch(self, signed: SignedRecord, record: Record, reason: str) -> Effects:
-        """Leave the round and get the bytes of a decided record."""
+        """Leave the round and get the bytes of a committed record."""
         outcome = outcome_of(record, self.stage)
         effects: Effects = [ReplicaOut(self.hop.peer, reason)]
         if outcome is not None:
             self.fetching = signed
             anew = outcome.restored is not None
-            follows_held = self.tip.signed is not None and record.previous == self.tip.hash and not self.is_restored
-            effects.append(Fetch(record, record_hash(signed), outcome.hashes, follows_held and not anew, anew))
+            follows_base = self.tip.signed is not None and record.previous == self.tip.hash and not self.is_restored
+            effects.append(Fetch(record, record_hash(signed), outcome.hashes, follows_base and not anew, anew))
         return [*effects, self._state(reason)]
 
     def _is_superseded(self, record: Record) -> bool:
-        """Whether a later view than the record's has been proposed since."""
-        outcome, view = outcome_of(record, self.stage), self.view
-        return outcome is not None and view is not None and (record.ballot, outcome.epoch) < (view.ballot, view.epoch)
+        """Whether a later quorum than the record's has been proposed since."""
+        outcome, quorum = outcome_of(record, self.stage), self.quorum
+        return (
+            outcome is not None
+            and quorum is not None
+            and (record.ballot, outcome.epoch) < (quorum.ballot, quorum.epoch)
+        )
 
     def _staged_for(self, record: Record) -> StageHashes | None:
         """The hashes of the staged bytes that are the record's, if there are any."""
@@ -379,17 +389,17 @@ class RoundMemberMachine:
         return self.promised.peer
 
     def _state(self, refused: str = "") -> Send:
-        held_round = NOTHING_HELD if self.is_behind else self.tip.round
-        held = (held_round, self.tip.signed, self.pending, self.hop, refused, self.basis)
-        return Send(self._coordinator, RoundState(self.promised, self.stage, *held))
+        base_round = NO_BASE if self.is_behind else self.tip.round
+        said = (base_round, self.tip.signed, self.prepared, self.hop, refused, self.basis)
+        return Send(self._coordinator, RoundState(self.promised, self.stage, *said))
 
     def _join(self) -> Send:
         joined = self.joined
         message = None if joined is None else joined.join(self.promised, self.round, self.stage, self.aborted)
         return self._state() if message is None else Send(self._coordinator, message)
 
-    def _report(self, view: Propose, hashes: StageHashes) -> Send:
-        return Send(self._coordinator, Staged(view.ballot, view.round, view.epoch, self.stage, hashes))
+    def _report(self, quorum: Propose, hashes: StageHashes) -> Send:
+        return Send(self._coordinator, Staged(quorum.ballot, quorum.round, quorum.epoch, self.stage, hashes))
 
     def _swapped_report(self, hashes: StageHashes) -> Send:
         message = Swapped(self.tip.round, self.stage, self.tip.hash, hashes, self._sent_bytes)

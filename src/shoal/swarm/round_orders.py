@@ -8,16 +8,16 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.record_chains import Unseal, is_before
 from shoal.swarm.records import Tip, record_hash
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.round import (
     AskRound,
     Basis,
     Close,
-    Decide,
-    Hold,
+    CommitRecord,
     Join,
     LinkReport,
     Move,
+    PrepareRecord,
     Propose,
     Record,
     Resolve,
@@ -26,23 +26,23 @@ from shoal.wire.messages.round import (
 )
 from shoal.wire.messages.step import StepEntry
 
-Order = AskRound | Close | Resolve | Propose | Hold | Decide | Restore | Move
+Order = AskRound | Close | Resolve | Propose | PrepareRecord | CommitRecord | Restore | Move
 """What only a coordinator sends."""
 
-NO_BYTES = Basis(NOTHING_HELD, StageHashes("", "", ""))
+NO_BYTES = Basis(NO_BASE, StageHashes("", "", ""))
 """What a replica has whose memory does not hold what it should."""
 
 
-def fits(message: Decide | Restore, record: Record, tip: Tip, unseal: Unseal) -> bool:
-    """Whether a decided record follows what the replica holds, or was chosen in place of that. If not, the coordinator
-    believes that the replica holds something else."""
+def fits(message: CommitRecord | Restore, record: Record, tip: Tip, unseal: Unseal) -> bool:
+    """Whether a committed record follows what the replica holds, or was chosen in place of that. If not, the
+    coordinator believes that the replica holds something else."""
     digest = record_hash(message.record)
     is_meant = tip.hash in (digest, message.instead_of)
     return is_meant or is_before(tip, Tip(record.round, digest, message.record), unseal)
 
 
-def why_fetched(message: Decide, record: Record, tip: Tip) -> str:
-    """Why a replica cannot swap to a decided record at once."""
+def why_fetched(message: CommitRecord, record: Record, tip: Tip) -> str:
+    """Why a replica cannot swap to a committed record at once."""
     if message.instead_of == tip.hash:
         return f"record {record.round}, of another chain, was chosen over the record {tip.round} that it holds"
     if record.round == tip.round + 1 and record.previous != tip.hash:
@@ -74,14 +74,14 @@ class StepsClosed:
         return Join(ballot, round, stage, *known)
 
 
-def check_view(view: Propose, stage: int, me: PeerId) -> None:
-    """Check that a proposed view is one for this replica.
+def check_quorum(quorum: Propose, stage: int, me: PeerId) -> None:
+    """Check that a proposed quorum is one for this replica.
 
     Raises:
         RemoteProtocolError: It is not, or it contradicts itself.
     """
-    peers = [hop.peer for hop in view.members]
-    is_sound = len(set(peers)) == len(peers) == len(view.weights) and min(view.weights, default=-1) >= 0
-    is_sound = is_sound and len(view.scales) in (0, len(peers)) and all(0 <= scale <= 1 for scale in view.scales)
-    if view.stage != stage or me not in peers or not is_sound:
-        raise RemoteProtocolError(f"view {view.epoch} of stage {view.stage} is none for {me}")
+    peers = [hop.peer for hop in quorum.members]
+    is_sound = len(set(peers)) == len(peers) == len(quorum.weights) and min(quorum.weights, default=-1) >= 0
+    is_sound = is_sound and len(quorum.scales) in (0, len(peers)) and all(0 <= scale <= 1 for scale in quorum.scales)
+    if quorum.stage != stage or me not in peers or not is_sound:
+        raise RemoteProtocolError(f"quorum {quorum.epoch} of stage {quorum.stage} is none for {me}")

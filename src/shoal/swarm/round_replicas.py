@@ -1,7 +1,7 @@
 """What the coordinator knows of the replicas: who is reachable, what each holds, who is out.
 
 known --RoundState--> holder of the tip ------------------------> takes part
-                 '--> holder of another record --Decide (told)--> swapped: takes part, or refused: out
+                 '--> holder of another record --CommitRecord (told)--> swapped: takes part, or refused: out
                  '--> or of other bytes than its stage goes on from --Restore (told)--> the same
 """
 
@@ -18,7 +18,7 @@ from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut, Send
 from shoal.swarm.round_restoration import Here, Restoration
 from shoal.swarm.view import hosts_of
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Basis, Decide, Restore, RoundState, Swapped
+from shoal.wire.messages.round import Basis, CommitRecord, Restore, RoundState, Swapped
 
 
 class RoundReplicas:
@@ -111,7 +111,7 @@ class RoundReplicas:
             return False
         round, digest = self._swapped[peer]
         is_other = tip_of(state, self.genesis).hash != digest
-        return state.held_round < round or (state.held_round == round and is_other)
+        return state.base_round < round or (state.base_round == round and is_other)
 
     def answer(self, peer: PeerId, state: RoundState) -> Tip:
         """Take note of what a replica holds."""
@@ -200,10 +200,10 @@ class RoundReplicas:
         is_concerned = self._tips[peer] == tip.hash or here.stage in self._restoration.bases
         has_bytes = standing is not None and standing.hashes == here.basis.hashes
         if self._holds(peer, tip):
-            return [Send(peer, Decide(ballot, tip.signed))]
+            return [Send(peer, CommitRecord(ballot, tip.signed))]
         if standing is not None and is_concerned and (has_bytes or self._tips[peer] == tip.hash):
             return [Send(peer, Restore(ballot, tip.signed, here.stage, standing, instead_of))]
-        return [Send(peer, Decide(ballot, tip.signed, instead_of))]
+        return [Send(peer, CommitRecord(ballot, tip.signed, instead_of))]
 
     def _other_chain(self, peer: PeerId, tip: Tip) -> str:
         """The hash of the record that a replica holds, if it is none of those before the tip; empty otherwise."""
@@ -216,7 +216,7 @@ class RoundReplicas:
         return self._tips[peer] == tip.hash and self._restoration.fits(self.here[peer])
 
     def hint(self, choice: Choice, ballot: Ballot, known: Tip) -> list[CoordinatorEffect]:
-        """Tell the replicas of the stages that lack a holder, once, what they are to look for: if it is decided.
+        """Tell the replicas of the stages that lack a holder, once, what they are to look for: if it is committed.
 
         That a replica has swapped to a record shows that it is, and so it is if the coordinator has known it before;
         one that is only held may still be dropped.
@@ -227,7 +227,7 @@ class RoundReplicas:
         concerned = {(peer, digest) for peer, state in self.states.items() if state.stage in choice.missing}
         new = sorted(concerned - self._hinted)
         self._hinted |= concerned
-        return [Send(peer, Decide(ballot, signed)) for peer, _ in new]
+        return [Send(peer, CommitRecord(ballot, signed)) for peer, _ in new]
 
     @property
     def silent(self) -> list[PeerId]:

@@ -2,8 +2,8 @@
 
     held by some replica --the last one is lost--> missing --certain, or waited for long enough--> restored
           ^                                           |                                               |
-          |<-------- a holder comes back -------------'<-- before the views of the round are proposed-'
-          '<------------------------------- the next record is decided -------------------------------'
+          |<-------- a holder comes back -------------'<-- before the quorums of the round are proposed-'
+          '<------------------------------- the next record is committed ------------------------------'
 
 A restored stage goes on from the newest bytes that a replica of it has: its *basis*. That is what a replica held that
 was left behind, or, of one that was started again, the initial parameters, which follow from seed and configuration.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from shoal.ids import PeerId
 from shoal.swarm.records import outcome_of
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.round import Basis, Record, StageHashes
 
 
@@ -110,7 +110,7 @@ class Restoration:
         for stage in stages:
             outcome = None if record is None else outcome_of(record, stage)
             peers = {peer for peer, each in here.items() if each.stage == stage}
-            bases = [here[peer].basis for peer in peers if here[peer].basis.round != NOTHING_HELD]
+            bases = [here[peer].basis for peer in peers if here[peer].basis.round != NO_BASE]
             if outcome is None or not bases:
                 continue
             holders = {*outcome.members, *(self._seen.get(stage, ()) if record == self._record else ())}

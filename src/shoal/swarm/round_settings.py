@@ -16,8 +16,8 @@ class RoundSettings:
     Attributes:
         genesis: the hash that stands for D_0.
         retry_s: pause before a message without an answer is sent again.
-        drop_after_s: how long the coordinator waits for a held record whose bytes no reachable replica has.
-        stage_timeout_s: after this time an unfinished view is proposed again.
+        drop_after_s: how long the coordinator waits for a prepared record whose bytes no reachable replica has.
+        stage_timeout_s: after this time an unfinished quorum is proposed again.
         lost_state_after_s: how long the coordinator waits for a replica that may alone hold its stage's bytes.
         max_gradient_ratio: pseudo-gradients are clipped above it (see `contribution_guard`); None clips none.
     """
@@ -38,13 +38,13 @@ class CloseRequest:
 
     Attributes:
         slots: place of each home replica in its stage's ring; spares come last.
-        incarnations: the lowest of each trainer that may still act.
+        generations: the lowest of each trainer that may still act.
         join_by_s: when to go on without replicas that have not joined (monotonic); None: never, while reachable.
     """
 
     round: int
     slots: Mapping[PeerId, int]
-    incarnations: Mapping[int, int]
+    generations: Mapping[int, int]
     join_by_s: float | None = None
 
 
@@ -56,4 +56,4 @@ class RoundPhase(enum.Enum):
     IDLE = "idle"
     JOINING = "joining"
     STAGING = "staging"
-    HOLDING = "holding"
+    PREPARING = "preparing"

@@ -72,6 +72,6 @@ class RoundStages:
         return effects + self.restore(lost, ballot, tip, others)
 
     def reconsider(self, peer: PeerId, ballot: Ballot, tip: Tip) -> Effects:
-        """A replica with better bytes than those that its stage was restored from has come before the views."""
+        """A replica with better bytes than those that its stage was restored from has come before the quorums."""
         here = self._replicas.here[peer]
         return self.restore({here.stage: here.basis}, ballot, tip) if self._restoration.is_better(here) else []

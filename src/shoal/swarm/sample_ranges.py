@@ -74,7 +74,7 @@ class RecordedSamples:
         return merge(item for ranges in self._by_pass.values() for item in ranges)
 
     def add(self, samples: Ranges) -> None:
-        """A record is decided with these samples."""
+        """A record is committed with these samples."""
         for pass_number in {item.pass_number for item in samples}:
             new = (item for item in samples if item.pass_number == pass_number)
             self._by_pass[pass_number] = merge((*self._by_pass.get(pass_number, ()), *new))

@@ -12,10 +12,10 @@ class Settlement:
     """The answers of the other replicas, as one replica that has prepared the step knows them.
 
     The step is aborted when all others deny it. A denial counts only while no peer can still bring its sender the
-    commit. A replica that was started again has forgotten whether its earlier life committed the step, and whom that
-    life told. So a replica that hears that another has forgotten asks all that have not committed once more, and names
-    the one that forgot. From then on they no longer believe late messages of the earlier life. Each of them therefore
-    answers either with the commit, or with a denial that stays true.
+    commit. A replica that was started again has forgotten whether its earlier generation committed the step, and whom
+    that generation told. So a replica that hears that another has forgotten asks all that have not committed once more,
+    and names the one that forgot. From then on they no longer believe late messages of the earlier generation. Each of
+    them therefore answers either with the commit, or with a denial that stays true.
 
     Args:
         others: the peers of the path without this replica.
@@ -43,7 +43,8 @@ class Settlement:
         return bool(news)
 
     def hear(self, sender: PeerId, outcome: Outcome, forgotten: Collection[PeerId]) -> bool:
-        """Take an answer, unless it is of an earlier life, or its sender did not yet know which peers have forgotten.
+        """Take an answer, unless it is of an earlier generation, or its sender did not yet know which peers have
+        forgotten.
 
         Args:
             outcome: how the step stands at the sender.

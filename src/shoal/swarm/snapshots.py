@@ -5,8 +5,8 @@ right after this boundary and is back: the protocols of step and round know such
 nobody was told anything else in between. So these are the rules, and a simulation breaks if one is left out:
 
 - It is used on top of exactly the state that it was trained from: that record, those hashes.
-- It is that of the life right before. One before that may have steps that the life between has denied.
-- None of its steps may have been denied by the life that goes on from it (`AttemptLedger.resume`).
+- It is that of the generation right before. One before that may have steps that the generation between has denied.
+- None of its steps may have been denied by the generation that goes on from it (`AttemptLedger.resume`).
 - Its content has the hash that its owner has sealed.
 """
 
@@ -154,7 +154,7 @@ class SnapshotStore:
 
 @dataclass(frozen=True, slots=True)
 class AskBuddy:
-    """Ask a buddy for a snapshot of the life before."""
+    """Ask a buddy for a snapshot of the generation before."""
 
     peer: PeerId
 
@@ -171,13 +171,13 @@ SearchEffects = list[AskBuddy | Take]
 
 
 class SnapshotSearch:
-    """How a replica that was started again finds the newest snapshot of the life before.
+    """How a replica that was started again finds the newest snapshot of the generation before.
 
     asking --all have answered, or are silent--> taking --its hash is right--> found
                                                    '-- wrong, lost, silent --> the next best, or nothing
 
     Args:
-        life: number of this replica's life.
+        generation: number of this replica's generation.
         patience_s: how long the search waits for a silent buddy.
 
     Attributes:
@@ -185,8 +185,8 @@ class SnapshotSearch:
         wake_at_s: when to call `tick` (monotonic); None when the search is over.
     """
 
-    def __init__(self, peer: PeerId, stage: int, life: int, patience_s: float) -> None:
-        self._peer, self._stage, self._life = peer, stage, life
+    def __init__(self, peer: PeerId, stage: int, generation: int, patience_s: float) -> None:
+        self._peer, self._stage, self._generation = peer, stage, generation
         self._patience_s = patience_s
         self._asked: set[PeerId] = set()
         self._offers: dict[PeerId, Snapshot] = {}
@@ -226,7 +226,7 @@ class SnapshotSearch:
         """A buddy has a snapshot, whose seal is this peer's own."""
         if peer not in self._asked:
             return []
-        if (snapshot.peer, snapshot.stage, snapshot.life) != (self._peer, self._stage, self._life - 1):
+        if (snapshot.peer, snapshot.stage, snapshot.generation) != (self._peer, self._stage, self._generation - 1):
             return self.refused(peer, now_s)
         self._offers[peer] = snapshot
         return self._go_on(now_s)
@@ -280,5 +280,5 @@ class SnapshotSearch:
 
 
 def _age(snapshot: Snapshot) -> tuple[int, int]:
-    """Orders the snapshots of one life: which has more."""
+    """Orders the snapshots of one generation: which has more."""
     return snapshot.round, len(snapshot.log)

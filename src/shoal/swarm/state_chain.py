@@ -1,4 +1,4 @@
-"""What a newcomer fetches while records go on being decided: a pure plan, records in, pieces out.
+"""What a newcomer fetches while records go on being committed: a pure plan, records in, pieces out.
 
     whole state of D_r --> average of round r+1 --> average of round r+2 --> ... --> state of the newest record
 
@@ -49,7 +49,7 @@ class StateChain:
         return Piece(self._todo[0], self._here is not None) if self._todo else None
 
     def follow(self, order: Fetch) -> bool:
-        """A record is decided; returns whether it is the one after the newest, and is aimed at from now on."""
+        """A record is committed; returns whether it is the one after the newest, and is aimed at from now on."""
         if order.starts_anew or order.record.previous != self.newest.record_hash:
             return False
         self.newest = order

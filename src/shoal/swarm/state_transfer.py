@@ -186,6 +186,11 @@ class StateTransfer:
         """Whether somebody who is believed offers the bytes now."""
         return any(donor.offer is not None for donor in self._donors.values())
 
+    @property
+    def distrusted(self) -> frozenset[PeerId]:
+        """Those whose bytes were not what they had offered, or not the record's: they are asked for nothing now."""
+        return frozenset(peer for peer, donor in self._donors.items() if donor.wrong)
+
     # -- events
 
     def peers(self, present: Collection[PeerId], now_s: float) -> Effects:

@@ -19,7 +19,7 @@ CLOSED = "closed"
 BEHIND = "behind"
 """Reason of a refusal: the replica does not hold the record before the round yet."""
 STALE = "stale"
-"""Reason of a refusal: a fenced incarnation, or an attempt that is not newer than the last one of its trainer."""
+"""Reason of a refusal: a fenced generation, or an attempt that is not newer than the last one of its trainer."""
 MALFORMED = "malformed"
 """Reason of a refusal: a path or microbatches that this replica cannot take part in."""
 UNKNOWN = "unknown"
@@ -113,13 +113,13 @@ class ReadyOperation:
     Attributes:
         begun: the step has run an operation here before.
         opened: place of the step in the order in which steps were opened here.
-        held: number of the step's microbatches whose activations are kept here.
+        kept: number of the step's microbatches whose activations are kept here.
     """
 
     operation: Operation
     begun: bool
     opened: int
-    held: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)

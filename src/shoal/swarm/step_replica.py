@@ -81,7 +81,7 @@ class StepReplica:
         self._max_open_steps = max_open_steps
         self.cap = max_microbatch_samples
         self._schedule = schedule
-        self.round, self.held = 0, ""
+        self.round, self.base = 0, ""
         self.log: list[StepEntry] = []
         self.open: dict[StepKey, OpenStep] = {}
         self._closing = False
@@ -126,8 +126,8 @@ class StepReplica:
                 return self._on_tell(sender, message)
             case Refused(key):
                 return self._on_refused(sender, key)
-            case Fence(incarnations):
-                return self._on_fence(sender, incarnations)
+            case Fence(generations):
+                return self._on_fence(sender, generations)
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} is not for a replica")
 
@@ -144,9 +144,9 @@ class StepReplica:
         if reason is not None:
             return [SendStepMessage(sender, Refused(key, reason, exceeded(request.microbatch_samples, self.cap)))]
         sends: list[SendStepMessage] = []
-        if key.incarnation > self._ledger.lowest_incarnation(key.trainer):
-            # A new incarnation has taken the old one's place.
-            sends += self._fence({key.trainer: key.incarnation})
+        if key.generation > self._ledger.lowest_generation(key.trainer):
+            # A new generation has taken the old one's place.
+            sends += self._fence({key.trainer: key.generation})
         if sum(not step.settling for step in self.open.values()) >= self._max_open_steps:
             return [*sends, SendStepMessage(sender, Busy(key))]
         self._ledger.opened(key)
@@ -157,7 +157,7 @@ class StepReplica:
     def _refusal(self, request: Open) -> str | None:
         if self._ledger.is_fenced(request.key) or not self._ledger.is_new(request.key):
             return STALE
-        if request.round > self.round or (request.round == self.round and request.held != self.held):
+        if request.round > self.round or (request.round == self.round and request.base != self.base):
             return BEHIND
         if request.round < self.round or self._closing:
             return CLOSED
@@ -278,14 +278,14 @@ class StepReplica:
                 sends.append(SendStepMessage(step.trainer, Broken(key, peer)))
         return sends
 
-    def _on_fence(self, sender: PeerId, incarnations: dict[int, int]) -> list[SendStepMessage]:
-        sends, ledger = self._fence(incarnations), self._ledger
-        committed, in_doubt = ledger.committed_below(incarnations), keys_below(self.open, incarnations)
-        fenced = Fenced(incarnations, committed, in_doubt, self.round, ledger.since(incarnations), ledger.is_steady)
+    def _on_fence(self, sender: PeerId, generations: dict[int, int]) -> list[SendStepMessage]:
+        sends, ledger = self._fence(generations), self._ledger
+        committed, in_doubt = ledger.committed_below(generations), keys_below(self.open, generations)
+        fenced = Fenced(generations, committed, in_doubt, self.round, ledger.since(generations), ledger.is_steady)
         return [*sends, SendStepMessage(sender, fenced)]
 
-    def _fence(self, incarnations: dict[int, int]) -> list[SendStepMessage]:
-        self._ledger.fence(incarnations)
+    def _fence(self, generations: dict[int, int]) -> list[SendStepMessage]:
+        self._ledger.fence(generations)
         sends: list[SendStepMessage] = []
         for step in list(self.open.values()):
             if self._ledger.is_fenced(step.request.key):
@@ -377,21 +377,21 @@ class StepReplica:
         step.decision = decision
         return []
 
-    def start_round(self, round: int, held: str = "") -> list[SendStepMessage]:
-        """The replica holds D_{round-1}, whose hash is `held`: what is open is decided by that record, and dropped."""
+    def start_round(self, round: int, base: str = "") -> list[SendStepMessage]:
+        """The replica holds D_{round-1}, whose hash is `base`: what is open is decided by that record, and dropped."""
         sends: list[SendStepMessage] = []
         for key, step in list(self.open.items()):
             self._remove(step)
             answer = Aborted(key) if step.commit_asked else Refused(key, CLOSED)
             sends.append(SendStepMessage(step.trainer, answer))
-        self.round, self.held = round, held
+        self.round, self.base = round, base
         self.log = []
         self._ledger.start_round(round)
         self._closing = self._joined = False
         return sends
 
     def resume(self, log: tuple[StepEntry, ...]) -> bool:
-        """Right after `start_round`: go on after these commits of an earlier life; False if one of them was denied."""
+        """Right after `start_round`: go on after these commits of an earlier generation; False if one was denied."""
         self.log = list(log) if self._ledger.resume(log) else []
         return bool(self.log)
 

@@ -49,7 +49,7 @@ _MAX_REFUSALS = 8
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """What to train. `home` is preferred; `replicas[s]` are all replicas of stage s, best first. `microbatch_samples`
-    are cut further for an attempt over a path with caps. `held`: see `Open`."""
+    are cut further for an attempt over a path with caps. `base`: see `Open`."""
 
     round: int
     number: int
@@ -58,7 +58,7 @@ class StepPlan:
     lr: float
     home: tuple[Hop, ...]
     replicas: Replicas
-    held: str = ""
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +142,10 @@ class StepTrainer:
     """
 
     def __init__(
-        self, *, trainer: int, incarnation: int, window: int | None, max_grad_norm: float | None, step_timeout_s: float
+        self, *, trainer: int, generation: int, window: int | None, max_grad_norm: float | None, step_timeout_s: float
     ) -> None:
         self._trainer = trainer
-        self._incarnation = incarnation
+        self._generation = generation
         self._window = math.inf if window is None else window
         self._max_grad_norm = max_grad_norm
         self._timeout_s = step_timeout_s
@@ -154,7 +154,7 @@ class StepTrainer:
         self._phase = StepPhase.IDLE
         self._plan: StepPlan | None = None
         self._hops: dict[PeerId, Hop] = {}
-        self._key = StepKey(trainer, incarnation, -1, -1)
+        self._key = StepKey(trainer, generation, -1, -1)
         self._attempts = self._busy = self._refusals = 0
         self._give_up_s = math.inf
         self._clear_attempt(())
@@ -177,7 +177,7 @@ class StepTrainer:
     def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         """Begins a step. A step that ended without a commit may be started again; its attempts count on."""
         if plan.number != self._key.number:
-            self._key = StepKey(self._trainer, self._incarnation, plan.number, -1)
+            self._key = StepKey(self._trainer, self._generation, plan.number, -1)
         self._plan = plan
         self._caps.told(plan.replicas)
         listed = [replica.hop for stage in plan.replicas for replica in stage]
@@ -277,7 +277,7 @@ class StepTrainer:
         self.wake_at_s = now_s + self._timeout_s
         hops = tuple(self._hops[peer] for peer in path)
         sizes = tuple(part.num_samples for part in self._parts)
-        request = Open(self._key, plan.round, hops, sizes, plan.samples, plan.held)
+        request = Open(self._key, plan.round, hops, sizes, plan.samples, plan.base)
         return [Note(self._key, hops), *(SendStepMessage(peer, request) for peer in path)]
 
     def _wait(self, found: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:

@@ -31,7 +31,7 @@ Path = tuple[PeerId, ...]
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What is known of the earlier trainers of a slot: those below the fenced incarnation.
+    """What is known of the earlier trainers of a slot: those below the fenced generation.
 
     Attributes:
         round: in which the replicas were asked for them.
@@ -63,7 +63,7 @@ class Settled:
 
 
 class TakeoverMachine:
-    """Settles the steps of one slot's trainers below an incarnation.
+    """Settles the steps of one slot's trainers below a generation.
 
     Attributes:
         wake_at_s: when to look again if no event comes before (monotonic).
@@ -73,7 +73,7 @@ class TakeoverMachine:
         """Ask no replica yet.
 
         Args:
-            lowest: the lowest incarnation of that trainer that may still act.
+            lowest: the lowest generation of that trainer that may still act.
         """
         self._slot, self._lowest, self._round = slot, lowest, round
         self._begun_s = self.wake_at_s = now_s
@@ -82,7 +82,7 @@ class TakeoverMachine:
 
     def heard(self, peer: PeerId, answer: Fenced) -> None:
         """Take an answer; one to an earlier fence says nothing about the trainers since."""
-        if answer.incarnations.get(self._slot, 0) < self._lowest:
+        if answer.generations.get(self._slot, 0) < self._lowest:
             return
         self._answers[peer] = answer
         self._committed.update(key for key in answer.committed if key.trainer == self._slot)

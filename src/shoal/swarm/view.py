@@ -13,8 +13,8 @@ from functools import cached_property
 from shoal.ids import PeerId, StageIndex
 from shoal.wire.messages.base import Hop, ReplicaRef
 
-NOTHING_HELD = -1
-"""`held_round` of a replica that holds no record's parameters yet; D_0 is computed, so 0 is what a fresh one holds."""
+NO_BASE = -1
+"""`base_round` of a replica that holds no record's parameters yet; D_0 is computed, so 0 is what a fresh one holds."""
 
 _UNIX = "unix:"
 """How an address `unix:<machine>:/path` begins."""
@@ -84,7 +84,7 @@ class Replica(Candidate):
         stage: which one.
         load: steps that are open there.
         step: steps that it has committed since it joined.
-        held_round: the last round whose record it holds (`NOTHING_HELD`: none).
+        base_round: the last round whose record it holds (`NO_BASE`: none).
         pinned: its stage was given by its user; it is never asked to move.
         serving: it has opened a step; its stage is no longer a free choice.
         cap: the most samples that it takes in a microbatch of this stage, because its user says so or for want of
@@ -94,7 +94,7 @@ class Replica(Candidate):
     stage: StageIndex
     load: float = 0.0
     step: int = 0
-    held_round: int = 0
+    base_round: int = 0
     pinned: bool = False
     serving: bool = False
     cap: int | None = None

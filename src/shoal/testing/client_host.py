@@ -187,19 +187,19 @@ class ClientHost:
         self._tasks.start_soon(process.run, serve)
 
     def trainer_peer(self, slot: int) -> PeerId:
-        """Return who a slot's trainer is, in all of its incarnations."""
+        """Return who a slot's trainer is, in all of its generations."""
         return self._named(f"trainer{slot}")
 
     def _named(self, name: str) -> PeerId:
         return PeerId(f"{name}@{self._number}" if self._number else name)
 
-    def _start_trainer(self, slot: int, incarnation: int) -> Process:
+    def _start_trainer(self, slot: int, generation: int) -> Process:
         process = Process(self._network, self.trainer_peer(slot))
         trainer = Trainer(
             config=self._config,
             endpoint=process.endpoint,
             slot=slot,
-            incarnation=incarnation,
+            generation=generation,
             client=self.client_process.endpoint.hop,
             data_server=self.data_server,
             clock=self._clock,

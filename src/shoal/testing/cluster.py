@@ -202,7 +202,7 @@ class Cluster:
         self.host.kill()
 
     def trainer_peer(self, slot: int) -> PeerId:
-        """Return who a slot's trainer is, in all of its incarnations."""
+        """Return who a slot's trainer is, in all of its generations."""
         return self.host.trainer_peer(slot)
 
     @property
@@ -252,7 +252,7 @@ class Cluster:
     async def reader(self, name: str = "reader") -> AsyncGenerator[Feed]:
         """Connect somebody who only reads, such as a plain loop to compare with, to the data server."""
         process = Process(self.network, PeerId(name))
-        feed = Feed(endpoint=process.endpoint, data_server=self.host.data_server, trainer=-1, incarnation=1)
+        feed = Feed(endpoint=process.endpoint, data_server=self.host.data_server, trainer=-1, generation=1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(process.run, lambda: dispatch(process.endpoint, (feed,)))
             yield feed

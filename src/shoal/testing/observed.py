@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
     at_s: float
     slot: int
-    incarnation: int
+    generation: int
     number: int
     path: tuple[str, ...]
     samples: int = 0
@@ -33,7 +33,7 @@ class Step(NamedTuple):
     @property
     def key(self) -> StepKey:
         """As the step logs of replicas have it."""
-        return StepKey(self.slot, self.incarnation, self.number, self.attempt)
+        return StepKey(self.slot, self.generation, self.number, self.attempt)
 
 
 @dataclass
@@ -143,9 +143,9 @@ class Swarm:
         num_read = self._num_read.get(slot, 0)
         for event in log.read()[num_read:]:
             if event["event"] == "step.committed":
-                _, incarnation, number, attempt = event["key"]
+                _, generation, number, attempt = event["key"]
                 path = tuple(event["path"])
-                known.append(Step(time_of(event), slot, incarnation, number, path, event["samples"], attempt))
+                known.append(Step(time_of(event), slot, generation, number, path, event["samples"], attempt))
         self._num_read[slot] = len(log.events)
         return known
 

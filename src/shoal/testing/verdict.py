@@ -97,7 +97,7 @@ def replicas_agree(evidence: Evidence) -> tuple[str, Sequence[str]]:
     for server in evidence.swarm.servers:
         for event in server.swapped():
             if (outcome := outcomes.get((event["round"], event["stage"]))) is None:
-                continue  # decided when the client was gone: it had no time to write it down
+                continue  # committed when the client was gone: it had no time to write it down
             compared += 1
             held = StageHashes(event["parameters"], event["momentum"], event["buffers"])
             if (event["stage"], held) in restored:

@@ -79,8 +79,8 @@ async def run_baseline(
         report(BaselineReport(step, samples, loss, eval_loss, rate))
 
     for step in range(config.diloco.total_steps):
-        held, begun = divmod(step, config.diloco.inner_steps)
-        if not begun and config.run.evaluates(held, config.diloco.outer_steps):
+        base_round, begun = divmod(step, config.diloco.inner_steps)
+        if not begun and config.run.evaluates(base_round, config.diloco.outer_steps):
             report_now(step, await _evaluate(loop, feed, device, sizes.num_holdout))
         batch = await feed.read_train(step)
         begun_s = clock.now_s()

@@ -40,7 +40,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         anyio.create_task_group() as tasks,
     ):
         clock = SystemClock()
-        feed = Feed(endpoint=endpoint, data_server=spec.data_server, trainer=-1, incarnation=1, clock=clock)
+        feed = Feed(endpoint=endpoint, data_server=spec.data_server, trainer=-1, generation=1, clock=clock)
         endpoint.introduce(spec.monitor)
 
         def report(now: BaselineReport) -> None:

@@ -49,7 +49,7 @@ class TrainerLoop:
         config: Config,
         client: Hop,
         slot: int,
-        incarnation: int,
+        generation: int,
         clock: Clock,
     ) -> None:
         self._endpoint = endpoint
@@ -58,7 +58,7 @@ class TrainerLoop:
         self._config = config
         self._client = client.peer
         self._slot = slot
-        self._incarnation = incarnation
+        self._generation = generation
         self._clock = clock
         self._schedule = LrSchedule.from_config(config.diloco)
         self._replicas: Replicas = ()
@@ -129,7 +129,7 @@ class TrainerLoop:
     def _say_hello(self) -> None:
         """Introduce this trainer, and say all again that a client which was started again may not have counted."""
         round = self._round_number if self._next is None else self._next.round
-        self._endpoint.post(self._client, TrainerHello(self._slot, self._incarnation, self._endpoint.hop, round))
+        self._endpoint.post(self._client, TrainerHello(self._slot, self._generation, self._endpoint.hop, round))
         for report in self._reports:
             self._endpoint.post(self._client, report)
 
@@ -146,7 +146,7 @@ class TrainerLoop:
         steps = samples = 0
         for number in start.steps.numbers:
             if self._next is not None:
-                # The round was closed without us (we were too slow); its record is decided, so go on with the next.
+                # The round was closed without us (we were too slow); its record is committed, so go on with the next.
                 return
             batch = await self._feed.lease(start.round, number)
             if batch is None:
@@ -182,7 +182,7 @@ class TrainerLoop:
                     path=start.path,
                     replicas=self._replicas,
                     note=note,
-                    held=start.held,
+                    base=start.base,
                 )
                 break
             except NoPipeline as error:
@@ -221,14 +221,14 @@ class TrainerLoop:
         try:
             async with aclosing(self._feed.holdout(evaluation.start, evaluation.stop)) as batches:
                 async for batch in batches:
-                    part_sum, part_samples = await self._evaluate_batch(start, evaluation.held, batch)
+                    part_sum, part_samples = await self._evaluate_batch(start, evaluation.base_round, batch)
                     loss_sum, num_samples = loss_sum + part_sum, num_samples + part_samples
         except RoundAborted as error:
-            logger.warning("evaluation.failed", extra={"held": evaluation.held, "reason": str(error)})
+            logger.warning("evaluation.failed", extra={"base_round": evaluation.base_round, "reason": str(error)})
             return
-        self._report(EvalReport(self._slot, evaluation.held, loss_sum, num_samples))
+        self._report(EvalReport(self._slot, evaluation.base_round, loss_sum, num_samples))
 
-    async def _evaluate_batch(self, start: StartRound, held: int, batch: LeasedBatch) -> tuple[float, int]:
+    async def _evaluate_batch(self, start: StartRound, base_round: int, batch: LeasedBatch) -> tuple[float, int]:
         """Evaluate over the home path, or over others where a replica is lost: all hold the same parameters.
 
         Raises:
@@ -241,7 +241,7 @@ class TrainerLoop:
             try:
                 return await self._driver.evaluate(
                     evaluation=self._evaluations,
-                    held=held,
+                    base_round=base_round,
                     microbatches=microbatches,
                     path=path,
                     refuses=self._avoided.add,
@@ -250,7 +250,7 @@ class TrainerLoop:
                 tried, path = path, self._evaluation_path(start)
                 if path == tried:
                     raise
-                logger.info("evaluation.repeated", extra={"held": held, "reason": str(error)})
+                logger.info("evaluation.repeated", extra={"base_round": base_round, "reason": str(error)})
 
     def _evaluation_path(self, start: StartRound) -> tuple[ReplicaRef, ...]:
         """Return the home path, with the best other replica in place of each that was lost or refused in this round."""

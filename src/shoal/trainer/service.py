@@ -37,7 +37,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
             config=spec.config(),
             endpoint=endpoint,
             slot=spec.slot,
-            incarnation=spec.incarnation,
+            generation=spec.generation,
             client=spec.client,
             data_server=spec.data_server,
             clock=clock,

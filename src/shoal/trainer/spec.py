@@ -11,13 +11,13 @@ class TrainerSpec(RoleStart, frozen=True, kw_only=True):
 
     Attributes:
         slot: The pipeline that is its home, 0-based; also its number in step ids.
-        incarnation: Counts the starts of this slot's trainer in the run, from 1.
+        generation: Counts the starts of this slot's trainer in the run, from 1.
         client: The one that started it.
         data_server: Of this host.
     """
 
     slot: int
-    incarnation: int
+    generation: int
     client: Hop
     data_server: Hop
 

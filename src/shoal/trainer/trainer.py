@@ -28,7 +28,7 @@ class Trainer:
         config: Config,
         endpoint: Endpoint,
         slot: int,
-        incarnation: int,
+        generation: int,
         client: Hop,
         data_server: Hop,
         clock: Clock,
@@ -39,19 +39,17 @@ class Trainer:
         Args:
             endpoint: `run` takes its events.
             slot: the pipeline that is its home; also its number in step ids.
-            incarnation: counts the starts of this slot's trainer in the run, from 1.
+            generation: counts the starts of this slot's trainer in the run, from 1.
             data_server: of this host.
             deaths: where the process is to die, for measurements.
         """
         self._endpoint, self._deaths = endpoint, deaths
         pipeline = config.model_pipeline
-        self._feed = Feed(
-            endpoint=endpoint, data_server=data_server, trainer=slot, incarnation=incarnation, clock=clock
-        )
+        self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=slot, generation=generation, clock=clock)
         self._driver = StepDriver(
             endpoint=endpoint,
             trainer=slot,
-            incarnation=incarnation,
+            generation=generation,
             window=pipeline.microbatches_in_flight,
             evaluation_window=pipeline.evaluations_in_flight,
             max_grad_norm=config.diloco.max_grad_norm,
@@ -65,7 +63,7 @@ class Trainer:
             config=config,
             client=client,
             slot=slot,
-            incarnation=incarnation,
+            generation=generation,
             clock=clock,
         )
 

@@ -22,7 +22,7 @@ class PeerState:
         connection: the one in use; None: there is none.
         dial: the attempt that is under way while `dialling`.
         previous: number of the last connection that ended.
-        instance: random number of the peer's process.
+        generation: random number of the peer's process.
         waiting, waiting_bytes: frames for the connection to come.
         decided: set when the dialling ended, with a connection or without.
     """
@@ -33,7 +33,7 @@ class PeerState:
     dial: Connection | None = None
     dialling: bool = False
     previous: int = 0
-    instance: int = 0
+    generation: int = 0
     waiting: list[EncodedFrame] = field(default_factory=list[EncodedFrame])
     waiting_bytes: int = 0
     decided: anyio.Event = field(default_factory=anyio.Event)
@@ -51,7 +51,7 @@ class PeerState:
     def duplicate(self, theirs: Hello, own_peer: PeerId) -> str | None:
         """Return why a connection that the peer dialled is one too many, or None if it is to be used."""
         if self.connection is not None:
-            seen_end = theirs.instance != self.instance or theirs.previous == self.connection.number
+            seen_end = theirs.generation != self.generation or theirs.previous == self.connection.number
             return None if seen_end else "connected already"
         own_hello_is_out = self.dial is not None and self.dial.opened and not self.dial.closing
         if own_hello_is_out and own_peer < theirs.peer:

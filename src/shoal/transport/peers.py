@@ -78,7 +78,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._carriers = tuple(carriers)
         self._limits = limits
         self._clock: Clock = clock or SystemClock()
-        self._instance = secrets.randbits(63)
+        self._generation = secrets.randbits(63)
         self._events = EventQueue()
         self._peers = defaultdict[PeerId, PeerState](lambda: PeerState(LinkMeter(self._clock)))
         self._admission = Admission(limits)
@@ -311,15 +311,15 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _hello(self, peer: PeerId, number: int) -> Hello:
         previous = self._peers[peer].previous
-        return Hello(self._run_id, self._hop.peer, self._role, self._hop.addresses, self._instance, number, previous)
+        return Hello(self._run_id, self._hop.peer, self._role, self._hop.addresses, self._generation, number, previous)
 
     def _up(self, connection: Connection, state: PeerState, theirs: Hello) -> None:
         """Use this connection from now on."""
         connection.accept(theirs.peer, theirs.connection, state.meter)
         self._admission.introduced(connection)
-        if state.instance:
+        if state.generation:
             self._metrics.counter("transport.reconnected").add()
-        state.connection, state.instance = connection, theirs.instance
+        state.connection, state.generation = connection, theirs.generation
         if state.dial is not None and state.dial is not connection:
             state.dial.close("the peer's own connection is used")
         self._metrics.counter("transport.accepted" if connection.dialled is None else "transport.dialled").add()

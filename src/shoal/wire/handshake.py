@@ -40,7 +40,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=512)]
 class Hello(Struct, frozen=True):
     """Who the sender is.
 
-    `instance` is random per process: a peer that was restarted has another one. `connection` is random, chosen by the
+    `generation` is random per process: a peer that was restarted has another one. `connection` is random, chosen by the
     dialler and repeated by the listener. `previous` is the last connection between the two that the sender saw end: it
     tells a new attempt from one that crossed with the other side's.
     """
@@ -49,7 +49,7 @@ class Hello(Struct, frozen=True):
     peer: PeerId
     role: _Text
     addresses: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=8)]
-    instance: _Number
+    generation: _Number
     connection: _Number
     previous: _Number
 

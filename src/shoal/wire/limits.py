@@ -10,7 +10,7 @@ from typing import Final
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
-from shoal.wire.messages.round import Decide, Hold, Join, Restore, RoundState, StateChunk, StateOffer
+from shoal.wire.messages.round import CommitRecord, Join, PrepareRecord, Restore, RoundState, StateChunk, StateOffer
 from shoal.wire.messages.snapshot import OfferSnapshot, SnapshotChunk
 from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
 
@@ -31,7 +31,18 @@ TENSORS_OF: Final[Mapping[type, int]] = MappingProxyType(
 """Tensors that follow a message, by its type; a type that is not listed carries none."""
 
 LONG_MESSAGES: Final[frozenset[type]] = frozenset(
-    {RoundState, Join, Hold, Decide, Restore, StateOffer, OfferSnapshot, RecordSamples, ReleaseTrainer, Fenced}
+    {
+        RoundState,
+        Join,
+        PrepareRecord,
+        CommitRecord,
+        Restore,
+        StateOffer,
+        OfferSnapshot,
+        RecordSamples,
+        ReleaseTrainer,
+        Fenced,
+    }
 )
 """Messages that contain a whole round's logs, records, sample ranges or a state's hashes and may be that long."""
 

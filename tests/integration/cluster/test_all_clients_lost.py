@@ -8,14 +8,14 @@ import pytest
 from shoal.config import Config
 from shoal.control.records import RunRecord
 from shoal.errors import RoundAborted
-from shoal.swarm.records import INCARNATIONS_APART
+from shoal.swarm.records import GENERATIONS_APART
 from shoal.swarm.sample_ranges import merge
 from shoal.testing import Cluster, ClusterResult
 from shoal.testing.client_host import ClientHost
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.control import RunOver, StartRound, StepReport, TrainerDone
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import Close, Decide, Held, Hold, Join, Propose, Staged, Swapped
+from shoal.wire.messages.round import Close, CommitRecord, Join, PrepareRecord, Propose, RecordPrepared, Staged, Swapped
 from shoal.wire.messages.step import Commit, Open, Prepared
 
 from .conftest import MakeCluster, make_config
@@ -37,7 +37,7 @@ async def check_end(cluster: Cluster, result: ClusterResult) -> None:
     assert (summary["exit"], summary["outer_rounds"]) == ("done", OUTER)
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
     for server in cluster.servers:
-        assert server.replica.member.held_round == OUTER
+        assert server.replica.member.base_round == OUTER
         assert server.replica.member.hashes.parameters == summary["hashes"][str(server.stage)]
 
 
@@ -71,17 +71,17 @@ MOMENTS = [
     (Join, 5),
     (Propose, 4),
     (Staged, 5),
-    (Hold, 6),
-    (Held, 5),
-    (Held, 7),
-    (Decide, 5),  # some have heard that it is decided
+    (PrepareRecord, 6),
+    (RecordPrepared, 5),
+    (RecordPrepared, 7),
+    (CommitRecord, 5),  # some have heard that it is committed
     (Swapped, 7),
     (StartRound, 8),
     (TrainerDone, 9),
 ]
 
 
-@pytest.mark.usual("False-StartRound-0", "False-Commit-13", "False-Held-5", "False-Decide-5")
+@pytest.mark.usual("False-StartRound-0", "False-Commit-13", "False-RecordPrepared-5", "False-CommitRecord-5")
 @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=[f"{kind.__name__}-{after}" for kind, after in MOMENTS])
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_another_host_continues_a_run_whose_client_host_is_lost(
@@ -108,7 +108,7 @@ async def test_the_summary_says_which_rounds_it_is_about(make_cluster: MakeClust
     assert 0 < sum(map(len, records[3].samples)) < 2 * INNER * SAMPLES_PER_STEP
     assert sum(map(len, records[4].samples)) == 2 * INNER * SAMPLES_PER_STEP
     assert list(result.progress.eval_losses) == [3, 4]
-    assert {line.entry.key.incarnation for line in result.steps[4]} == {INCARNATIONS_APART + 2}
+    assert {line.entry.key.generation for line in result.steps[4]} == {GENERATIONS_APART + 2}
     assert not (cluster.host.log_dir / "steps" / "round_0002.jsonl").exists()
 
 
@@ -122,7 +122,7 @@ async def test_a_run_outlives_two_hosts_and_a_client_that_is_started_again(make_
         await check_end(cluster, result)
     assert cluster.host.log_dir.name.endswith("host2")
     assert result.records[-1].ballot.peer == cluster.client_peer != first.identity.peer_id
-    starts = [line.entry.key.incarnation // INCARNATIONS_APART for line in result.steps[4]]
+    starts = [line.entry.key.generation // GENERATIONS_APART for line in result.steps[4]]
     assert set(starts) == {2}
 
 

@@ -13,7 +13,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.swarm.sample_ranges import count, merge
 from shoal.testing import ClusterResult
 from shoal.wire.messages import Message
-from shoal.wire.messages.round import Decide
+from shoal.wire.messages.round import CommitRecord
 from shoal.wire.messages.step import Forward, Open
 
 from .conftest import MakeCluster, make_config
@@ -81,7 +81,7 @@ async def test_a_server_whose_memory_is_too_small_says_so_to_everybody_and_the_r
         def announced() -> dict[PeerId, int]:
             return {replica.peer: replica.cap for replica in cluster.view.replicas if replica.cap is not None}
 
-        cluster.when(Decide, action=lambda: caps.append(announced()))
+        cluster.when(CommitRecord, action=lambda: caps.append(announced()))
         with anyio.fail_after(240):
             result = await cluster.run()
         assert caps[0] == {cluster.servers[1].peer: 1}, "announced at once, not with the next record"

@@ -12,7 +12,7 @@ from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import EvalReport, StartRound, StepReport, TrainerDone, TrainerHello
 from shoal.wire.messages.feed import Acknowledge, HoldoutInfo, Lease, PlanRound, RecordSamples
-from shoal.wire.messages.round import Close, Decide, Held, Hold, Join, Propose, Staged, Swapped
+from shoal.wire.messages.round import Close, CommitRecord, Join, PrepareRecord, Propose, RecordPrepared, Staged, Swapped
 from shoal.wire.messages.step import Commit, Fence, Fenced, Open, Prepared
 
 from .conftest import MakeCluster, make_config, run_undisturbed
@@ -80,13 +80,13 @@ MOMENTS = [
     (RingPart, 9),
     (Staged, 5),
     (Staged, 7),
-    (Hold, 4),
-    (Hold, 6),  # after Hold, before Decide
-    (Held, 5),
-    (Held, 7),
-    (Decide, 4),
-    (Decide, 5),
-    (Decide, 7),  # after Decide
+    (PrepareRecord, 4),
+    (PrepareRecord, 6),  # after PrepareRecord, before CommitRecord
+    (RecordPrepared, 5),
+    (RecordPrepared, 7),
+    (CommitRecord, 4),
+    (CommitRecord, 5),
+    (CommitRecord, 7),  # after CommitRecord
     (Swapped, 4),
     (Swapped, 7),
     (RecordSamples, 1),
@@ -103,8 +103,8 @@ MOMENTS = [
     "TrainerDone-3",
     "Close-4",
     "Staged-5",
-    "Hold-6",
-    "Decide-5",
+    "PrepareRecord-6",
+    "CommitRecord-5",
     "StartRound-8",
 )
 @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=[f"{kind.__name__}-{after}" for kind, after in MOMENTS])
@@ -116,7 +116,7 @@ async def test_a_run_whose_client_dies_ends_as_if_it_had_not(make_cluster: MakeC
         check_agreement(cluster, result)
     check_same(result, expected)
     assert [failover["kind"] for failover in result.summary["failovers"]] == ["client"]
-    assert [record.incarnations for record in result.records] == [{0: 1, 1: 1}] * 4, "no trainer was started again"
+    assert [record.generations for record in result.records] == [{0: 1, 1: 1}] * 4, "no trainer was started again"
 
 
 async def test_trainers_do_not_stop_while_there_is_no_client(make_cluster: MakeCluster) -> None:
@@ -135,7 +135,7 @@ async def test_trainers_do_not_stop_while_there_is_no_client(make_cluster: MakeC
 async def test_a_client_dies_twice(make_cluster: MakeCluster, deterministic: bool) -> None:
     config = make_config(run={"deterministic": deterministic}, diloco={"inner_steps": 4, "outer_steps": 4})
     async with make_cluster(config) as cluster:
-        cluster.when(Held, action=cluster.kill_client, after=1)
+        cluster.when(RecordPrepared, action=cluster.kill_client, after=1)
         cluster.when(TrainerHello, action=cluster.kill_client, after=3)
         result = await run(cluster)
         check_agreement(cluster, result)
@@ -180,13 +180,13 @@ async def test_a_trainer_whose_takeover_dies_with_the_client_goes_on_in_its_plac
             result = await run(cluster)
             check_agreement(cluster, result)
         assert result.hashes == expected.hashes
-        assert result.records[1].incarnations == {0: 1, 1: 2}
+        assert result.records[1].generations == {0: 1, 1: 2}
         assert [failover["kind"] for failover in result.summary["failovers"]] == ["trainer", "client"]
 
 
-@pytest.mark.usual("Commit-True", "Held-True")
+@pytest.mark.usual("Commit-True", "RecordPrepared-True")
 @pytest.mark.parametrize("is_client_first", BOTH)
-@pytest.mark.parametrize("kind", [Open, Commit, Join, RingPart, Held, Decide])
+@pytest.mark.parametrize("kind", [Open, Commit, Join, RingPart, RecordPrepared, CommitRecord])
 async def test_client_and_server_die_at_once(make_cluster: MakeCluster, kind: type, is_client_first: bool) -> None:
     async with make_cluster(CONFIG) as cluster:
         die = both(cluster, lambda: cluster.kill_server(3), is_client_first)
@@ -196,9 +196,9 @@ async def test_client_and_server_die_at_once(make_cluster: MakeCluster, kind: ty
     assert "client" in [failover["kind"] for failover in result.summary["failovers"]]
 
 
-@pytest.mark.usual("0.02-Lease-True", "0.15-Held-True")
+@pytest.mark.usual("0.02-Lease-True", "0.15-RecordPrepared-True")
 @pytest.mark.parametrize("deterministic", BOTH)
-@pytest.mark.parametrize("kind", [Lease, Acknowledge, Commit, TrainerDone, Held, Swapped, HoldoutInfo])
+@pytest.mark.parametrize("kind", [Lease, Acknowledge, Commit, TrainerDone, RecordPrepared, Swapped, HoldoutInfo])
 @pytest.mark.parametrize("client_away_s", [0.02, 0.15])
 async def test_client_and_data_server_die_at_once(
     make_cluster: MakeCluster, kind: type, deterministic: bool, client_away_s: float
@@ -218,7 +218,7 @@ async def test_client_and_data_server_die_at_once(
         cluster.when(kind, action=die, after={TrainerDone: 2, HoldoutInfo: 2}.get(kind, 6))
         result = await run(cluster)
         check_agreement(cluster, result)
-    assert result.records[1].incarnations == {0: 1, 1: 1}, "no trainer died of it"
+    assert result.records[1].generations == {0: 1, 1: 1}, "no trainer died of it"
     assert result.summary["steps"] == result.audit.steps
 
 

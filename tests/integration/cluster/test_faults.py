@@ -13,7 +13,7 @@ from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import EvalReport, StartRound, StepReport, TrainerDone
 from shoal.wire.messages.feed import Acknowledge, BatchReady, Lease, NoteAttempt
-from shoal.wire.messages.round import Close, Decide, Join, Propose
+from shoal.wire.messages.round import Close, CommitRecord, Join, Propose
 from shoal.wire.messages.step import (
     Backward,
     Commit,
@@ -49,7 +49,7 @@ def check_agreement(cluster: Cluster, result: ClusterResult, not_evaluated: int 
         if server.process.running:
             held = hashlib.sha256(server.parameters().numpy().tobytes()).hexdigest()
             assert held == result.hashes[server.stage]
-            assert server.replica.member.held_round == 4
+            assert server.replica.member.base_round == 4
     assert list(result.progress.eval_losses) == [held for held in range(5) if held != not_evaluated]
 
 
@@ -92,18 +92,18 @@ async def test_a_server_dies_in_a_step_and_another_replica_takes_over(
     assert failover["recovered_after_s"] < 5
 
 
-@pytest.mark.usual("RingPart", "Decide")
-@pytest.mark.parametrize("kind", [Close, Join, Propose, RingPart, Decide])
+@pytest.mark.usual("RingPart", "CommitRecord")
+@pytest.mark.parametrize("kind", [Close, Join, Propose, RingPart, CommitRecord])
 async def test_a_server_dies_in_the_averaging_and_the_others_finish_it(make_cluster: MakeCluster, kind: type) -> None:
     async with make_cluster(CONFIG) as cluster:
         ends = {"sender" if kind is Join else "receiver": cluster.servers[VICTIM_STAGE_0].peer}
-        # A decided record is named in Decide; the others name the round themselves.
-        which = {"after": 1} if kind is Decide else {"round": 2}
+        # A committed record is named in CommitRecord; the others name the round themselves.
+        which = {"after": 1} if kind is CommitRecord else {"round": 2}
         cluster.when(kind, action=lambda: cluster.kill_server(VICTIM_STAGE_0), **ends, **which)
         result = await run(cluster)
         check_agreement(cluster, result)
     # Before the record its share of round 2 is lost; afterwards the others have it.
-    assert result.audit.steps_lost == {0: 0 if kind is Decide else 4, 1: 0}
+    assert result.audit.steps_lost == {0: 0 if kind is CommitRecord else 4, 1: 0}
 
 
 async def test_a_spare_takes_the_place_of_a_dead_server(make_cluster: MakeCluster) -> None:
@@ -141,7 +141,7 @@ async def test_a_spare_takes_the_place_of_a_dead_server(make_cluster: MakeCluste
         (StepReport, True, 0),
     ],
 )
-async def test_a_trainer_dies_and_a_new_incarnation_does_the_rest_of_its_round(
+async def test_a_trainer_dies_and_a_new_generation_does_the_rest_of_its_round(
     make_cluster: MakeCluster, kind: type, is_sender: bool, after: int
 ) -> None:
     undisturbed = await run_undisturbed(make_cluster, CONFIG, 40)
@@ -160,9 +160,9 @@ async def test_a_trainer_dies_and_a_new_incarnation_does_the_rest_of_its_round(
     in_round_2 = {line.entry.key for line in result.steps[2] if line.entry.key.trainer == 1}
     assert sorted(key.number for key in in_round_2) == [4, 5, 6, 7]
     committed = {StartRound: 0, Commit: 1 + (after > 0), Committed: 2, Acknowledge: 2, StepReport: 2}
-    first = sorted(key.number for key in in_round_2 if key.incarnation == 1)
+    first = sorted(key.number for key in in_round_2 if key.generation == 1)
     assert len(first) in {committed.get(kind, 1), 1 + (kind is Commit)}
-    assert result.records[1].incarnations == {0: 1, 1: 2}
+    assert result.records[1].generations == {0: 1, 1: 2}
     [failover] = result.summary["failovers"]
     assert failover["kind"] == "trainer"
     assert failover["recovered_after_s"] < 3
@@ -192,7 +192,7 @@ async def test_both_trainers_die_one_of_them_twice_and_the_run_is_as_if_nothing_
         result = await run(cluster)
         check_agreement(cluster, result)
     assert result.hashes == undisturbed.hashes
-    assert result.records[1].incarnations == {0: 2, 1: 3}
+    assert result.records[1].generations == {0: 2, 1: 3}
 
 
 async def test_a_trainer_and_a_server_of_its_path_die_at_once(make_cluster: MakeCluster) -> None:
@@ -216,7 +216,7 @@ async def test_a_record_is_evaluated_over_shared_replicas_when_a_server_dies_in_
     undisturbed = await run_undisturbed(make_cluster, CONFIG)
     async with make_cluster(CONFIG) as cluster:
         peer, other = cluster.servers[index].peer, cluster.servers[index - 2].peer
-        cluster.when(EvalForward, action=lambda: cluster.freeze_server(index), receiver=peer, held=2)
+        cluster.when(EvalForward, action=lambda: cluster.freeze_server(index), receiver=peer, base_round=2)
         cluster.when(Committed, action=lambda: cluster.kill_server(index), sender=other, number=8)
         result = await run(cluster)
         check_agreement(cluster, result)
@@ -238,7 +238,7 @@ async def test_a_record_is_evaluated_over_others_when_two_replicas_of_the_path_l
         def look(sender: PeerId, receiver: PeerId, message: object) -> None:
             if isinstance(message, EvalRefused):
                 refused.append(sender)
-            if isinstance(message, EvalForward) and (sender, message.held) == (first, 2) and not refused:
+            if isinstance(message, EvalForward) and (sender, message.base_round) == (first, 2) and not refused:
                 cluster.network.cut(first, second)  # it is lost on its way
             deliver(sender, receiver, message)
 
@@ -348,7 +348,7 @@ async def test_a_data_server_that_is_started_again_goes_on_without_a_sample_twic
         cluster.when(kind, action=die, after=after)
         result = await run(cluster)
         check_agreement(cluster, result)
-    assert result.records[1].incarnations == {0: 1, 1: 1}, "no trainer died of it"
+    assert result.records[1].generations == {0: 1, 1: 1}, "no trainer died of it"
     if deterministic:
         undisturbed = await run_undisturbed(make_cluster, config)
         assert result.audit.steps == undisturbed.audit.steps

@@ -36,7 +36,7 @@ async def run(cluster: Cluster) -> ClusterResult:
         parameters = server.parameters()
         assert parameters.isfinite().all()
         assert hashlib.sha256(parameters.numpy().tobytes()).hexdigest() == result.hashes[server.stage]
-        assert server.replica.member.held_round == len(result.records)
+        assert server.replica.member.base_round == len(result.records)
     return result
 
 
@@ -162,7 +162,7 @@ async def test_a_replica_that_flips_a_bit_again_and_again_is_left_out_named_and_
 
         def flipping(average: Any, keep_average: bool = False) -> Any:
             nonlocal flips
-            if server.replica.member.held_round == 1:
+            if server.replica.member.base_round == 1:
                 flips += 1
                 average.parameters_N.view(torch.int32)[7] ^= 1 << 22
             return stage(average, keep_average)

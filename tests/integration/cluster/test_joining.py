@@ -13,7 +13,7 @@ import pytest
 
 from shoal.averaging.coordinator import RoundOutcome
 from shoal.ids import PeerId
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.round import StateChunk
@@ -44,7 +44,7 @@ def check_agreement(cluster: Cluster, result: ClusterResult) -> None:
         if server.process.running:
             held = hashlib.sha256(server.parameters().numpy().tobytes()).hexdigest()
             assert held == result.hashes[server.stage]
-            assert server.replica.member.held_round == 5
+            assert server.replica.member.base_round == 5
             assert server.replica.member.hashes == result.records[-1].stages[server.stage].hashes
 
 
@@ -78,17 +78,17 @@ async def test_a_server_that_joins_in_round_3_holds_what_the_others_hold_after_r
 
         async def join() -> None:
             server = await cluster.start_server(0)
-            announced.append(next(r.held_round for r in cluster.view.replicas if r.peer == server.peer))
+            announced.append(next(r.base_round for r in cluster.view.replicas if r.peer == server.peer))
 
         start_of_round(cluster, 3, join)
         hold_up(cluster, monkeypatch, 4, (PeerId("server4"),))
         result = await run(cluster)
         check_agreement(cluster, result)
         newcomer = cluster.servers[4]
-        assert newcomer.replica.member.held_round == 5
+        assert newcomer.replica.member.base_round == 5
         assert members(result, 4, 0)[newcomer.peer] == 0
         assert len(members(result, 4, 0)) == 3
-    assert announced == [NOTHING_HELD]
+    assert announced == [NO_BASE]
 
 
 async def test_two_newcomers_make_a_pipeline_of_their_own(
@@ -166,7 +166,7 @@ async def test_the_round_ends_while_a_newcomer_loads(
                 cluster.network.cut(donor, newcomer)
 
         def reconnect() -> None:
-            seen.append(cluster.servers[4].replica.member.held_round)
+            seen.append(cluster.servers[4].replica.member.base_round)
             for donor in donors:
                 cluster.network.heal(donor, newcomer)
 
@@ -189,7 +189,7 @@ async def test_a_replica_that_was_left_out_gets_the_state_again(
         victim = cluster.servers[2]
 
         def flip() -> None:
-            victim.replica.member._state.held.parameters_N[0] += 1
+            victim.replica.member._state.base.parameters_N[0] += 1
 
         cluster.when(Open, action=flip, receiver=victim.peer, number=6)
         hold_up(cluster, monkeypatch, 5, (victim.peer,))

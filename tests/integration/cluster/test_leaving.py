@@ -11,7 +11,7 @@ import shoal
 from shoal.runtime.launcher_messages import LastOfStage, ServerMayLeave
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import Leave
-from shoal.wire.messages.round import Close, Decide, Hold, StateChunk
+from shoal.wire.messages.round import Close, CommitRecord, PrepareRecord, StateChunk
 from shoal.wire.messages.step import Forward
 
 from .conftest import MakeCluster, make_config
@@ -86,9 +86,9 @@ async def test_a_server_that_is_not_the_last_of_its_stage_leaves_at_once(make_cl
     assert not any("kept" in notice for notice in notices)
 
 
-@pytest.mark.usual("Hold")
-@pytest.mark.parametrize("kind", [Close, Hold, Decide])
-async def test_a_record_that_is_decided_while_a_stage_is_handed_over_is_the_one_that_is_kept(
+@pytest.mark.usual("PrepareRecord")
+@pytest.mark.parametrize("kind", [Close, PrepareRecord, CommitRecord])
+async def test_a_record_that_is_committed_while_a_stage_is_handed_over_is_the_one_that_is_kept(
     make_cluster: MakeCluster, kind: type
 ) -> None:
     async with make_cluster(CONFIG) as cluster:

@@ -11,7 +11,7 @@ import pytest
 from shoal.ids import PeerId
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import StartRound
-from shoal.wire.messages.round import Held, Hold, Join, Restore, Staged
+from shoal.wire.messages.round import Join, PrepareRecord, RecordPrepared, Restore, Staged
 from shoal.wire.messages.step import Forward
 
 from .conftest import MakeCluster, make_config
@@ -74,7 +74,7 @@ def check(cluster: Cluster, result: ClusterResult) -> None:
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
     assert len(result.records) == 5
     for server in cluster.servers:
-        if server.process.running and server.replica.member.held_round == 5:
+        if server.process.running and server.replica.member.base_round == 5:
             held = hashlib.sha256(server.parameters().numpy().tobytes()).hexdigest()
             assert held == result.hashes[server.stage]
 
@@ -116,17 +116,17 @@ async def test_all_replicas_of_a_stage_die_in_training_and_come_back_empty(make_
     assert result.audit.samples == 5 * 8 * 4
 
 
-@pytest.mark.usual("Staged", "Held")
-@pytest.mark.parametrize("kind", [Join, Staged, Hold, Held])
+@pytest.mark.usual("Staged", "RecordPrepared")
+@pytest.mark.parametrize("kind", [Join, Staged, PrepareRecord, RecordPrepared])
 async def test_all_replicas_of_a_stage_die_in_the_averaging(make_cluster: MakeCluster, kind: type) -> None:
     async with make_cluster(CONFIG) as cluster:
-        ends = {"receiver" if kind is Hold else "sender": cluster.servers[3].peer}
-        which = {"after": 2} if kind is Hold else {"round": 3}
+        ends = {"receiver" if kind is PrepareRecord else "sender": cluster.servers[3].peer}
+        which = {"after": 2} if kind is PrepareRecord else {"round": 3}
         cluster.when(kind, action=kill(cluster, STAGE_1), **ends, **which)
         result, notices = await run(cluster)
         check(cluster, result)
-    # After Hold the record may have been decided: it is finished, and the stage is restored on top of it.
-    finished = kind in (Hold, Held)
+    # After PrepareRecord the record may have been committed: it is finished, and the stage is restored on top of it.
+    finished = kind in (PrepareRecord, RecordPrepared)
     assert restored(result) == [(4, 1, 0) if finished else (3, 1, 0)]
     check_said(result, notices, 1, "rounds 1 to 3" if finished else "rounds 1 to 2")
     assert result.audit.samples == 5 * 8 * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 import shoal
 from shoal.checkpoint import model_folder
+from shoal.client import stage_fetch
 from shoal.config import Config
 from shoal.data.catalog import open_source
 from shoal.data.source import Source
@@ -182,6 +184,17 @@ async def test_a_stage_that_nobody_holds_any_more_is_named_and_no_half_of_a_mode
     assert (result.summary["model"], result.summary["model_missing"]) == (None, reason)
     assert notices == [f"no model is left: {reason}"]
     assert of_models(log_dir) == []
+
+
+async def test_servers_that_give_other_bytes_than_the_record_names_are_not_waited_for(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_fetch, "_SILENT_S", math.inf)
+    # The client expects larger chunks, so what these servers offer is wrong.
+    async with make_cluster(text(), chunk_bytes=4096) as cluster:
+        with anyio.fail_after(60):
+            result = await cluster.run()
+    assert result.summary["model_missing"] == "nobody holds the parameters of stage 0 after round 2 any more"
 
 
 async def test_a_full_disk_leaves_the_old_model_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

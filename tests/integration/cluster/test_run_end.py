@@ -1,4 +1,4 @@
-"""What a run leaves when it ends: whatever was decided is on the disk, at whichever message the end comes."""
+"""What a run leaves when it ends: whatever was committed is on the disk, at whichever message the end comes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.errors import StorageError
 from shoal.runtime.role import leaves
 from shoal.swarm.records import names
 from shoal.testing import Cluster
-from shoal.wire.messages.round import Decide, Swapped
+from shoal.wire.messages.round import CommitRecord, Swapped
 
 from .conftest import MakeCluster, make_config, make_text
 
@@ -33,13 +33,13 @@ async def interrupted(cluster: Cluster, *kinds: type, **which: object) -> None:
 
 async def everybody_holds(cluster: Cluster, round: int) -> None:
     with anyio.fail_after(240):
-        await cluster.registry.watch().wait_for(lambda view: all(each.held_round == round for each in view.replicas))
+        await cluster.registry.watch().wait_for(lambda view: all(each.base_round == round for each in view.replicas))
 
 
-@pytest.mark.usual("0-Decide", "3-Swapped")
-@pytest.mark.parametrize("kind", [Decide, Swapped])
+@pytest.mark.usual("0-CommitRecord", "3-Swapped")
+@pytest.mark.parametrize("kind", [CommitRecord, Swapped])
 @pytest.mark.parametrize("after", [0, 3])
-async def test_a_record_that_was_decided_is_on_the_disk_when_the_client_is_interrupted(
+async def test_a_record_that_was_committed_is_on_the_disk_when_the_client_is_interrupted(
     make_cluster: MakeCluster, kind: type, after: int
 ) -> None:
     async with make_cluster(CONFIG) as cluster:
@@ -68,7 +68,7 @@ async def test_a_full_disk_gives_its_error_also_when_the_client_is_interrupted(
     monkeypatch.setattr(journal, "_write_whole", on_a_full_disk)
     async with Cluster(CONFIG, log_dir=tmp_path, dataset=make_text(1000)) as cluster:
         # As a role does that is told to stop: what fails after that is said.
-        cluster.when(Decide, action=lambda: cluster.client.stop(), after=4)
+        cluster.when(CommitRecord, action=lambda: cluster.client.stop(), after=4)
         with pytest.raises((StorageError, BaseExceptionGroup)) as caught, anyio.fail_after(240):
             await cluster.run()
         [error] = leaves(caught.value)

@@ -56,18 +56,18 @@ def check(cluster: Cluster, result: ClusterResult, config: Config) -> None:
     reproduces(cluster._log_dir, config, make_text(NUM_TRAIN))
 
 
-def life(log_dir: Path, number: int) -> list[Line]:
-    """What the victim has written down in one of its lives."""
+def generation(log_dir: Path, number: int) -> list[Line]:
+    """What the victim has written down in one of its generations."""
     return read_replica_log(log_dir / f"replicas/server{VICTIM}.{number}.jsonl")
 
 
 def resumed_after(log_dir: Path) -> int | None:
-    """After how many steps of its round the second life of the victim goes on."""
-    return next((line.commits for line in life(log_dir, 2) if isinstance(line, Resumed)), None)
+    """After how many steps of its round the second generation of the victim goes on."""
+    return next((line.commits for line in generation(log_dir, 2) if isinstance(line, Resumed)), None)
 
 
 def committed_in_round_of_death(log_dir: Path) -> int:
-    lines = life(log_dir, 1)
+    lines = generation(log_dir, 1)
     last_load = max(index for index, line in enumerate(lines) if isinstance(line, Loaded))
     return sum(isinstance(line, Applied) for line in lines[last_load:])
 
@@ -120,7 +120,7 @@ async def test_a_server_that_dies_later_fetches_the_record_first(make_cluster: M
     commits = resumed_after(log_dir)
     assert commits is not None
     assert commits >= 2
-    lines = life(log_dir, 2)
+    lines = generation(log_dir, 2)
     loaded = lines[lines.index(Resumed(1, commits)) - 1]
     assert isinstance(loaded, Loaded)
     assert loaded.round == 1
@@ -158,11 +158,11 @@ async def test_a_buddy_that_dies_when_it_is_asked_is_not_waited_for(make_cluster
                 if buddy is not None and victim in buddy._whole:
                     cluster.kill_server(index)
 
-        def wait_for_the_next_life() -> None:
+        def wait_for_the_next_generation() -> None:
             ends = {"receiver" if is_answer else "sender": victim}
             cluster.when(kind, action=kill_buddy, **ends)
 
-        cluster.when(SnapshotKept, action=killer(cluster, wait_for_the_next_life), receiver=victim)
+        cluster.when(SnapshotKept, action=killer(cluster, wait_for_the_next_generation), receiver=victim)
         result = await run(cluster)
         assert (result.audit.duplicates, result.audit.missing) == (0, 0)
         log_dir = cluster._log_dir

@@ -127,15 +127,16 @@ async def test_two_sides_that_have_trained_apart_go_on_from_the_chain_with_more_
         result = await cluster.result()
         lost = await first.result("failed")
         check_one_chain(cluster, parted, result.records[-1].round)
-    assert (parted.second[0].diary.start > 1) == kills_client
+    assert (parted.second[0].diary.generation > 1) == kills_client
     [left] = result.summary["chains_left"]
     assert left["samples"] < max(parted.met), "the larger one was chosen"
-    assert left["held_round"] > left["common_round"] >= 1
+    assert left["base_round"] > left["common_round"] >= 1
     kept = {record.round: record for record in result.records}
     own = {record.round: record for record in lost.records}
     common = [r for r in kept.keys() & own.keys() if kept[r] == own[r]]
     if here_is_ahead:
-        # Its last record may have been decided without its client's knowledge: then the next one names the one before.
+        # Its last record may have been committed without its client's knowledge: then the next one names the one
+        # before.
         last = json.loads((first.log_dir / "rounds" / f"round_{max(own):04d}.json").read_text())
         assert common or kept[max(own) + 1].previous == last["hash"], "the other host's records stand"
         assert list((cluster.host.log_dir / "left").glob("1/rounds/*.json")), "its own ones were put away"
@@ -150,7 +151,7 @@ def check_one_chain(cluster: Cluster, parted: Parted, last_round: int) -> None:
     assert last_round == OUTER
     for one, other in zip(HERE, THERE, strict=True):
         servers = cluster.servers[one], cluster.servers[other]
-        assert {server.replica.member.held_round for server in servers} == {OUTER}
+        assert {server.replica.member.base_round for server in servers} == {OUTER}
         assert len({server.replica.member.hashes for server in servers}) == 1
         assert {server.replica.member.coordinator for server in servers} == {parted.second[0].identity.peer_id}
 
@@ -169,7 +170,7 @@ async def test_a_side_that_lacks_a_stage_is_left_though_it_has_trained_more(make
         cluster.host = parted.second[0]
         result = await cluster.result()
         servers = [cluster.servers[i] for i in (*HERE, THERE[0])]
-        assert {server.replica.member.held_round for server in servers} == {OUTER}
+        assert {server.replica.member.base_round for server in servers} == {OUTER}
         assert len({server.replica.member.hashes for server in servers if server.stage == 0}) == 1
     [left] = result.summary["chains_left"]
     assert left["samples"] > parted.met[0]

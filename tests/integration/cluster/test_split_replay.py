@@ -40,7 +40,7 @@ async def train_apart(
         cluster.when(Open, action=parted.part, number=step)
 
         async def restart(server: int) -> None:
-            while not parted.second or cluster.servers[server].replica.member.held_round == 0:
+            while not parted.second or cluster.servers[server].replica.member.base_round == 0:
                 await cluster.device.run(int)
             cluster.kill_server(server)
             await cluster.restart_server(server)

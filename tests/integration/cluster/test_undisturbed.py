@@ -205,7 +205,7 @@ async def test_a_spare_server_stays_current_with_weight_0(make_cluster: MakeClus
         spare, *homes = cluster.servers[:3]
         assert all(torch.equal(spare.parameters(), home.parameters()) for home in homes)
         announced = [cluster.view.replica(server.peer) for server in (spare, *homes)]
-        assert [(r.step, r.held_round) for r in announced if r is not None] == [(0, 3), (12, 3), (12, 3)]
+        assert [(r.step, r.base_round) for r in announced if r is not None] == [(0, 3), (12, 3), (12, 3)]
     for record in result.records:
         members = dict(zip(record.stages[0].members, record.stages[0].weights, strict=True))
         assert members == {spare.peer: 0, homes[0].peer: 16, homes[1].peer: 16}

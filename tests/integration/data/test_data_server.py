@@ -95,7 +95,7 @@ async def test_a_trainer_leases_over_a_socket_and_another_process_sees_the_same_
         anyio.create_task_group() as group,
     ):
         client.introduce(hop)
-        feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, incarnation=1)
+        feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, generation=1)
         group.start_soon(dispatch, endpoint, (feed,))
         group.start_soon(dispatch, client, ())
         client.post(hop.peer, PlanRound(1, 1, StepRange(0, 3)))

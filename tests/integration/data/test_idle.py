@@ -111,7 +111,7 @@ async def test_an_idle_data_server_uses_no_cpu_and_wakes_only_for_heartbeats(tmp
     config = Config.model_validate({"data": {"seq_len": 64, "num_workers": num_workers}})
     with data_server(spec(tmp_path, peer, config)) as (pid, hop), anyio.fail_after(200):
         async with endpoint, anyio.create_task_group() as group:
-            feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, incarnation=1)
+            feed = Feed(endpoint=endpoint, data_server=hop, trainer=0, generation=1)
             group.start_soon(dispatch, endpoint, (feed,))
             endpoint.post(hop.peer, PlanRound(1, 1, StepRange(0, 10)))
             for step in range(2):

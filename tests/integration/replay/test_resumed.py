@@ -1,4 +1,4 @@
-"""A run in which a server has gone on from a snapshot is replayed, whichever processes compute its two lives."""
+"""A run in which a server has gone on from a snapshot is replayed, whichever processes compute its two generations."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def test_a_life_that_says_it_went_on_from_elsewhere_is_found_out(folder: Path) -
 
 def test_a_run_whose_earlier_life_is_missing_says_what_to_copy(folder: Path) -> None:
     (folder / "replicas/server1.1.jsonl").unlink()
-    with pytest.raises(ConfigError, match="snapshot of life 1 of its server"):
+    with pytest.raises(ConfigError, match="snapshot of generation 1 of its server"):
         replay(folder, num_processes=1)

@@ -110,7 +110,7 @@ async def test_messages_go_to_a_role_and_requests_get_their_reply() -> None:
         assert (await next_event(echo, InitialPeers)).maddrs == ("a", "b")
         asking = await supervisor.start(RoleSpec("client", 0, "roles:asking"))
         request = await next_event(asking, RoleAsks)
-        assert request == RoleAsks(0, StartTrainer(7, 1), start=1)
+        assert request == RoleAsks(0, StartTrainer(7, 1), generation=1)
         asking.reply(request, LauncherAnswer("no room"))
         assert (await next_event(asking, UserNotice)).text == "no room"
         assert (await asking.wait()).ok

@@ -150,7 +150,7 @@ def make_swarm() -> MakeSwarm:
                         num_stages=num_stages,
                         max_open_steps=max_open_steps,
                         max_microbatch_samples=swarm.caps.get(endpoint.peer_id),
-                        max_held=flow.microbatches_in_flight,
+                        max_kept=flow.microbatches_in_flight,
                         clock=SystemClock(),
                     )
                     worker.start_round(1)
@@ -162,7 +162,7 @@ def make_swarm() -> MakeSwarm:
                 driver = StepDriver(
                     endpoint=endpoint,
                     trainer=trainer,
-                    incarnation=1,
+                    generation=1,
                     window=flow.microbatches_in_flight,
                     max_grad_norm=max_grad_norm,
                     clock=SystemClock(),

@@ -172,7 +172,7 @@ async def test_an_evaluation_that_does_not_fit_lowers_the_cap_for_the_next(make_
         async def evaluate(number: int, caps: dict[PeerId, int]) -> tuple[float, int]:
             swarm.caps = caps
             return await swarm.drivers[0].evaluate(
-                evaluation=number, held=0, microbatches=microbatches, path=swarm.refs()
+                evaluation=number, base_round=0, microbatches=microbatches, path=swarm.refs()
             )
 
         with pytest.raises(RoundAborted, match="can't allocate memory"):
@@ -191,7 +191,7 @@ async def test_an_evaluation_is_cut_as_well_and_refused_where_it_is_not(make_swa
         async def evaluate(number: int, caps: dict[PeerId, int]) -> tuple[float, int]:
             swarm.caps = caps
             return await swarm.drivers[0].evaluate(
-                evaluation=number, held=0, microbatches=microbatches, path=swarm.refs()
+                evaluation=number, base_round=0, microbatches=microbatches, path=swarm.refs()
             )
 
         assert await evaluate(0, {TAIL: 2}) == plain.evaluate(parts(batch, (2, 2, 1, 2)))

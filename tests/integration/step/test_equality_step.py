@@ -163,7 +163,7 @@ async def test_a_pipeline_in_mixed_precision_is_bit_equal_to_a_plain_loop(
 
         async def evaluate(number: int) -> tuple[float, int]:
             return await swarm.drivers[0].evaluate(
-                evaluation=number, held=number, microbatches=holdout, path=swarm.refs()
+                evaluation=number, base_round=number, microbatches=holdout, path=swarm.refs()
             )
 
         assert await evaluate(0) == plain.evaluate(batches[0])
@@ -256,22 +256,22 @@ async def test_evaluation_is_that_of_the_parameters_that_the_round_started_from(
     async with make_swarm(family, 2, seed=SEED, max_grad_norm=0.5) as swarm:
         for [replica] in swarm.replicas:
             flat = replica.compute.parameters_flat()
-            replica.compute.held_parameters = lambda flat=flat: flat
+            replica.compute.base_parameters = lambda flat=flat: flat
         microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in holdout]
 
         async def evaluate(number: int) -> tuple[float, int]:
             return await swarm.drivers[0].evaluate(
-                evaluation=number, held=number // 10, microbatches=microbatches, path=swarm.refs()
+                evaluation=number, base_round=number // 10, microbatches=microbatches, path=swarm.refs()
             )
 
         assert await evaluate(0) == expected
         await swarm.train(image_batches((3, 2))[0], 0, 1e-2)
         assert await evaluate(1) == expected
         for [replica] in swarm.replicas:
-            replica.compute.held_parameters = replica.compute.parameters_flat
+            replica.compute.base_parameters = replica.compute.parameters_flat
         assert await evaluate(2) != expected
         plain.step(image_batches((3, 2))[0], 0, 1e-2)
         for [replica] in swarm.replicas:
-            replica.compute.held_parameters = None
+            replica.compute.base_parameters = None
             replica.worker.start_round(2)
         assert await evaluate(10) == plain.evaluate(holdout)

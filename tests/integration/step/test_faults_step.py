@@ -375,4 +375,4 @@ async def test_evaluation_over_a_replica_that_is_behind_is_refused(make_swarm: M
     async with make_swarm(family(), 2) as swarm:
         microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch(0)]
         with pytest.raises(RoundAborted, match="record of round 0, not 1"):
-            await swarm.drivers[0].evaluate(evaluation=1, held=1, microbatches=microbatches, path=swarm.refs())
+            await swarm.drivers[0].evaluate(evaluation=1, base_round=1, microbatches=microbatches, path=swarm.refs())

@@ -40,15 +40,15 @@ class Host:
         self.alive = True
         self.leads = number == 0
         self.knew_all = True
-        self.life = 0
+        self.generation = 0
         self.gone_for_good = False
         self.alive_since_s = 0.0
-        self.lives_briefly = False
+        self.generations_briefly = False
         self.begin()
 
     def begin(self) -> None:
         """Start, knowing nobody."""
-        self.life += 1
+        self.generation += 1
         self.alive, self.alive_since_s = True, self.world.network.now_s
         self.order = self.world.order_class(self.peer)
         self.seen: dict[PeerId, ClientPeer] = {}
@@ -73,12 +73,12 @@ class Host:
             self.world.dial(self, hop.peer)
         wake_s = self.order.wake_at_s(now_s)
         if wake_s < END_S:
-            self.world.network.at(wake_s, self.world.if_alive, self, self.life, self.look)
+            self.world.network.at(wake_s, self.world.if_alive, self, self.generation, self.look)
 
-    def told(self, client: ClientPeer, life: int) -> None:
+    def told(self, client: ClientPeer, generation: int) -> None:
         """An announcement has arrived, perhaps of one who is gone."""
         self.seen[client.peer] = client
-        self.world.network.after(EXPIRES_S, self.world.if_alive, self, self.life, lambda: self.expires(client))
+        self.world.network.after(EXPIRES_S, self.world.if_alive, self, self.generation, lambda: self.expires(client))
         self.look()
 
     def expires(self, client: ClientPeer) -> None:
@@ -106,7 +106,7 @@ class World:
         rng = self.network.rng
         self.hosts = [Host(self, number) for number in range(rng.randint(2, 4))]
         for host in self.hosts:
-            self.announce(host, host.life)
+            self.announce(host, host.generation)
         at_s = 5.0
         for victim in rng.sample(self.hosts, len(self.hosts) - 1):
             at_s += rng.uniform(0.0, 12.0)
@@ -118,9 +118,9 @@ class World:
 
     # -- what all see
 
-    def if_alive(self, host: Host, life: int, call: object, *arguments: object) -> None:
+    def if_alive(self, host: Host, generation: int, call: object, *arguments: object) -> None:
         """Do something of a process, unless that has ended meanwhile."""
-        if host.alive and host.life == life:
+        if host.alive and host.generation == generation:
             call(*arguments)  # type: ignore[operator]
 
     @property
@@ -129,27 +129,27 @@ class World:
         since_s = self.without_client_since_s
         return since_s is not None and self.network.now_s >= since_s + EXPIRES_S
 
-    def announce(self, host: Host, life: int) -> None:
+    def announce(self, host: Host, generation: int) -> None:
         """Say that it is there, and again every few seconds."""
-        if not host.alive or host.life != life:
+        if not host.alive or host.generation != generation:
             return
         for other in self.hosts:
             if other is not host:
                 delay_s = self.network.rng.uniform(0.0, SEEN_S)
-                self.network.after(delay_s, self.arrives, other, host.record, life)
-        self.network.after(EXPIRES_S / 3, self.announce, host, life)
+                self.network.after(delay_s, self.arrives, other, host.record, generation)
+        self.network.after(EXPIRES_S / 3, self.announce, host, generation)
 
-    def arrives(self, at: Host, client: ClientPeer, life: int) -> None:
+    def arrives(self, at: Host, client: ClientPeer, generation: int) -> None:
         speaker = next(host for host in self.hosts if host.peer == client.peer)
-        if at.alive and speaker.alive and speaker.life == life:
-            at.told(client, life)
+        if at.alive and speaker.alive and speaker.generation == generation:
+            at.told(client, generation)
 
     def dial(self, one: Host, peer: PeerId) -> None:
         other = next(host for host in self.hosts if host.peer == peer)
-        self.network.after(self.network.rng.uniform(0.0, DIALS_S), self.dialled, one, one.life, other)
+        self.network.after(self.network.rng.uniform(0.0, DIALS_S), self.dialled, one, one.generation, other)
 
-    def dialled(self, one: Host, life: int, other: Host) -> None:
-        if not one.alive or one.life != life:
+    def dialled(self, one: Host, generation: int, other: Host) -> None:
+        if not one.alive or one.generation != generation:
             return
         if other.alive:
             self.linked.add(frozenset((one.peer, other.peer)))
@@ -183,17 +183,17 @@ class World:
         host.begin()
         if host.leads and any(other.leads and other is not host for other in self.hosts):
             host.leads = False  # a higher ballot was taken meanwhile: it steps down
-        self.announce(host, host.life)
+        self.announce(host, host.generation)
 
     def _end(self, host: Host) -> None:
-        host.lives_briefly = self.network.now_s - host.alive_since_s < FOUND_S
+        host.generations_briefly = self.network.now_s - host.alive_since_s < FOUND_S
         host.alive = False
         for other in self.hosts:
             link = frozenset((host.peer, other.peer))
             if other is not host and link in self.linked:
                 self.linked.discard(link)
                 delay_s = self.network.rng.uniform(0.0, DIALS_S)
-                self.network.after(delay_s, self.if_alive, other, other.life, other.lost, host.peer)
+                self.network.after(delay_s, self.if_alive, other, other.generation, other.lost, host.peer)
 
     # -- promises
 
@@ -215,14 +215,14 @@ class World:
         if self.without_client_since_s is not None:
             liveness.within(self.network.now_s - self.without_client_since_s, SUCCEEDS_S, "the next client")
             self.without_client_since_s = None
-        self.announce(host, host.life)
+        self.announce(host, host.generation)
 
     def _knows_all(self, host: Host) -> bool:
         return host.alive and self.network.now_s - host.alive_since_s > EXPIRES_S / 3 + SEEN_S + DIALS_S
 
     def _is_flapping(self, host: Host) -> bool:
         """Whether it has been killed twice so fast that some have not found it in between, nor since."""
-        return host.lives_briefly and not (host.alive and self.network.now_s - host.alive_since_s >= FOUND_S)
+        return host.generations_briefly and not (host.alive and self.network.now_s - host.alive_since_s >= FOUND_S)
 
     def settled(self) -> None:
         """The last host was lost long ago: whoever is left trains."""

@@ -88,7 +88,7 @@ class World:
         speed = 1.0 if self.is_even else rng.choice(SPEEDS)
         host = rng.randrange(self.num_hosts)
         hop = Hop(peer, (f"tcp:host{host}:1",))
-        replica = Replica(hop=hop, join_unix_s=self.network.now_s, stage=StageIndex(stage), held_round=self.round - 1)
+        replica = Replica(hop=hop, join_unix_s=self.network.now_s, stage=StageIndex(stage), base_round=self.round - 1)
         self.machines[peer] = Machine(host, speed, replica, rng.random() < 0.8)
 
     def churn(self) -> None:
@@ -136,7 +136,7 @@ class World:
             self.average([p for p, machine in self.machines.items() if machine.replica.stage == stage])
         self.round += 1
         for machine in self.machines.values():
-            machine.replica = replace(machine.replica, held_round=self.round - 1)
+            machine.replica = replace(machine.replica, base_round=self.round - 1)
         self.churn()
         if self.round <= NUM_ROUNDS:
             self.begins()

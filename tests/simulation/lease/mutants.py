@@ -17,9 +17,9 @@ from shoal.swarm.takeover import Settled, TakeoverMachine
 class FencesNobody(LeaseTable):
     """Gives a lease to a trainer whose place was taken."""
 
-    def lease(self, trainer: int, incarnation: int, round_number: int, step: int, now_s: float = 0.0) -> Grant | Denial:
-        self._lowest_incarnation.clear()
-        return super().lease(trainer, incarnation, round_number, step, now_s)
+    def lease(self, trainer: int, generation: int, round_number: int, step: int, now_s: float = 0.0) -> Grant | Denial:
+        self._lowest_generation.clear()
+        return super().lease(trainer, generation, round_number, step, now_s)
 
 
 class HasEverything(LeaseTable):
@@ -60,7 +60,7 @@ class FreesWhatWasLeft(LeaseTable):
 
 
 class TakesNewLivesForOldOnes(TakeoverMachine):
-    """Believes a replica that was started again since, and has forgotten what its earlier life had committed."""
+    """Believes a replica that was started again since, and has forgotten what its earlier generation had committed."""
 
     def settled(self, everyone: Collection[PeerId], steady: Collection[PeerId]) -> Settled:
         oldest = StepKey(self._slot, self._lowest - 1, -1, -1)

@@ -44,7 +44,7 @@ class Held:
 @dataclass
 class Trainer:
     slot: int
-    incarnation: int = 1
+    generation: int = 1
     alive: bool = True
     step: int = 0
     reported: int = -1
@@ -76,7 +76,7 @@ class World:
         self.committed: dict[StepKey, Ranges] = {}
         self.paths: dict[StepKey, Path] = {}
         # Since when each replica has lived, counted in attempts, and when each attempt was opened.
-        self.lives: dict[PeerId, int] = dict.fromkeys(REPLICAS, 0)
+        self.generations: dict[PeerId, int] = dict.fromkeys(REPLICAS, 0)
         self.opened: dict[StepKey, int] = {}
         self.takeover_class = takeover_class
         self.late: list[Held] = []
@@ -126,7 +126,7 @@ class World:
         self.committed.clear()
         self.paths.clear()
         self.opened.clear()
-        self.lives = dict.fromkeys(REPLICAS, 0)
+        self.generations = dict.fromkeys(REPLICAS, 0)
         known = tuple(self.rng.choice((0.0, speed)) for speed in self.speeds[: self.num_slots])
         self.table.plan_round(self.round, self.num_slots, self.steps, self.rng.choice(((), known)))
         self.was_replaced = False
@@ -135,7 +135,7 @@ class World:
             trainer.step, trainer.current, trainer.key = 0, None, None
             trainer.held.clear()
             self.network.after(self.network.exponential(1 / self.speeds[slot]), self.go_on, slot, self.round)
-        # The record may be decided before everybody has done everything.
+        # The record may be committed before everybody has done everything.
         length_s = self.rng.choice((4.0, 40.0, 400.0)) * self.rng.random() if self.faults else 1e6
         self.network.run(self.now_s + length_s, self.is_done)
         self.end_round()
@@ -170,7 +170,7 @@ class World:
             trainer.alive = False
         elif (current := trainer.current) is None:
             answer = self.table.lease(
-                trainer.slot, trainer.incarnation, self.round, self.steps.first + trainer.step, self.now_s
+                trainer.slot, trainer.generation, self.round, self.steps.first + trainer.step, self.now_s
             )
             if isinstance(answer, Denial):
                 trainer.step = INNER_STEPS
@@ -189,7 +189,7 @@ class World:
                 trainer.current = None
                 return
             number = self.steps.first + trainer.step
-            self.attempt(trainer, StepKey(trainer.slot, trainer.incarnation, number, 0))
+            self.attempt(trainer, StepKey(trainer.slot, trainer.generation, number, 0))
             if self.chance(0.03):
                 # The trainer dies with the note in its queue although its Open is under way.
                 self.commit(trainer)
@@ -226,7 +226,7 @@ class World:
 
     def restart_replica(self, replica: PeerId) -> None:
         """It forgets everything; what nobody else of the path has is committed no more."""
-        self.lives[replica] = len(self.opened)
+        self.generations[replica] = len(self.opened)
         self.committed = {
             key: samples
             for key, samples in self.committed.items()
@@ -234,23 +234,23 @@ class World:
         }
 
     def lives_since(self, replica: PeerId, key: StepKey) -> bool:
-        return replica in self.paths[key] and self.lives[replica] < self.opened[key]
+        return replica in self.paths[key] and self.generations[replica] < self.opened[key]
 
     def settle(self, trainer: Trainer) -> Settled:
         """Ask the replicas that can be reached now what a trainer has done."""
-        slot, incarnation = trainer.slot, trainer.incarnation
+        slot, generation = trainer.slot, trainer.generation
         cut = self.rng.sample(REPLICAS, self.rng.choice((0, 1, 2))) if self.chance(0.3) else ()
-        machine = self.takeover_class(slot, incarnation + 1, self.round, self.now_s)
+        machine = self.takeover_class(slot, generation + 1, self.round, self.now_s)
         for replica in set(REPLICAS) - set(cut):
-            known = [key for key in self.opened if key[:2] == (slot, incarnation) and self.lives_since(replica, key)]
+            known = [key for key in self.opened if key[:2] == (slot, generation) and self.lives_since(replica, key)]
             # One that has not applied it has prepared it, and waits for somebody who can tell.
             committed = [key for key in known if key in self.committed and self.rng.random() < 0.7]
             in_doubt = [key for key in known if key in self.committed and key not in committed]
             since = {slot: min(known)} if known else {}
-            fence = {slot: incarnation + 1}
-            answer = Fenced(fence, tuple(committed), tuple(in_doubt), self.round, since, self.lives[replica] == 0)
+            fence = {slot: generation + 1}
+            answer = Fenced(fence, tuple(committed), tuple(in_doubt), self.round, since, self.generations[replica] == 0)
             machine.heard(replica, answer)
-        steady = [replica for replica in REPLICAS if self.lives[replica] == 0 and self.rng.random() < 0.5]
+        steady = [replica for replica in REPLICAS if self.generations[replica] == 0 and self.rng.random() < 0.5]
         return machine.settled(REPLICAS, steady)
 
     def note(self, held: Held, key: StepKey) -> None:
@@ -270,20 +270,18 @@ class World:
     def restart(self, trainer: Trainer) -> None:
         """The client fences the dead trainer, settles its steps at the replicas, and starts another one in its slot."""
         settled = self.settle(trainer)
-        released = self.table.release_trainer(trainer.slot, trainer.incarnation, settled)
+        released = self.table.release_trainer(trainer.slot, trainer.generation, settled)
         if self.rng.random() < 0.3:
-            self.table.release_trainer(trainer.slot, trainer.incarnation, settled)
-        if not isinstance(self.table.lease(trainer.slot, trainer.incarnation, self.round, self.steps.first), Denial):
-            raise Broken(
-                f"incarnation {trainer.incarnation} of trainer {trainer.slot} gets a lease though it was fenced"
-            )
+            self.table.release_trainer(trainer.slot, trainer.generation, settled)
+        if not isinstance(self.table.lease(trainer.slot, trainer.generation, self.round, self.steps.first), Denial):
+            raise Broken(f"generation {trainer.generation} of trainer {trainer.slot} gets a lease though it was fenced")
         if self.rng.random() < 0.5:
             self.zombies.append(trainer)  # it was only frozen
         self.was_replaced = True
         number = next_number(settled, self.steps, trainer.reported, released.next_step, is_known=released.is_known)
         step = number - self.steps.first if self.names_steps else 0
         reported = max(trainer.reported, number - 1)
-        self.trainers[trainer.slot] = Trainer(trainer.slot, trainer.incarnation + 1, step=step, reported=reported)
+        self.trainers[trainer.slot] = Trainer(trainer.slot, trainer.generation + 1, step=step, reported=reported)
 
     def begin_anew(self) -> None:
         """The data server is started again: it learns of records from the client, of leases from living trainers."""
@@ -299,7 +297,7 @@ class World:
                 self.table.forgo()
             for held in trainer.held if trainer.alive else ():
                 lease = self.table.resume(
-                    trainer.slot, trainer.incarnation, held.samples, held.attempts, done=held.done, left=held.left
+                    trainer.slot, trainer.generation, held.samples, held.attempts, done=held.done, left=held.left
                 )
                 if lease is None:
                     raise Broken(f"what trainer {trainer.slot} says to have is not free: {held.samples}")
@@ -308,7 +306,7 @@ class World:
             # It wakes up, and says that it still has what was given to others since, or is recorded.
             for held in zombie.held:
                 self.table.resume(
-                    zombie.slot, zombie.incarnation, held.samples, held.attempts, done=held.done, left=held.left
+                    zombie.slot, zombie.generation, held.samples, held.attempts, done=held.done, left=held.left
                 )
         self.check_leases()
 

@@ -209,7 +209,7 @@ class World:
         server.take(StageIndex(move.stage))
 
     def round(self) -> None:
-        """A record is decided: one server may be moved."""
+        """A record is committed: one server may be moved."""
         self.network.after(ROUND_S, self.round)
         view = self.true_view()
         holders = [replica.peer for replica in view.replicas]

@@ -1,4 +1,4 @@
-"""What must hold of records and of the bytes of stages, checked where each is decided, swapped, given or restored."""
+"""What must hold of records and of the bytes of stages, checked where each is committed, swapped, given or restored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Checks:
     """The checks of one world.
 
     Attributes:
-        records: What was decided, by hash.
+        records: What was committed, by hash.
         base_of: Bytes that were staged, and those that they were trained from.
         made_by: Bytes that were staged, and whose contributions are in them.
         step_hosts: The replicas of each step's path.
@@ -55,8 +55,8 @@ class Checks:
         for host in hosts:
             self._begun[key, host.peer] = host.begun.get(host.machine.round, 0)
 
-    def decided(self, record: Record, signed: SignedRecord) -> None:
-        """A record is decided, for the first time or again."""
+    def committed(self, record: Record, signed: SignedRecord) -> None:
+        """A record is committed, for the first time or again."""
         name = record_hash(signed)
         self.belongs(record, name)
         logs = self.world.disks[record.ballot.peer].read(name)
@@ -97,7 +97,7 @@ class Checks:
                 raise Broken(f"step {key} is in record {record.round}, but {aborter} has aborted it")
 
     def belongs(self, record: Record, name: str) -> None:
-        """A record goes on from what was decided before, and names no sample again."""
+        """A record goes on from what was committed before, and names no sample again."""
         if self.world.chain.decides(record.round, name, members_of(record)):
             self.world.samples.record((*record.samples, *record.skipped))
 
@@ -124,8 +124,8 @@ class Checks:
 
     def ring(self, host: ReplicaHost, peers: list[PeerId], parts: list[Contribution]) -> None:
         """A ring of these members has ended with these contributions."""
-        if {view for _, _, view in parts} != {tuple(peers)}:
-            raise Broken(f"the ring of {host.peer} mixes frames of several views")
+        if {quorum for _, _, quorum in parts} != {tuple(peers)}:
+            raise Broken(f"the ring of {host.peer} mixes frames of several quorums")
         if len({basis for _, basis, _ in parts}) > 1:
             raise Broken(f"the ring of {host.peer} mixes what was trained from different bytes")
 

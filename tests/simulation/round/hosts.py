@@ -13,11 +13,11 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CloseSteps,
     CoordinatorEffect,
-    Decided,
     Fetch,
     Journal,
     MemberEffect,
     Pin,
+    RecordCommitted,
     ReplicaOut,
     ResolveStep,
     Restored,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _WORK_S = 0.05
 Contribution = tuple[str, str, tuple[str, ...]]
-"""What a member gives to its ring: what it has learnt, from which bytes, and in which view."""
+"""What a member gives to its ring: what it has learnt, from which bytes, and in which quorum."""
 
 
 def digest(*parts: object) -> str:
@@ -77,7 +77,7 @@ class ReplicaHost:
         self.doubts: dict[StepKey, StepEntry] = {}
         self.staged: dict[StageHashes, str] = {}
         self.pinned: StageHashes | None = None
-        self.view: Propose | None = None
+        self.quorum: Propose | None = None
         self.parts: dict[tuple[object, ...], dict[str, Contribution]] = {}
 
     @property
@@ -115,13 +115,13 @@ class ReplicaHost:
                     if fate.commit:
                         self.log.append(entry)
                     self._later(self._steps_closed)
-                case RunRing(view):
-                    self.view = view
-                    tag = self._tag(view)
+                case RunRing(quorum):
+                    self.quorum = quorum
+                    tag = self._tag(quorum)
                     # In a ring of other members it would have another weight.
-                    peers = tuple(hop.peer for hop in view.members)
+                    peers = tuple(hop.peer for hop in quorum.members)
                     contribution = (digest(self.theta, [entry.key for entry in self.log], self.peer), self.theta, peers)
-                    for hop in view.members:
+                    for hop in quorum.members:
                         self.world.send(self.peer, hop.peer, (tag, contribution))
                 case Pin(hashes):
                     self.pinned = hashes
@@ -137,17 +137,17 @@ class ReplicaHost:
     def _steps_closed(self) -> list[MemberEffect]:
         return self.machine.steps_closed(StepsClosed(len(self.log), tuple(self.doubts), tuple(self.log)))
 
-    def _tag(self, view: Propose) -> tuple[object, ...]:
+    def _tag(self, quorum: Propose) -> tuple[object, ...]:
         """What marks the frames of a ring."""
-        return (view.round, view.ballot, view.epoch)
+        return (quorum.round, quorum.ballot, quorum.epoch)
 
     def _ring(self) -> None:
-        if self.view is None:
+        if self.quorum is None:
             return
-        view, peers = self.view, [hop.peer for hop in self.view.members]
-        parts = self.parts.get(self._tag(view), {})
+        quorum, peers = self.quorum, [hop.peer for hop in self.quorum.members]
+        parts = self.parts.get(self._tag(quorum), {})
         if set(peers) <= parts.keys():
-            self.view = None
+            self.quorum = None
             self.world.checks.ring(self, peers, [parts[peer] for peer in peers])
             theta = digest([parts[peer][0] for peer in peers])
             if self.world.flip_rate and self.world.network.rng.random() < self.world.flip_rate:
@@ -157,7 +157,7 @@ class ReplicaHost:
             hashes = hashes_of(theta)
             self.staged = {kept: value for kept, value in self.staged.items() if kept == self.pinned}
             self.staged[hashes] = theta
-            self._later(self.machine.ring_done, view, hashes)
+            self._later(self.machine.ring_done, quorum, hashes)
 
     def _fetch(self, order: Fetch) -> list[MemberEffect]:
         """Copy the bytes from whoever holds the record and can be reached; else try again."""
@@ -192,11 +192,11 @@ class ClientHost:
     def __init__(self, world: World, peer: PeerId) -> None:
         self.world, self.peer = world, peer
         self.disk = world.disks[peer]
-        # As in production: no start of a client has the incarnation of another one, whatever is left of its disk.
+        # As in production: no start of a client has the generation of another one, whatever is left of its disk.
         self.start = random.Random(f"{peer} {world.network.boots.get(peer, 0)}").getrandbits(31)
         self.machine: RoundCoordinatorMachine = world.coordinator_class(
             peer,
-            self.incarnation(),
+            self.generation(),
             world.settings,
             world.seal_as(peer),
             world.unseal,
@@ -206,7 +206,7 @@ class ClientHost:
         self.stuck: tuple[int, ...] = ()
         self._wake_s: float | None = None
 
-    def incarnation(self) -> int:
+    def generation(self) -> int:
         return self.start
 
     @property
@@ -252,9 +252,9 @@ class ClientHost:
                     # A disk that is slow; what is not written when the client dies is lost.
                     delay_s = self.world.network.exponential(_WORK_S)
                     self.world.network.on_host(self.peer, delay_s, self._journal, effect)
-                case Decided(record, signed):
+                case RecordCommitted(record, signed):
                     self.tip = None
-                    self.world.decided(self.peer, record, signed)
+                    self.world.committed(self.peer, record, signed)
                 case RoundReady(tip):
                     self.tip = tip
                 case Stuck(stages):

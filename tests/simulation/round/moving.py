@@ -207,7 +207,7 @@ class MovingWorld(World):
         machine = host.machine
         for other in self.replica_hosts():
             same = other.machine.tip.hash == machine.tip.hash and not other.machine.is_behind
-            same = same and other.machine.pending == machine.pending and other.machine.swapping is None
+            same = same and other.machine.prepared == machine.prepared and other.machine.swapping is None
             if other is not host and other.stage == host.stage and same and other.peer not in leaving:
                 return other
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from tests.simulation.round.hosts import ClientHost, ReplicaHost
-from tests.simulation.round.lost_decisions import DecidingWorld as World
+from tests.simulation.round.lost_commits import LostCommitWorld as World
 
 from shoal.ids import NO_BALLOT, PeerId
 from shoal.swarm.records import Tip
@@ -21,9 +21,9 @@ from shoal.swarm.round_restoration import Here, Restoration
 from shoal.swarm.round_settings import CloseRequest
 from shoal.wire.messages.round import (
     Basis,
-    Held,
     Propose,
     Record,
+    RecordPrepared,
     Resolve,
     RoundMessage,
     RoundState,
@@ -37,37 +37,37 @@ Make = Callable[[int], World]
 
 
 class NoHold(RoundCoordinatorMachine):
-    """Decides as soon as everyone has staged."""
+    """Commits as soon as everyone has staged."""
 
     def journaled(self, digest: str) -> CoordinatorEffects:
         if not super().journaled(digest):
             return []
-        for peer in self._views.members:
-            self._held.note(peer, Held(self.ballot, self.tip.round + 1, digest))
+        for peer in self._quorums.members:
+            self._preparation.note(peer, RecordPrepared(self.ballot, self.tip.round + 1, digest))
         return self._advance(self._since_s)
 
 
 class NoJournal(RoundCoordinatorMachine):
     """Has a record held while its step logs are still being written."""
 
-    def _hold(self) -> CoordinatorEffects:
-        [journal] = super()._hold()
+    def _prepare(self) -> CoordinatorEffects:
+        [journal] = super()._prepare()
         return [journal, *self.journaled(journal.digest)]
 
 
-class NoTakeoverOfHeldRecords(RoundCoordinatorMachine):
+class NoTakeoverOfPreparedRecords(RoundCoordinatorMachine):
     """Does not finish what replicas hold when it takes over."""
 
     def _state(self, peer: PeerId, state: RoundState, now_s: float) -> CoordinatorEffects:
-        return super()._state(peer, msgspec.structs.replace(state, pending=None), now_s)
+        return super()._state(peer, msgspec.structs.replace(state, prepared=None), now_s)
 
 
 class NoEpochs(RoundCoordinatorMachine):
-    """Takes what was staged for an earlier view of the round as if it were for the present one."""
+    """Takes what was staged for an earlier quorum of the round as if it were for the present one."""
 
     def _staged(self, peer: PeerId, message: Staged) -> CoordinatorEffects:
-        view = self._views.get(message.stage)
-        return super()._staged(peer, msgspec.structs.replace(message, epoch=view.epoch if view else 0))
+        quorum = self._quorums.get(message.stage)
+        return super()._staged(peer, msgspec.structs.replace(message, epoch=quorum.epoch if quorum else 0))
 
 
 class AbortsDoubts(RoundCoordinatorMachine):
@@ -144,7 +144,7 @@ class WaitsForNobody(Restoration):
 
 
 class MixesBases(RoundCoordinatorMachine):
-    """Lets restored replicas and holders of the record's bytes into one view."""
+    """Lets restored replicas and holders of the record's bytes into one quorum."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -162,9 +162,9 @@ class RestoresAtOnce(RoundCoordinatorMachine):
 class NamesNoBases(RoundCoordinatorMachine):
     """Does not say in the record what a stage was restored from."""
 
-    def _hold(self) -> CoordinatorEffects:
+    def _prepare(self) -> CoordinatorEffects:
         bases, self._restoration.bases = self._restoration.bases, {}
-        effects = super()._hold()
+        effects = super()._prepare()
         self._restoration.bases = bases
         return effects
 
@@ -177,8 +177,8 @@ class GivesRestoredBytes(RoundMemberMachine):
         return False
 
 
-class DecidesBeforeAnybodySwaps(RoundCoordinatorMachine):
-    """Says that a record is decided when all hold it: a successor may still have to drop that."""
+class CommitsBeforeAnybodySwaps(RoundCoordinatorMachine):
+    """Says that a record is committed when all have prepared it: a successor may still have to drop that."""
 
     def _set_tip(self, tip: Tip) -> None:
         super()._set_tip(tip)
@@ -191,28 +191,28 @@ class DecidesBeforeAnybodySwaps(RoundCoordinatorMachine):
 
 
 class CountsItsStarts(ClientHost):
-    """Has the incarnation that follows the one on its disk, which a power failure takes back."""
+    """Has the generation that follows the one on its disk, which a power failure takes back."""
 
-    def incarnation(self) -> int:
+    def generation(self) -> int:
         start = self.disk.read("start", 0) + 1
         self.disk.write("start", start)
         return start
 
 
 class AveragesInPlace(ReplicaHost):
-    """What the ring has made is the replica's state at once, before anything is decided."""
+    """What the ring has made is the replica's state at once, before anything is committed."""
 
     def _ring(self) -> None:
         super()._ring()
-        if self.view is None and self.staged:
+        if self.quorum is None and self.staged:
             self.theta = list(self.staged.values())[-1]
 
 
 class TagsNoEpochs(ReplicaHost):
     """Frames of a ring do not say of which epoch they are."""
 
-    def _tag(self, view: Propose) -> tuple[object, ...]:
-        return (view.round, view.ballot)
+    def _tag(self, quorum: Propose) -> tuple[object, ...]:
+        return (quorum.round, quorum.ballot)
 
 
 def _make(first_seed: int, **classes: type) -> tuple[Make, int]:
@@ -224,7 +224,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     for mutant, first_seed in (
         (NoHold, 102),
         (NoJournal, 1),
-        (NoTakeoverOfHeldRecords, 952),
+        (NoTakeoverOfPreparedRecords, 952),
         (NoEpochs, 7),
         (AbortsDoubts, 513),
         (AsksOnce, 1),
@@ -233,7 +233,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (MixesBases, 80),
         (RestoresAtOnce, 948),
         (NamesNoBases, 9),
-        (DecidesBeforeAnybodySwaps, 37),
+        (CommitsBeforeAnybodySwaps, 37),
     )
 }
 MUTANTS |= {

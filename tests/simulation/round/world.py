@@ -21,7 +21,7 @@ from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.sample_ranges import merge
 from shoal.wire.messages.base import SampleRange
-from shoal.wire.messages.round import Decide, Hold, Record, SignedRecord, Staged
+from shoal.wire.messages.round import CommitRecord, PrepareRecord, Record, SignedRecord, Staged
 from shoal.wire.messages.step import StepEntry
 
 GENESIS = "genesis"
@@ -31,8 +31,8 @@ END_S = 42.0
 LAST_S = 60.0
 ROUND_LIMIT_S = 12.0
 """After the last fault a round ends so long after the one before, in virtual time: a record that nobody can finish is
-waited for, then a view that does not end is proposed anew (`drop_after_s` and `stage_timeout_s` below)."""
-_DECISIONS = frozenset((Hold, Decide))
+waited for, then a quorum that does not end is proposed anew (`drop_after_s` and `stage_timeout_s` below)."""
+_DECISIONS = frozenset((PrepareRecord, CommitRecord))
 
 
 class DataServer:
@@ -184,9 +184,9 @@ class World:
     def make_checks(self) -> Checks:
         return Checks(self)
 
-    def decided(self, client: PeerId, record: Record, signed: SignedRecord) -> None:
-        """A client says that this is decided."""
-        self.checks.decided(record, signed)
+    def committed(self, client: PeerId, record: Record, signed: SignedRecord) -> None:
+        """A client says that this is committed."""
+        self.checks.committed(record, signed)
         self.pool_of(client).record(record)
 
     def trained_twice(self, found: TrainedTwice) -> None:
@@ -330,8 +330,8 @@ class World:
         machine = host.machine
         for other in self.replica_hosts():
             same_tip = other.machine.tip.hash == machine.tip.hash
-            same_pending = other.machine.pending == machine.pending and other.machine.swapping is None
-            if other is not host and other.stage == host.stage and same_tip and same_pending:
+            same_prepared = other.machine.prepared == machine.prepared and other.machine.swapping is None
+            if other is not host and other.stage == host.stage and same_tip and same_prepared:
                 return other
         return None
 
@@ -357,24 +357,24 @@ class World:
         return True
 
     def run(self) -> int:
-        """Run to the end, or until the swarm is split; returns how many rounds were decided.
+        """Run to the end, or until the swarm is split; returns how many rounds were committed.
 
         Raises:
             Broken: Something that must never happen has happened, or the run does not go on after the last fault.
         """
         try:
             self.network.run(SETTLED_S)
-            liveness.keeps_going(self.network, END_S, ROUND_LIMIT_S, lambda: max(self.chain.decided, default=0))
+            liveness.keeps_going(self.network, END_S, ROUND_LIMIT_S, lambda: max(self.chain.committed, default=0))
             liveness.given_time(self.network, LAST_S, self.is_enough)
         except Split:
             self.is_split = True
         else:
             liveness.nobody_left_behind({h.peer: h.machine.tip.round for h in self.replica_hosts()})
-        return max(self.chain.decided, default=0)
+        return max(self.chain.committed, default=0)
 
 
 def _knows_as_much(host: ReplicaHost, other: ReplicaHost) -> bool:
     """Whether of what `other` knows of the chain nothing is gone with it."""
     here, there = host.machine, other.machine
-    same = here.tip.hash == there.tip.hash and (there.pending is None or here.pending == there.pending)
+    same = here.tip.hash == there.tip.hash and (there.prepared is None or here.prepared == there.prepared)
     return here.tip.round > there.tip.round or (same and there.swapping is None)

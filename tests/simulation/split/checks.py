@@ -42,7 +42,7 @@ class SplitChecks(Checks):
             chain.append(before)
             record = before
         if record.round != 1:
-            raise Broken(f"nobody has said that record {record.round - 1} is decided")
+            raise Broken(f"nobody has said that record {record.round - 1} is committed")
         return chain
 
     def follows(self, host: ReplicaHost, record: Record, signed: SignedRecord) -> None:
@@ -92,7 +92,7 @@ class SplitChecks(Checks):
         hosts, unseal = self.world.replica_hosts(), self.world.unseal
         newest = max((host.machine.tip for host in hosts), key=lambda tip: tip.round)
         if newest.signed is None:
-            raise Broken("nothing was decided")
+            raise Broken("nothing was committed")
         chain = [unseal(newest.signed), *self.chain_before(unseal(newest.signed))]
         names = {newest.hash, *(record.previous for record in chain)}
         for host in hosts:

@@ -21,7 +21,7 @@ from shoal.swarm.round_judgement import Judgement
 from shoal.swarm.round_member import Effects as MemberEffects
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_replicas import RoundReplicas
-from shoal.wire.messages.round import Decide, Join
+from shoal.wire.messages.round import CommitRecord, Join
 
 
 class _KnowsTheChoice(Judgement):
@@ -79,7 +79,7 @@ class _NamesNoChain(RoundReplicas):
     def offer(self, peer: PeerId, ballot: Ballot, tip: Tip) -> list[CoordinatorEffect]:
         return [
             Send(effect.peer, msgspec.structs.replace(effect.message, instead_of=""))
-            if isinstance(effect, Send) and isinstance(effect.message, Decide)
+            if isinstance(effect, Send) and isinstance(effect.message, CommitRecord)
             else effect
             for effect in super().offer(peer, ballot, tip)
         ]
@@ -96,18 +96,18 @@ class NamesNoChain(RoundCoordinatorMachine):
 class FollowsTheNewest(RoundMemberMachine):
     """Leaves its chain for every record of a later round, whether it names its own one or not."""
 
-    def _decide(self, message: Decide) -> MemberEffects:
+    def _commit(self, message: CommitRecord) -> MemberEffects:
         if self._unseal(message.record).round > self.tip.round:
             message = msgspec.structs.replace(message, instead_of=self.tip.hash)
-        return super()._decide(message)
+        return super()._commit(message)
 
 
 class IsSilentAboutMistakes(RoundMemberMachine):
     """Does not answer to what was chosen in place of a record that it does not hold."""
 
-    def _decide(self, message: Decide) -> MemberEffects:
+    def _commit(self, message: CommitRecord) -> MemberEffects:
         is_mistaken = message.instead_of not in ("", self.tip.hash)
-        return [] if is_mistaken else super()._decide(message)
+        return [] if is_mistaken else super()._commit(message)
 
 
 class DropsItsStateFirst(Replica):

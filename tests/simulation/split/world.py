@@ -22,7 +22,7 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import ChainLeft
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.round import Decide, Hold, Resolve, SignedRecord
+from shoal.wire.messages.round import CommitRecord, PrepareRecord, Resolve, SignedRecord
 
 MET_S = 40.0
 END_S = 54.0
@@ -63,7 +63,7 @@ class SplitWorld(RoundWorld):
         # Of its own source: a seed without this fault is the same run as ever.
         rng = random.Random(f"meets {seed}")
         happens = rng.random() < 0.3 if meets is None else meets
-        self._meets_at = rng.choice((Hold, Decide, Resolve)) if happens and faults else None
+        self._meets_at = rng.choice((PrepareRecord, CommitRecord, Resolve)) if happens and faults else None
         self._meets_after = rng.randint(1, 12)
         self._meets_within_s = rng.choice((0.1, 0.5))
         self._parted_until_s = 0.0

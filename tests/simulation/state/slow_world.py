@@ -91,7 +91,7 @@ class Newcomer:
         self._next_piece()
 
     def follow(self, record: Fetch) -> None:
-        """A record is decided."""
+        """A record is committed."""
         if not self._chain.follow(record):
             raise Broken("a record does not follow the one before")
         self._check()

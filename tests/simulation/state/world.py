@@ -215,7 +215,7 @@ class World:
         donor.alive, donor.round = True, self.round
 
     def _next_round(self) -> None:
-        """A record is decided: the newcomer aims at it at once, the holders swap one by one."""
+        """A record is committed: the newcomer aims at it at once, the holders swap one by one."""
         if self.done:
             return
         self.round += 1

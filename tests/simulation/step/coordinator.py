@@ -40,7 +40,7 @@ class Ledger:
         self.samples = [Sample() for _ in range(NUM_SAMPLES)]
 
     def lease(self, trainer: TrainerHost) -> int | None:
-        if self.world.incarnations[trainer.slot] != trainer.incarnation:
+        if self.world.generations[trainer.slot] != trainer.generation:
             return None
         for index, sample in enumerate(self.samples):
             if sample.state == "free":
@@ -49,7 +49,7 @@ class Ledger:
         return None
 
     def note(self, trainer: TrainerHost, key: StepKey, path: tuple[str, ...]) -> None:
-        self.world.safety.opened(key, {peer: self.world.lives[peer] for peer in path})
+        self.world.safety.opened(key, {peer: self.world.generations[peer] for peer in path})
         held = self._held(trainer)
         if held is not None:
             held.key, held.path = key, path
@@ -119,12 +119,12 @@ class Coordinator:
     def fence(self, trainer: str) -> None:
         self._unfenced[trainer] = set(self.world.replica_peers)
         for peer in self.world.replica_peers:
-            self.world.network.send("K", peer, Envelope(Fence(dict(self.world.incarnations))))
+            self.world.network.send("K", peer, Envelope(Fence(dict(self.world.generations))))
 
     def _on_fenced(self, replica: str, message: Fenced) -> None:
         for sample in self.world.ledger.samples:
             key = sample.key
-            if sample.state != "doubt" or key is None or key.incarnation >= message.incarnations.get(key.trainer, 0):
+            if sample.state != "doubt" or key is None or key.generation >= message.generations.get(key.trainer, 0):
                 continue
             if key in message.committed:
                 sample.state = "done"
@@ -137,9 +137,9 @@ class Coordinator:
     def _repeat(self) -> None:
         self.world.network.on_host("K", 1.0, self._repeat)
         self._tell()
-        if any(incarnation > 1 for incarnation in self.world.incarnations.values()):
+        if any(generation > 1 for generation in self.world.generations.values()):
             for peer in self.world.replica_peers:
-                self.world.network.send("K", peer, Envelope(Fence(dict(self.world.incarnations))))
+                self.world.network.send("K", peer, Envelope(Fence(dict(self.world.generations))))
 
     def _tell(self) -> None:
         hello = Hello(self.round, self.members, self._closed_s is not None, dict(self._resolved))
@@ -180,7 +180,7 @@ class Coordinator:
         self._tell()
 
     def _decide(self, joins: dict[str, Join]) -> None:
-        self.world.safety.recorded({peer: (join.life, join.log) for peer, join in joins.items()})
+        self.world.safety.recorded({peer: (join.generation, join.log) for peer, join in joins.items()})
         entries = {entry.key.step: entry for join in joins.values() for entry in join.log}
         samples = [entry.samples[0].start for entry in entries.values()]
         self.world.samples.record(SampleRange(0, sample, sample + 1) for sample in samples)
@@ -189,7 +189,7 @@ class Coordinator:
                 sample.state = "recorded"
             elif sample.state in ("done", "doubt"):
                 sample.state = "free"
-        self.members = {peer: join.life for peer, join in joins.items()}
+        self.members = {peer: join.generation for peer, join in joins.items()}
         self.recorded_logs = {peer: [entry.key for entry in join.log] for peer, join in joins.items()}
         self.round += 1
         self._closed_s, self._resolved, self._opened_s = None, {}, self.world.network.now_s

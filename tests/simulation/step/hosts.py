@@ -72,7 +72,7 @@ class Join:
     """Replica to coordinator."""
 
     round: int
-    life: int
+    generation: int
     log: tuple[StepEntry, ...]
     in_doubt: tuple[StepKey, ...]
 
@@ -87,7 +87,8 @@ class Work:
 
 
 class ReplicaHost:
-    """One server; `applied` counts its commits in this life, and `buffers` are the steps that have changed those."""
+    """One server; `applied` counts its commits in this generation, and `buffers` are the steps that have changed
+    those."""
 
     def __init__(self, world: World, peer: str) -> None:
         self.world, self.peer, self.stage = world, PeerId(peer), int(peer[1])
@@ -99,7 +100,7 @@ class ReplicaHost:
             max_microbatch_samples=world.caps.get(self.peer),
             schedule=world.schedule,
         )
-        self.life = world.new_life(peer)
+        self.generation = world.new_generation(peer)
         self.work: dict[StepKey, Work] = {}
         self.payloads: dict[tuple[StepKey, type, int], Chain] = {}
         self.applied: list[StepKey] = []
@@ -151,19 +152,20 @@ class ReplicaHost:
                 self.world.network.send(self.peer, "K", self.joined)
 
     def _swap(self, hello: Hello) -> None:
-        if self.joined is not None and hello.members.get(self.peer) == self.life:
+        if self.joined is not None and hello.members.get(self.peer) == self.generation:
             committed = [entry.key for entry in self.machine.log]
             recorded = self.world.coordinator.recorded_logs[self.peer]
             if committed != recorded:
                 raise Broken(f"{self.peer} has committed after its join: {committed} but {recorded}")
-        # Whoever holds what the record says and whoever fetches it starts a new life: no step reaches over a record.
-        self.life, self.applied, self.buffers, self.joined = self.world.new_life(self.peer), [], [], None
+        # Whoever holds what the record says and whoever fetches it starts a new generation: no step reaches over a
+        # record.
+        self.generation, self.applied, self.buffers, self.joined = self.world.new_generation(self.peer), [], [], None
         self._do(self.machine.start_round(hello.round))
 
     def _try_join(self) -> None:
         if self.machine.closed:
             self.machine.join()
-            self.joined = Join(self.machine.round, self.life, tuple(self.machine.log), self.machine.in_doubt)
+            self.joined = Join(self.machine.round, self.generation, tuple(self.machine.log), self.machine.in_doubt)
             self.world.network.send(self.peer, "K", self.joined)
 
     def _remind_later(self) -> None:
@@ -195,18 +197,18 @@ class ReplicaHost:
     def _kick(self) -> None:
         if self._busy:
             return
-        operation = choose(self.machine.ready(), self.world.max_held)
+        operation = choose(self.machine.ready(), self.world.max_kept)
         if operation is None:
             return
         self._busy = True
         self.machine.started(operation)
         network = self.world.network
         duration_s = network.exponential(_COMPUTE_S) * network.slowness(self.peer)
-        network.on_host(self.peer, duration_s, self._finish, operation, self.life)
+        network.on_host(self.peer, duration_s, self._finish, operation, self.generation)
 
-    def _finish(self, operation: Operation, life: int) -> None:
+    def _finish(self, operation: Operation, generation: int) -> None:
         self._busy = False
-        if life != self.life:
+        if generation != self.generation:
             operation = Operation(OperationKind.DROP, operation.key)
         tensor, totals = self._compute(operation)
         self._do(self.machine.finished(operation, totals), tensor)
@@ -251,12 +253,12 @@ class ReplicaHost:
 
     def _forward(self, key: StepKey, received: Chain) -> Chain:
         """Compute; what it does to buffers goes into the step's own copy, which is live from the commit on."""
-        return (*received, Seen(self.peer, self.life, len(self.applied)))
+        return (*received, Seen(self.peer, self.generation, len(self.applied)))
 
     def _apply(self, key: StepKey, work: Work) -> None:
         path = tuple(hop.peer for hop in self.machine.open[key].request.path)
         cap = self.world.caps.get(self.peer)
-        self.world.safety.applies(self.peer, self.life, key, work.gradients, path, SIZES, cap, self.applied)
+        self.world.safety.applies(self.peer, self.generation, key, work.gradients, path, SIZES, cap, self.applied)
         self.applied.append(key)
         self.buffers.append(key)
 
@@ -269,13 +271,13 @@ class ReplicaHost:
 
 
 class TrainerHost:
-    """One incarnation of a trainer, with the data server's ledger beside it on the same host."""
+    """One generation of a trainer, with the data server's ledger beside it on the same host."""
 
-    def __init__(self, world: World, slot: int, incarnation: int, first_number: int) -> None:
-        self.world, self.slot, self.incarnation = world, slot, incarnation
-        self.peer = PeerId(f"T{slot}.{incarnation}")
+    def __init__(self, world: World, slot: int, generation: int, first_number: int) -> None:
+        self.world, self.slot, self.generation = world, slot, generation
+        self.peer = PeerId(f"T{slot}.{generation}")
         self.machine: StepTrainer = world.trainer_class(
-            trainer=slot, incarnation=incarnation, window=world.window, max_grad_norm=None, step_timeout_s=3.0
+            trainer=slot, generation=generation, window=world.window, max_grad_norm=None, step_timeout_s=3.0
         )
         self.round = 0
         self.steps = 0

@@ -201,7 +201,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (AbortsWithoutWaitingForTheSilent, 191),
         (AbortsAPreparedStepAlone, 2),
         (ForgetsWhatItHasCommitted, 1),
-        (IgnoresFences, 417),
+        (IgnoresFences, 669),
         (OpensStepsOfAnotherRound, 0),
         (TakesMicrobatchesOfAnySize, 1),
         (AddsRepeatedBackwards, 0),

@@ -7,15 +7,15 @@ from tests.simulation.step.hosts import TrainerHost
 
 
 class Replacement:
-    """What a world with trainers does about them; it has a network and the incarnation of each slot."""
+    """What a world with trainers does about them; it has a network and the generation of each slot."""
 
     network: Network
-    incarnations: dict[int, int]
+    generations: dict[int, int]
 
     def trainer_peers(self) -> list[str]:
-        return [f"T{slot}.{incarnation}" for slot, incarnation in self.incarnations.items()]
+        return [f"T{slot}.{generation}" for slot, generation in self.generations.items()]
 
-    def trainer_died(self, peer: str, slot: int, incarnation: int) -> None:
+    def trainer_died(self, peer: str, slot: int, generation: int) -> None:
         """Settle what a trainer has left, before the next one starts."""
         raise NotImplementedError
 
@@ -27,7 +27,7 @@ class Replacement:
     def _replace_trainer(self, peer: str) -> None:
         if peer not in self.trainer_peers():
             return
-        slot, incarnation = int(peer[1]), int(peer.split(".")[1])
-        self.incarnations[slot] = incarnation + 1
-        self.trainer_died(peer, slot, incarnation)
-        self.network.after(self.network.rng.uniform(0.1, 1.0), TrainerHost, self, slot, incarnation + 1, 0)
+        slot, generation = int(peer[1]), int(peer.split(".")[1])
+        self.generations[slot] = generation + 1
+        self.trainer_died(peer, slot, generation)
+        self.network.after(self.network.rng.uniform(0.1, 1.0), TrainerHost, self, slot, generation + 1, 0)

@@ -69,11 +69,11 @@ class World(Replacement):
         schedule_rng = random.Random(f"schedule of {seed}")
         self.schedule = schedule or schedule_rng.choice(list(Schedule))
         self.window = None if self.schedule == Schedule.GPIPE else 2
-        self.max_held = schedule_rng.choice([None, 1, 2])
-        self.lives: dict[str, int] = {}
-        self._num_lives = 0
+        self.max_kept = schedule_rng.choice([None, 1, 2])
+        self.generations: dict[str, int] = {}
+        self._num_generations = 0
         self.losses = SingleLosses(network)
-        self.incarnations = dict.fromkeys(range(self.num_trainers), 1)
+        self.generations = dict.fromkeys(range(self.num_trainers), 1)
         self._commits_left = rng.randint(1, 40) if rng.random() < 0.6 and not is_calm else 0
         has_witness = not is_calm and self.num_stages > 2 and self.own_rng.random() < 0.4
         self._first_commits_left = self.own_rng.randint(1, 12) if has_witness else 0
@@ -106,10 +106,10 @@ class World(Replacement):
         liveness.keeps_going(self.network, END_S, STEP_LIMIT_S, lambda: len(recorded), all_done)
         liveness.all_recorded(recorded, NUM_SAMPLES, [sample.state for sample in self.ledger.samples])
 
-    def new_life(self, peer: str) -> int:
-        self._num_lives += 1
-        self.lives[peer] = self._num_lives
-        return self._num_lives
+    def new_generation(self, peer: str) -> int:
+        self._num_generations += 1
+        self.generations[peer] = self._num_generations
+        return self._num_generations
 
     # ---- faults
 
@@ -182,6 +182,6 @@ class World(Replacement):
             if trainer.runs_over(replica):
                 self.losses.lost(f"another attempt of {trainer.peer}", notice_s + AVOIDED_S)
 
-    def trainer_died(self, peer: str, slot: int, incarnation: int) -> None:
+    def trainer_died(self, peer: str, slot: int, generation: int) -> None:
         self.ledger.trainer_died(peer)
         self.coordinator.fence(peer)

@@ -66,12 +66,12 @@ class Steps(StepHost):
     def _try_join(self) -> None:
         if self.machine.closed:
             self.machine.join()
-            self.joined = Join(self.machine.round, self.life, tuple(self.machine.log), self.machine.in_doubt)
+            self.joined = Join(self.machine.round, self.generation, tuple(self.machine.log), self.machine.in_doubt)
             self.server.steps_closed()
 
     def begin(self, round: int) -> None:
         """The server holds the record before this round."""
-        self.life, self.applied, self.buffers, self.joined = self.world.new_life(self.peer), [], [], None
+        self.generation, self.applied, self.buffers, self.joined = self.world.new_generation(self.peer), [], [], None
         self._do(self.machine.start_round(round))
         self._kick()
 
@@ -182,27 +182,27 @@ class Client(ClientHost):
             return
         live = [replica for replica in self.world.replicas if network.is_linked(self.peer, replica)]
         for gone in list(self.world.leases.gone):
-            slot, incarnation = gone
+            slot, generation = gone
             round = self.tip.round + 1
             if gone not in self._takeovers:
-                self._takeovers[gone] = self.world.takeover_class(slot, incarnation + 1, round, self.now_s)
+                self._takeovers[gone] = self.world.takeover_class(slot, generation + 1, round, self.now_s)
             machine = self._takeovers[gone]
             for send in machine.asks(live, self.now_s):
                 network.send(self.peer, send.to, Envelope(send.message))
             if machine.is_over(live, self.now_s):
                 del self._takeovers[gone]
                 settled = machine.settled({*live, *self.holders}, self.steady)
-                released = self.world.leases.release(slot, incarnation, settled)
+                released = self.world.leases.release(slot, generation, settled)
                 steps = steps_of(round)
                 number = next_number(settled, steps, -1, released.next_step, is_known=released.is_known)
-                self.world.start_trainer(slot, incarnation + 1, round, number - steps.first)
+                self.world.start_trainer(slot, generation + 1, round, number - steps.first)
 
 
 class Trainer(TrainerHost):
     """A trainer whose steps have the numbers that production gives them."""
 
-    def __init__(self, world: World, slot: int, incarnation: int, round: int, steps: int) -> None:
-        super().__init__(world, slot, incarnation, 0)  # type: ignore[arg-type]
+    def __init__(self, world: World, slot: int, generation: int, round: int, steps: int) -> None:
+        super().__init__(world, slot, generation, 0)  # type: ignore[arg-type]
         self.round, self.steps = round, steps
         self._arm()
 
@@ -219,7 +219,7 @@ class Leases:
     """The data server: it lives as long as the run. What `step.coordinator.Ledger` is there, over the real table.
 
     Attributes:
-        gone: Trainers that have died, (slot, incarnation), whose steps nobody has settled yet.
+        gone: Trainers that have died, (slot, generation), whose steps nobody has settled yet.
     """
 
     def __init__(self, world: World) -> None:
@@ -231,7 +231,7 @@ class Leases:
     def lease(self, trainer: TrainerHost) -> int | None:
         now_s = self.world.network.now_s
         number = steps_of(trainer.round).first + trainer.steps
-        given = self.table.lease(trainer.slot, trainer.incarnation, trainer.round, number, now_s)
+        given = self.table.lease(trainer.slot, trainer.generation, trainer.round, number, now_s)
         if isinstance(given, Denial):
             return None
         self.table.begun(given.lease, now_s)
@@ -239,7 +239,7 @@ class Leases:
         return given.batch.samples[0].start
 
     def note(self, trainer: TrainerHost, key: StepKey, path: tuple[PeerId, ...]) -> None:
-        self.world.safety.opened(key, {peer: self.world.lives[peer] for peer in path})
+        self.world.safety.opened(key, {peer: self.world.generations[peer] for peer in path})
         hosts = [self.world.network.hosts.get(peer) for peer in path]
         self.world.checks.opened(key, [host for host in hosts if isinstance(host, Server)])
         self.table.note(self._leases[trainer.peer], key, path)
@@ -252,7 +252,7 @@ class Leases:
     def give_back(self, trainer: TrainerHost) -> None:
         self.table.give_back(self._leases[trainer.peer])
 
-    def release(self, slot: int, incarnation: int, settled: Settled) -> Release:
+    def release(self, slot: int, generation: int, settled: Settled) -> Release:
         """A client has settled what this trainer has left."""
-        self.gone.discard((slot, incarnation))
-        return self.table.release_trainer(slot, incarnation, settled)
+        self.gone.discard((slot, generation))
+        return self.table.release_trainer(slot, generation, settled)

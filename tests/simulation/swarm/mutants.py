@@ -14,8 +14,8 @@ from shoal.ids import PeerId
 from shoal.swarm.lease import LeaseTable, _Lease  # pyright: ignore[reportPrivateUsage]
 from shoal.swarm.round_coordinator import Effects, RoundCoordinatorMachine
 from shoal.swarm.round_effects import TrainedTwice
+from shoal.swarm.round_quorums import RoundQuorums, first_quorum
 from shoal.swarm.round_settings import CloseRequest, RoundSettings
-from shoal.swarm.round_views import RoundViews, first_view
 from shoal.swarm.takeover import Settled, TakeoverMachine
 from shoal.wire.messages.round import Join as RoundJoin
 
@@ -23,7 +23,7 @@ from shoal.wire.messages.round import Join as RoundJoin
 class _JoinsWithWhatItHas(Steps):
     def close(self) -> None:
         self._do(self.machine.close())
-        self.joined = Join(self.machine.round, self.life, (), ())
+        self.joined = Join(self.machine.round, self.generation, (), ())
         self.server.steps_closed()
 
 
@@ -91,12 +91,12 @@ class TrainsTwice(World):
         self.noticed.append(found)
 
 
-class _LooksAtNoSamples(RoundViews):
+class _LooksAtNoSamples(RoundQuorums):
     def begin(
         self, settings: RoundSettings, joins: Mapping[PeerId, RoundJoin], slots: Mapping[PeerId, int]
     ) -> list[TrainedTwice]:
         for stage in range(settings.num_stages):
-            self[stage] = first_view(stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio)
+            self[stage] = first_quorum(stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio)
         return []
 
 
@@ -104,9 +104,9 @@ class RecordsWhatWasTrainedTwice(RoundCoordinatorMachine):
     """Merges steps into one record that share samples."""
 
     def _propose_all(self, request: CloseRequest, now_s: float) -> Effects:
-        views = _LooksAtNoSamples()
-        views.epochs = self._views.epochs
-        self._views = views
+        quorums = _LooksAtNoSamples()
+        quorums.epochs = self._quorums.epochs
+        self._quorums = quorums
         return super()._propose_all(request, now_s)
 
 
@@ -134,7 +134,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         13,
     ),
     "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 13),
-    "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 39),
-    "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 3),
+    "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 4),
+    "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 55),
     "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 90),
 }

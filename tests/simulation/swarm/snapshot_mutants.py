@@ -31,7 +31,7 @@ class ComparesNoHash(SnapshotSearch):
 
 class TakesSnapshotsOfOlderLives(SnapshotSearch):
     def offered(self, peer: PeerId, snapshot: Snapshot, now_s: float) -> SearchEffects:
-        return super().offered(peer, msgspec.structs.replace(snapshot, life=self._life - 1), now_s)
+        return super().offered(peer, msgspec.structs.replace(snapshot, generation=self._generation - 1), now_s)
 
 
 class _Forgetful(AttemptLedger):
@@ -50,7 +50,7 @@ class ForgetsWhatItHasDenied(StepReplica):
 
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
     "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 1),
-    "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 87),
+    "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 23),
     "TakesSnapshotsOfOlderLives": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderLives), 330),
     "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 22),
 }

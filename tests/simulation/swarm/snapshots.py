@@ -62,9 +62,9 @@ class SnapshotSteps(Steps):
         if not self.server.waits:
             super().begin(round)
 
-    def _finish(self, operation: Operation, life: int) -> None:
-        is_same = life == self.life
-        super()._finish(operation, life)
+    def _finish(self, operation: Operation, generation: int) -> None:
+        is_same = generation == self.generation
+        super()._finish(operation, generation)
         if is_same and operation.kind == OperationKind.COMMIT:
             self.server.boundary()
 
@@ -83,14 +83,14 @@ class SnapshotServer(Server):
     steps_class = SnapshotSteps
 
     def __init__(self, world: SnapshotWorld, peer: PeerId, stage: int, is_behind: bool = False) -> None:
-        self.life = world.network.boots.get(peer, 0) + 1
+        self.generation = world.network.boots.get(peer, 0) + 1
         self.store = SnapshotStore(stage, 3)
         self.kept: dict[PeerId, tuple[Snapshot, Content]] = {}
         self.made: tuple[Snapshot, Content] | None = None
         self.others: list[PeerId] = []
-        self.search: SnapshotSearch = world.search_class(peer, stage, self.life, _PATIENCE_S)
+        self.search: SnapshotSearch = world.search_class(peer, stage, self.generation, _PATIENCE_S)
         self.content: Content | None = None
-        self.waits = self.life > 1 and not is_behind
+        self.waits = self.generation > 1 and not is_behind
         self.closes = False
         super().__init__(world, peer, stage, is_behind)
 
@@ -101,7 +101,7 @@ class SnapshotServer(Server):
     def started(self) -> None:
         """The process is up."""
         now_s = self.world.network.now_s
-        self._search(self.search.begin(self.world.buddies(self) if self.life > 1 else [], now_s))
+        self._search(self.search.begin(self.world.buddies(self) if self.generation > 1 else [], now_s))
         self._tick()
 
     def _tick(self) -> None:
@@ -122,7 +122,7 @@ class SnapshotServer(Server):
         content = (self.theta, tuple(entry.key for entry in log))
         base = self.base
         state = (base.round, base.record_hash, base.hashes)
-        snapshot = Snapshot(self.peer, self.stage, self.life, *state, log, 1, digest(content))
+        snapshot = Snapshot(self.peer, self.stage, self.generation, *state, log, 1, digest(content))
         self.made, self.others = (snapshot, content), self.world.buddies(self)
         self._offer()
 
@@ -143,9 +143,12 @@ class SnapshotServer(Server):
             case OfferSnapshot() if message.snapshot is not None:
                 reason, of = self.store.offered(peer, message.snapshot), message.snapshot.digest
                 self._post(peer, NoSnapshot(of, reason) if reason else TakeSnapshot(of))
-            case AskSnapshot(stage, life):
+            case AskSnapshot(stage, generation):
                 kept = self.kept.get(peer)
-                if kept is None or (kept[0].stage, kept[0].life) != (stage, self.world.asked_life(kept[0], life)):
+                if kept is None or (kept[0].stage, kept[0].generation) != (
+                    stage,
+                    self.world.asked_generation(kept[0], generation),
+                ):
                     self._post(peer, NoSnapshot("", ""))
                 else:
                     self._post(peer, OfferSnapshot(b"", b""), kept[0])
@@ -187,13 +190,13 @@ class SnapshotServer(Server):
         self._search(self.search.refused(PeerId(peer), self.world.network.now_s))
         super().lost(peer)
 
-    # -- as a new life
+    # -- as a new generation
 
     def _search(self, effects: SearchEffects) -> None:
         for effect in effects:
             match effect:
                 case AskBuddy(peer):
-                    self._post(peer, AskSnapshot(self.stage, self.life - 1))
+                    self._post(peer, AskSnapshot(self.stage, self.generation - 1))
                 case Take(peer, snapshot):
                     self._post(peer, TakeSnapshot(snapshot.digest))
         if self.waits and self.steps is not None and self.search.is_settled(self.base):
@@ -267,9 +270,9 @@ class SnapshotWorld(World):
     def buddies(self, server: SnapshotServer) -> list[PeerId]:
         return [buddy.peer for buddy in buddies(self.view, server.machine.hop, server.stage)]
 
-    def asked_life(self, kept: Snapshot, life: int) -> int:
-        """A buddy that does not look at the life: the asker's own rule has to hold."""
-        return kept.life if self.flip_contents else life
+    def asked_generation(self, kept: Snapshot, generation: int) -> int:
+        """A buddy that does not look at the generation: the asker's own rule has to hold."""
+        return kept.generation if self.flip_contents else generation
 
     def flipped(self, content: Content) -> Content:
         theta, keys = content
@@ -296,7 +299,8 @@ class SnapshotWorld(World):
         self.deaths -= 1
         self.deaths_left = network.rng.randint(1, 6)
         first = next(peer for peer in trainer.machine._path if peer.startswith("R0"))
-        # The second one is in doubt about the step, and can ask the first one only when that has begun a new life.
+        # The second one is in doubt about the step, and can ask the first one only when that has begun a new
+        # generation.
         network.cut(trainer.peer, to, 3.0)
         network.cut(first, to, 0.7)
         if network.rng.random() < 0.5:

@@ -63,12 +63,12 @@ class World(Replacement, RoundWorld):
     ) -> None:
         self.replica_class, self.trainer_class = replica_class, trainer_class
         self.table_class, self.takeover_class = table_class, takeover_class
-        self.lives: dict[str, int] = {}
-        self._num_lives = 0
+        self.generations: dict[str, int] = {}
+        self._num_generations = 0
         self.safety = StepSafety()
         self.caps: dict[PeerId, int] = {}
         self.caps_rng, self.site_rng = random.Random(f"caps of {seed}"), random.Random(f"sites of {seed}")
-        self.max_held: int | None = None
+        self.max_kept: int | None = None
         super().__init__(seed, member_class, coordinator_class, host_class, Client, faults)
 
     def sizes(self) -> tuple[int, int]:
@@ -87,7 +87,7 @@ class World(Replacement, RoundWorld):
         # How many commits are applied before each outage of a site.
         outages = self.site_rng.choice((0, 1, 2, 3)) if self.has_faults else 0
         self.outages = [self.site_rng.randint(1, 30) for _ in range(outages)]
-        self.incarnations = dict.fromkeys(range(self.num_trainers), 1)
+        self.generations = dict.fromkeys(range(self.num_trainers), 1)
         self.leases = self.ledger = Leases(self)
         self.losses = SingleLosses(self.network)
         self.network.at(0.2, self._start_trainers)
@@ -95,10 +95,10 @@ class World(Replacement, RoundWorld):
     def new_table(self) -> LeaseTable:
         return self.table_class(BatchStream(MANY, 1), deterministic=self.network.rng.random() < 0.5, max_samples=1)
 
-    def new_life(self, peer: str) -> int:
-        self._num_lives += 1
-        self.lives[peer] = self._num_lives
-        return self._num_lives
+    def new_generation(self, peer: str) -> int:
+        self._num_generations += 1
+        self.generations[peer] = self._num_generations
+        return self._num_generations
 
     def _start_client(self, peer: PeerId) -> None:
         super()._start_client(peer)
@@ -140,11 +140,11 @@ class World(Replacement, RoundWorld):
         rng = self.site_rng
         duration_s = rng.choice((rng.uniform(0.5, 1.5), rng.uniform(1.0, 6.0)))
         later = range(1, 4)
-        trainers = [f"T{slot}.{i + more}" for slot, i in self.incarnations.items() for more in (0, *later)]
+        trainers = [f"T{slot}.{i + more}" for slot, i in self.generations.items() for more in (0, *later)]
         for replica in path:
             for other in (*self.clients, *trainers):
                 self.network.cut(replica, other, duration_s)
-        trainer = f"T{key.trainer}.{key.incarnation}"
+        trainer = f"T{key.trainer}.{key.generation}"
         if rng.random() < 0.5:
             self._crash(trainer)
         elif rng.random() < 0.5:
@@ -153,8 +153,8 @@ class World(Replacement, RoundWorld):
     def _train(self) -> None:
         """The trainers do."""
 
-    def decided(self, client: PeerId, record: Record, signed: SignedRecord) -> None:
-        super().decided(client, record, signed)
+    def committed(self, client: PeerId, record: Record, signed: SignedRecord) -> None:
+        super().committed(client, record, signed)
         self.leases.table.record(record.round, (*record.samples, *record.skipped))
 
     # -- faults
@@ -178,14 +178,14 @@ class World(Replacement, RoundWorld):
             return
         if peer in self.network.hosts:
             self.network.crash(peer)
-        slot, incarnation = int(peer[1]), int(peer.split(".")[1])
-        self.incarnations[slot] = incarnation + 1
-        self.leases.gone.add((slot, incarnation))
+        slot, generation = int(peer[1]), int(peer.split(".")[1])
+        self.generations[slot] = generation + 1
+        self.leases.gone.add((slot, generation))
 
-    def start_trainer(self, slot: int, incarnation: int, round: int, steps: int) -> None:
+    def start_trainer(self, slot: int, generation: int, round: int, steps: int) -> None:
         """A client has settled what the last trainer has left, and says where this one begins."""
-        self.losses.followed(f"the trainer after T{slot}.{incarnation - 1}")
-        self.network.after(self.network.rng.uniform(0.0, 0.5), Trainer, self, slot, incarnation, round, steps)
+        self.losses.followed(f"the trainer after T{slot}.{generation - 1}")
+        self.network.after(self.network.rng.uniform(0.0, 0.5), Trainer, self, slot, generation, round, steps)
 
     def run(self) -> int:
         self.network.at(SETTLED_S, self._count)

@@ -42,7 +42,7 @@ class FakeStage:
     """Three flat vectors where a module would be."""
 
     def __init__(self, num_elements: int) -> None:
-        self.held_parameters: Callable[[], Tensor] | None = None
+        self.base_parameters: Callable[[], Tensor] | None = None
         self.parameters = torch.arange(num_elements, dtype=torch.float32)
         self.floats = torch.zeros(3)
         self.integers = torch.zeros(2, dtype=torch.int64)
@@ -143,7 +143,7 @@ class Run:
     num_stages: int
     streams: list[object]
     replicas: list[list[Replica]] = field(default_factory=list)
-    incarnation: int = 0
+    generation: int = 0
     journal: dict[str, Logs] = field(default_factory=dict)
 
     def write(self, _round: int, digest: str, logs: Logs) -> None:
@@ -182,13 +182,13 @@ class Run:
 
     def start_client(self, identity: Identity | None = None) -> RoundCoordinator:
         """Start the client, or start it again."""
-        self.incarnation += 1
+        self.generation += 1
         identity = identity or self.identity
         endpoint = self.network.endpoint(identity.peer_id)
         coordinator = RoundCoordinator(
             endpoint=endpoint,
             signer=Signer(identity, AUTHORITY, "run"),
-            incarnation=self.incarnation,
+            generation=self.generation,
             settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=10.0),
             clock=SystemClock(),
             journal=self.write,

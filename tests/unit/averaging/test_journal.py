@@ -13,7 +13,7 @@ import pytest
 from shoal.averaging.audit import audit
 from shoal.averaging.journal import (
     Genesis,
-    hold_steps,
+    keep_steps,
     read_genesis,
     read_records,
     read_steps,
@@ -69,7 +69,7 @@ def write(directory: Path, round: int, logs: Steps, samples: Sequence[SampleRang
     begin(directory)
     record, signed = make_record(round, samples, lowest=lowest)
     if logs:
-        hold_steps(directory, round, record_hash(signed), {PeerId(peer): log for peer, log in logs.items()})
+        keep_steps(directory, round, record_hash(signed), {PeerId(peer): log for peer, log in logs.items()})
     write_round(directory, record, signed)
 
 
@@ -86,7 +86,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert content["hash"] == record_hash(signed)
     assert content["record"]["stages"][0]["members"] == {"R0": 3, "R1": 0}
     assert content["record"]["samples"] == [[0, 0, 4]]
-    assert content["record"]["ballot"] == {"number": 1, "peer": CLIENT, "incarnation": 1}
+    assert content["record"]["ballot"] == {"number": 1, "peer": CLIENT, "generation": 1}
 
 
 def test_steps_are_one_line_each_with_peer_and_stage(tmp_path: Path) -> None:
@@ -110,14 +110,14 @@ def test_a_finished_round_without_logs_keeps_those_written_before(tmp_path: Path
     assert rounds_with_steps(tmp_path) == [1], "nobody can say which steps another host has gathered"
 
 
-def test_the_logs_of_the_record_that_was_decided_count_and_others_go(tmp_path: Path) -> None:
-    decided, dropped = make_record(1, [SampleRange(0, 0, 4)]), make_record(1, [SampleRange(0, 0, 8)])
-    for (_, signed), log in ((decided, (entry(0, 0, 4),)), (dropped, (entry(0, 0, 4), entry(1, 4, 8)))):
-        hold_steps(tmp_path, 1, record_hash(signed), {PeerId("a"): (0, log)})
-    assert rounds_with_steps(tmp_path) == [], "nothing is decided yet"
+def test_the_logs_of_the_record_that_was_committed_count_and_others_go(tmp_path: Path) -> None:
+    committed, dropped = make_record(1, [SampleRange(0, 0, 4)]), make_record(1, [SampleRange(0, 0, 8)])
+    for (_, signed), log in ((committed, (entry(0, 0, 4),)), (dropped, (entry(0, 0, 4), entry(1, 4, 8)))):
+        keep_steps(tmp_path, 1, record_hash(signed), {PeerId("a"): (0, log)})
+    assert rounds_with_steps(tmp_path) == [], "nothing is committed yet"
     for _ in range(2):
-        # The second time is that of a client which was killed after the first and has found the record decided.
-        write_round(tmp_path, *decided)
+        # The second time is that of a client which was killed after the first and has found the record committed.
+        write_round(tmp_path, *committed)
         assert [line.entry for line in read_steps(tmp_path, 1)] == [entry(0, 0, 4)]
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["round_0001.jsonl"]
 
@@ -265,7 +265,7 @@ def test_an_audit_counts_the_rounds_that_a_restored_stage_has_lost(tmp_path: Pat
     record = Record("run", 4, Ballot(1, CLIENT, 1), "0", (outcome,), (), (), {})
     signed = seal(record)
     logs = {PeerId(peer): log for peer, log in both(entry(4, 12, 16)).items()}
-    hold_steps(tmp_path, 4, record_hash(signed), logs)
+    keep_steps(tmp_path, 4, record_hash(signed), logs)
     write_round(tmp_path, record, signed)
     assert audit(tmp_path, 16).steps_lost == {0: 0, 1: 2}
 
@@ -319,7 +319,7 @@ def test_an_audit_of_records_wants_to_know_who_may_sign_them(tmp_path: Path) -> 
 def test_records_of_a_chain_that_was_left_are_put_away_and_those_of_the_run_stay(tmp_path: Path) -> None:
     begin(tmp_path)
     first, signed = make_record(1)
-    hold_steps(tmp_path, 1, record_hash(signed), {PeerId("R0"): (0, ())})
+    keep_steps(tmp_path, 1, record_hash(signed), {PeerId("R0"): (0, ())})
     write_round(tmp_path, first, signed)
     following = msgspec.structs.replace(first, round=2, previous=record_hash(signed))
     set_aside(tmp_path, following, "its hash")

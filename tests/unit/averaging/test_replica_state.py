@@ -15,7 +15,7 @@ from shoal.optim.outer import OuterSgd
 
 class Stage:
     def __init__(self) -> None:
-        self.held_parameters = None
+        self.base_parameters = None
         self.parameters = torch.tensor([1.0, 2.0, 3.0])
         self.floats = torch.tensor([0.5])
         self.integers = torch.tensor([4])
@@ -129,16 +129,16 @@ def test_each_part_of_the_state_has_a_hash_of_its_own(state: ReplicaState) -> No
     assert state.stage(average(2.0)).momentum != base.momentum
 
 
-def test_held_parameters_are_those_of_the_record_while_training_goes_on(stage: Stage, state: ReplicaState) -> None:
+def test_base_parameters_are_those_of_the_record_while_training_goes_on(stage: Stage, state: ReplicaState) -> None:
     state.swap(state.stage(average(1.0)))
     stage.parameters += 5
-    assert stage.held_parameters is not None
-    assert stage.held_parameters().tolist() == [0.0, 1.0, 2.0]
+    assert stage.base_parameters is not None
+    assert stage.base_parameters().tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_state_that_has_changed_by_itself_is_noticed(state: ReplicaState) -> None:
     state.check()
-    state.held_parameters()[1] += 1
+    state.base_parameters()[1] += 1
     with pytest.raises(StateMismatch, match="hashes to"):
         state.check()
 

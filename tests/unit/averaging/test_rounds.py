@@ -20,7 +20,7 @@ from shoal.swarm.round_effects import ReplicaOut
 from shoal.transport.base import PeerLost, Received
 from shoal.wire.messages import Message, SampleRange
 from shoal.wire.messages.collective import RingPart, RingReady, SharedVector
-from shoal.wire.messages.round import Decide, Hold, Record, RoundState, ViewTag
+from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, RoundState
 
 pytestmark = pytest.mark.anyio
 MakeRun = Callable[..., object]
@@ -47,7 +47,7 @@ async def test_all_replicas_of_a_stage_end_with_the_record_s_bytes(make_run: Mak
     async with make_run(2, 3) as run:
         coordinator = run.start_client()
         leading = await coordinator.lead()
-        assert (leading.held_round, leading.outcome) == (0, None)
+        assert (leading.base_round, leading.outcome) == (0, None)
         assert leading.holders == {r.peer: s for s, stage in enumerate(run.replicas) for r in stage}
         for slot in range(3):
             run.commit(slot, 0)
@@ -85,7 +85,7 @@ async def test_a_round_without_training_leaves_the_state_alone(make_run: MakeRun
         outcome = await finish(run, coordinator, 1)
         assert outcome.record.stages[0].hashes == before
         assert outcome.record.samples == ()
-        assert run.replicas[0][1].member.held_round == 1
+        assert run.replicas[0][1].member.base_round == 1
 
 
 async def test_a_spare_stays_current(make_run: MakeRun) -> None:
@@ -153,7 +153,7 @@ async def test_a_member_whose_bits_differ_twice_is_out(make_run: MakeRun) -> Non
         outcome = await finish(run, coordinator, 1)
         assert faulty.peer not in outcome.record.stages[0].members
         assert faulty.peer not in outcome.holders
-        assert faulty.member.held_round == 0
+        assert faulty.member.base_round == 0
         assert isinstance(faulty.events.receive_nowait(), ReplicaOut)
 
 
@@ -163,7 +163,7 @@ async def test_a_member_with_broken_memory_leaves_by_itself(make_run: MakeRun) -
         await coordinator.lead()
         run.commit(0, 0)
         broken = run.replicas[0][0]
-        broken.state.held_parameters()[0] += 1
+        broken.state.base_parameters()[0] += 1
         outcome = await finish(run, coordinator, 1)
         assert outcome.record.stages[0].members == (run.replicas[0][1].peer,)
         out = broken.events.receive_nowait()
@@ -172,7 +172,7 @@ async def test_a_member_with_broken_memory_leaves_by_itself(make_run: MakeRun) -
         assert not broken.member._donor._offered
 
 
-@pytest.mark.parametrize("message", [Hold, Decide])
+@pytest.mark.parametrize("message", [PrepareRecord, CommitRecord])
 async def test_a_restarted_client_finishes_the_round(make_run: MakeRun, message: type[Message]) -> None:
     async with make_run(2, 2) as run:
         coordinator = run.start_client()
@@ -195,8 +195,8 @@ async def test_a_restarted_client_finishes_the_round(make_run: MakeRun, message:
         await died.wait()
         again = run.start_client()
         leading = await again.lead()
-        if leading.held_round == 0:
-            assert message is Hold
+        if leading.base_round == 0:
+            assert message is PrepareRecord
             await finish(run, again, 1)
         else:
             # Who had swapped before says again what it has sent.
@@ -205,10 +205,10 @@ async def test_a_restarted_client_finishes_the_round(make_run: MakeRun, message:
             assert record_hash(leading.outcome.signed) in run.journal
         hashes = {stage: {r.member.hashes for r in run.replicas[stage]} for stage in range(2)}
         assert all(len(different) == 1 for different in hashes.values())
-        assert {r.member.held_round for stage in run.replicas for r in stage} == {1}
+        assert {r.member.base_round for stage in run.replicas for r in stage} == {1}
         run.commit(0, 1)
         outcome = await finish(run, again, 2)
-        assert outcome.record.ballot.incarnation == 2
+        assert outcome.record.ballot.generation == 2
 
 
 async def test_a_step_in_doubt_is_settled_from_all_joins(make_run: MakeRun) -> None:
@@ -246,7 +246,7 @@ async def test_the_client_waits_for_a_stage_without_replica(make_run: MakeRun) -
             await anyio.lowlevel.checkpoint()
         run.add_replica(1)
         coordinator.replicas(run.hops)
-        assert (await coordinator.lead()).held_round == 0
+        assert (await coordinator.lead()).base_round == 0
 
 
 async def test_a_member_that_refers_to_memory_it_does_not_share_is_refused_counted_and_left_out(
@@ -260,7 +260,7 @@ async def test_a_member_that_refers_to_memory_it_does_not_share_is_refused_count
         endpoints = run.network._endpoints
 
         def refer(source: PeerId, target: PeerId, message: Message) -> None:
-            if isinstance(message, RingPart) and source == hostile and ViewTag.decoded(message.tag).epoch == 0:
+            if isinstance(message, RingPart) and source == hostile and QuorumTag.decoded(message.tag).epoch == 0:
                 run.network.before_delivery = None
                 lie = SharedVector(descriptor=0, inode=1, offset_bytes=0)
                 ready = RingReady(*(getattr(message, name) for name in message.__struct_fields__), count=1, vector=lie)
@@ -287,7 +287,7 @@ async def test_a_replica_takes_no_record_of_somebody_without_the_swarm_key(make_
         signed = Signer(other, AUTHORITY if has_key else other, "run").seal(record)
         endpoint = run.network.endpoint(other.peer_id)
         endpoint.introduce(run.hops[replica.peer])
-        endpoint.post(replica.peer, Decide(ballot, signed))
+        endpoint.post(replica.peer, CommitRecord(ballot, signed))
         events = [event for event in [await anext(endpoint.events()) for _ in range(2)]]
         answers = [event.message for event in events if isinstance(event, Received)]
         if has_key:
@@ -295,4 +295,4 @@ async def test_a_replica_takes_no_record_of_somebody_without_the_swarm_key(make_
         else:
             assert isinstance(events[-1], PeerLost)
             assert "without having the swarm key" in events[-1].reason
-        assert replica.member.held_round == 1
+        assert replica.member.base_round == 1

@@ -88,7 +88,7 @@ class Swarm:
 
     @asynccontextmanager
     async def server(
-        self, peer: PeerId, stage: int, life: int = 1, room_bytes: int = ROOM, key: bytes = b"own"
+        self, peer: PeerId, stage: int, generation: int = 1, room_bytes: int = ROOM, key: bytes = b"own"
     ) -> AsyncIterator[Server]:
         endpoint, device = self.network.endpoint(peer), Inline()
         settings = SnapshotSettings(2, room_bytes, key)
@@ -100,20 +100,20 @@ class Swarm:
         owner = SnapshotOwner(
             endpoint,
             stage,
-            life=life,
+            generation=generation,
             settings=settings,
             view=lambda: self.view,
             device=device,
             capture=capture,
-            held=lambda: found.base,
+            base=lambda: found.base,
         )
         exchange = SnapshotExchange(
             endpoint,
             stage,
             owner=owner,
             settings=settings,
-            life=life,
-            follows=life > 1,
+            generation=generation,
+            follows=generation > 1,
             view=lambda: self.view,
             clock=SystemClock(),
         )
@@ -150,7 +150,7 @@ async def test_the_next_life_goes_on_from_the_newest_one_bit_for_bit() -> None:
         async with swarm.server(OWNER, 0) as first:
             await keep(first)
             await keep(first, 4)
-        async with swarm.server(OWNER, 0, life=2) as second:
+        async with swarm.server(OWNER, 0, generation=2) as second:
             with anyio.fail_after(240):
                 await second.exchange.settled(BASE)
             found = second.exchange.take(BASE)
@@ -160,16 +160,16 @@ async def test_the_next_life_goes_on_from_the_newest_one_bit_for_bit() -> None:
             assert second.exchange.take(BASE) is None
 
 
-@pytest.mark.parametrize("life", [2, 3])
-async def test_another_life_or_another_state_gets_nothing(life: int) -> None:
+@pytest.mark.parametrize("generation", [2, 3])
+async def test_another_generation_or_another_state_gets_nothing(generation: int) -> None:
     swarm = Swarm((OWNER, 0), (BUDDY, 1))
     async with swarm.server(BUDDY, 1):
         async with swarm.server(OWNER, 0) as first:
             await keep(first)
-        async with swarm.server(OWNER, 0, life=life) as later:
+        async with swarm.server(OWNER, 0, generation=generation) as later:
             with anyio.fail_after(240):
                 await later.exchange.settled(ROUND_2)
-            assert later.exchange.take(ROUND_2 if life == 2 else BASE) is None
+            assert later.exchange.take(ROUND_2 if generation == 2 else BASE) is None
 
 
 async def test_a_buddy_cannot_change_what_the_owner_has_sealed(caplog: pytest.LogCaptureFixture) -> None:
@@ -180,7 +180,7 @@ async def test_a_buddy_cannot_change_what_the_owner_has_sealed(caplog: pytest.Lo
         kept = buddy.exchange._whole[OWNER]
         longer = msgspec.structs.replace(kept.snapshot, log=log(3))
         kept.offer = OfferSnapshot(msgspec.msgpack.encode(longer), kept.offer.seal)
-        async with swarm.server(OWNER, 0, life=2) as second:
+        async with swarm.server(OWNER, 0, generation=2) as second:
             with anyio.fail_after(240):
                 await second.exchange.settled(BASE)
             assert second.exchange.take(BASE) is None

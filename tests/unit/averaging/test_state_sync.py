@@ -14,7 +14,7 @@ from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.swarm.state_keeping import PieceKey
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.round import AskState, NoState, ReadState, StateChunk, StateOffer
@@ -59,7 +59,7 @@ async def test_a_newcomer_gets_parameters_momentum_and_buffers_and_takes_part_wi
         await until(lambda: newcomer.peer in (coordinator.holders or {}))
         other = run.replicas[0][0]
         assert newcomer.member.hashes == other.member.hashes
-        for mine, theirs in zip(newcomer.state.held, other.state.held, strict=True):
+        for mine, theirs in zip(newcomer.state.base, other.state.base, strict=True):
             assert torch.equal(mine, theirs)
             assert mine.data_ptr() != theirs.data_ptr()
         assert torch.equal(newcomer.stage.parameters, other.stage.parameters)
@@ -98,7 +98,7 @@ async def test_a_lying_donor_is_detected_and_named(
         run.network.cut(honest.peer, PeerId("R0.2"))
         newcomer = join(run, coordinator, 0)
         await until(lambda: messages(caplog, "state.donor_distrusted") != [])
-        assert newcomer.member.held_round == 0
+        assert newcomer.member.base_round == 0
         run.network.heal(honest.peer, PeerId("R0.2"))
         await until(lambda: newcomer.peer in (coordinator.holders or {}))
         [reason] = messages(caplog, "state.donor_distrusted")
@@ -120,7 +120,7 @@ async def test_a_newcomer_waits_for_a_holder_to_come_back_and_names_the_stage(
         newcomer = join(run, coordinator, 1)
         await until(lambda: messages(caplog, "state.nobody") != [])
         assert messages(caplog, "state.nobody") == ["stage 1: nobody holds record 1; waiting for a server that does"]
-        assert newcomer.member.held_round == 0
+        assert newcomer.member.base_round == 0
         for other in others:
             run.network.heal(holder.peer, other)
         await until(lambda: newcomer.peer in (coordinator.holders or {}))
@@ -148,7 +148,7 @@ async def test_a_coordinator_that_takes_over_tells_newcomers_what_to_look_for(
         for other in (client, run.replicas[0][0].peer, PeerId("R1.1")):
             run.network.heal(holder.peer, other)
         leading = await again.lead()
-        assert leading.held_round == 1
+        assert leading.base_round == 1
         newcomer = run.replicas[1][1]
         await until(lambda: newcomer.peer in (again.holders or {}))
         assert newcomer.member.hashes == holder.member.hashes
@@ -170,7 +170,7 @@ async def test_newcomers_alone_do_not_make_the_run_start_again(make_run: MakeRun
 @pytest.mark.parametrize(
     ("is_kept", "last", "cause"), [(True, 3, ""), (False, 3, "link is not the cause"), (False, 4, "too slow")]
 )
-async def test_a_record_that_is_decided_meanwhile_is_reached_from_the_one_that_is_being_fetched(
+async def test_a_record_that_is_committed_meanwhile_is_reached_from_the_one_that_is_being_fetched(
     make_run: MakeRun, caplog: pytest.LogCaptureFixture, is_kept: bool, last: int, cause: str
 ) -> None:
     caplog.set_level("INFO")
@@ -196,7 +196,7 @@ async def test_a_record_that_is_decided_meanwhile_is_reached_from_the_one_that_i
             coordinator.close_round(round, {r.peer: slot for slot, r in enumerate(run.replicas[0][:2])})
             newest = await coordinator.finish_round(round)
         assert newcomer not in newest.record.stages[0].members
-        assert joined.member.held_round == 0
+        assert joined.member.base_round == 0
         for donor in run.replicas[0][:2]:
             offered = donor.member._donor._offered
             if is_kept:
@@ -207,7 +207,7 @@ async def test_a_record_that_is_decided_meanwhile_is_reached_from_the_one_that_i
                     del offered[key]
             run.network.heal(donor.peer, newcomer)
         await until(lambda: newcomer in (coordinator.holders or {}))
-        assert joined.member.held_round == last
+        assert joined.member.base_round == last
         assert joined.member.hashes == newest.record.stages[0].hashes
         assert fetched(caplog) == ([(1, False), (2, True), (3, True)] if is_kept else [(last, False)])
         reasons = messages(caplog, "state.overtaken")
@@ -338,7 +338,7 @@ async def test_who_asks_too_early_gets_the_offer_when_there_is_one(network: Memo
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(donor.run)
             donor.receive(Received(asker.peer_id, AskState(0, "new")))
-            assert await answer() == NoState("new", NOTHING_HELD)
+            assert await answer() == NoState("new", NO_BASE)
             donor.hold(1, "other", OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
             donor.hold(2, "new", OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
             offer = await answer()

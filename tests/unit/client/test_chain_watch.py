@@ -25,7 +25,7 @@ def test_a_chain_that_is_left_is_said_and_noted_once() -> None:
     left = LeftChain(5, "ab" * 32, 3, 40, 6)
     assert noted == [(left,)]
     assert chains.as_json() == [
-        {"held_round": 5, "record": "ab" * 32, "common_round": 3, "samples": 40, "samples_freed": 6}
+        {"base_round": 5, "record": "ab" * 32, "common_round": 3, "samples": 40, "samples_freed": 6}
     ]
     again = ChainWatch(notice=notices.append)
     again.resume(chains.left)

@@ -85,25 +85,25 @@ def again(directory: Path, run_id: str = "run") -> Diary:
 
 def test_a_first_start_has_nothing_to_go_on_from(tmp_path: Path) -> None:
     diary = again(tmp_path)
-    assert (diary.start, diary.is_resumed, diary.saved, diary.events) == (1, False, Saved("run"), ())
+    assert (diary.generation, diary.is_resumed, diary.saved, diary.events) == (1, False, Saved("run"), ())
 
 
 def test_the_next_start_reads_what_was_saved_and_what_was_noted_since(tmp_path: Path) -> None:
     write(tmp_path)
     diary = again(tmp_path)
-    assert (diary.start, diary.is_resumed) == (2, True)
+    assert (diary.generation, diary.is_resumed) == (2, True)
     assert diary.saved == saved()
     assert diary.events == EVENTS
 
 
 def test_starts_are_counted_also_when_they_save_nothing(tmp_path: Path) -> None:
-    assert [again(tmp_path).start for _ in range(3)] == [1, 2, 3]
+    assert [again(tmp_path).generation for _ in range(3)] == [1, 2, 3]
     diary = Diary(tmp_path, "run")
-    diary.save(Saved("run", start=diary.start))
+    diary.save(Saved("run", generation=diary.generation))
     diary.close()
-    assert diary.start == 4
+    assert diary.generation == 4
     diary = again(tmp_path)
-    assert (diary.start, diary.events) == (5, ())
+    assert (diary.generation, diary.events) == (5, ())
 
 
 def test_what_one_round_has_noted_is_gone_with_the_next_plan(tmp_path: Path) -> None:

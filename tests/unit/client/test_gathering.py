@@ -60,5 +60,5 @@ async def test_a_patient_client_waits_for_servers_however_long_it_takes() -> Non
             coordinator.answered.set()
 
         tasks.start_soon(answer_late)
-        assert (await _lead(coordinator, patient=True)).held_round == 3
+        assert (await _lead(coordinator, patient=True)).base_round == 3
     assert coordinator.leads

@@ -99,8 +99,8 @@ def test_bytes_are_added_by_traffic() -> None:
 
 def test_what_a_trainer_has_sent_counts_from_its_start() -> None:
     progress = Progress()
-    for incarnation, sent in ((1, 5), (1, 9), (1, 9), (2, 3)):
-        progress.done(TrainerDone(0, 1, 4, 16, {"activations": sent}), incarnation)
+    for generation, sent in ((1, 5), (1, 9), (1, 9), (2, 3)):
+        progress.done(TrainerDone(0, 1, 4, 16, {"activations": sent}), generation)
     assert progress.sent_bytes == {"activations": 9 + 3}
 
 

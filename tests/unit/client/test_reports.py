@@ -40,7 +40,7 @@ class Launcher:
 
     async def request(self, asked: StartTrainer) -> LauncherAnswer:
         peer = PeerId(f"T{asked.slot}")
-        self.pool.receive(Received(peer, TrainerHello(asked.slot, asked.incarnation, Hop(peer, ("memory:T",)))))
+        self.pool.receive(Received(peer, TrainerHello(asked.slot, asked.generation, Hop(peer, ("memory:T",)))))
         return LauncherAnswer()
 
 

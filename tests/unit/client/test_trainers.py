@@ -19,23 +19,23 @@ from shoal.wire.messages.control import TrainerHello, TrainerStuck
 pytestmark = pytest.mark.anyio
 
 
-def hello(slot: int, incarnation: int, *, hop: str | None = None) -> Received:
+def hello(slot: int, generation: int, *, hop: str | None = None) -> Received:
     name = f"T{slot}"
-    return Received(PeerId(name), TrainerHello(slot, incarnation, Hop(PeerId(hop or name), (f"memory:{name}",))))
+    return Received(PeerId(name), TrainerHello(slot, generation, Hop(PeerId(hop or name), (f"memory:{name}",))))
 
 
 class Launcher:
-    """Starts trainers by calling `on_start(slot, incarnation)`."""
+    """Starts trainers by calling `on_start(slot, generation)`."""
 
     def __init__(self) -> None:
         self.started: list[tuple[int, int]] = []
-        self.on_start: Callable[[int, int], None] = lambda _slot, _incarnation: None
+        self.on_start: Callable[[int, int], None] = lambda _slot, _generation: None
         self.error: str | None = None
 
     async def request(self, asked: StartTrainer) -> LauncherAnswer:
         assert isinstance(asked, StartTrainer)
-        self.started.append((asked.slot, asked.incarnation))
-        self.on_start(asked.slot, asked.incarnation)
+        self.started.append((asked.slot, asked.generation))
+        self.on_start(asked.slot, asked.generation)
         return LauncherAnswer(self.error or "")
 
 
@@ -45,7 +45,7 @@ def make_pool(launcher: Launcher, start_timeout_s: float = 5.0, above: int = 0) 
 
 
 def say_hello(pool: TrainerPool) -> Callable[[int, int], None]:
-    return lambda slot, incarnation: (pool.receive(hello(slot, incarnation)), None)[1]
+    return lambda slot, generation: (pool.receive(hello(slot, generation)), None)[1]
 
 
 async def test_only_slots_without_a_trainer_get_one() -> None:
@@ -60,7 +60,7 @@ async def test_only_slots_without_a_trainer_get_one() -> None:
     assert pool.slot_of(PeerId("T7")) is None
 
 
-async def test_a_lost_trainer_is_followed_by_the_next_incarnation() -> None:
+async def test_a_lost_trainer_is_followed_by_the_next_generation() -> None:
     launcher = Launcher()
     pool = make_pool(launcher)
     launcher.on_start = say_hello(pool)
@@ -70,7 +70,7 @@ async def test_a_lost_trainer_is_followed_by_the_next_incarnation() -> None:
     assert list(pool.present) == [1]
     await pool.ensure(2)
     assert launcher.started[2:] == [(0, 2)]
-    assert pool.incarnations == {0: 2, 1: 1}
+    assert pool.generations == {0: 2, 1: 1}
 
 
 async def test_a_trainer_that_is_lost_right_after_its_hello_is_not_waited_for() -> None:
@@ -94,10 +94,10 @@ async def test_a_hello_that_was_not_asked_for_is_ignored(stale: Received) -> Non
     launcher = Launcher()
     pool = make_pool(launcher)
 
-    def answer(slot: int, incarnation: int) -> None:
+    def answer(slot: int, generation: int) -> None:
         assert pool.receive(stale)
         assert not pool.present
-        pool.receive(hello(slot, incarnation))
+        pool.receive(hello(slot, generation))
 
     launcher.on_start = answer
     await pool.ensure(1)
@@ -123,7 +123,7 @@ async def test_silence_of_all_trainers_is_an_error_that_names_them() -> None:
 async def test_the_run_goes_on_without_a_silent_trainer_and_tries_again_later() -> None:
     launcher = Launcher()
     pool = make_pool(launcher, start_timeout_s=0.01)
-    launcher.on_start = lambda slot, incarnation: slot == 0 and pool.receive(hello(slot, incarnation))
+    launcher.on_start = lambda slot, generation: slot == 0 and pool.receive(hello(slot, generation))
     await pool.ensure(2)
     assert list(pool.present) == [0]
     launcher.on_start = say_hello(pool)
@@ -140,9 +140,9 @@ async def test_trainers_that_run_are_adopted_and_not_started_again() -> None:
     async with anyio.create_task_group() as tasks:
 
         async def return_later() -> None:
-            for slot, incarnation in ((0, 2), (1, 1), (2, 4)):
+            for slot, generation in ((0, 2), (1, 1), (2, 4)):
                 await anyio.wait_all_tasks_blocked()
-                message = TrainerHello(slot, incarnation, Hop(PeerId(f"T{slot}"), ("memory:T",)), round=3 + slot)
+                message = TrainerHello(slot, generation, Hop(PeerId(f"T{slot}"), ("memory:T",)), round=3 + slot)
                 pool.receive(Received(PeerId(f"T{slot}"), message))
 
         tasks.start_soon(return_later)

@@ -29,7 +29,7 @@ class Launcher:
     pool: TrainerPool
 
     async def request(self, asked: StartTrainer) -> LauncherAnswer:
-        hello = TrainerHello(asked.slot, asked.incarnation, Hop(TRAINER, ("memory:T0",)))
+        hello = TrainerHello(asked.slot, asked.generation, Hop(TRAINER, ("memory:T0",)))
         self.pool.receive(Received(TRAINER, hello))
         return LauncherAnswer()
 

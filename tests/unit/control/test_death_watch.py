@@ -16,7 +16,7 @@ from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import Decide, Hold, ReadState, Record, StateChunk, ViewTag
+from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, ReadState, Record, StateChunk
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
 
 KEY = StepKey(0, 1, 42, 0)
@@ -31,9 +31,9 @@ RECORD = seal(Record("run", 5, BALLOT, "0", (), (), (), {}), PeerId("C"), lambda
         (Prepared(KEY, 0, 3, 1.0, True, None), ("prepared", 42)),
         (Opened(KEY), ("forward", 42)),
         (Committed(KEY), ("commit", 42)),
-        (RingPart(ViewTag(5, BALLOT, 1, 0).encoded(), 0, False, 0, 0, 0), ("ring", 5)),
-        (Hold(BALLOT, RECORD), ("staged", 5)),
-        (Decide(BALLOT, RECORD), ("held", 5)),
+        (RingPart(QuorumTag(5, BALLOT, 1, 0).encoded(), 0, False, 0, 0, 0), ("ring", 5)),
+        (PrepareRecord(BALLOT, RECORD), ("staged", 5)),
+        (CommitRecord(BALLOT, RECORD), ("record", 5)),
         (Lease(1, 0, 1, 3, 7), ("lease", 3)),
         (Heartbeat(), None),
     ],
@@ -49,7 +49,7 @@ def test_a_transfer_of_state_is_of_the_last_record_that_is_known(point: str, mes
     (watch,) = watched(points, ())
     watch.receive(Received(PeerId("D"), message, ()))
     assert not dead
-    watch.receive(Received(PeerId("C"), Decide(BALLOT, RECORD), ()))
+    watch.receive(Received(PeerId("C"), CommitRecord(BALLOT, RECORD), ()))
     watch.receive(Received(PeerId("D"), message, ()))
     assert dead == [point]
 

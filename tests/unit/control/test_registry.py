@@ -151,9 +151,9 @@ async def test_changes_within_one_instant_are_all_stored() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mine.run)
             tasks.start_soon(theirs.run)
-            for held_round in range(20):
-                mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0, held_round=held_round))
-                await theirs.membership.wait_for(lambda v, r=held_round: [x.held_round for x in v.by_stage(0)] == [r])
+            for base_round in range(20):
+                mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0, base_round=base_round))
+                await theirs.membership.wait_for(lambda v, r=base_round: [x.base_round for x in v.by_stage(0)] == [r])
             tasks.cancel_scope.cancel()
     assert store.num_stored == {"stage.0": 20}
 

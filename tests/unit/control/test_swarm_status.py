@@ -10,7 +10,7 @@ import pytest
 
 from shoal.control.swarm_status import SwarmStatus, lines_of, swarm_status
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.view import NOTHING_HELD, Candidate, ClientPeer, Replica, Run, SwarmView
+from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus
 
@@ -23,7 +23,7 @@ def _hop(name: str) -> Hop:
 
 
 def _replica(name: str, stage: int, held: int = 6, *, serving: bool = True) -> Replica:
-    return Replica(_hop(name), 0.0, stage=StageIndex(stage), held_round=held, serving=serving)
+    return Replica(_hop(name), 0.0, stage=StageIndex(stage), base_round=held, serving=serving)
 
 
 def _run(**fields: object) -> Run:
@@ -31,7 +31,7 @@ def _run(**fields: object) -> Run:
 
 
 CLIENT = ClientPeer(_hop("c"), 0.0, undialled=((PeerId("peer-bad"), "10.0.0.3:5000: refused"),))
-SERVERS = (_replica("a", 0), _replica("bb", 0, 5), _replica("bad", 1), _replica("new", 1, NOTHING_HELD, serving=False))
+SERVERS = (_replica("a", 0), _replica("bb", 0, 5), _replica("bad", 1), _replica("new", 1, NO_BASE, serving=False))
 
 
 def test_a_run_with_a_client_is_said_in_words_and_numbers() -> None:

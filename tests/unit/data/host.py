@@ -63,10 +63,10 @@ class Host:
     def tell(self, message: Message) -> None:
         self.client.post(SERVER, message)
 
-    def trainer(self, slot: int, incarnation: int = 1) -> Feed:
+    def trainer(self, slot: int, generation: int = 1) -> Feed:
         self._next_peer += 1
         endpoint = self.network.endpoint(PeerId(f"trainer-{slot}-{self._next_peer}"))
-        feed = Feed(endpoint=endpoint, data_server=self.endpoint.hop, trainer=slot, incarnation=incarnation)
+        feed = Feed(endpoint=endpoint, data_server=self.endpoint.hop, trainer=slot, generation=generation)
         self.group.start_soon(dispatch, endpoint, (feed,))
         self.endpoints[slot] = endpoint
         return feed
@@ -114,8 +114,8 @@ def labels_of(batch: LeasedBatch) -> list[int]:
     return batch.labels.tolist()
 
 
-def key(slot: int, number: int, incarnation: int = 1) -> StepKey:
-    return StepKey(slot, incarnation, number, 0)
+def key(slot: int, number: int, generation: int = 1) -> StepKey:
+    return StepKey(slot, generation, number, 0)
 
 
 async def settle(holds: Callable[[], bool]) -> None:

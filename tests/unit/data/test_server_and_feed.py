@@ -104,7 +104,7 @@ async def test_a_dead_trainers_batch_and_its_memory_stay_until_it_is_released() 
         assert batch is not None
         before = batch.labels.tolist()
         at.network.kill(at.endpoints[0].peer_id)
-        successor = at.trainer(0, incarnation=2)
+        successor = at.trainer(0, generation=2)
         assert await successor.lease(1, 0) is None
         reader = at.trainer(-1)
         for start in range(0, 150, 50):

@@ -50,14 +50,14 @@ class Swarm:
         flow = ModelPipelineConfig(stages=stages, schedule=schedule.value)
         self._schedule, self._pace, self._microbatches = schedule, pace, microbatches
         self._message_s, self._commit_s = message_s, commit_s
-        self._max_held = flow.microbatches_in_flight
+        self._max_kept = flow.microbatches_in_flight
         self._peers = [PeerId(f"R{stage}") for stage in range(stages)]
         self._replicas = {
             peer: StepReplica(peer, stage=stage, num_stages=stages, max_open_steps=1, schedule=schedule)
             for stage, peer in enumerate(self._peers)
         }
         self._trainer = StepTrainer(
-            trainer=0, incarnation=1, window=flow.microbatches_in_flight, max_grad_norm=None, step_timeout_s=1e9
+            trainer=0, generation=1, window=flow.microbatches_in_flight, max_grad_norm=None, step_timeout_s=1e9
         )
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -110,7 +110,7 @@ class Swarm:
 
     def _work(self, peer: PeerId) -> None:
         replica, stage = self._replicas[peer], self._peers.index(peer)
-        operation = choose(replica.ready(), self._max_held)
+        operation = choose(replica.ready(), self._max_kept)
         if peer in self._working or operation is None:
             return
         self._working.add(peer)

@@ -1,4 +1,4 @@
-"""The log of one replica: what comes back, files of several lives, and what happens when it cannot be written."""
+"""The log of one replica: what comes back, files of several generations, and what happens when it cannot be written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.pipeline.replica_log import (
     ReplicaLog,
     Resumed,
     Started,
-    life_number,
+    generation_number,
     read_replica_log,
     replica_logs,
 )
@@ -118,10 +118,10 @@ def test_a_life_knows_its_number_and_whether_it_follows_one_of_its_stage(tmp_pat
     found: list[tuple[int | None, bool]] = []
     for started in (STARTED, STARTED, moved, STARTED, Started("other", PeerId("A"), 0, PLACE)):
         log = ReplicaLog(tmp_path, started, lambda: HASHES)
-        found.append((log.life, log.follows))
+        found.append((log.generation, log.follows))
         log.close()
     assert found == [(1, False), (2, True), (3, False), (4, False), (5, False)]
-    assert [life_number(path) for path in replica_logs(tmp_path)] == [1, 2, 3, 4, 5]
+    assert [generation_number(path) for path in replica_logs(tmp_path)] == [1, 2, 3, 4, 5]
 
 
 def test_a_life_says_from_which_snapshot_it_goes_on(log: ReplicaLog, tmp_path: Path) -> None:

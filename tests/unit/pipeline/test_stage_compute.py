@@ -156,7 +156,7 @@ def test_evaluation_uses_the_round_s_parameters_and_buffers_and_changes_nothing(
     stage.commit(KEY, 1.0, 0.1, False)
     with pytest.raises(LocalProtocolError):
         stage.evaluate(image(0))
-    stage.held_parameters = lambda: held
+    stage.base_parameters = lambda: held
     before = state(stage)
     assert torch.equal(stage.evaluate(image(0)), expected)
     assert is_same(before, state(stage))
@@ -168,8 +168,8 @@ def test_evaluation_uses_the_round_s_parameters_and_buffers_and_changes_nothing(
 def test_evaluation_between_a_forward_and_its_backward_does_not_disturb_them() -> None:
     disturbed, alone = compute(0), compute(0)
     for stage in (disturbed, alone):
-        held = stage.parameters_flat()
-        stage.held_parameters = lambda held=held: held
+        base = stage.parameters_flat()
+        stage.base_parameters = lambda base=base: base
         run(stage, OTHER)
         stage.commit(OTHER, 1.0, 0.1, False)
         stage.forward(KEY, 0, image(4))
@@ -221,7 +221,7 @@ def test_a_snapshot_is_a_copy() -> None:
 def test_after_a_snapshot_evaluation_is_of_what_the_round_began_from() -> None:
     fresh, resumed = compute(0), compute(0)
     held = resumed.parameters_flat()
-    resumed.held_parameters = lambda: held
+    resumed.base_parameters = lambda: held
     resumed.start_round(trained(compute(0), range(3)).snapshot(), 3)
     assert torch.equal(resumed.evaluate(image(3)), fresh.evaluate(image(3)))
 

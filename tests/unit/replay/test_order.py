@@ -9,7 +9,7 @@ import pytest
 from shoal.errors import Contradiction, RecordRejected
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
-from shoal.replay.lives import Life, life_of, members_of
+from shoal.replay.generations import Generation, generation_of, members_of
 from shoal.replay.order import Apply, Average, Begin, Compute, End, Keep, Load, ReplayOrder, Resume
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Record, StageHashes, StageOutcome
@@ -23,9 +23,9 @@ def key(step: str) -> StepKey:
     return StepKey("abc".index(step[0]), 1, int(step[1:]), 0)
 
 
-def life(number: int, name: str, script: str, path: str = "PQ", earlier: Sequence[Life] = ()) -> Life:
-    """A life of P or R (stage 0), Q or T (stage 1): L0 loads record 0, +a0 begins a step, RT+a0 over that path, a0
-    commits it, S1 goes on from the snapshot after one commit of the last of the `earlier` lives."""
+def generation(number: int, name: str, script: str, path: str = "PQ", earlier: Sequence[Generation] = ()) -> Generation:
+    """A generation of P or R (stage 0), Q or T (stage 1): L0 loads record 0, +a0 begins a step, RT+a0 over that path,
+    a0 commits it, S1 goes on from the snapshot after one commit of the last of the `earlier` generations."""
     lines: list[Line] = []
     for word in script.split():
         if word[0] == "L":
@@ -39,7 +39,7 @@ def life(number: int, name: str, script: str, path: str = "PQ", earlier: Sequenc
         else:
             lines.append(Applied(key(word), 1.0, 0.1, False, 1.0, None))
     known = {place: [each] for place, each in enumerate(earlier, 1)}
-    return life_of(number, PeerId(name), int(name in "QT"), PLACE, lines, known)
+    return generation_of(number, PeerId(name), int(name in "QT"), PLACE, lines, known)
 
 
 def record(round: int, *stages: Sequence[str]) -> Record:
@@ -50,10 +50,12 @@ def record(round: int, *stages: Sequence[str]) -> Record:
     return Record("run", round, Ballot(1, PeerId("C"), 1), "", tuple(outcomes), (), (), {})
 
 
-def order_of(lives: Sequence[Life], *records: Record) -> ReplayOrder:
-    """What is computed; the step log of round 1 is that of the first two lives."""
-    logs = {each.peer: (each.stage, each.segments[0].log) for each in lives[:2]}
-    return ReplayOrder(records, lives, [members_of(each, lives, logs if each.round == 1 else {}) for each in records])
+def order_of(generations: Sequence[Generation], *records: Record) -> ReplayOrder:
+    """What is computed; the step log of round 1 is that of the first two generations."""
+    logs = {each.peer: (each.stage, each.segments[0].log) for each in generations[:2]}
+    return ReplayOrder(
+        records, generations, [members_of(each, generations, logs if each.round == 1 else {}) for each in records]
+    )
 
 
 def told(order: ReplayOrder) -> list[str]:
@@ -65,8 +67,8 @@ def told(order: ReplayOrder) -> list[str]:
                 words.append(f"begin {who.peer}")
             case Load(who, loaded):
                 words.append(f"load {who.peer} {loaded.round}")
-            case Compute(_, began, lives):
-                path = "".join(each.peer for each in lives)
+            case Compute(_, began, generations):
+                path = "".join(each.peer for each in generations)
                 words.append(f"compute {'abc'[began.key.trainer]}{began.key.number} {path}")
             case Apply(_, who, applied):
                 words.append(f"apply {who.peer} {'abc'[applied.key.trainer]}{applied.key.number}")
@@ -87,8 +89,8 @@ def place(words: list[str], *wanted: str) -> list[int]:
 
 def test_a_step_sees_what_each_replica_of_its_path_held_when_it_began_there() -> None:
     # Q commits in another order than P, and b0 saw P before a0 was applied.
-    lives = [life(0, "P", "L0 +a0 +b0 a0 b0 L1"), life(1, "Q", "L0 +b0 +a0 b0 a0 L1")]
-    words = told(order_of(lives, record(1, ["P"], ["Q"])))
+    generations = [generation(0, "P", "L0 +a0 +b0 a0 b0 L1"), generation(1, "Q", "L0 +b0 +a0 b0 a0 L1")]
+    words = told(order_of(generations, record(1, ["P"], ["Q"])))
     first_commit = min(words.index("apply P a0"), words.index("apply Q b0"))
     assert max(place(words, "compute a0 PQ", "compute b0 PQ")) < first_commit
     assert place(words, "apply P a0", "apply P b0") == sorted(place(words, "apply P a0", "apply P b0"))
@@ -98,68 +100,72 @@ def test_a_step_sees_what_each_replica_of_its_path_held_when_it_began_there() ->
 
 def test_a_commit_waits_for_the_other_steps_that_have_begun_before_it() -> None:
     # When P is at its commit of a0, T has not been looked at yet.
-    lives = [life(0, "Q", "L0 +a0 a0"), life(1, "P", "L0 +a0 PT+b0 a0 b0"), life(2, "T", "L0 PT+b0 b0")]
-    words = told(order_of(lives, record(1, ["P"], ["Q", "T"])))
+    generations = [
+        generation(0, "Q", "L0 +a0 a0"),
+        generation(1, "P", "L0 +a0 PT+b0 a0 b0"),
+        generation(2, "T", "L0 PT+b0 b0"),
+    ]
+    words = told(order_of(generations, record(1, ["P"], ["Q", "T"])))
     assert words.index("compute b0 PT") < words.index("apply P a0")
 
 
 def test_a_load_waits_for_the_steps_that_have_begun_before_it() -> None:
     # P and T are left out of the record, and P goes on before T has begun b0.
-    lives = [
-        life(0, "R", "L0"),
-        life(1, "Q", "L0"),
-        life(2, "P", "L0 PT+b0 L1"),
-        life(3, "T", "L0 XT+c0 c0 PT+b0 b0 L1"),
-        life(4, "X", "L0 XT+c0 c0"),
+    generations = [
+        generation(0, "R", "L0"),
+        generation(1, "Q", "L0"),
+        generation(2, "P", "L0 PT+b0 L1"),
+        generation(3, "T", "L0 XT+c0 c0 PT+b0 b0 L1"),
+        generation(4, "X", "L0 XT+c0 c0"),
     ]
-    words = told(order_of(lives, record(1, ["R"], ["Q"]), record(2, ["P"], ["T"])))
+    words = told(order_of(generations, record(1, ["R"], ["Q"]), record(2, ["P"], ["T"])))
     assert words.index("average 1") < words.index("compute b0 PT") < words.index("load P 1")
 
 
 def test_a_step_that_began_after_a_commit_is_computed_after_it_on_both_replicas() -> None:
-    lives = [life(0, "P", "L0 +a0 a0 +b0 b0"), life(1, "Q", "L0 +a0 a0 +b0 b0")]
-    words = told(order_of(lives, record(1, ["P"], ["Q"])))
+    generations = [generation(0, "P", "L0 +a0 a0 +b0 b0"), generation(1, "Q", "L0 +a0 a0 +b0 b0")]
+    words = told(order_of(generations, record(1, ["P"], ["Q"])))
     assert max(place(words, "apply P a0", "apply Q a0")) < words.index("compute b0 PQ")
 
 
 def test_a_replica_that_died_before_its_commit_has_still_computed_for_the_other_one() -> None:
-    lives = [life(0, "P", "L0 +a0 a0"), life(1, "Q", "L0 +a0"), life(2, "Q", "L0")]
-    order = order_of(lives, record(1, ["P"], ["Q"]))
+    generations = [generation(0, "P", "L0 +a0 a0"), generation(1, "Q", "L0 +a0"), generation(2, "Q", "L0")]
+    order = order_of(generations, record(1, ["P"], ["Q"]))
     keeps = [action.keeps for action in order if isinstance(action, Compute)]
     assert keeps == [(True, False)]
 
 
 def test_steps_that_nobody_has_committed_are_left_out() -> None:
-    lives = [life(0, "P", "L0 +a0 +b0 b0"), life(1, "Q", "L0 +b0 b0")]
-    order = order_of(lives, record(1, ["P"], ["Q"]))
+    generations = [generation(0, "P", "L0 +a0 +b0 b0"), generation(1, "Q", "L0 +b0 b0")]
+    order = order_of(generations, record(1, ["P"], ["Q"]))
     assert order.num_steps == 1
     assert not any("a0" in word for word in told(order))
 
 
 def test_what_was_trained_after_the_last_record_is_left_out() -> None:
-    lives = [life(0, "P", "L0 +a0 a0 L1 +a1 a1"), life(1, "Q", "L0 +a0 a0 L1 +a1 a1")]
-    order = order_of(lives, record(1, ["P"], ["Q"]))
+    generations = [generation(0, "P", "L0 +a0 a0 L1 +a1 a1"), generation(1, "Q", "L0 +a0 a0 L1 +a1 a1")]
+    order = order_of(generations, record(1, ["P"], ["Q"]))
     assert (order.num_steps, told(order)[-1]) == (1, "average 1")
 
 
 def test_a_replica_that_is_left_out_of_a_record_keeps_its_optimizer_and_loads_the_next_state() -> None:
-    lives = [
-        life(0, "P", "L0 +a0 a0 L1 +a1 a1 L2"),
-        life(1, "Q", "L0 +a0 a0 RQ+b0 b0 L1 +a1 a1 RQ+b1 b1 L2"),
-        life(2, "R", "L0 RQ+b0 b0 L1 RQ+b1 b1 L2"),
+    generations = [
+        generation(0, "P", "L0 +a0 a0 L1 +a1 a1 L2"),
+        generation(1, "Q", "L0 +a0 a0 RQ+b0 b0 L1 +a1 a1 RQ+b1 b1 L2"),
+        generation(2, "R", "L0 RQ+b0 b0 L1 RQ+b1 b1 L2"),
     ]
-    words = told(order_of(lives, record(1, ["P"], ["Q"]), record(2, ["P", "R"], ["Q"])))
+    words = told(order_of(generations, record(1, ["P"], ["Q"]), record(2, ["P", "R"], ["Q"])))
     assert words.count("begin R") == 1
     assert words.index("average 1") < words.index("load R 1") < words.index("compute b1 RQ") < words.index("average 2")
 
 
 def test_a_life_is_not_built_before_it_takes_part_and_ends_with_its_last_round() -> None:
-    lives = [
-        life(0, "P", "L0 +a0 a0 L1"),
-        life(1, "Q", "L0 +a0 a0 L1 +a1 a1 L2 +a2 a2"),
-        life(2, "P", "L0 L1 +a1 a1 L2 +a2 a2"),
+    generations = [
+        generation(0, "P", "L0 +a0 a0 L1"),
+        generation(1, "Q", "L0 +a0 a0 L1 +a1 a1 L2 +a2 a2"),
+        generation(2, "P", "L0 L1 +a1 a1 L2 +a2 a2"),
     ]
-    words = told(order_of(lives, record(1, ["P"], ["Q"]), record(2, ["P"], ["Q"]), record(3, ["P"], ["Q"])))
+    words = told(order_of(generations, record(1, ["P"], ["Q"]), record(2, ["P"], ["Q"]), record(3, ["P"], ["Q"])))
     begun = [index for index, word in enumerate(words) if word == "begin P"]
     assert words.index("average 1") < begun[1]
     assert words[begun[1] + 1] == "load P 1"
@@ -167,59 +173,61 @@ def test_a_life_is_not_built_before_it_takes_part_and_ends_with_its_last_round()
 
 
 def test_the_last_life_with_the_steps_of_the_log_is_the_one_that_a_record_means() -> None:
-    lives = [life(0, "P", "L0 +a0 a0"), life(1, "Q", "L0 +a0 a0"), life(2, "P", "L0")]
-    logs = {PeerId("P"): (0, lives[0].segments[0].log), PeerId("Q"): (1, lives[1].segments[0].log)}
-    assert members_of(record(1, ["P"], ["Q"]), lives, logs)[0, PeerId("P")].life == 0
+    generations = [generation(0, "P", "L0 +a0 a0"), generation(1, "Q", "L0 +a0 a0"), generation(2, "P", "L0")]
+    logs = {PeerId("P"): (0, generations[0].segments[0].log), PeerId("Q"): (1, generations[1].segments[0].log)}
+    assert members_of(record(1, ["P"], ["Q"]), generations, logs)[0, PeerId("P")].generation == 0
 
 
 def test_without_a_step_log_it_is_the_last_life_with_as_many_samples_as_the_record_says() -> None:
     of_round = record(1, ["P"], ["Q"])
-    begun = [life(0, "P", "L0 +a0 a0"), life(1, "Q", "L0 +a0 a0"), life(2, "P", "L0")]
-    assert members_of(of_round, begun, {})[0, PeerId("P")].life == 0
-    assert members_of(of_round, [life(0, "P", "L0"), begun[1], begun[2]], {})[0, PeerId("P")].life == 2
+    begun = [generation(0, "P", "L0 +a0 a0"), generation(1, "Q", "L0 +a0 a0"), generation(2, "P", "L0")]
+    assert members_of(of_round, begun, {})[0, PeerId("P")].generation == 0
+    assert members_of(of_round, [generation(0, "P", "L0"), begun[1], begun[2]], {})[0, PeerId("P")].generation == 2
 
 
-def contradiction(lives: Sequence[Life], *records: Record) -> Contradiction:
+def contradiction(generations: Sequence[Generation], *records: Record) -> Contradiction:
     with pytest.raises(Contradiction) as caught:
-        told(order_of(lives, *records))
+        told(order_of(generations, *records))
     return caught.value
 
 
 def test_commits_in_an_order_that_cannot_have_been_name_the_replica() -> None:
     # Q says that it began b0 after a0's commit, P began a0 only after b0's.
-    error = contradiction([life(0, "P", "L0 +b0 b0 +a0 a0"), life(1, "Q", "L0 +a0 a0 +b0 b0")], record(1, ["P"], ["Q"]))
+    error = contradiction(
+        [generation(0, "P", "L0 +b0 b0 +a0 a0"), generation(1, "Q", "L0 +a0 a0 +b0 b0")], record(1, ["P"], ["Q"])
+    )
     assert (error.round, error.stage, error.peer) == (1, 1, "Q")
     assert "step t1.1/0#0" in str(error)
 
 
 def test_a_replica_whose_log_is_missing_is_named() -> None:
-    error = contradiction([life(0, "P", "L0 +a0 a0")], record(1, ["P"], ["Q"]))
+    error = contradiction([generation(0, "P", "L0 +a0 a0")], record(1, ["P"], ["Q"]))
     assert (error.stage, error.peer) == (1, "Q")
     assert "folder `replicas`" in str(error)
 
 
 def test_a_log_that_lacks_a_step_is_named() -> None:
-    error = contradiction([life(0, "P", "L0 +a0 a0 L1"), life(1, "Q", "L0 L1")], record(1, ["P"], ["Q"]))
+    error = contradiction([generation(0, "P", "L0 +a0 a0 L1"), generation(1, "Q", "L0 L1")], record(1, ["P"], ["Q"]))
     assert (error.stage, error.peer) == (1, "Q")
     assert "incomplete" in str(error)
 
 
 def test_a_commit_without_a_beginning_is_named() -> None:
-    error = contradiction([life(0, "P", "L0 a0 L1"), life(1, "Q", "L0 L1")], record(1, ["P"], ["Q"]))
+    error = contradiction([generation(0, "P", "L0 a0 L1"), generation(1, "Q", "L0 L1")], record(1, ["P"], ["Q"]))
     assert (error.stage, error.peer) == (0, "P")
     assert "without having begun" in str(error)
 
 
 def test_a_life_goes_on_from_where_an_earlier_one_was() -> None:
-    first = life(1, "Q", "L0 +a0 a0 +a1 a1")
-    second = life(2, "Q", "L0 S1 +a2 a2", earlier=[first])
-    # The second life is looked at before the first one.
-    lives = [life(0, "P", "L0 +a0 a0 +a1 a1 +a2 a2"), first, second]
+    first = generation(1, "Q", "L0 +a0 a0 +a1 a1")
+    second = generation(2, "Q", "L0 S1 +a2 a2", earlier=[first])
+    # The second generation is looked at before the first one.
+    generations = [generation(0, "P", "L0 +a0 a0 +a1 a1 +a2 a2"), first, second]
     assert [entry.key.number for entry in second.segments[0].log] == [0, 2]
     assert [entry.version for entry in second.segments[0].log] == [0, 1]
-    logs = {PeerId("P"): (0, lives[0].segments[0].log), PeerId("Q"): (1, second.segments[0].log)}
+    logs = {PeerId("P"): (0, generations[0].segments[0].log), PeerId("Q"): (1, second.segments[0].log)}
     of_round = record(1, ["P"], ["Q"])
-    words = told(ReplayOrder([of_round], lives, [members_of(of_round, lives, logs)]))
+    words = told(ReplayOrder([of_round], generations, [members_of(of_round, generations, logs)]))
     kept, went_on = place(words, "keep Q 1", "resume Q 1")
     assert words.index("apply Q a0") < kept < words.index("apply Q a1")
     assert kept < went_on < words.index("compute a2 PQ")
@@ -227,26 +235,26 @@ def test_a_life_goes_on_from_where_an_earlier_one_was() -> None:
 
 
 def test_a_third_life_goes_on_from_a_second_one_that_went_on_from_a_first_one() -> None:
-    first = life(1, "Q", "L0 +a0 a0")
-    second = life(2, "Q", "L0 S1 +a1 a1", earlier=[first])
-    third = life(3, "Q", "L0 S2", earlier=[first, second])
-    lives = [life(0, "P", "L0 +a0 a0 +a1 a1"), first, second, third]
+    first = generation(1, "Q", "L0 +a0 a0")
+    second = generation(2, "Q", "L0 S1 +a1 a1", earlier=[first])
+    third = generation(3, "Q", "L0 S2", earlier=[first, second])
+    generations = [generation(0, "P", "L0 +a0 a0 +a1 a1"), first, second, third]
     assert third.segments[0].log == second.segments[0].log
-    logs = {PeerId("P"): (0, lives[0].segments[0].log), PeerId("Q"): (1, third.segments[0].log)}
+    logs = {PeerId("P"): (0, generations[0].segments[0].log), PeerId("Q"): (1, third.segments[0].log)}
     of_round = record(1, ["P"], ["Q"])
-    words = told(ReplayOrder([of_round], lives, [members_of(of_round, lives, logs)]))
+    words = told(ReplayOrder([of_round], generations, [members_of(of_round, generations, logs)]))
     places = place(words, "keep Q 1", "resume Q 1", "keep Q 2", "resume Q 2", "average 1")
     assert places == sorted(places)
 
 
 def test_a_life_that_goes_on_from_one_that_is_not_there_is_refused() -> None:
-    first = life(1, "Q", "L0 +a0 a0")
+    first = generation(1, "Q", "L0 +a0 a0")
     with pytest.raises(RecordRejected, match="copy it"):
-        life(2, "Q", "L0 S2", earlier=[first])
+        generation(2, "Q", "L0 S2", earlier=[first])
 
 
 @pytest.mark.parametrize("sizes", [(), (2,), (1, 1), (1, 0)])
 def test_a_log_whose_microbatches_are_not_the_samples_of_their_step_is_refused(sizes: tuple[int, ...]) -> None:
     began = Began(key("a0"), (PeerId("P"), PeerId("Q")), (SampleRange(0, 0, 1),), sizes)
     with pytest.raises(RecordRejected, match=r"log of P .* has 1 samples in microbatches of"):
-        life_of(0, PeerId("P"), 0, PLACE, [Loaded(0, HASHES), began])
+        generation_of(0, PeerId("P"), 0, PLACE, [Loaded(0, HASHES), began])

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.replay.sharing import Stretch, Turn, share_lives, stretches, turns
+from shoal.replay.sharing import Stretch, Turn, share_generations, stretches, turns
 
 
 def test_lives_that_compute_their_steps_together_come_into_one_process() -> None:
     # Two pipelines, and a few steps of a trainer that had to take the other one's second stage.
-    assert share_lives({(0, 1): 60, (2, 3): 60, (0, 3): 5}, 4, 2) in ([0, 0, 1, 1], [1, 1, 0, 0])
+    assert share_generations({(0, 1): 60, (2, 3): 60, (0, 3): 5}, 4, 2) in ([0, 0, 1, 1], [1, 1, 0, 0])
 
 
 def test_a_single_pipeline_is_cut_between_the_processes() -> None:
-    assert sorted(share_lives({(0, 1): 60}, 2, 2)) == [0, 1]
-    homes = share_lives({(0, 1, 2, 3): 60}, 4, 2)
+    assert sorted(share_generations({(0, 1): 60}, 2, 2)) == [0, 1]
+    homes = share_generations({(0, 1, 2, 3): 60}, 4, 2)
     assert len(stretches(homes)) == 2
 
 
 def test_there_are_no_more_processes_than_lives_that_compute() -> None:
-    assert len(set(share_lives({(0, 1): 60}, 2, 8))) == 2
+    assert len(set(share_generations({(0, 1): 60}, 2, 8))) == 2
 
 
 def test_a_life_that_computes_nothing_is_somewhere() -> None:
-    assert len(share_lives({(0, 1): 60, (3, 4): 50}, 5, 2)) == 5
-    assert share_lives({}, 2, 2) == [0, 1] or set(share_lives({}, 2, 2)) <= {0, 1}
+    assert len(share_generations({(0, 1): 60, (3, 4): 50}, 5, 2)) == 5
+    assert share_generations({}, 2, 2) == [0, 1] or set(share_generations({}, 2, 2)) <= {0, 1}
 
 
 def test_a_path_is_cut_where_the_process_changes() -> None:

@@ -43,7 +43,7 @@ def test_each_new_record_is_announced_with_the_steps_of_all_rounds() -> None:
     for round in (0, 1, 2):
         replica.worker.num_committed, replica.worker.num_open, replica.member.offered_round = 10 * round, round, round
         announcer.announce(replica)
-    assert [(r.held_round, r.step, r.load) for r in registry.said] == [(0, 0, 0.0), (1, 10, 1.0), (2, 20, 2.0)]
+    assert [(r.base_round, r.step, r.load) for r in registry.said] == [(0, 0, 0.0), (1, 10, 1.0), (2, 20, 2.0)]
     assert {(r.stage, r.serving, r.join_unix_s) for r in registry.said} == {(1, True, 7.0)}
 
 
@@ -54,7 +54,7 @@ def test_a_server_that_moves_says_which_stage_it_loads_and_that_it_does_not_serv
     announcer.announce(Replica(0, member=Member(4)), serving=False)
     announcer.announce(Replica(1, member=Member(-1)), serving=False)
     announcer.announce(Replica(1, member=Member(5)))
-    assert [(r.stage, r.serving, r.held_round) for r in registry.said] == [
+    assert [(r.stage, r.serving, r.base_round) for r in registry.said] == [
         (0, True, 4),
         (0, False, 4),
         (1, False, -1),

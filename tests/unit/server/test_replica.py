@@ -17,7 +17,7 @@ def test_the_outer_step_has_the_configured_rate_and_momentum(nesterov: bool) -> 
     outer_optim = {"sgd_lr": 0.5, "sgd_momentum": 0.25, "sgd_nesterov": nesterov}
     sections = {"model": MODEL, "data": {"seq_len": 8}, "diloco": {"outer_optim": outer_optim}}
     _, state = build_state(Config.model_validate({"device": "cpu", **sections}), 0, "cpu")
-    before = state.held
+    before = state.base
     gradient = torch.ones_like(before.parameters_N)
     after = state.successor(before, Contribution(gradient, before.floats_F, before.integers_I))
     update = 1.25 if nesterov else 1.0

@@ -38,5 +38,5 @@ def settled(
     return Settled(round, frozenset(kept), frozenset(), {A: key(0, 0)} if since is None else since, complete)
 
 
-def key(trainer: int, number: int, incarnation: int = 1, attempt: int = 0) -> StepKey:
-    return StepKey(trainer, incarnation, number, attempt)
+def key(trainer: int, number: int, generation: int = 1, attempt: int = 0) -> StepKey:
+    return StepKey(trainer, generation, number, attempt)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, Suspicion, scales_of, suspects
 from shoal.swarm.records import Tip, build_record
-from shoal.swarm.round_views import StageView, first_view
+from shoal.swarm.round_quorums import StageQuorum, first_quorum
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Join, Record, StageHashes
 from shoal.wire.messages.step import StepEntry
@@ -94,26 +94,26 @@ def test_honest_members_with_unequal_numbers_of_steps_are_not_clipped(
 
 
 def test_clipped_members_keep_their_weight_and_uncounted_ones_lose_it() -> None:
-    view = first_view(0, joins(math.nan, 50.0, 1.0, 1.0), {}, 0, 10.0)
-    assert dict(view.weights) == {A: 0, B: 4, C: 4, D: 4}
-    assert view.member_scales == (0.0, 0.2, 1.0, 1.0)
-    view.next_epoch(frozenset({D}))
-    assert view.member_scales == (0.0, 0.2, 1.0)
-    view.next_epoch(frozenset({A, B}))
-    assert view.member_scales == ()
-    assert first_view(0, joins(1.0, 1.0, 1.0), {}, 0, 10.0).member_scales == ()
+    quorum = first_quorum(0, joins(math.nan, 50.0, 1.0, 1.0), {}, 0, 10.0)
+    assert dict(quorum.weights) == {A: 0, B: 4, C: 4, D: 4}
+    assert quorum.member_scales == (0.0, 0.2, 1.0, 1.0)
+    quorum.next_epoch(frozenset({D}))
+    assert quorum.member_scales == (0.0, 0.2, 1.0)
+    quorum.next_epoch(frozenset({A, B}))
+    assert quorum.member_scales == ()
+    assert first_quorum(0, joins(1.0, 1.0, 1.0), {}, 0, 10.0).member_scales == ()
 
 
-def recorded(view: StageView, found: dict[PeerId, Join], other: StageView | None = None) -> Record:
-    views = [each.final() for each in (view, other) if each is not None]
+def recorded(quorum: StageQuorum, found: dict[PeerId, Join], other: StageQuorum | None = None) -> Record:
+    quorums = [each.final() for each in (quorum, other) if each is not None]
     return build_record(
         run_id="run",
         previous=Tip(0, "D0", None),
         ballot=BALLOT,
-        views=views,
+        quorums=quorums,
         joins=found,
         recorded=(),
-        incarnations={},
+        generations={},
         restored={},
     )
 
@@ -122,10 +122,10 @@ def test_the_record_says_what_was_scaled_and_that_its_steps_are_lost_to_the_stag
     found = joins(math.nan, 50.0, 1.0, 1.0)
     # Another stage holds the same steps, on replicas whose contributions count.
     twins = {PeerId(f"t{peer}"): join(1.0, trainer=index, stage=1) for index, peer in enumerate(found)}
-    first, second = (first_view(stage, found | twins, {}, 0, 10.0) for stage in (0, 1))
-    for view in (first, second):
-        for peer in view.members:
-            assert view.note(peer, 0, BYTES) is None
+    first, second = (first_quorum(stage, found | twins, {}, 0, 10.0) for stage in (0, 1))
+    for quorum in (first, second):
+        for peer in quorum.members:
+            assert quorum.note(peer, 0, BYTES) is None
     record = recorded(first, found | twins, second)
     assert record.stages[0].scales == (0.0, 0.2, 1.0, 1.0)
     assert [stage.steps_lost for stage in record.stages] == [4, 0]
@@ -139,14 +139,14 @@ def test_the_record_says_what_was_scaled_and_that_its_steps_are_lost_to_the_stag
 
 def test_who_differed_is_named_whether_it_recovers_or_is_left_out() -> None:
     found = joins(1.0, 1.0, 1.0)
-    view = first_view(0, found, {}, 0, 10.0)
+    quorum = first_quorum(0, found, {}, 0, 10.0)
     for epoch, wrong in ((0, A), (1, B)):
-        left_out = [view.note(peer, epoch, OTHER if peer == wrong else BYTES) for peer in (A, B, C)][-1]
+        left_out = [quorum.note(peer, epoch, OTHER if peer == wrong else BYTES) for peer in (A, B, C)][-1]
         assert left_out == (frozenset() if epoch == 0 else frozenset({B}))
-        view.next_epoch(left_out)
+        quorum.next_epoch(left_out)
     for peer in (A, C):
-        assert view.note(peer, 2, BYTES) is None
-    record = recorded(view, found)
+        assert quorum.note(peer, 2, BYTES) is None
+    record = recorded(quorum, found)
     assert record.stages[0].differed == (A, B)
     assert suspects(record) == [
         Suspect(0, A, Suspicion.DIFFERED, 1.0, True),

@@ -91,7 +91,7 @@ def test_the_last_batch_of_a_pass_is_short_and_the_next_pass_begins_after_it() -
     assert got == [batch(0, 2), batch(2, 4), batch(4, 5), batch(0, 2, pass_number=1)]
 
 
-def test_a_later_incarnation_fences_the_earlier_one() -> None:
+def test_a_later_generation_fences_the_earlier_one() -> None:
     leases = table()
     leases.plan_round(1, 1, StepRange(0, 4))
     granted(leases.lease(0, 2, 1, 0))

@@ -71,11 +71,11 @@ def test_a_lease_is_free_only_if_a_replica_of_each_attempts_path_denies_it() -> 
         (key(0, 0), True),
         (key(0, 1), True),
         (key(0, 1, attempt=1), False),
-        (key(0, 0, incarnation=2), False),
+        (key(0, 0, generation=2), False),
         (key(1, 0), False),
     ],
 )
-def test_a_replica_denies_only_what_was_opened_in_its_life(since: StepKey, is_free: bool) -> None:
+def test_a_replica_denies_only_what_was_opened_in_its_generation(since: StepKey, is_free: bool) -> None:
     leases = table()
     leases.plan_round(1, 1, StepRange(0, 2))
     held = granted(leases.lease(0, 1, 1, 1))
@@ -132,7 +132,7 @@ def test_a_table_that_has_begun_anew_says_whether_it_knows_all_leases(is_forgone
     assert (released.next_step, released.is_known) == (2, not is_forgone)
 
 
-def test_a_stale_incarnation_gets_no_lease() -> None:
+def test_a_stale_generation_gets_no_lease() -> None:
     leases = table()
     leases.plan_round(1, 2, StepRange(0, 4))
     leases.release_trainer(0, 3, settled())

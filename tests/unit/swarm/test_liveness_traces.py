@@ -1,4 +1,5 @@
-"""Five minutes of virtual time on good and bad links: nobody who lives is suspected, who freezes is noticed in time."""
+"""Five minutes of virtual time on good and bad links: nobody who runs is suspected, who freezes is noticed in
+time."""
 
 from __future__ import annotations
 

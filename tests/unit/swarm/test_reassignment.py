@@ -83,7 +83,7 @@ def test_the_last_holder_of_a_stage_stays_although_others_are_loading_there() ->
 
 def test_a_newcomer_or_a_candidate_fills_the_gap_without_a_move() -> None:
     view = swarm(3, 0)
-    loading = replace(server("new", 1), held_round=-1, serving=False, step=0)
+    loading = replace(server("new", 1), base_round=-1, serving=False, step=0)
     assert decide(SwarmView((*view.replicas, loading)), 2, holders=peers(view)) is not None  # 3 against 1
     view = swarm(2, 0)
     assert decide(SwarmView((*view.replicas, loading)), 2, holders=peers(view)) is None

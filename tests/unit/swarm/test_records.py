@@ -12,7 +12,7 @@ from shoal.errors import SignatureError
 from shoal.identity import verify
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import (
-    FinalView,
+    FinalQuorum,
     Tip,
     build_record,
     genesis_hash,
@@ -40,62 +40,62 @@ def join(stage: int, *log: StepEntry) -> Join:
     return Join(BALLOT, 5, stage, 0, (), log, ())
 
 
-def view(stage: int, *members: str) -> FinalView:
-    return FinalView(stage, 2, tuple(PeerId(m) for m in members), (4,) * len(members), HASHES)
+def quorum(stage: int, *members: str) -> FinalQuorum:
+    return FinalQuorum(stage, 2, tuple(PeerId(m) for m in members), (4,) * len(members), HASHES)
 
 
-def build(views: Sequence[FinalView], joins: dict[str, Join], recorded: Sequence[SampleRange] = ()) -> Record:
+def build(quorums: Sequence[FinalQuorum], joins: dict[str, Join], recorded: Sequence[SampleRange] = ()) -> Record:
     return build_record(
         run_id="run",
         previous=Tip(4, "hash of D_4", None),
         ballot=BALLOT,
-        views=views,
+        quorums=quorums,
         joins={PeerId(peer): join for peer, join in joins.items()},
         recorded=tuple(recorded),
-        incarnations={0: 1},
+        generations={0: 1},
         restored={1: Basis(2, HASHES)},
     )
 
 
 def test_a_record_follows_the_one_before() -> None:
-    record = build([view(0, "a")], {"a": join(0)})
-    assert (record.round, record.previous, record.ballot, record.incarnations) == (5, "hash of D_4", BALLOT, {0: 1})
+    record = build([quorum(0, "a")], {"a": join(0)})
+    assert (record.round, record.previous, record.ballot, record.generations) == (5, "hash of D_4", BALLOT, {0: 1})
 
 
 def test_a_step_that_any_final_member_holds_is_recorded_and_lost_where_none_does() -> None:
     first, second = entry(0, "ab"), entry(1, "xb")
-    record = build([view(0, "a"), view(1, "b")], {"a": join(0, first), "b": join(1, first, second)})
+    record = build([quorum(0, "a"), quorum(1, "b")], {"a": join(0, first), "b": join(1, first, second)})
     assert record.samples == (SampleRange(0, 0, 8),)
     assert [stage.steps_lost for stage in record.stages] == [1, 0]
 
 
 def test_the_steps_of_members_that_are_not_final_do_not_count() -> None:
-    record = build([view(0, "a")], {"a": join(0), "x": join(0, entry(0, "x"))})
+    record = build([quorum(0, "a")], {"a": join(0), "x": join(0, entry(0, "x"))})
     assert record.samples == ()
 
 
 def test_skipped_steps_are_recorded_apart_and_weigh_nothing() -> None:
     skipped = entry(1, "a", skipped=True)
-    record = build([view(0, "a")], {"a": join(0, entry(0, "a"), skipped)})
+    record = build([quorum(0, "a")], {"a": join(0, entry(0, "a"), skipped)})
     assert (record.samples, record.skipped) == ((SampleRange(0, 0, 4),), (SampleRange(0, 4, 8),))
     assert weight([entry(0, "a"), skipped]) == 4
 
 
 def test_samples_of_earlier_records_are_not_recorded_again() -> None:
-    record = build([view(0, "a")], {"a": join(0, entry(0, "a"))}, [SampleRange(0, 1, 3)])
+    record = build([quorum(0, "a")], {"a": join(0, entry(0, "a"))}, [SampleRange(0, 1, 3)])
     assert record.samples == (SampleRange(0, 0, 1), SampleRange(0, 3, 4))
 
 
 def test_a_record_alone_says_which_samples_are_used() -> None:
     skipped = entry(2, "a", skipped=True)
     earlier = [SampleRange(0, 14, 16), SampleRange(0, 0, 4)]
-    record = build([view(0, "a")], {"a": join(0, entry(1, "a"), skipped)}, earlier)
+    record = build([quorum(0, "a")], {"a": join(0, entry(1, "a"), skipped)}, earlier)
     assert record.recorded == (SampleRange(0, 0, 4), SampleRange(0, 14, 16))
     assert used_samples(record) == (SampleRange(0, 0, 12), SampleRange(0, 14, 16))
 
 
 def test_stages_are_named_in_order() -> None:
-    record = build([view(1, "b"), view(0, "a")], {"a": join(0), "b": join(1)})
+    record = build([quorum(1, "b"), quorum(0, "a")], {"a": join(0), "b": join(1)})
     assert [stage.stage for stage in record.stages] == [0, 1]
     outcome = outcome_of(record, 1)
     assert outcome is not None
@@ -104,23 +104,23 @@ def test_stages_are_named_in_order() -> None:
 
 
 def test_a_record_says_what_a_stage_was_trained_from_if_not_from_the_record_before() -> None:
-    record = build([view(1, "b"), view(0, "a")], {"a": join(0), "b": join(1)})
+    record = build([quorum(1, "b"), quorum(0, "a")], {"a": join(0), "b": join(1)})
     assert [stage.restored for stage in record.stages] == [None, Basis(2, HASHES)]
 
 
 def test_a_sealed_record_comes_back_and_its_hash_is_that_of_its_bytes() -> None:
-    record = build([view(0, "a")], {"a": join(0)})
+    record = build([quorum(0, "a")], {"a": join(0)})
     checked: list[tuple[PeerId, bytes, bytes]] = []
     signed = seal(record, PeerId("C"), lambda body: b"signature of " + body[:1])
     assert unseal(signed, "run", lambda *found: checked.append(found)) == record
     assert checked == [(PeerId("C"), signed.body, signed.signature)]
-    assert record_hash(signed) != record_hash(seal(build([view(0, "z")], {"z": join(0)}), PeerId("C"), bytes))
+    assert record_hash(signed) != record_hash(seal(build([quorum(0, "z")], {"z": join(0)}), PeerId("C"), bytes))
 
 
 @pytest.mark.parametrize("key", SMALL_ORDER + NON_CANONICAL, ids=bytes.hex)
 def test_a_key_that_nobody_owns_signs_no_record_of_a_round(key: bytes) -> None:
     signer = peer_id(key)
-    record = build([view(0, "a")], {"a": join(0)})
+    record = build([quorum(0, "a")], {"a": join(0)})
     for number in range(32):
         signed = seal(replace(record, ballot=Ballot(number, signer, 1)), signer, lambda _: SIGNATURE)
         with pytest.raises(SignatureError):

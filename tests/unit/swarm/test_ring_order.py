@@ -10,7 +10,7 @@ import pytest
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.ring_order import EXACT_GROUPS, Links, ring_order
-from shoal.swarm.round_views import first_view
+from shoal.swarm.round_quorums import first_quorum
 from shoal.wire.messages.round import MAX_LINK_REPORTS, Join, LinkReport
 
 
@@ -111,7 +111,7 @@ def test_the_view_of_a_stage_stands_in_the_order_of_its_links() -> None:
     members = peers(4)
     links = line(members, [0.0, 50.0, 1.0, 51.0])
     joins = {peer: Join(Ballot(1, PeerId("C"), 1), 1, 0, 0, (), (), (), tuple(links[peer])) for peer in members}
-    view = first_view(0, joins, {peer: slot for slot, peer in enumerate(members)}, 0)
+    view = first_quorum(0, joins, {peer: slot for slot, peer in enumerate(members)}, 0)
     assert view.members == ring_order(members, links) != tuple(members)
 
 

@@ -7,7 +7,7 @@ import msgspec
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_choice import Choice, choose
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.base import Era, Hop, SampleRange
 from shoal.wire.messages.round import Basis, Record, RoundState, SignedRecord, StageHashes, StageOutcome
 
@@ -24,17 +24,17 @@ D1 = signed(1, GENESIS)
 D2 = signed(2, record_hash(D1))
 
 
-def state(stage: int, record: SignedRecord | None, round: int, pending: SignedRecord | None = None) -> RoundState:
+def state(stage: int, record: SignedRecord | None, round: int, prepared: SignedRecord | None = None) -> RoundState:
     basis = Basis(max(round, 0), StageHashes("p", "m", "b"))
-    return RoundState(Ballot(9, PeerId("C"), 1), stage, round, record, pending, Hop(PeerId("x"), ()), "", basis)
+    return RoundState(Ballot(9, PeerId("C"), 1), stage, round, record, prepared, Hop(PeerId("x"), ()), "", basis)
 
 
 def choice(
-    *states: RoundState, drop_pending: bool = False, has_records: bool = False, known: tuple[Tip, ...] = ()
+    *states: RoundState, drop_prepared: bool = False, has_records: bool = False, known: tuple[Tip, ...] = ()
 ) -> Choice:
     named = {PeerId(f"R{index}"): each for index, each in enumerate(states)}
     return choose(
-        named, 2, GENESIS, lambda record: unseal(record, "run", lambda *_: None), drop_pending, has_records, known
+        named, 2, GENESIS, lambda record: unseal(record, "run", lambda *_: None), drop_prepared, has_records, known
     )
 
 
@@ -49,7 +49,7 @@ def test_a_record_that_one_replica_has_swapped_stands() -> None:
 
 
 def test_a_swapped_record_stands_even_if_a_stage_has_no_holder_yet() -> None:
-    found = choice(state(0, D1, 1), state(1, None, 0), drop_pending=True)
+    found = choice(state(0, D1, 1), state(1, None, 0), drop_prepared=True)
     assert (found.tip.hash, found.missing) == (record_hash(D1), (1,))
 
 
@@ -58,33 +58,33 @@ def test_a_record_that_is_held_everywhere_is_finished() -> None:
     assert (found.tip.round, found.tip.hash, found.missing) == (2, record_hash(D2), ())
 
 
-def test_of_held_records_that_of_the_highest_ballot_then_epoch_is_finished() -> None:
+def test_of_prepared_records_that_of_the_highest_ballot_then_epoch_is_finished() -> None:
     low, high = signed(1, GENESIS, ballot=1, epoch=5), signed(1, GENESIS, ballot=2)
     later = signed(1, GENESIS, ballot=2, epoch=1)
     assert choice(state(0, None, 0, low), state(1, None, 0, high)).tip.hash == record_hash(high)
     assert choice(state(0, None, 0, high), state(1, None, 0, later)).tip.hash == record_hash(later)
 
 
-def test_a_held_record_whose_bytes_are_gone_is_waited_for_and_then_dropped() -> None:
+def test_a_prepared_record_whose_bytes_are_gone_is_waited_for_and_then_dropped() -> None:
     states = (state(0, D1, 1, D2), state(1, D1, 1))
     waiting = choice(*states)
     assert (waiting.tip.hash, waiting.missing, waiting.may_be_dropped) == (record_hash(D2), (1,), True)
-    dropped = choice(*states, drop_pending=True)
+    dropped = choice(*states, drop_prepared=True)
     assert (dropped.tip.hash, dropped.missing) == (record_hash(D1), ())
     # A holder that comes at the last moment is in time.
-    finished = choice(*states, state(1, D1, 1, D2), drop_pending=True)
+    finished = choice(*states, state(1, D1, 1, D2), drop_prepared=True)
     assert (finished.tip.hash, finished.missing) == (record_hash(D2), ())
 
 
-def test_a_held_record_is_not_dropped_where_the_one_before_has_no_holders_either() -> None:
-    lost = choice(state(0, D1, 1, D2), state(1, None, 0), drop_pending=True)
+def test_a_prepared_record_is_not_dropped_where_the_one_before_has_no_holders_either() -> None:
+    lost = choice(state(0, D1, 1, D2), state(1, None, 0), drop_prepared=True)
     assert (lost.tip.hash, lost.missing, lost.may_be_dropped) == (record_hash(D2), (1,), False)
-    # Whoever has just started holds D_0: that is no reason to drop what may have been decided.
-    first = choice(state(0, None, 0, D1), state(1, None, 0), drop_pending=True)
+    # Whoever has just started holds D_0: that is no reason to drop what may have been committed.
+    first = choice(state(0, None, 0, D1), state(1, None, 0), drop_prepared=True)
     assert (first.tip.hash, first.missing, first.may_be_dropped) == (record_hash(D1), (1,), False)
 
 
-def test_what_the_coordinator_has_decided_stands_though_nobody_holds_it_any_more() -> None:
+def test_what_the_coordinator_has_committed_stands_though_nobody_holds_it_any_more() -> None:
     known = Tip(2, record_hash(D2), D2)
     assert choice(state(0, None, 0), state(1, None, 0), known=(known,)).tip == known
     assert choice(state(0, D1, 1), state(1, D1, 1), known=(known,)).missing == (0, 1)
@@ -92,27 +92,27 @@ def test_what_the_coordinator_has_decided_stands_though_nobody_holds_it_any_more
     assert choice(state(0, other, 2), state(1, D1, 1), known=(known,)).tip.hash == record_hash(other)
 
 
-def test_a_held_record_on_an_older_chain_is_no_candidate() -> None:
+def test_a_prepared_record_on_an_older_chain_is_no_candidate() -> None:
     found = choice(state(0, D1, 1), state(1, D1, 1), state(1, None, 0, signed(1, GENESIS, ballot=7)))
     assert found.tip.hash == record_hash(D1)
 
 
 def test_of_two_records_of_a_round_the_one_with_all_stages_stands() -> None:
     other = signed(1, GENESIS, ballot=8)
-    found = choice(state(0, D1, 1), state(0, other, 1), state(1, other, 1), drop_pending=True)
+    found = choice(state(0, D1, 1), state(0, other, 1), state(1, other, 1), drop_prepared=True)
     assert found.tip.hash == record_hash(other)
 
 
 def test_newcomers_alone_are_no_reason_to_start_again_but_in_the_end_they_are_all_there_is() -> None:
-    states = (state(0, None, NOTHING_HELD), state(1, None, 0))
+    states = (state(0, None, NO_BASE), state(1, None, 0))
     assert choice(*states).missing == (0,)
-    assert choice(*states, drop_pending=True).missing == ()
-    assert choice(state(0, D1, 1), state(1, None, NOTHING_HELD)).tip.hash == record_hash(D1)
+    assert choice(*states, drop_prepared=True).missing == ()
+    assert choice(state(0, D1, 1), state(1, None, NO_BASE)).tip.hash == record_hash(D1)
 
 
 def test_who_knows_of_records_never_starts_again() -> None:
     states = (state(0, None, 0), state(1, None, 0))
-    assert choice(*states, drop_pending=True, has_records=True).missing == (0, 1)
+    assert choice(*states, drop_prepared=True, has_records=True).missing == (0, 1)
 
 
 def on_a_chain(ballot: int, samples: int) -> SignedRecord:
@@ -143,7 +143,7 @@ def test_a_larger_chain_that_lacks_a_stage_is_waited_for_and_then_left() -> None
     states = (state(0, SMALL, 1), state(1, SMALL, 1), state(0, LARGE, 1))
     waiting = choice(*states)
     assert (waiting.tip.hash, waiting.missing, waiting.is_contested) == (record_hash(LARGE), (1,), True)
-    found = choice(*states, drop_pending=True)
+    found = choice(*states, drop_prepared=True)
     assert (found.tip.hash, found.missing, found.is_contested) == (record_hash(SMALL), (), False)
     assert [tip.hash for tip in found.left] == [record_hash(LARGE)]
     # A smaller one is not waited for.
@@ -159,6 +159,6 @@ def test_a_chain_whose_newest_record_lacks_a_stage_counts_as_far_as_it_is_whole(
     )
     newest = seal(msgspec.structs.replace(more, eras=(Era(1, mine),)), PeerId("C"), lambda _body: b"")
     states = (state(0, SMALL, 1), state(1, SMALL, 1), state(0, newest, 2), state(0, LARGE, 1), state(1, LARGE, 1))
-    found = choice(*states, drop_pending=True)
+    found = choice(*states, drop_prepared=True)
     assert (found.tip.hash, found.missing) == (record_hash(newest), (1,))
     assert [tip.hash for tip in found.left] == [record_hash(SMALL)]

@@ -9,8 +9,8 @@ from shoal.swarm.records import record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CoordinatorEffect,
-    Decided,
     Journal,
+    RecordCommitted,
     ReplicaIn,
     ReplicaOut,
     RoundReady,
@@ -23,13 +23,13 @@ from shoal.wire.messages.round import (
     AskRound,
     Basis,
     Close,
-    Decide,
-    Held,
-    Hold,
+    CommitRecord,
     Join,
     MemberLost,
+    PrepareRecord,
     Propose,
     Record,
+    RecordPrepared,
     RoundMessage,
     RoundState,
     SignedRecord,
@@ -69,10 +69,10 @@ def state(
     stage: int = 0,
     refused: str = "",
     basis: Basis | None = None,
-    pending: SignedRecord | None = None,
+    prepared: SignedRecord | None = None,
 ) -> RoundState:
     basis = basis or (INITIAL if record is None else Basis(round, BYTES))
-    return RoundState(machine.ballot, stage, round, record, pending, Hop(A, ()), refused, basis)
+    return RoundState(machine.ballot, stage, round, record, prepared, Hop(A, ()), refused, basis)
 
 
 def lead(machine: RoundCoordinatorMachine, *peers: PeerId) -> list[CoordinatorEffect]:
@@ -101,8 +101,8 @@ def stage(machine: RoundCoordinatorMachine, *peers: PeerId, epoch: int = 0) -> l
 
 def hold(machine: RoundCoordinatorMachine, effects: list[CoordinatorEffect]) -> list[CoordinatorEffect]:
     result: list[CoordinatorEffect] = []
-    for peer, message in sent(effects, Hold).items():
-        result = machine.receive(peer, Held(machine.ballot, 1, record_hash(message.record)), 3.0)
+    for peer, message in sent(effects, PrepareRecord).items():
+        result = machine.receive(peer, RecordPrepared(machine.ballot, 1, record_hash(message.record)), 3.0)
     return result
 
 
@@ -112,43 +112,43 @@ def test_a_whole_round(machine: RoundCoordinatorMachine) -> None:
     assert sent(machine.close(CloseRequest(1, {}, {}), 1.0), Close).keys() == {A, B}
     assert sent(close(machine, A, B), Propose).keys() == {A, B}
     holding = stage(machine, A, B)
-    assert machine.phase is RoundPhase.HOLDING
-    told = sent(hold(machine, holding), Decide)
+    assert machine.phase is RoundPhase.PREPARING
+    told = sent(hold(machine, holding), CommitRecord)
     assert told.keys() == {A, B}
     digest = record_hash(told[A].record)
-    [decided] = machine.receive(A, Swapped(1, 0, digest, BYTES, {"state": 2}), 4.0)
-    assert isinstance(decided, Decided)
-    assert decided.signed == told[A].record
+    [committed] = machine.receive(A, Swapped(1, 0, digest, BYTES, {"state": 2}), 4.0)
+    assert isinstance(committed, RecordCommitted)
+    assert committed.signed == told[A].record
     [ready] = machine.receive(B, Swapped(1, 0, digest, BYTES, {"state": 3}), 4.0)
     assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {"state": 5})
     assert machine.wake_at_s is None
 
 
-def test_a_record_that_nobody_has_swapped_to_is_not_decided_when_a_member_is_lost_first(
+def test_a_record_that_nobody_has_swapped_to_is_not_committed_when_a_member_is_lost_first(
     machine: RoundCoordinatorMachine,
 ) -> None:
     lead(machine, A, B)
     close(machine, A, B)
-    told = sent(hold(machine, stage(machine, A, B)), Decide)
+    told = sent(hold(machine, stage(machine, A, B)), CommitRecord)
     before = machine.lead(4.0)
-    assert not any(isinstance(effect, Decided) for effect in before)
+    assert not any(isinstance(effect, RecordCommitted) for effect in before)
     # It is not forgotten: what the replicas hold is finished, under the new ballot.
     assert machine.tip.round == 0
-    pending = told[A].record
-    machine.receive(A, state(machine, pending=pending), 5.0)
-    assert machine.receive(B, state(machine, pending=pending), 5.0) != []
+    prepared = told[A].record
+    machine.receive(A, state(machine, prepared=prepared), 5.0)
+    assert machine.receive(B, state(machine, prepared=prepared), 5.0) != []
     assert machine.tip.round == 1
 
 
-def test_the_record_is_not_decided_before_all_have_answered_held(machine: RoundCoordinatorMachine) -> None:
+def test_the_record_is_not_committed_before_all_have_prepared_it(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A, B)
     close(machine, A, B)
-    message = sent(stage(machine, A, B), Hold)[A]
+    message = sent(stage(machine, A, B), PrepareRecord)[A]
     digest = record_hash(message.record)
-    assert machine.receive(A, Held(machine.ballot, 1, digest), 3.0) == []
-    assert machine.receive(B, Held(machine.ballot, 1, "another"), 3.0) == []
+    assert machine.receive(A, RecordPrepared(machine.ballot, 1, digest), 3.0) == []
+    assert machine.receive(B, RecordPrepared(machine.ballot, 1, "another"), 3.0) == []
     assert machine.tip.round == 0
-    assert machine.receive(B, Held(machine.ballot, 1, digest), 3.0)
+    assert machine.receive(B, RecordPrepared(machine.ballot, 1, digest), 3.0)
     assert machine.tip.round == 1
 
 
@@ -160,7 +160,7 @@ def test_nobody_holds_a_record_before_its_step_logs_are_journaled(machine: Round
     assert isinstance(journal, Journal)
     assert journal.logs == {A: (0, ()), B: (0, ())}
     assert machine.journaled("another") == []
-    assert sent(machine.journaled(journal.digest), Hold).keys() == {A, B}
+    assert sent(machine.journaled(journal.digest), PrepareRecord).keys() == {A, B}
 
 
 def test_step_logs_that_are_journaled_too_late_have_no_effect(machine: RoundCoordinatorMachine) -> None:
@@ -175,12 +175,12 @@ def test_step_logs_that_are_journaled_too_late_have_no_effect(machine: RoundCoor
 def test_a_member_lost_after_hold_means_a_new_epoch_and_another_record(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A, B)
     close(machine, A, B)
-    first = sent(stage(machine, A, B), Hold)[A].record
+    first = sent(stage(machine, A, B), PrepareRecord)[A].record
     effects = machine.lost(B, 3.0)
     [proposed] = sent(effects, Propose).values()
     assert (proposed.epoch, [hop.peer for hop in proposed.members]) == (1, [A])
-    assert machine.receive(A, Held(machine.ballot, 1, record_hash(first)), 3.0) == []
-    second = sent(stage(machine, A, epoch=1), Hold)[A].record
+    assert machine.receive(A, RecordPrepared(machine.ballot, 1, record_hash(first)), 3.0) == []
+    second = sent(stage(machine, A, epoch=1), PrepareRecord)[A].record
     assert record_hash(second) != record_hash(first)
 
 
@@ -228,7 +228,7 @@ def test_a_stage_without_anybody_is_reported_and_the_replicas_are_asked_again(ma
     effects = machine.receive(A, state(machine), 3.0)
     assert sent(effects, Close).keys() == {A}
     joined = machine.receive(A, Join(machine.ballot, 1, 0, 0, (), (), ()), 3.0)
-    # Epochs count on, or what was staged for the first view could be taken for the second.
+    # Epochs count on, or what was staged for the first quorum could be taken for the second.
     assert sent(joined, Propose)[A].epoch == 1
 
 
@@ -242,7 +242,7 @@ def whole_round(machine: RoundCoordinatorMachine) -> SignedRecord:
     """Round 1 with member A alone; returns its record."""
     lead(machine, A)
     close(machine, A)
-    signed = sent(hold(machine, stage(machine, A)), Decide)[A].record
+    signed = sent(hold(machine, stage(machine, A)), CommitRecord)[A].record
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 4.0)
     return signed
 
@@ -251,7 +251,7 @@ def newcomer(machine: RoundCoordinatorMachine, signed: SignedRecord) -> None:
     """B comes with D_0 and refuses the record, whose bytes it has not."""
     machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 5.0)
     effects = machine.receive(B, state(machine), 5.0)
-    assert sent(effects, Decide) == {B: Decide(machine.ballot, signed)}
+    assert sent(effects, CommitRecord) == {B: CommitRecord(machine.ballot, signed)}
     refused = state(machine, refused="not yet")
     assert isinstance(machine.receive(B, refused, 5.0)[0], ReplicaOut)
     assert machine.holders == {A: 0}

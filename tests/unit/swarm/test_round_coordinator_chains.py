@@ -12,13 +12,22 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import ChainLeft, CoordinatorEffect, Overtaken, RoundReady, Send
 from shoal.swarm.round_settings import RoundSettings
 from shoal.wire.messages.base import Era, Hop, SampleRange
-from shoal.wire.messages.round import AskRound, Basis, Decide, Record, RoundState, SignedRecord, StageOutcome, Swapped
+from shoal.wire.messages.round import (
+    AskRound,
+    Basis,
+    CommitRecord,
+    Record,
+    RoundState,
+    SignedRecord,
+    StageOutcome,
+    Swapped,
+)
 
 ME, A, B, C = PeerId("C"), PeerId("a"), PeerId("b"), PeerId("c")
 
 
 def chain_of(ballot: int, samples: int) -> SignedRecord:
-    """The first record of a chain that was decided by another client, with so many samples."""
+    """The first record of a chain that was committed by another client, with so many samples."""
     other = Ballot(ballot, PeerId("D"), 1)
     outcome = StageOutcome(0, 0, (A,), (1,), BYTES, 0)
     ranges = (SampleRange(0, 0, samples),)
@@ -64,7 +73,7 @@ def test_the_larger_chain_stands_and_who_trains_on_the_other_one_is_overtaken(
     overtaken = [effect.tip.hash for effect in effects if isinstance(effect, Overtaken)]
     assert overtaken == ([record_hash(LARGE)] if here is SMALL else [])
     loser = A if here is SMALL else B
-    decide = Decide(machine.ballot, LARGE, record_hash(SMALL))
+    decide = CommitRecord(machine.ballot, LARGE, record_hash(SMALL))
     assert Send(loser, decide) in effects
 
 
@@ -97,7 +106,9 @@ def test_a_replica_of_another_chain_is_told_so_though_its_record_is_older() -> N
     for peer, (round, record) in held.items():
         state = RoundState(machine.ballot, 0, round, record, None, Hop(peer, ()), "", Basis(round, BYTES))
         effects += machine.receive(peer, state, 1.0)
-    told = {e.peer: e.message.instead_of for e in effects if isinstance(e, Send) and isinstance(e.message, Decide)}
+    told = {
+        e.peer: e.message.instead_of for e in effects if isinstance(e, Send) and isinstance(e.message, CommitRecord)
+    }
     assert told == {A: "", B: record_hash(SMALL), C: ""}
 
 

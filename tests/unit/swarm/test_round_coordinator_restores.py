@@ -19,7 +19,17 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import CoordinatorEffect, Journal, ReplicaIn, ReplicaOut, Restored, Stuck
 from shoal.swarm.round_settings import CloseRequest, RoundPhase
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Basis, Decide, Held, Join, Restore, SignedRecord, Staged, StageHashes, Swapped
+from shoal.wire.messages.round import (
+    Basis,
+    CommitRecord,
+    Join,
+    RecordPrepared,
+    Restore,
+    SignedRecord,
+    Staged,
+    StageHashes,
+    Swapped,
+)
 
 NEXT = StageHashes("p2", "m2", "b2")
 
@@ -34,7 +44,7 @@ def lost_stage(machine: RoundCoordinatorMachine) -> tuple[SignedRecord, list[Coo
     signed = whole_round(machine)
     assert machine.lost(A, 5.0) == [Stuck((0,))]
     assert machine.wake_at_s is not None
-    assert sent(machine.receive(A, state(machine), 6.0), Decide).keys() == {A}
+    assert sent(machine.receive(A, state(machine), 6.0), CommitRecord).keys() == {A}
     return signed, machine.receive(A, state(machine, refused="it has not these bytes"), 6.0)
 
 
@@ -103,7 +113,7 @@ def test_what_belongs_to_a_record_that_is_dropped_restores_nothing(machine: Roun
     [journal] = machine.receive(A, Staged(machine.ballot, 2, 0, 0, NEXT), 6.0)
     assert isinstance(journal, Journal)
     machine.journaled(journal.digest)
-    machine.receive(A, Held(machine.ballot, 2, journal.digest), 7.0)
+    machine.receive(A, RecordPrepared(machine.ballot, 2, journal.digest), 7.0)
     assert machine.tip.hash == journal.digest
     machine.replicas({B: Hop(B, ())}, 8.0)
     machine.lead(8.0)

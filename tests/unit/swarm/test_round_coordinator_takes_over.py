@@ -11,7 +11,7 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Deposed, RoundReady, Send, Stuck
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import AskRound, Decide, Record, StageOutcome, StaleBallot, Swapped
+from shoal.wire.messages.round import AskRound, CommitRecord, Record, StageOutcome, StaleBallot, Swapped
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_who_holds_the_record_that_a_new_coordinator_finds_says_again_what_it_ha
     machine.lead(0.0)
     machine.receive(A, state(machine, signed, 1), 0.0)
     effects = machine.receive(B, state(machine, signed, 1), 0.0)
-    assert sent(effects, Decide).keys() == {A, B}
+    assert sent(effects, CommitRecord).keys() == {A, B}
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {"state": 2}), 0.0)
     [ready] = machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {"state": 3}), 0.0)
     assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {"state": 5})
@@ -119,10 +119,10 @@ def test_a_newer_record_is_heard_by_a_new_ballot(machine: RoundCoordinatorMachin
     assert sent(effects, AskRound).keys() == {A, B}
 
 
-def test_what_a_late_replica_has_answered_held_for_is_finished_and_not_passed_over(
+def test_what_a_late_replica_has_prepared_it_for_is_finished_and_not_passed_over(
     machine: RoundCoordinatorMachine,
 ) -> None:
-    """Another coordinator may have decided it, and be gone together with all but this one who know."""
+    """Another coordinator may have committed it, and be gone together with all but this one who know."""
     machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
     machine.lead(0.0)
     first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", (), (), (), {}), ME, lambda _: b"")
@@ -130,10 +130,10 @@ def test_what_a_late_replica_has_answered_held_for_is_finished_and_not_passed_ov
     machine.lost(B, 0.0)
     assert machine.tip.round == 1
     held = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
-    effects = machine.receive(B, state(machine, first, 1, pending=held), 1.0)
+    effects = machine.receive(B, state(machine, first, 1, prepared=held), 1.0)
     assert sent(effects, AskRound).keys() == {A, B}
     machine.receive(A, state(machine, first, 1), 1.0)
-    machine.receive(B, state(machine, first, 1, pending=held), 1.0)
+    machine.receive(B, state(machine, first, 1, prepared=held), 1.0)
     assert machine.tip.hash == record_hash(held)
 
 
@@ -147,9 +147,9 @@ def test_a_record_that_was_heard_of_stands_though_all_who_hold_it_are_lost_befor
     machine.receive(A, state(machine, second, 2), 0.0)
     machine.lost(A, 1.0)
     machine.receive(B, state(machine, first, 1, stage=1), 2.0)
-    machine.receive(A, state(machine), 3.0)  # its next life
+    machine.receive(A, state(machine), 3.0)  # its next generation
     machine.tick(3.0 + machine.settings.lost_state_after_s + 1.0)
-    assert machine.tip.hash == record_hash(second), "that somebody has swapped to it shows that it was decided"
+    assert machine.tip.hash == record_hash(second), "that somebody has swapped to it shows that it was committed"
 
 
 def test_what_was_heard_of_and_dropped_is_no_reason_to_ask_again() -> None:
@@ -159,12 +159,12 @@ def test_what_was_heard_of_and_dropped_is_no_reason_to_ask_again() -> None:
     first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", (), (), (), {}), ME, lambda _: b"")
     held = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
     machine.receive(A, state(machine, first, 1), 0.0)
-    machine.receive(B, state(machine, first, 1, stage=1, pending=held), 4.0)
+    machine.receive(B, state(machine, first, 1, stage=1, prepared=held), 4.0)
     machine.tick(6.0)
     assert machine.phase is RoundPhase.ASKING, "of what is named anew the others are waited for"
     machine.tick(9.5)
     assert machine.tip.hash == record_hash(first), "stage 0 has no bytes of the other one"
-    asked = machine.receive(B, state(machine, first, 1, stage=1, pending=held), 10.0)
+    asked = machine.receive(B, state(machine, first, 1, stage=1, prepared=held), 10.0)
     assert sent(asked, AskRound) == {}
 
 
@@ -177,6 +177,6 @@ def test_the_stage_that_lacks_a_holder_is_told_once_what_to_look_for() -> None:
     machine.receive(A, state(machine, signed, 1), 0.0)
     fresh = state(machine, stage=1)
     effects = machine.receive(B, fresh, 0.0)
-    assert effects == [Stuck((1,)), Send(B, Decide(machine.ballot, signed))]
+    assert effects == [Stuck((1,)), Send(B, CommitRecord(machine.ballot, signed))]
     assert machine.holders is None
     assert machine.receive(B, fresh, 0.1) == []

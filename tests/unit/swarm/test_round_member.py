@@ -10,19 +10,19 @@ from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_effects import CloseSteps, Fetch, Introduce, Pin, ReplicaOut, ResolveStep, RunRing, Send, Swap
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_orders import StepsClosed
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
     Basis,
     Close,
-    Decide,
-    Held,
-    Hold,
+    CommitRecord,
     Join,
     MemberLost,
+    PrepareRecord,
     Propose,
     Record,
+    RecordPrepared,
     Resolve,
     Restore,
     RoundState,
@@ -125,7 +125,7 @@ def test_a_join_names_what_was_aborted_for_the_next_coordinator(member: RoundMem
     assert member.steps_closed(StepsClosed(3, (), ())) == [Send(C, Join(LOW, 1, 0, 3, (), (), (KEY,)))]
 
 
-def test_a_view_is_averaged_and_reported(member: RoundMemberMachine) -> None:
+def test_a_quorum_is_averaged_and_reported(member: RoundMemberMachine) -> None:
     join(member)
     assert member.receive(C, propose()) == [Introduce(OTHER), RunRing(propose())]
     assert member.ring_done(propose(), BYTES) == [Send(C, Staged(LOW, 1, 0, 0, BYTES))]
@@ -139,12 +139,12 @@ def test_an_older_view_is_ignored(member: RoundMemberMachine) -> None:
     assert member.ring_done(propose(0), BYTES) == []
 
 
-def test_a_view_before_the_join_is_refused(member: RoundMemberMachine) -> None:
+def test_a_quorum_before_the_join_is_refused(member: RoundMemberMachine) -> None:
     assert "not joined" in refusal(member.receive(C, propose()))
 
 
 @pytest.mark.parametrize(
-    "view",
+    "quorum",
     [
         Propose(LOW, 1, 0, 1, (OTHER, ME), (1, 2)),
         Propose(LOW, 1, 0, 0, (OTHER,), (1,)),
@@ -154,10 +154,10 @@ def test_a_view_before_the_join_is_refused(member: RoundMemberMachine) -> None:
         Propose(LOW, 1, 0, 0, (OTHER, ME), (1, -2)),
     ],
 )
-def test_a_view_that_contradicts_itself_is_a_mistake(member: RoundMemberMachine, view: Propose) -> None:
+def test_a_quorum_that_contradicts_itself_is_a_mistake(member: RoundMemberMachine, quorum: Propose) -> None:
     join(member)
     with pytest.raises(RemoteProtocolError):
-        member.receive(C, view)
+        member.receive(C, quorum)
 
 
 def test_a_lost_member_is_reported_while_the_ring_needs_it(member: RoundMemberMachine) -> None:
@@ -170,73 +170,73 @@ def test_a_lost_member_is_reported_while_the_ring_needs_it(member: RoundMemberMa
     assert member.lost(OTHER.peer) == []
 
 
-def test_held_is_answered_by_who_has_the_bytes_and_they_are_pinned(member: RoundMemberMachine) -> None:
+def test_prepared_is_answered_by_who_has_the_bytes_and_they_are_pinned(member: RoundMemberMachine) -> None:
     stage(member)
-    effects = member.receive(C, Hold(LOW, record()))
-    assert effects == [Pin(BYTES), Send(C, Held(LOW, 1, record_hash(record())))]
+    effects = member.receive(C, PrepareRecord(LOW, record()))
+    assert effects == [Pin(BYTES), Send(C, RecordPrepared(LOW, 1, record_hash(record())))]
     [answer] = member.receive(D, AskRound(HIGH))
     assert isinstance(answer, Send)
     assert isinstance(answer.message, RoundState)
-    assert answer.message.pending == record()
+    assert answer.message.prepared == record()
 
 
 @pytest.mark.parametrize("wrong", [record(previous="D0'"), record(hashes=StageHashes("q", "m", "b"))])
-def test_a_record_that_does_not_fit_is_not_held(member: RoundMemberMachine, wrong: SignedRecord) -> None:
+def test_a_record_that_does_not_fit_is_not_prepared(member: RoundMemberMachine, wrong: SignedRecord) -> None:
     stage(member)
-    assert "not staged" in refusal(member.receive(C, Hold(LOW, wrong)))
-    assert member.pending is None
+    assert "not staged" in refusal(member.receive(C, PrepareRecord(LOW, wrong)))
+    assert member.prepared is None
 
 
-def test_a_record_of_an_earlier_view_is_not_held_any_more(member: RoundMemberMachine) -> None:
+def test_a_record_of_an_earlier_view_is_not_prepared_any_more(member: RoundMemberMachine) -> None:
     stage(member)
     member.receive(C, propose(1))
-    assert member.receive(C, Hold(LOW, record())) == []
+    assert member.receive(C, PrepareRecord(LOW, record())) == []
 
 
-def test_the_record_is_swapped_only_when_decided(member: RoundMemberMachine) -> None:
+def test_the_record_is_swapped_only_when_committed(member: RoundMemberMachine) -> None:
     stage(member)
-    member.receive(C, Hold(LOW, record()))
+    member.receive(C, PrepareRecord(LOW, record()))
     assert member.tip.round == 0
-    [swap] = member.receive(C, Decide(LOW, record()))
+    [swap] = member.receive(C, CommitRecord(LOW, record()))
     assert isinstance(swap, Swap)
     assert swap.hashes == BYTES
-    assert member.receive(C, Decide(LOW, record())) == []
+    assert member.receive(C, CommitRecord(LOW, record())) == []
     report = Send(C, Swapped(1, 0, record_hash(record()), BYTES, {"state": 3}))
     assert member.swapped(BYTES, {"state": 3}) == [report]
     assert (member.tip.round, member.round, member.joined) == (1, 2, None)
-    assert member.receive(C, Decide(LOW, record())) == [report]
+    assert member.receive(C, CommitRecord(LOW, record())) == [report]
 
 
 def test_bytes_that_are_not_the_record_s_are_not_swapped(member: RoundMemberMachine) -> None:
     stage(member)
-    effects = member.receive(C, Decide(LOW, record(hashes=StageHashes("q", "m", "b"))))
+    effects = member.receive(C, CommitRecord(LOW, record(hashes=StageHashes("q", "m", "b"))))
     assert isinstance(effects[0], ReplicaOut)
     assert "not staged" in refusal(effects)
     assert member.swapping is None
 
 
-def test_a_held_record_can_be_swapped_after_another_view_was_staged(member: RoundMemberMachine) -> None:
+def test_a_prepared_record_can_be_swapped_after_another_view_was_staged(member: RoundMemberMachine) -> None:
     stage(member)
-    member.receive(C, Hold(LOW, record()))
+    member.receive(C, PrepareRecord(LOW, record()))
     member.receive(D, propose(0, HIGH))
     member.ring_done(propose(0, HIGH), StageHashes("q", "m", "b"))
-    [swap] = member.receive(D, Decide(HIGH, record()))
+    [swap] = member.receive(D, CommitRecord(HIGH, record()))
     assert isinstance(swap, Swap)
 
 
-def test_unpinned_bytes_are_forgotten_with_the_next_view(member: RoundMemberMachine) -> None:
+def test_unpinned_bytes_are_forgotten_with_the_next_quorum(member: RoundMemberMachine) -> None:
     stage(member)
     member.receive(C, propose(1))
     member.ring_done(propose(1), StageHashes("q", "m", "b"))
-    assert isinstance(member.receive(C, Decide(LOW, record()))[0], ReplicaOut)
+    assert isinstance(member.receive(C, CommitRecord(LOW, record()))[0], ReplicaOut)
 
 
 def test_late_orders_of_an_ended_round_have_no_effect(member: RoundMemberMachine) -> None:
     stage(member)
-    member.receive(C, Decide(LOW, record()))
+    member.receive(C, CommitRecord(LOW, record()))
     assert member.receive(C, Close(LOW, 2)) == []
     member.swapped(BYTES, {})
-    for late in (Close(LOW, 1), propose(), Hold(LOW, record())):
+    for late in (Close(LOW, 1), propose(), PrepareRecord(LOW, record())):
         assert member.receive(C, late) == []
 
 
@@ -250,7 +250,7 @@ def test_a_broken_state_leaves_the_ring(member: RoundMemberMachine) -> None:
 
 def test_a_swap_that_fails_is_refused(member: RoundMemberMachine) -> None:
     stage(member)
-    member.receive(C, Decide(LOW, record()))
+    member.receive(C, CommitRecord(LOW, record()))
     assert refusal(member.state_broken("why")) == "why"
     assert member.swapping is None
 
@@ -258,16 +258,16 @@ def test_a_swap_that_fails_is_refused(member: RoundMemberMachine) -> None:
 # -- a replica that was left behind
 
 
-def test_a_decided_record_without_its_bytes_is_fetched_and_then_swapped(member: RoundMemberMachine) -> None:
+def test_a_committed_record_without_its_bytes_is_fetched_and_then_swapped(member: RoundMemberMachine) -> None:
     late = record(round=7, previous="D6")
-    effects = member.receive(C, Decide(LOW, late))
+    effects = member.receive(C, CommitRecord(LOW, late))
     assert [type(effect) for effect in effects] == [ReplicaOut, Fetch, Send]
     assert "not staged" in refusal(effects)
     fetch = effects[1]
     assert isinstance(fetch, Fetch)
     assert (fetch.record.round, fetch.record_hash, fetch.hashes) == (7, record_hash(late), BYTES)
     # It is asked again and again: the transfer goes on.
-    assert [type(effect) for effect in member.receive(C, Decide(LOW, late))] == [Send]
+    assert [type(effect) for effect in member.receive(C, CommitRecord(LOW, late))] == [Send]
     [swap] = member.fetched(record_hash(late), BYTES)
     assert isinstance(swap, Swap)
     assert member.swapped(BYTES, {}) == [Send(C, Swapped(7, 0, record_hash(late), BYTES, {}))]
@@ -275,9 +275,9 @@ def test_a_decided_record_without_its_bytes_is_fetched_and_then_swapped(member: 
 
 
 def test_the_newest_record_is_fetched(member: RoundMemberMachine) -> None:
-    member.receive(C, Decide(LOW, record(round=7, previous="D6")))
+    member.receive(C, CommitRecord(LOW, record(round=7, previous="D6")))
     newer = record(round=8, previous="D7")
-    [_, fetch, _] = member.receive(C, Decide(LOW, newer))
+    [_, fetch, _] = member.receive(C, CommitRecord(LOW, newer))
     assert isinstance(fetch, Fetch)
     assert fetch.record_hash == record_hash(newer)
     assert member.fetched(record_hash(record(round=7, previous="D6")), BYTES) == []
@@ -286,20 +286,20 @@ def test_the_newest_record_is_fetched(member: RoundMemberMachine) -> None:
 
 def test_a_coordinator_for_whom_the_own_record_stands_ends_the_fetching(member: RoundMemberMachine) -> None:
     late = record(round=7, previous="D6")
-    member.receive(C, Decide(LOW, late))
+    member.receive(C, CommitRecord(LOW, late))
     assert member.receive(D, Close(HIGH, 1)) == [CloseSteps(1)]
     assert member.fetched(record_hash(late), BYTES) == []
 
 
 def test_a_record_of_another_chain_is_followed_and_named(member: RoundMemberMachine) -> None:
-    effects = member.receive(C, Decide(LOW, record(previous="another D0")))
+    effects = member.receive(C, CommitRecord(LOW, record(previous="another D0")))
     assert "does not follow" in refusal(effects)
     assert isinstance(effects[1], Fetch)
 
 
 def test_a_swap_whose_bytes_are_gone_becomes_a_transfer(member: RoundMemberMachine) -> None:
     stage(member)
-    member.receive(C, Decide(LOW, record()))
+    member.receive(C, CommitRecord(LOW, record()))
     effects = member.state_broken("why")
     assert [type(effect) for effect in effects] == [ReplicaOut, Fetch, Send]
 
@@ -307,7 +307,7 @@ def test_a_swap_whose_bytes_are_gone_becomes_a_transfer(member: RoundMemberMachi
 def test_a_replica_that_is_behind_says_so_until_its_round_is_closed() -> None:
     member = RoundMemberMachine(ME, 0, Tip(0, "D0", None), INITIAL, unsealed, is_behind=True)
     [answer] = member.receive(C, AskRound(LOW))
-    assert answer == Send(C, RoundState(LOW, 0, NOTHING_HELD, None, None, ME, "", FRESH))
+    assert answer == Send(C, RoundState(LOW, 0, NO_BASE, None, None, ME, "", FRESH))
     member.receive(C, Close(LOW, 1))
     [answer] = member.receive(C, AskRound(LOW))
     assert answer == Send(C, RoundState(LOW, 0, 0, None, None, ME, "", FRESH))
@@ -323,7 +323,7 @@ def restore(basis: Basis, signed: SignedRecord) -> Restore:
 def restored(member: RoundMemberMachine) -> SignedRecord:
     """The member goes on from record 1, whose bytes nobody holds, with its initial ones."""
     signed = record()
-    member.receive(C, Decide(LOW, signed))
+    member.receive(C, CommitRecord(LOW, signed))
     assert member.receive(C, restore(FRESH, signed)) == [Swap(unsealed(signed), INITIAL)]
     [report] = member.swapped(INITIAL, {})
     assert report == Send(C, Swapped(1, 0, record_hash(signed), INITIAL, {}))
@@ -337,7 +337,7 @@ def test_a_member_of_a_restored_stage_keeps_its_bytes_and_says_so(member: RoundM
     # Repetitions change nothing, and neither does the record that it holds.
     [again] = member.receive(C, restore(FRESH, signed))
     assert again == Send(C, Swapped(1, 0, record_hash(signed), INITIAL, {}))
-    assert member.receive(C, Decide(LOW, signed)) == [again]
+    assert member.receive(C, CommitRecord(LOW, signed)) == [again]
 
 
 def test_a_member_with_other_bytes_does_not_restore(member: RoundMemberMachine) -> None:
@@ -364,18 +364,18 @@ def test_the_next_record_makes_a_restored_member_like_all_others(member: RoundMe
     following = record(previous=record_hash(signed), hashes=OTHERS, round=2)
     member.receive(C, Close(LOW, 2))
     member.steps_closed(StepsClosed(0, (), ()))
-    view = propose(round=2)
-    member.receive(C, view)
-    member.ring_done(view, OTHERS)
-    member.receive(C, Hold(LOW, following))
-    assert member.receive(C, Decide(LOW, following)) == [Swap(unsealed(following), OTHERS)]
+    quorum = propose(round=2)
+    member.receive(C, quorum)
+    member.ring_done(quorum, OTHERS)
+    member.receive(C, PrepareRecord(LOW, following))
+    assert member.receive(C, CommitRecord(LOW, following)) == [Swap(unsealed(following), OTHERS)]
     member.swapped(OTHERS, {})
     assert (member.basis, member.is_restored) == (Basis(2, OTHERS), False)
 
 
 def test_whoever_has_the_record_s_bytes_already_needs_no_other(member: RoundMemberMachine) -> None:
     signed = record(hashes=INITIAL)  # nobody has trained
-    assert member.receive(C, Decide(LOW, signed)) == [Swap(unsealed(signed), INITIAL)]
+    assert member.receive(C, CommitRecord(LOW, signed)) == [Swap(unsealed(signed), INITIAL)]
 
 
 def test_a_member_whose_memory_is_broken_has_no_bytes(member: RoundMemberMachine) -> None:

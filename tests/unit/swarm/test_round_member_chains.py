@@ -12,7 +12,7 @@ from shoal.swarm.round_member import RoundMemberMachine
 from shoal.wire.messages.base import Era, Hop
 from shoal.wire.messages.round import (
     Basis,
-    Decide,
+    CommitRecord,
     Record,
     Restore,
     RoundState,
@@ -45,15 +45,15 @@ def member() -> RoundMemberMachine:
 
 def test_an_older_record_is_taken_only_in_place_of_the_own_one(member: RoundMemberMachine) -> None:
     for not_meant in ("", "another record"):
-        [answer] = member.receive(THERE.peer, Decide(THERE, OTHER, instead_of=not_meant))
+        [answer] = member.receive(THERE.peer, CommitRecord(THERE, OTHER, instead_of=not_meant))
         assert isinstance(answer, Send), "its coordinator is not to believe for ever that it holds an older record"
         assert isinstance(answer.message, RoundState)
         assert (answer.message.record, answer.message.refused) == (OWN, "")
-    out, fetch, state = member.receive(THERE.peer, Decide(THERE, OTHER, instead_of=record_hash(OWN)))
+    out, fetch, state = member.receive(THERE.peer, CommitRecord(THERE, OTHER, instead_of=record_hash(OWN)))
     assert isinstance(out, ReplicaOut)
     assert "record 3, of another chain, was chosen over the record 7" in out.reason
     assert isinstance(fetch, Fetch)
-    assert (fetch.record_hash, fetch.follows_held) == (record_hash(OTHER), False)
+    assert (fetch.record_hash, fetch.follows_base) == (record_hash(OTHER), False)
     # It keeps its own state until the other one is there, and says so.
     assert isinstance(state, Send)
     assert isinstance(state.message, RoundState)
@@ -74,12 +74,12 @@ def follower(round: int, *eras: Era) -> SignedRecord:
     ("eras", "leaves_chain"),
     [((Era(1, HERE), Era(9, THERE)), False), ((Era(1, HERE), Era(6, THERE)), True)],
 )
-def test_a_record_that_follows_later_is_of_its_chain_if_it_was_decided_after_the_own_one(
+def test_a_record_that_follows_later_is_of_its_chain_if_it_was_committed_after_the_own_one(
     member: RoundMemberMachine, eras: tuple[Era, ...], leaves_chain: bool
 ) -> None:
     """Of the chain that it goes on with, the optimizer has learnt; of one that it leaves, it forgets that."""
     newest = follower(10, *eras)
-    out, _, _ = member.receive(THERE.peer, Decide(THERE, newest, record_hash(OWN) if leaves_chain else ""))
+    out, _, _ = member.receive(THERE.peer, CommitRecord(THERE, newest, record_hash(OWN) if leaves_chain else ""))
     assert isinstance(out, ReplicaOut)
     assert member.fetched(record_hash(newest), THEIRS) == [Swap(opened(newest), THEIRS, leaves_chain)]
 
@@ -90,7 +90,7 @@ def test_for_a_newer_record_of_another_chain_it_leaves_its_own_only_if_that_is_n
 ) -> None:
     newest = follower(10, Era(1, HERE), Era(6, THERE))
     restore = Restore(THERE, newest, 0, Basis(7, MINE), instead_of)
-    for message in (Decide(THERE, newest, instead_of), restore):
+    for message in (CommitRecord(THERE, newest, instead_of), restore):
         [answer] = member.receive(THERE.peer, message)
         assert isinstance(answer, Send)
         assert isinstance(answer.message, RoundState)

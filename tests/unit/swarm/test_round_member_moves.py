@@ -6,7 +6,7 @@ from shoal.ids import NO_BALLOT, Ballot, PeerId
 from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import Relocate, Send
 from shoal.swarm.round_member import RoundMemberMachine
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import AskRound, Move, Moving, RoundState, SignedRecord, StageHashes, StaleBallot
 
@@ -68,7 +68,7 @@ def test_what_was_promised_goes_along_and_the_coordinator_is_greeted_on_the_new_
     assert machine.lost(PeerId("somebody")) == []
     greeting, state = machine.lost(NEW.peer)
     assert greeting == Send(NEW.peer, Moving(NEW, 1, ""))
-    assert (state.message.stage, state.message.held_round) == (1, NOTHING_HELD)
+    assert (state.message.stage, state.message.base_round) == (1, NO_BASE)
     assert machine.lost(NEW.peer) == []  # once: if it cannot be reached it is not dialled for ever
 
 

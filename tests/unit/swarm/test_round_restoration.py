@@ -11,9 +11,9 @@ from shoal.swarm.round_choice import Choice
 from shoal.swarm.round_effects import Send
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_restoration import Here, Restoration
-from shoal.swarm.view import NOTHING_HELD
+from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Basis, Decide, Record, RoundState, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.round import Basis, CommitRecord, Record, RoundState, SignedRecord, StageHashes, StageOutcome
 
 A, B, N = PeerId("a"), PeerId("b"), PeerId("n")
 OWN = Basis(5, StageHashes("p5", "m5", ""))
@@ -80,7 +80,7 @@ def test_what_the_client_keeps_is_not_lost_whoever_has_come_back_without_it(rest
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_newcomers_are_told_of_a_record_that_nobody_holds_if_the_coordinator_knows_that_it_is_decided(
+def test_newcomers_are_told_of_a_record_that_nobody_holds_if_the_coordinator_knows_that_it_is_committed(
     is_known: bool,
 ) -> None:
     tip = Tip(5, "hash", SignedRecord(b"", PeerId("C"), b""))
@@ -90,13 +90,13 @@ def test_newcomers_are_told_of_a_record_that_nobody_holds_if_the_coordinator_kno
     replicas.answer(N, RoundState(ballot, 0, 0, None, None, hop, "", FRESH))
     known = tip if is_known else Tip(0, "genesis", None)
     sent = replicas.hint(Choice(tip, (0,)), ballot, known)
-    assert sent == ([Send(N, Decide(ballot, tip.signed))] if is_known else [])
+    assert sent == ([Send(N, CommitRecord(ballot, tip.signed))] if is_known else [])
     assert replicas.hint(Choice(tip, (0,)), ballot, known) == [], "once"
 
 
 def test_the_newest_bytes_are_taken_and_broken_ones_never(restoration: Restoration) -> None:
     assert due(restoration, 10.0, a=FRESH, b=OLD) == {0: OLD}
-    broken = Basis(NOTHING_HELD, StageHashes("", "", ""))
+    broken = Basis(NO_BASE, StageHashes("", "", ""))
     assert due(restoration, 10.0, a=broken, b=FRESH) == {0: FRESH}
     assert due(restoration, 10.0, a=broken) == {}
 

@@ -1,4 +1,4 @@
-"""Who keeps whose snapshot, what a buddy keeps of it, and which one a new life goes on from."""
+"""Who keeps whose snapshot, what a buddy keeps of it, and which one a new generation goes on from."""
 
 from __future__ import annotations
 
@@ -155,11 +155,11 @@ def test_the_next_record_makes_room() -> None:
     )
 
 
-# -- a new life
+# -- a new generation
 
 
-def search(life: int = 2) -> SnapshotSearch:
-    machine = SnapshotSearch(ME, 0, life, 2.0)
+def search(generation: int = 2) -> SnapshotSearch:
+    machine = SnapshotSearch(ME, 0, generation, 2.0)
     assert machine.begin([A, B], 0.0) == [AskBuddy(A), AskBuddy(B)]
     return machine
 
@@ -213,10 +213,10 @@ def test_without_buddies_it_is_over_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [snapshot(A), snapshot(stage=1), snapshot(life=2)], ids=["owner", "stage", "an older life"]
+    "other", [snapshot(A), snapshot(stage=1), snapshot(generation=2)], ids=["owner", "stage", "an older generation"]
 )
 def test_only_this_replicas_last_life_is_taken(other: Snapshot) -> None:
-    machine = search(life=2 if other.life == 1 else 4)
+    machine = search(generation=2 if other.generation == 1 else 4)
     machine.offered(A, other, 0.1)
     machine.refused(B, 0.1)
     assert machine.is_over

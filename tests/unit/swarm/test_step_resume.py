@@ -1,4 +1,5 @@
-"""A replica that goes on from a snapshot: what it has committed in the life before stands, unless it has denied it."""
+"""A replica that goes on from a snapshot: what it has committed in the generation before stands, unless it has denied
+it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from .step_by_hand import KEY, PATH, A, C, T, prepared, replica, replies, reques
 LATER = StepKey(0, 1, 1, 0)
 
 
-def life_before() -> tuple[StepEntry, ...]:
+def generation_before() -> tuple[StepEntry, ...]:
     """One commit of a replica that is killed then."""
     machine = replica()
     prepared(machine)
@@ -37,7 +38,7 @@ def life_before() -> tuple[StepEntry, ...]:
     return tuple(machine.log)
 
 
-def new_life() -> StepReplica:
+def new_generation() -> StepReplica:
     """Not in any round yet."""
     machine = StepReplica(PATH[1].peer, stage=1, num_stages=3, max_open_steps=2)
     machine.start_round(0)
@@ -46,11 +47,11 @@ def new_life() -> StepReplica:
 
 def begin(machine: StepReplica) -> bool:
     machine.start_round(1)
-    return machine.resume(life_before())
+    return machine.resume(generation_before())
 
 
 def test_it_has_committed_what_the_snapshot_has() -> None:
-    machine = new_life()
+    machine = new_generation()
     assert begin(machine)
     assert machine.version == 1
     assert replies(machine.handle(A, AskOutcome(KEY)), A) == [TellOutcome(KEY, Outcome.COMMITTED, 0.5, 0.1, False)]
@@ -62,7 +63,7 @@ def test_it_has_committed_what_the_snapshot_has() -> None:
 
 
 def test_the_next_step_sees_the_version_after_it() -> None:
-    machine = new_life()
+    machine = new_generation()
     assert begin(machine)
     sends = prepared(machine, LATER)
     assert [reply.version for reply in replies(sends, T) if isinstance(reply, Prepared)] == [1]
@@ -73,7 +74,7 @@ def test_the_next_step_sees_the_version_after_it() -> None:
 
 @pytest.mark.parametrize("message", [AskOutcome(KEY), Commit(KEY, 0.5, 0.1, False), Fence({0: 2})])
 def test_it_does_not_go_on_from_what_it_has_denied(message: StepMessage) -> None:
-    machine = new_life()
+    machine = new_generation()
     [reply] = replies(machine.handle(T, message), T)
     assert reply in (TellOutcome(KEY, Outcome.FORGOTTEN), Aborted(KEY), Fenced({0: 2}, (), (), 0, {}, steady=False))
     assert not begin(machine)
@@ -83,12 +84,12 @@ def test_it_does_not_go_on_from_what_it_has_denied(message: StepMessage) -> None
 
 @pytest.mark.parametrize("message", [AskOutcome(LATER), Open(LATER, 1, PATH, (2, 2), request().samples)])
 def test_what_it_has_said_of_later_steps_does_not_matter(message: StepMessage) -> None:
-    machine = new_life()
+    machine = new_generation()
     machine.handle(T, message)
     assert begin(machine)
 
 
 def test_a_step_that_was_never_in_it_can_be_opened() -> None:
-    machine = new_life()
+    machine = new_generation()
     assert begin(machine)
     assert replies(machine.handle(T, request(LATER)), T) == [Opened(LATER)]

@@ -79,9 +79,9 @@ def test_who_was_started_again_since_has_forgotten_what_its_earlier_life_knew() 
     ]
 
 
-def test_steps_of_a_replaced_incarnation_say_nothing_of_those_of_its_successor() -> None:
+def test_steps_of_a_replaced_generation_say_nothing_of_those_of_its_successor() -> None:
     machine = replica()
-    successor = KEY._replace(incarnation=KEY.incarnation + 1)
+    successor = KEY._replace(generation=KEY.generation + 1)
     prepared(machine, KEY)
     assert machine.handle(A, AskOutcome(successor)) == [SendStepMessage(A, TellOutcome(successor, Outcome.FORGOTTEN))]
     newer = successor._replace(number=successor.number + 1)
@@ -95,7 +95,7 @@ def test_who_has_left_a_stage_and_comes_back_has_forgotten_what_it_did_there() -
     prepared(machine)
     committed = KEY._replace(number=KEY.number + 1)
     machine.start_round(0)
-    machine.start_round(1, machine.held)
+    machine.start_round(1, machine.base)
     assert machine.handle(A, AskOutcome(committed)) == [SendStepMessage(A, TellOutcome(committed, Outcome.FORGOTTEN))]
 
 
@@ -110,7 +110,7 @@ def test_who_has_not_gone_on_to_the_next_round_vouches_for_nothing_that_was_open
     assert machine.handle(U, Fence({0: 2})) == [SendStepMessage(U, Fenced({0: 2}, (), (), round, {}, steady=False))]
 
 
-def test_an_answer_to_a_fence_vouches_since_the_oldest_attempt_that_was_opened_in_this_life() -> None:
+def test_an_answer_to_a_fence_vouches_since_the_oldest_attempt_that_was_opened_in_this_generation() -> None:
     machine = replica()
     prepared(machine)
     machine.handle(T, Commit(KEY, 1.0, 0.1, False))
@@ -154,7 +154,7 @@ def test_a_step_that_one_has_forgotten_is_aborted_when_all_others_know_that_and_
     assert machine.open == {}
 
 
-def test_whoever_is_told_that_one_has_forgotten_a_step_does_not_believe_its_earlier_life() -> None:
+def test_whoever_is_told_that_one_has_forgotten_a_step_does_not_believe_its_earlier_generation() -> None:
     machine = replica()
     prepared(machine)
     assert machine.handle(A, AskOutcome(KEY, (C,))) == [
@@ -190,7 +190,7 @@ def test_an_unprepared_step_that_is_asked_about_is_aborted_and_its_trainer_told(
     assert machine.open == {}
 
 
-def test_a_fence_settles_old_incarnations_and_refuses_them_from_then_on() -> None:
+def test_a_fence_settles_old_generations_and_refuses_them_from_then_on() -> None:
     machine = replica(max_open_steps=3)
     committed = KEY._replace(number=0)
     prepared(machine, committed)
@@ -209,7 +209,7 @@ def test_a_fence_settles_old_incarnations_and_refuses_them_from_then_on() -> Non
     assert machine.handle(T, Commit(doubted, 1.0, 0.1, False)) == []
 
 
-def test_a_new_incarnation_settles_the_old_one_by_itself() -> None:
+def test_a_new_generation_settles_the_old_one_by_itself() -> None:
     machine = replica()
     prepared(machine)
     new = StepKey(0, 2, 0, 0)

@@ -57,7 +57,7 @@ def plan(number: int = 7, replicas: Replicas = REPLICAS) -> StepPlan:
 
 
 def trainer(max_grad_norm: float | None = 1.0) -> StepTrainer:
-    return StepTrainer(trainer=3, incarnation=2, window=2, max_grad_norm=max_grad_norm, step_timeout_s=10.0)
+    return StepTrainer(trainer=3, generation=2, window=2, max_grad_norm=max_grad_norm, step_timeout_s=10.0)
 
 
 def running(machine: StepTrainer, the_plan: StepPlan | None = None) -> list[TrainerEffect]:

@@ -6,8 +6,8 @@ import pytest
 
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.round_effects import TrainedTwice
+from shoal.swarm.round_quorums import RoundQuorums
 from shoal.swarm.round_settings import RoundSettings
-from shoal.swarm.round_views import RoundViews
 from shoal.swarm.trained_twice import trained_twice
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Join
@@ -60,7 +60,7 @@ def test_a_step_that_is_out_already_shares_samples_with_nobody_any_more() -> Non
 
 def test_the_views_of_the_round_are_without_those_that_are_left_out() -> None:
     small, large = [step(OLD, (0, 4))], [step(NEW, (0, 4)), step(OTHER, (30, 60))]
-    views = RoundViews()
-    twice = views.begin(RoundSettings("run", 2, "D0"), joins(a=small, b=small, c=large, d=large), {})
+    quorums = RoundQuorums()
+    twice = quorums.begin(RoundSettings("run", 2, "D0"), joins(a=small, b=small, c=large, d=large), {})
     assert twice == [TrainedTwice(OLD, NEW, (A, B))]
-    assert views.members == {C, D}
+    assert quorums.members == {C, D}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.averaging.journal import Genesis, hold_steps, write_genesis, write_round
+from shoal.averaging.journal import Genesis, keep_steps, write_genesis, write_round
 from shoal.averaging.signing import Signer
 from shoal.identity import Identity
 from shoal.ids import Ballot, PeerId, StepKey
@@ -73,7 +73,7 @@ class ForgedRun:
         record = Record(RUN_ID, number, Ballot(1, signer.peer_id, 1), link, tuple(outcomes), samples, (), {0: 1})
         signed = Signer(signer, authority or self.authority, RUN_ID).seal(record)
         logs = {PeerId(f"peer{stage}"): (stage, entries) for stage in range(2)}
-        hold_steps(self.logs, number, record_hash(signed), logs)
+        keep_steps(self.logs, number, record_hash(signed), logs)
         write_round(self.logs, record, signed)
         self._previous = record_hash(signed)
         for server in range(4):

@@ -142,7 +142,7 @@ class Host:
             config=CONFIG,
             client=self.client.hop,
             slot=SLOT,
-            incarnation=1,
+            generation=1,
             clock=SystemClock(),
         )
         tasks.start_soon(self.loop.run)

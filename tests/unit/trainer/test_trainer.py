@@ -27,7 +27,7 @@ def test_a_step_may_be_silent_as_long_as_a_forward_and_a_backward_pass_together(
     endpoint = MemoryNetwork().endpoint(PeerId("trainer"))
     hop = Hop(PeerId("other"), ("memory:other",))
     trainer.Trainer(
-        config=config, endpoint=endpoint, slot=0, incarnation=1, client=hop, data_server=hop, clock=SystemClock()
+        config=config, endpoint=endpoint, slot=0, generation=1, client=hop, data_server=hop, clock=SystemClock()
     )
     [options] = given
     assert options["step_timeout_s"] == 7.5

@@ -19,7 +19,7 @@ from shoal.wire.limits import LONG_MESSAGES, TENSORS_OF, WireLimits
 from shoal.wire.messages import Message, Traffic
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import Metrics, StepReport
-from shoal.wire.messages.round import Decide, SignedRecord
+from shoal.wire.messages.round import CommitRecord, SignedRecord
 from shoal.wire.messages.step import Forward, Opened, Refused
 from shoal.wire.tensors import ITEM_BYTES, WireTensor
 
@@ -213,7 +213,7 @@ def test_only_messages_with_logs_or_records_may_be_long() -> None:
     raw = b"".join(encode_frame(Refused(KEY, "a" * (1 << 20)), limits=lenient).in_one_piece())
     with pytest.raises(RemoteProtocolError, match="Refused of"):
         feed(FrameDecoder(), raw)
-    decide = Decide(BALLOT, SignedRecord(b"r" * (2 << 20), PeerId("a"), b"s" * 64))
+    decide = CommitRecord(BALLOT, SignedRecord(b"r" * (2 << 20), PeerId("a"), b"s" * 64))
     assert feed(FrameDecoder(), joined(decide))[0].message == decide
 
 

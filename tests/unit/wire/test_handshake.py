@@ -70,7 +70,7 @@ def test_what_is_no_handshake_is_refused(raw: bytes) -> None:
 
 
 def test_a_hello_with_absurd_fields_is_refused() -> None:
-    for change in ({"role": "x" * 600}, {"addresses": ("a",) * 9}, {"instance": -1}):
+    for change in ({"role": "x" * 600}, {"addresses": ("a",) * 9}, {"generation": -1}):
         body = msgspec.msgpack.encode(msgspec.structs.replace(HELLO, **change))
         with pytest.raises(HandshakeError, match="schema"):
             feed(PREFIX.pack(MAGIC, PROTOCOL_VERSION, 0, len(body)) + body, 10_000)

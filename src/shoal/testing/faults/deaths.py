@@ -174,13 +174,13 @@ def _stop_trainer(swarm: Swarm, random: Random) -> Strike:
 
 def _take_trainer(swarm: Swarm, random: Random, number: signal.Signals) -> Strike:
     slot = random.randrange(swarm.num_slots)
-    incarnation = swarm.last_step(slot).incarnation
+    generation = swarm.last_step(slot).generation
     at_s = _signal(swarm.client, f"trainer:{slot}", number)
 
     def healed() -> bool:
         return swarm.num_records(at_s) >= 1
 
-    return Strike(at_s, f"trainer:{slot}", frozenset({slot}), healed, lambda step: step.incarnation > incarnation)
+    return Strike(at_s, f"trainer:{slot}", frozenset({slot}), healed, lambda step: step.generation > generation)
 
 
 def _kill(role: str) -> Callable[[Swarm, Random], Strike]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.ids import PeerId
 from shoal.wire.messages import CollectiveMessage, Message
-from shoal.wire.messages.round import ViewTag
+from shoal.wire.messages.round import QuorumTag
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Trigger:
 
 def _field(message: Message, name: str) -> object:
     """What a message says; one of a collective says of what round, ballot, epoch and stage it is in its tag."""
-    said = ViewTag.decoded(message.tag) if isinstance(message, CollectiveMessage) else message
+    said = QuorumTag.decoded(message.tag) if isinstance(message, CollectiveMessage) else message
     return getattr(said, name, getattr(message, name, None))
 
 

@@ -23,22 +23,22 @@ class TrainerHello(Struct, frozen=True, tag="trainer_hello"):
     reports of `round`: the last one that the trainer was started in, 0 before the first."""
 
     slot: int
-    incarnation: int
+    generation: int
     hop: Hop
     round: int = 0
 
 
 class Evaluation(Struct, frozen=True):
-    """A share of the held-out set: samples [start, stop), evaluated on the parameters of record `held`."""
+    """A share of the held-out set: samples [start, stop), evaluated on the parameters of record `base_round`."""
 
-    held: int
+    base_round: int
     start: int
     stop: int
 
 
 class StartRound(Struct, frozen=True, tag="start_round"):
     """Work of one trainer in one round: evaluate first (if asked to), then train `steps` over `path`. `replicas[s]` are
-    all usable replicas of stage s, best first, to replace one that is lost. `held` is the hash of the record on top of
+    all usable replicas of stage s, best first, to replace one that is lost. `base` is the hash of the record on top of
     which the round is trained."""
 
     round: int
@@ -48,7 +48,7 @@ class StartRound(Struct, frozen=True, tag="start_round"):
     path: tuple[Hop, ...]
     replicas: Replicas
     evaluation: Evaluation | None
-    held: str = ""
+    base: str = ""
 
 
 class UpdateReplicas(Struct, frozen=True, tag="update_replicas"):
@@ -76,7 +76,7 @@ class EvalReport(Struct, frozen=True, tag="eval_report"):
     """Sum of the losses over this trainer's share of the held-out set."""
 
     slot: int
-    held: int
+    base_round: int
     loss_sum: float
     num_samples: int
 

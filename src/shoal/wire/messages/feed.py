@@ -31,7 +31,7 @@ class PlanRound(Struct, frozen=True, tag="plan_round"):
 
 class ResumeRound(Struct, frozen=True, tag="resume_round"):
     """Instead of PlanRound, where client or data server was started again in the middle of a round. To a data server
-    that knows nothing of the round: nothing is leased before `trainers` (slot -> incarnation) have said hello.
+    that knows nothing of the round: nothing is leased before `trainers` (slot -> generation) have said hello.
     `complete`: nobody else has leased anything in this round."""
 
     round: int
@@ -43,7 +43,7 @@ class ResumeRound(Struct, frozen=True, tag="resume_round"):
 
 
 class RecordSamples(Struct, frozen=True, tag="record_samples"):
-    """D_round is decided and contains these samples, those of skipped steps included; whatever else was leased in the
+    """D_round is committed and contains these samples, those of skipped steps included; whatever else was leased in the
     round is free again. With another `chain` than before the run goes on from other records than this host knew: these
     are all samples that are used, and what else was recorded or leased is free again, whatever its round."""
 
@@ -57,7 +57,7 @@ class ReleaseTrainer(Struct, frozen=True, tag="release_trainer"):
     are free, the others wait for the record."""
 
     trainer: int
-    incarnation: int
+    generation: int
     round: int
     committed: tuple[StepKey, ...]
     in_doubt: tuple[StepKey, ...]
@@ -73,7 +73,7 @@ class Released(Struct, frozen=True, tag="released"):
     """
 
     trainer: int
-    incarnation: int
+    generation: int
     next_step: int
     is_known: bool
 
@@ -84,7 +84,7 @@ class Lease(Struct, frozen=True, tag="lease"):
 
     request: int
     trainer: int
-    incarnation: int
+    generation: int
     round: int
     step: int
 
@@ -119,7 +119,7 @@ class BatchReady(Struct, frozen=True, tag="batch_ready"):
 
 
 class NoBatch(Struct, frozen=True, tag="no_batch"):
-    """Answer to Lease and Read*: there is none, and why (end of the round's plan, stale incarnation, out of range)."""
+    """Answer to Lease and Read*: there is none, and why (end of the round's plan, stale generation, out of range)."""
 
     request: int
     reason: str
@@ -180,7 +180,7 @@ class DataHello(Struct, frozen=True, tag="data_hello"):
     server that was started again learns from it what the trainer has leased in `round`."""
 
     trainer: int
-    incarnation: int = 0
+    generation: int = 0
     round: int = 0
     held: tuple[HeldBatch, ...] = ()
 

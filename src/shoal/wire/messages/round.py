@@ -6,11 +6,11 @@ coordinator                          member
   | -- Close ----------------------->  |   at the boundary, repeated until answered
   | <- Join                            |
   | -- Resolve --------------------->  |   steps in doubt
-  | -- Propose (view) -------------->  |   members reduce with each other (`collective`)
+  | -- Propose (quorum) -------------->  |   members reduce with each other (`collective`)
   | <- Staged / MemberLost             |
-  | -- Hold ------------------------>  |
-  | <- Held                            |
-  | -- Decide (record) ------------->  |   only now does anyone swap
+  | -- PrepareRecord ------------------------>  |
+  | <- RecordPrepared                            |
+  | -- CommitRecord (record) ------------->  |   only now does anyone swap
   | <- Swapped                         |
 
 If nobody holds the record's bytes of a stage any more, its replicas go on from the newest that one of them holds:
@@ -62,12 +62,12 @@ class Basis(Struct, frozen=True):
 
 
 class StageOutcome(Struct, frozen=True):
-    """What a round decided for one stage: the final view and the bytes that everyone now holds. `steps_lost` are steps
-    of this round. `restored` says that nobody held the bytes of the record before: the stage was trained from these
-    instead, and what it had learnt in the rounds after `restored.round` and before this one is lost. `scales` is what
-    each member's pseudo-gradient was multiplied by, empty if nobody's was changed: below 1 it was clipped, with 0 it
-    was not finite and did not count. `differed` are replicas whose bytes were not those of the others at some time in
-    the round; who is no member in the end was left out for it."""
+    """What a round committed for one stage: the final quorum and the bytes that everyone now holds. `steps_lost` are
+    steps of this round. `restored` says that nobody held the bytes of the record before: the stage was trained from
+    these instead, and what it had learnt in the rounds after `restored.round` and before this one is lost. `scales` is
+    what each member's pseudo-gradient was multiplied by, empty if nobody's was changed: below 1 it was clipped, with 0
+    it was not finite and did not count. `differed` are replicas whose bytes were not those of the others at some time
+    in the round; who is no member in the end was left out for it."""
 
     stage: int
     epoch: int
@@ -82,7 +82,7 @@ class StageOutcome(Struct, frozen=True):
 
 class Record(Struct, frozen=True):
     """D_r: one record for the whole run. `previous` is the SHA-256 (hex) of the encoded D_{r-1}; `samples` are the
-    ranges trained in this round, `skipped` those of steps that were not finite; `incarnations` fence restarted
+    ranges trained in this round, `skipped` those of steps that were not finite; `generations` fence restarted
     trainers. `recorded` are the samples of all earlier records, merged: whoever holds the newest record alone knows
     which samples are used. `eras` tell which records came before it: that of round q is one of them if it is of the
     ballot that they name for q."""
@@ -94,7 +94,7 @@ class Record(Struct, frozen=True):
     stages: tuple[StageOutcome, ...]
     samples: tuple[SampleRange, ...]
     skipped: tuple[SampleRange, ...]
-    incarnations: dict[int, int]
+    generations: dict[int, int]
     recorded: tuple[SampleRange, ...] = ()
     eras: tuple[Era, ...] = ()
 
@@ -115,16 +115,16 @@ class AskRound(Struct, frozen=True, tag="ask_round"):
 
 
 class RoundState(Struct, frozen=True, tag="round_state"):
-    """What a replica holds: its stage, its record (none before D_1), and a record it has answered Held for. `refused`
-    is why it could not do what the coordinator has just asked, empty in an answer to AskRound. `held_round` is -1 for
-    one that has the state of D_0 and has reason to believe that the run is further. `basis` are the bytes it has: not
-    those of its record if its stage was restored."""
+    """What a replica holds: its stage, its record (none before D_1), and a record it has answered RecordPrepared for.
+    `refused` is why it could not do what the coordinator has just asked, empty in an answer to AskRound. `base_round`
+    is -1 for one that has the state of D_0 and has reason to believe that the run is further. `basis` are the bytes it
+    has: not those of its record if its stage was restored."""
 
     ballot: Ballot
     stage: int
-    held_round: int
+    base_round: int
     record: SignedRecord | None
-    pending: SignedRecord | None
+    prepared: SignedRecord | None
     hop: Hop
     refused: str
     basis: Basis
@@ -185,7 +185,7 @@ class Resolve(Struct, frozen=True, tag="resolve"):
 
 
 class Propose(Struct, frozen=True, tag="propose"):
-    """A view of one stage: members in ring order with their weights (samples), and what each multiplies its
+    """A quorum of one stage: members in ring order with their weights (samples), and what each multiplies its
     pseudo-gradient by (`scales`; empty: nobody's is changed)."""
 
     ballot: Ballot
@@ -197,9 +197,9 @@ class Propose(Struct, frozen=True, tag="propose"):
     scales: tuple[float, ...] = ()
 
 
-class ViewTag(Struct, frozen=True, order=True):
-    """The tag of the collective operations of a view (`wire.messages.collective`). Compared field by field, the highest
-    is the newest."""
+class QuorumTag(Struct, frozen=True, order=True):
+    """The tag of the collective operations of a quorum (`wire.messages.collective`). Compared field by field, the
+    highest is the newest."""
 
     round: int
     ballot: Ballot
@@ -207,16 +207,16 @@ class ViewTag(Struct, frozen=True, order=True):
     stage: int
 
     @classmethod
-    def of(cls, view: Propose) -> ViewTag:
-        """The tag of a view."""
-        return cls(view.round, view.ballot, view.epoch, view.stage)
+    def of(cls, quorum: Propose) -> QuorumTag:
+        """The tag of a quorum."""
+        return cls(quorum.round, quorum.ballot, quorum.epoch, quorum.stage)
 
     def encoded(self) -> bytes:
         """As it travels."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def decoded(cls, tag: bytes) -> ViewTag:
+    def decoded(cls, tag: bytes) -> QuorumTag:
         """Read a tag that has travelled.
 
         Raises:
@@ -225,7 +225,7 @@ class ViewTag(Struct, frozen=True, order=True):
         try:
             return msgspec.msgpack.decode(tag, type=cls)
         except msgspec.DecodeError as error:
-            raise RemoteProtocolError(f"{tag.hex()[:32]} is no tag of a view: {error}") from error
+            raise RemoteProtocolError(f"{tag.hex()[:32]} is no tag of a quorum: {error}") from error
 
 
 class Staged(Struct, frozen=True, tag="staged"):
@@ -248,23 +248,23 @@ class MemberLost(Struct, frozen=True, tag="member_lost"):
     peer: PeerId
 
 
-class Hold(Struct, frozen=True, tag="hold"):
+class PrepareRecord(Struct, frozen=True, tag="prepare_record"):
     """Keep this record and the staged bytes; do not swap yet."""
 
     ballot: Ballot
     record: SignedRecord
 
 
-class Held(Struct, frozen=True, tag="held"):
-    """Answer to Hold."""
+class RecordPrepared(Struct, frozen=True, tag="record_prepared"):
+    """Answer to PrepareRecord."""
 
     ballot: Ballot
     round: int
     record_hash: str
 
 
-class Decide(Struct, frozen=True, tag="decide"):
-    """The record is decided: swap what is staged, if its hashes are the record's. `instead_of` is the hash of the
+class CommitRecord(Struct, frozen=True, tag="commit_record"):
+    """The record is committed: swap what is staged, if its hashes are the record's. `instead_of` is the hash of the
     receiver's own record if that is of another chain, which was not chosen: then it is left for this one, however new
     it is."""
 
@@ -274,9 +274,9 @@ class Decide(Struct, frozen=True, tag="decide"):
 
 
 class Restore(Struct, frozen=True, tag="restore"):
-    """Your stage goes on from `record`, which is decided, with the bytes of `basis`: whoever has these takes them for
+    """Your stage goes on from `record`, which is committed, with the bytes of `basis`: whoever has these takes them for
     the record's. They are the record's own where a stage need not be restored any more: whoever lacks them fetches
-    them. `instead_of` as in Decide."""
+    them. `instead_of` as in CommitRecord."""
 
     ballot: Ballot
     record: SignedRecord
@@ -315,10 +315,10 @@ class StateOffer(Struct, frozen=True, tag="state_offer"):
 
 
 class NoState(Struct, frozen=True, tag="no_state"):
-    """It does not, or not any more; the sender holds `held_round` (-1: nothing that it would give)."""
+    """It does not, or not any more; the sender holds `base_round` (-1: nothing that it would give)."""
 
     record_hash: str
-    held_round: int
+    base_round: int
     is_average: bool = False
 
 
@@ -366,9 +366,9 @@ RoundMessage = (
     | Propose
     | Staged
     | MemberLost
-    | Hold
-    | Held
-    | Decide
+    | PrepareRecord
+    | RecordPrepared
+    | CommitRecord
     | Restore
     | Swapped
     | AskState

@@ -26,13 +26,13 @@ from shoal.wire.messages.step import StepEntry
 
 
 class Snapshot(Struct, frozen=True):
-    """A replica at the boundary after the steps of `log`: `life` counts the replicas that `peer` has been. It trained
-    from the state of record `round`, which has these hashes. Its content is `num_bytes` long, with this SHA-256 (hex):
-    parameters, buffers and the inner optimizer's state."""
+    """A replica at the boundary after the steps of `log`: `generation` counts the replicas that `peer` has been. It
+    trained from the state of record `round`, which has these hashes. Its content is `num_bytes` long, with this SHA-256
+    (hex): parameters, buffers and the inner optimizer's state."""
 
     peer: PeerId
     stage: int
-    life: int
+    generation: int
     round: int
     record_hash: str
     hashes: StageHashes
@@ -75,10 +75,10 @@ class SnapshotKept(Struct, frozen=True, tag="snapshot_kept"):
 
 
 class AskSnapshot(Struct, frozen=True, tag="ask_snapshot"):
-    """Does the receiver keep a snapshot of the sender's earlier life of this number, at this stage?"""
+    """Does the receiver keep a snapshot of the sender's earlier generation of this number, at this stage?"""
 
     stage: int
-    life: int
+    generation: int
 
 
 SnapshotMessage = OfferSnapshot | TakeSnapshot | NoSnapshot | SnapshotChunk | SnapshotKept | AskSnapshot

@@ -37,7 +37,7 @@ class StepEntry(Struct, frozen=True):
 
 
 class Open(Struct, frozen=True, tag="open"):
-    """Begin attempt `key` in round `round`; `microbatch_samples[m]` is the size of microbatch m. `held` is the hash of
+    """Begin attempt `key` in round `round`; `microbatch_samples[m]` is the size of microbatch m. `base` is the hash of
     the record on top of which the round is trained: after a split two rounds may have one number."""
 
     key: StepKey
@@ -45,7 +45,7 @@ class Open(Struct, frozen=True, tag="open"):
     path: tuple[Hop, ...]
     microbatch_samples: tuple[int, ...]
     samples: tuple[SampleRange, ...]
-    held: str = ""
+    base: str = ""
 
 
 class Opened(Struct, frozen=True, tag="opened"):
@@ -61,7 +61,7 @@ class Busy(Struct, frozen=True, tag="busy"):
 
 
 class Refused(Struct, frozen=True, tag="refused"):
-    """The replica will not take part in this attempt: another round, a stale incarnation, closing. Never answered.
+    """The replica will not take part in this attempt: another round, a stale generation, closing. Never answered.
     `cap`: it takes the step in microbatches of at most so many samples."""
 
     key: StepKey
@@ -179,20 +179,21 @@ class TellOutcome(Struct, frozen=True, tag="tell_outcome"):
 
 
 class Fence(Struct, frozen=True, tag="fence"):
-    """From now on refuse every incarnation of a trainer below the given one (trainer -> lowest allowed incarnation)."""
+    """From now on refuse every generation of a trainer below the given one (trainer -> lowest allowed generation)."""
 
-    incarnations: dict[int, int]
+    generations: dict[int, int]
 
 
 class Fenced(Struct, frozen=True, tag="fenced"):
-    """Answer to Fence: what the fenced incarnations had committed in this round, and what is still in doubt.
+    """Answer to Fence: what the fenced generations had committed in this round, and what is still in doubt.
 
     `round` is the one that the replica is in. `since` (trainer -> attempt) is the oldest attempt of a fenced
-    incarnation that was opened in this life of the replica: it would know of that one and of all later ones. `steady`:
-    it has dropped nothing since it came into the round; whoever was there then knows that it would know of all.
+    generation that was opened in this generation of the replica: it would know of that one and of all later ones.
+    `steady`: it has dropped nothing since it came into the round; whoever was there then knows that it would know of
+    all.
     """
 
-    incarnations: dict[int, int]
+    generations: dict[int, int]
     committed: tuple[StepKey, ...]
     in_doubt: tuple[StepKey, ...]
     round: int
@@ -201,12 +202,12 @@ class Fenced(Struct, frozen=True, tag="fenced"):
 
 
 class EvalForward(Struct, frozen=True, tag="eval_fwd"):
-    """Input of one evaluation batch for the receiving stage of `path`; `held` is the record its replicas must hold. One
+    """Input of one evaluation batch for the receiving stage of `path`; `base` is the record its replicas must hold. One
     tensor. `trainer`, `evaluation` and `microbatch` pair it with its labels; the answer goes to `trainer`."""
 
     evaluation: int
     microbatch: int
-    held: int
+    base_round: int
     path: tuple[Hop, ...]
     trainer: Hop
 
@@ -216,7 +217,7 @@ class EvalLabels(Struct, frozen=True, tag="eval_labels"):
 
     evaluation: int
     microbatch: int
-    held: int
+    base_round: int
 
 
 class EvalResult(Struct, frozen=True, tag="eval_result"):

@@ -7,7 +7,7 @@ import pytest
 from shoal.ids import NO_BALLOT, PeerId, StepKey
 from shoal.testing.faults.messages import Faults
 from shoal.wire.messages.collective import RingPart
-from shoal.wire.messages.round import Close, ViewTag
+from shoal.wire.messages.round import Close, QuorumTag
 from shoal.wire.messages.step import Commit, Committed
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -51,7 +51,7 @@ def test_a_message_of_a_collective_is_of_the_round_that_its_tag_names() -> None:
     faults, happened = Faults(), []
     faults.when(RingPart, action=lambda: happened.append("fault"), round=2, chunk=1)
     for round, chunk in ((1, 1), (2, 0), (2, 1)):
-        faults.deliver(A, B, RingPart(ViewTag(round, NO_BALLOT, 0, 0).encoded(), 0, False, 0, chunk, 0))
+        faults.deliver(A, B, RingPart(QuorumTag(round, NO_BALLOT, 0, 0).encoded(), 0, False, 0, chunk, 0))
         assert bool(happened) == ((round, chunk) == (2, 1))
 
 

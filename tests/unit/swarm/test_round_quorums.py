@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.swarm.round_views import StageView, first_view, odd_ones_out
+from shoal.swarm.round_quorums import StageQuorum, first_quorum, odd_ones_out
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Join, StageHashes
 from shoal.wire.messages.step import StepEntry
@@ -22,46 +22,46 @@ def join(stage: int, num_samples: int) -> Join:
 
 def test_members_stand_in_the_order_of_their_slots_and_spares_last() -> None:
     joins = {A: join(0, 0), B: join(0, 5), C: join(1, 9), D: join(0, 3)}
-    view = first_view(0, joins, {B: 1, D: 0, C: 0}, 4)
-    assert view.members == (D, B, A)
-    assert [view.weights[peer] for peer in view.members] == [3, 5, 0]
-    assert view.epoch == 4
+    quorum = first_quorum(0, joins, {B: 1, D: 0, C: 0}, 4)
+    assert quorum.members == (D, B, A)
+    assert [quorum.weights[peer] for peer in quorum.members] == [3, 5, 0]
+    assert quorum.epoch == 4
 
 
 def test_a_view_is_agreed_when_all_have_staged_the_same() -> None:
-    view = StageView(0, (A, B), {A: 1, B: 2})
-    assert view.note(A, 0, hashes("x")) is None
-    assert not view.agreed
-    assert view.note(B, 0, hashes("x")) is None
-    assert view.agreed
-    assert view.final() == (0, 0, (A, B), (1, 2), hashes("x"), (), ())
+    quorum = StageQuorum(0, (A, B), {A: 1, B: 2})
+    assert quorum.note(A, 0, hashes("x")) is None
+    assert not quorum.agreed
+    assert quorum.note(B, 0, hashes("x")) is None
+    assert quorum.agreed
+    assert quorum.final() == (0, 0, (A, B), (1, 2), hashes("x"), (), ())
 
 
 def test_bytes_that_differ_are_computed_once_more_before_anyone_leaves() -> None:
-    view = StageView(0, (A, B, C), {A: 1, B: 1, C: 1})
+    quorum = StageQuorum(0, (A, B, C), {A: 1, B: 1, C: 1})
     for peer, text in ((A, "x"), (B, "y")):
-        assert view.note(peer, 0, hashes(text)) is None
-    assert view.note(C, 0, hashes("x")) == frozenset()
-    view.next_epoch()
+        assert quorum.note(peer, 0, hashes(text)) is None
+    assert quorum.note(C, 0, hashes("x")) == frozenset()
+    quorum.next_epoch()
     for peer, text in ((A, "x"), (B, "y")):
-        assert view.note(peer, 1, hashes(text)) is None
-    assert view.note(C, 1, hashes("x")) == {B}
+        assert quorum.note(peer, 1, hashes(text)) is None
+    assert quorum.note(C, 1, hashes("x")) == {B}
 
 
 def test_what_was_staged_for_another_epoch_does_not_count() -> None:
-    view = StageView(0, (A,), {A: 1})
-    view.next_epoch()
-    assert view.note(A, 0, hashes("x")) is None
-    assert not view.agreed
-    assert view.note(B, 1, hashes("x")) is None
-    assert not view.agreed
+    quorum = StageQuorum(0, (A,), {A: 1})
+    quorum.next_epoch()
+    assert quorum.note(A, 0, hashes("x")) is None
+    assert not quorum.agreed
+    assert quorum.note(B, 1, hashes("x")) is None
+    assert not quorum.agreed
 
 
 def test_a_new_epoch_goes_on_without_those_that_left() -> None:
-    view = StageView(0, (A, B, C), {A: 1, B: 2, C: 3})
-    view.note(A, 0, hashes("x"))
-    view.next_epoch(frozenset((B,)))
-    assert (view.members, view.epoch, view.staged) == ((A, C), 1, {})
+    quorum = StageQuorum(0, (A, B, C), {A: 1, B: 2, C: 3})
+    quorum.note(A, 0, hashes("x"))
+    quorum.next_epoch(frozenset((B,)))
+    assert (quorum.members, quorum.epoch, quorum.staged) == ((A, C), 1, {})
 
 
 def test_the_bytes_of_most_stand_and_on_a_tie_those_of_the_first_in_the_ring() -> None:

@@ -1,6 +1,6 @@
-"""The record on which a round is to end, from its proposal until every member holds it.
+"""The record on which a round is to end, from its proposal until every member has prepared it.
 
-proposed --(step logs are journaled)--> Hold to all members --(Held from each)--> complete
+proposed --(step logs are journaled)--> PrepareRecord to all members --(RecordPrepared from each)--> complete
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip, build_record, record_hash
 from shoal.swarm.round_effects import Journal, Send
-from shoal.swarm.round_views import RoundViews
+from shoal.swarm.round_quorums import RoundQuorums
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.round import Basis, Held, Hold, Join, Record, SignedRecord
+from shoal.wire.messages.round import Basis, Join, PrepareRecord, Record, RecordPrepared, SignedRecord
 
 
-class HeldRecord:
-    """Holds at most one record. A new epoch of any stage needs a new record.
+class RecordPreparation:
+    """At most one record. A new epoch of any stage needs a new record.
 
     Attributes:
-        tip: stands once it is decided; None while no record is proposed.
+        tip: stands once it is committed; None while no record is proposed.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class HeldRecord:
     ) -> None:
         self._run_id, self._seal, self._unseal = run_id, seal, unseal
         self.tip: Tip | None = None
-        self._holders: set[PeerId] = set()
+        self._prepared: set[PeerId] = set()
 
     def clear(self) -> None:
         """Nothing is proposed any more."""
@@ -37,42 +37,42 @@ class HeldRecord:
         self,
         previous: Tip,
         ballot: Ballot,
-        views: RoundViews,
+        quorums: RoundQuorums,
         joins: Mapping[PeerId, Join],
         recorded: Ranges,
-        incarnations: Mapping[int, int],
+        generations: Mapping[int, int],
         restored: Mapping[int, Basis],
     ) -> Journal:
-        """Build the record (see `build_record`); what its members have joined with is journaled before anybody holds
-        it."""
+        """Build the record (see `build_record`); what its members have joined with is journaled before anybody
+        prepares it."""
         record = build_record(
             run_id=self._run_id,
             previous=previous,
             ballot=ballot,
-            views=[view.final() for view in views.values()],
+            quorums=[quorum.final() for quorum in quorums.values()],
             joins=joins,
             recorded=recorded,
-            incarnations=incarnations,
+            generations=generations,
             restored=restored,
             eras=() if previous.signed is None else self._unseal(previous.signed).eras,
         )
         signed = self._seal(record)
         self.tip = Tip(record.round, record_hash(signed), signed)
-        self._holders.clear()
-        logs = {peer: (joins[peer].stage, joins[peer].log) for peer in sorted(views.members)}
+        self._prepared.clear()
+        logs = {peer: (joins[peer].stage, joins[peer].log) for peer in sorted(quorums.members)}
         return Journal(record, self.tip.hash, logs)
 
     def journaled(self, digest: str, ballot: Ballot, members: Iterable[PeerId]) -> list[Send]:
-        """Have the members hold the record, if it is this one that has been journaled."""
+        """Have the members prepare the record, if it is this one that has been journaled."""
         if self.tip is None or self.tip.signed is None or self.tip.hash != digest:
             return []
-        return [Send(peer, Hold(ballot, self.tip.signed)) for peer in sorted(members)]
+        return [Send(peer, PrepareRecord(ballot, self.tip.signed)) for peer in sorted(members)]
 
-    def note(self, peer: PeerId, message: Held) -> None:
-        """A member holds a record; of another one it says nothing about this one."""
+    def note(self, peer: PeerId, message: RecordPrepared) -> None:
+        """A member has prepared a record; of another one it says nothing about this one."""
         if self.tip is not None and message.record_hash == self.tip.hash:
-            self._holders.add(peer)
+            self._prepared.add(peer)
 
-    def is_held_by(self, members: Collection[PeerId]) -> bool:
-        """Whether all of them hold it."""
-        return self.tip is not None and self._holders >= set(members)
+    def is_prepared_by(self, members: Collection[PeerId]) -> bool:
+        """Whether all of them have prepared it."""
+        return self.tip is not None and self._prepared >= set(members)

@@ -1,4 +1,5 @@
-"""The view of one stage while its members average: who is in it, who has staged, and whether all staged the same bytes.
+"""The quorum of one stage while its members average: who is in it, who has staged, and whether all staged the same
+bytes.
 
 A member that is lost, or whose bytes differ from the others', leads to a new epoch without it, from the same inputs.
 Bytes that differ are first computed once more by all: a disturbance that passes costs nobody his place. Either way the
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.contribution_guard import scales_of
-from shoal.swarm.records import FinalView, weight
+from shoal.swarm.records import FinalQuorum, weight
 from shoal.swarm.ring_order import ring_order
 from shoal.swarm.round_effects import Send, TrainedTwice
 from shoal.swarm.round_settings import RoundSettings
@@ -23,8 +24,8 @@ from shoal.wire.messages.round import Join, Propose, StageHashes
 
 
 @dataclass(slots=True)
-class StageView:
-    """One stage's view.
+class StageQuorum:
+    """One stage's quorum.
 
     Attributes:
         members: in ring order.
@@ -49,11 +50,11 @@ class StageView:
         """Whether all members have staged the same bytes."""
         return len(self.staged) == len(self.members) and len(set(self.staged.values())) == 1
 
-    def final(self) -> FinalView:
-        """The view as the record names it; only when it is agreed."""
+    def final(self) -> FinalQuorum:
+        """The quorum as the record names it; only when it is agreed."""
         weights = tuple(self.weights[peer] for peer in self.members)
         hashes, differed = self.staged[self.members[0]], tuple(sorted(self.differed))
-        return FinalView(self.stage, self.epoch, self.members, weights, hashes, self.member_scales, differed)
+        return FinalQuorum(self.stage, self.epoch, self.members, weights, hashes, self.member_scales, differed)
 
     @property
     def member_scales(self) -> tuple[float, ...]:
@@ -72,7 +73,7 @@ class StageView:
         """Note the hashes that a member has staged.
 
         Returns:
-            None if the view goes on; otherwise the members that a new epoch leaves out (empty: it repeats the epoch).
+            None if the quorum goes on; otherwise the members that a new epoch leaves out (empty: it repeats the epoch).
         """
         if epoch != self.epoch or peer not in self.members:
             return None
@@ -87,11 +88,11 @@ class StageView:
         return odd
 
 
-class RoundViews(dict[int, StageView]):
-    """The views of all stages in one round, by stage.
+class RoundQuorums(dict[int, StageQuorum]):
+    """The quorums of all stages in one round, by stage.
 
     Attributes:
-        epochs: the first unused epoch of each stage; a view that is begun again counts on from it.
+        epochs: the first unused epoch of each stage; a quorum that is begun again counts on from it.
     """
 
     def __init__(self) -> None:
@@ -101,45 +102,45 @@ class RoundViews(dict[int, StageView]):
     def begin(
         self, settings: RoundSettings, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]
     ) -> list[TrainedTwice]:
-        """Begin the views of all that have joined; `contribution_guard` bounds their pseudo-gradients.
+        """Begin the quorums of all that have joined; `contribution_guard` bounds their pseudo-gradients.
 
         Returns:
-            Steps that share samples; the replicas that had to be left out for them are in no view.
+            Steps that share samples; the replicas that had to be left out for them are in no quorum.
         """
         twice = trained_twice(joins)
         out = {peer for each in twice for peer in each.out}
         joins = {peer: join for peer, join in joins.items() if peer not in out}
         for stage in range(settings.num_stages):
-            self[stage] = first_view(stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio)
+            self[stage] = first_quorum(stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio)
         return twice
 
-    def propose(self, view: StageView, ballot: Ballot, round: int, hops: Mapping[PeerId, Hop]) -> list[Send]:
-        """Tell the members of a view that they are, and use up its epoch."""
-        self.epochs[view.stage] = view.epoch + 1
-        members = tuple(hops[peer] for peer in view.members)
-        weights = tuple(view.weights[peer] for peer in view.members)
-        message = Propose(ballot, round, view.epoch, view.stage, members, weights, view.member_scales)
-        return [Send(peer, message) for peer in view.members]
+    def propose(self, quorum: StageQuorum, ballot: Ballot, round: int, hops: Mapping[PeerId, Hop]) -> list[Send]:
+        """Tell the members of a quorum that they are, and use up its epoch."""
+        self.epochs[quorum.stage] = quorum.epoch + 1
+        members = tuple(hops[peer] for peer in quorum.members)
+        weights = tuple(quorum.weights[peer] for peer in quorum.members)
+        message = Propose(ballot, round, quorum.epoch, quorum.stage, members, weights, quorum.member_scales)
+        return [Send(peer, message) for peer in quorum.members]
 
     @property
     def agreed(self) -> bool:
         """Whether all members of all stages have staged the bytes of their stage."""
-        return all(view.agreed for view in self.values())
+        return all(quorum.agreed for quorum in self.values())
 
     @property
     def members(self) -> set[PeerId]:
         """Of all stages."""
-        return {peer for view in self.values() for peer in view.members}
+        return {peer for quorum in self.values() for peer in quorum.members}
 
 
-def first_view(
+def first_quorum(
     stage: int,
     joins: Mapping[PeerId, Join],
     slots: Mapping[PeerId, int],
     epoch: int,
     max_ratio: float | None = None,
-) -> StageView:
-    """The view of all that have joined for a stage.
+) -> StageQuorum:
+    """The quorum of all that have joined for a stage.
 
     They stand in the order of their home slots, so that sums do not depend on random peer ids, and spares come last;
     where they have measured their links, in the order that makes the best ring of these (`ring_order`). A spare has
@@ -152,7 +153,7 @@ def first_view(
     order = ring_order(peers, {peer: joins[peer].links for peer in peers})
     scales = scales_of({peer: joins[peer] for peer in peers}, max_ratio)
     weights = {peer: 0 if scales.get(peer) == 0 else weight(joins[peer].log) for peer in peers}
-    return StageView(stage, order, weights, epoch, scales=scales)
+    return StageQuorum(stage, order, weights, epoch, scales=scales)
 
 
 def odd_ones_out(members: Sequence[PeerId], staged: Mapping[PeerId, StageHashes]) -> frozenset[PeerId]:

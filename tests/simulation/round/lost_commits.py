@@ -8,15 +8,15 @@ from typing import Any
 from tests.simulation.round.world import FAULTS_END_S, World
 
 from shoal.ids import PeerId
-from shoal.wire.messages.round import Decide, Propose
+from shoal.wire.messages.round import CommitRecord, Propose
 
 
-class DecidingWorld(World):
+class LostCommitWorld(World):
     """One seeded run; in some of them a coordinator decides, and all who could finish the record are gone.
 
-    One replica is cut off while the view of its stage is proposed, so the round ends without it. When the record is
-    decided, no `Decide` arrives, and all other replicas of that stage die with the bytes. The one that was left out has
-    those of the record before: from there the swarm goes on, if nobody was told of the decision.
+    One replica is cut off while the quorum of its stage is proposed, so the round ends without it. When the record is
+    committed, no `CommitRecord` arrives, and all other replicas of that stage die with the bytes. The one that was left
+    out has those of the record before: from there the swarm goes on, if nobody was told of the decision.
     """
 
     def __init__(self, seed: int, *arguments: Any, **classes: Any) -> None:
@@ -36,7 +36,7 @@ class DecidingWorld(World):
             if self._proposals_left == 0:
                 self.network.cut(sender, receiver, self._loss_rng.uniform(0.1, 1.0))
                 self._left_out = (message.round, PeerId(receiver))
-        elif type(message) is Decide and self._left_out is not None:
+        elif type(message) is CommitRecord and self._left_out is not None:
             round, peer = self._left_out
             if self.unseal(message.record).round == round:
                 self._left_out = None

@@ -1,8 +1,8 @@
-"""The lives of a run's replicas, and which of them a round's record speaks of. Pure.
+"""The generations of a run's replicas, and which of them a round's record speaks of. Pure.
 
-A *life* is one replica from its start to its end: a server that is started again, sent to another stage, or takes the
-state of another chain of records with an optimizer that has done no step, begins another one. A *segment* is what a
-life did between one load of a state and the next: its part in one round.
+A *generation* is one replica from its start to its end: a server that is started again, sent to another stage, or takes
+the state of another chain of records with an optimizer that has done no step, begins another one. A *segment* is what a
+generation did between one load of a state and the next: its part in one round.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ class AttemptedStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A life as it was after its first `commits` steps of a round."""
+    """A generation as it was after its first `commits` steps of a round."""
 
-    life: int
+    generation: int
     round: int
     commits: int
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Part of a life.
+    """Part of a generation.
 
     Attributes:
-        life: the number of the life.
+        generation: the number of the generation.
         loaded: the record that it began with.
         round: in which it trained: the one after the record that was loaded.
-        start: index of the load among the life's events.
+        start: index of the load among the generation's events.
         stop: index of the next load, or the number of events.
-        log: what it committed, as a step log has it. The log of the life whose snapshot it went on from comes first.
+        log: what it committed, as a step log has it. The log of the generation whose snapshot it went on from comes
+            first.
         origin: where that snapshot was taken; None: there is none.
     """
 
-    life: int
+    generation: int
     loaded: Loaded
     round: int
     start: int
@@ -62,14 +63,15 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Generation:
     """One replica.
 
     Attributes:
-        number: place among the lives of the run.
+        number: place among the generations of the run.
         events: in the order in which they happened.
         segments: the events, cut at the loads.
-        heir: the same replica's next life, on the chain of records that it took after this one's; None: there is none.
+        heir: the same replica's next generation, on the chain of records that it took after this one's; None: there is
+            none.
     """
 
     number: int
@@ -81,50 +83,51 @@ class Life:
     heir: int | None = None
 
 
-def lives_of(
+def generations_of(
     number: int,
     peer: PeerId,
     stage: int,
     place: Place,
     lines: Sequence[Line],
-    earlier: Mapping[int, Sequence[Life]] | None = None,
-) -> list[Life]:
-    """Return the lives of a replica from the lines of its log behind the first one; at least one.
+    earlier: Mapping[int, Sequence[Generation]] | None = None,
+) -> list[Generation]:
+    """Return the generations of a replica from the lines of its log behind the first one; at least one.
 
     Args:
-        number: place of the first life among those of the run.
-        earlier: lives of the same peer, by the numbers of their files; the first new one may go on from one of them.
+        number: place of the first generation among those of the run.
+        earlier: generations of the same peer, by the numbers of their files; the first new one may go on from one of
+            them.
 
     Raises:
-        RecordRejected: the life goes on from one that is missing, or its log contradicts itself.
+        RecordRejected: the generation goes on from one that is missing, or its log contradicts itself.
     """
     begins = [0, *(index for index, line in enumerate(lines) if isinstance(line, Loaded) and line.anew)]
     stops = [*begins[1:], len(lines)]
     last = number + len(begins) - 1
     return [
-        life_of(each, peer, stage, place, lines[start:stop], earlier, None if each == last else each + 1)
+        generation_of(each, peer, stage, place, lines[start:stop], earlier, None if each == last else each + 1)
         for each, (start, stop) in enumerate(zip(begins, stops, strict=True), number)
     ]
 
 
-def life_of(
+def generation_of(
     number: int,
     peer: PeerId,
     stage: int,
     place: Place,
     lines: Sequence[Line],
-    earlier: Mapping[int, Sequence[Life]] | None = None,
+    earlier: Mapping[int, Sequence[Generation]] | None = None,
     heir: int | None = None,
-) -> Life:
-    """Return a life from its lines.
+) -> Generation:
+    """Return a generation from its lines.
 
     Args:
-        number: place among the lives of the run.
-        earlier: see `lives_of`.
-        heir: see `Life`.
+        number: place among the generations of the run.
+        earlier: see `generations_of`.
+        heir: see `Generation`.
 
     Raises:
-        RecordRejected: the life goes on from one that is missing, or its log contradicts itself.
+        RecordRejected: the generation goes on from one that is missing, or its log contradicts itself.
     """
     events = tuple(line for line in lines if isinstance(line, Event))
     _require_whole_steps(peer, events)
@@ -134,7 +137,7 @@ def life_of(
         _segment(number, loaded, events, start, stop, earlier or {})
         for (start, loaded), stop in zip(loads, stops, strict=True)
     )
-    return Life(number, peer, stage, place, events, segments, heir)
+    return Generation(number, peer, stage, place, events, segments, heir)
 
 
 def _require_whole_steps(peer: PeerId, events: Sequence[Event]) -> None:
@@ -155,7 +158,12 @@ def _require_whole_steps(peer: PeerId, events: Sequence[Event]) -> None:
 
 
 def _segment(
-    life: int, loaded: Loaded, events: Sequence[Event], start: int, stop: int, earlier: Mapping[int, Sequence[Life]]
+    generation: int,
+    loaded: Loaded,
+    events: Sequence[Event],
+    start: int,
+    stop: int,
+    earlier: Mapping[int, Sequence[Generation]],
 ) -> Segment:
     round = loaded.round + 1
     begun: dict[StepKey, tuple[int, Began]] = {}
@@ -164,7 +172,7 @@ def _segment(
     for event in events[start + 1 : stop]:
         if isinstance(event, Resumed):
             before = _resumed(event, loaded, earlier)
-            origin = Boundary(before.life, round, event.commits)
+            origin = Boundary(before.generation, round, event.commits)
             log += before.log[: event.commits]
         elif isinstance(event, Began):
             begun[event.key] = (len(log), event)
@@ -182,11 +190,11 @@ def _segment(
                     skipped=event.skipped,
                 )
             )
-    return Segment(life, loaded, round, start, stop, tuple(log), origin)
+    return Segment(generation, loaded, round, start, stop, tuple(log), origin)
 
 
-def _resumed(event: Resumed, loaded: Loaded, earlier: Mapping[int, Sequence[Life]]) -> Segment:
-    """The segment from whose snapshot a life goes on: it began with the same record.
+def _resumed(event: Resumed, loaded: Loaded, earlier: Mapping[int, Sequence[Generation]]) -> Segment:
+    """The segment from whose snapshot a generation goes on: it began with the same record.
 
     Raises:
         RecordRejected: It is not there, or not as long.
@@ -194,23 +202,23 @@ def _resumed(event: Resumed, loaded: Loaded, earlier: Mapping[int, Sequence[Life
     round = loaded.round + 1
     segments = [
         segment
-        for life in earlier.get(event.life, ())
-        for segment in life.segments
+        for generation in earlier.get(event.generation, ())
+        for segment in generation.segments
         if (segment.round, segment.loaded.record) == (round, loaded.record)
     ]
     if not segments or len(segments[-1].log) < event.commits:
         raise RecordRejected(
-            f"a replica goes on from a snapshot of life {event.life} of its server, after {event.commits} steps of "
-            f"round {round}, and the log of that life does not have them; copy it from its host"
+            f"a replica goes on from a snapshot of generation {event.generation} of its server, after {event.commits} "
+            f"steps of round {round}, and the log of that generation does not have them; copy it from its host"
         )
     return segments[-1]
 
 
-def steps_at(life: Life) -> dict[int, AttemptedStep]:
-    """Return the steps that a life began or committed, by index of the event; what it did not begin has no path."""
+def steps_at(generation: Generation) -> dict[int, AttemptedStep]:
+    """Return the steps that a generation began or committed, by event; what it did not begin has no path."""
     found: dict[int, AttemptedStep] = {}
     begun: dict[StepKey, AttemptedStep] = {}
-    for index, event in enumerate(life.events):
+    for index, event in enumerate(generation.events):
         if isinstance(event, Began):
             begun[event.key] = found[index] = AttemptedStep(event.key, event.path)
         elif isinstance(event, Applied):
@@ -222,25 +230,25 @@ Members = Mapping[tuple[int, PeerId], Segment]
 """Of one record: what each member, by stage and peer, did in the round; one whose log is missing is not there."""
 
 
-def members_of(record: Record, lives: Sequence[Life], logs: Logs) -> Members:
+def members_of(record: Record, generations: Sequence[Generation], logs: Logs) -> Members:
     """Return the segments that a record speaks of.
 
-    A peer may have had several lives in a round. The record speaks of the last life whose steps equal those of its join
-    or, without a step log, whose number of samples equals its weight. If none does, the last life of all is taken, and
-    a comparison of the logs shows the difference.
+    A peer may have had several generations in a round. The record speaks of the last generation whose steps equal those
+    of its join or, without a step log, whose number of samples equals its weight. If none does, the last generation of
+    all is taken, and a comparison of the logs shows the difference.
 
     Args:
-        lives: all of the run.
+        generations: all of the run.
         logs: the round's, by replica.
     """
     found: dict[tuple[int, PeerId], Segment] = {}
     for outcome in record.stages:
         for peer, due in zip(outcome.members, outcome.weights, strict=True):
             segments = [
-                life_segments[-1]
-                for life in lives
-                if (life.peer, life.stage) == (peer, outcome.stage)
-                and (life_segments := [s for s in life.segments if s.round == record.round])
+                generation_segments[-1]
+                for generation in generations
+                if (generation.peer, generation.stage) == (peer, outcome.stage)
+                and (generation_segments := [s for s in generation.segments if s.round == record.round])
             ]
             wanted = logs[peer][1] if peer in logs else None
             equal = [s for s in segments if (weight(s.log) == due if wanted is None else s.log == wanted)]
