@@ -5,8 +5,9 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.usual("Open-9", "CommitRecord-5")     # the other moments tell the same rule
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
-`quick` leaves out tests/integration and tests/e2e as well, and four of five simulations. Which one of five stays
-depends on a test's name alone, so it is the same one everywhere.
+Of the folders of whole swarms and DHTs, whose tests are long and many, two tests in five are usual. `quick` leaves out
+tests/integration and tests/e2e as well, and four of five simulations. Which ones stay depends on a test's name alone,
+so they are the same everywhere.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import pytest
 
 SHARE = 5
 """Where not everything is run, one in this many is."""
+LONG = ("tests/integration/cluster/", "tests/integration/control/")
+"""Folders of whole swarms and of DHTs: half of the time of all tests but those of tests/e2e."""
+USUAL_OF_LONG = 2
+"""So many of `SHARE` of their tests are usual."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def is_sample(item: pytest.Item) -> bool:
     """Return whether a test is among the one in five."""
     return zlib.crc32(item.nodeid.encode()) % SHARE == 0
+
+
+def _is_left_to_all(item: pytest.Item) -> bool:
+    """Return whether a test is one of many long ones that `usual` leaves out; all that `is_sample` names stay."""
+    return item.nodeid.startswith(LONG) and zlib.crc32(item.nodeid.encode()) % SHARE >= USUAL_OF_LONG
 
 
 def is_thorough(item: pytest.Item) -> bool:
@@ -47,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier = config.getoption("--tier")
     if tier == "all":
         return
-    kept = [item for item in items if item.get_closest_marker("slow") is None]
+    kept = [item for item in items if item.get_closest_marker("slow") is None and not _is_left_to_all(item)]
     if tier == "quick":
         kept = [item for item in kept if _is_quick(item)]
     if len(kept) < len(items):

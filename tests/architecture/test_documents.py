@@ -85,6 +85,7 @@ DOCUMENTS = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "docs/decisions.md",
     "docs/performance.md",
     "docs/protocol.md",
     "docs/reliability.md",

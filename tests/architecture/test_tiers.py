@@ -61,6 +61,15 @@ def test_usual_leaves_out_what_is_slow() -> None:
     assert [name.partition("::")[2] for name in kept("usual", some())] == ["test_unit", "test_moments[b]", "test_run"]
 
 
+@pytest.mark.parametrize("folder", ["cluster", "control"])
+def test_of_long_ones_usual_has_two_in_five_and_all_that_are_samples(folder: str) -> None:
+    long = [Item(f"tests/integration/{folder}/test_x.py::test_{number}") for number in range(1000)]
+    found = kept("usual", [*some(), *long])[3:]
+    assert {item.nodeid for item in long if is_sample(item)} <= set(found)  # type: ignore[arg-type]
+    assert 0.35 < len(found) / 1000 < 0.45
+    assert len(kept("all", long)) == 1000
+
+
 def test_quick_has_units_and_one_of_five_simulations() -> None:
     simulations = [Item(f"tests/simulation/test_worlds.py::test_seeds[{number}]") for number in range(1000)]
     found = kept("quick", [*some(), *simulations])
