@@ -5,9 +5,9 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.usual("Open-9", "CommitRecord-5")     # the other moments tell the same rule
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
-Of the folders of whole swarms and DHTs, whose tests are long and many, two tests in five are usual. `quick` leaves out
-tests/integration and tests/e2e as well, and four of five simulations. Which ones stay depends on a test's name alone,
-so they are the same everywhere.
+Of whole swarms, DHTs and seeds of simulations, whose tests are long and many, two tests in five are usual. `quick`
+leaves out tests/integration and tests/e2e as well, and four of five simulations. Which ones stay depends on a test's
+name alone, so they are the same everywhere.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 
 SHARE = 5
 """Where not everything is run, one in this many is."""
-LONG = ("tests/integration/cluster/", "tests/integration/control/")
-"""Folders of whole swarms and of DHTs: half of the time of all tests but those of tests/e2e."""
+LONG = ("tests/integration/cluster/", "tests/integration/control/", "tests/simulation/test_worlds.py")
+"""Whole swarms, DHTs and seeds: more than half of the time of all tests but those of tests/e2e."""
 USUAL_OF_LONG = 2
 """So many of `SHARE` of their tests are usual."""
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.tiers import SHARE, is_sample, is_thorough, pytest_collection_modifyitems
+from tests.tiers import LONG, SHARE, is_sample, is_thorough, pytest_collection_modifyitems
 
 
 class Item:
@@ -61,9 +61,9 @@ def test_usual_leaves_out_what_is_slow() -> None:
     assert [name.partition("::")[2] for name in kept("usual", some())] == ["test_unit", "test_moments[b]", "test_run"]
 
 
-@pytest.mark.parametrize("folder", ["cluster", "control"])
-def test_of_long_ones_usual_has_two_in_five_and_all_that_are_samples(folder: str) -> None:
-    long = [Item(f"tests/integration/{folder}/test_x.py::test_{number}") for number in range(1000)]
+@pytest.mark.parametrize("path", LONG)
+def test_of_long_ones_usual_has_two_in_five_and_all_that_are_samples(path: str) -> None:
+    long = [Item(f"{path}::test_{number}") for number in range(1000)]
     found = kept("usual", [*some(), *long])[3:]
     assert {item.nodeid for item in long if is_sample(item)} <= set(found)  # type: ignore[arg-type]
     assert 0.35 < len(found) / 1000 < 0.45

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+import pytest
 from tests.simulation.catalogue import WORLDS
 
 import shoal.swarm
@@ -68,6 +69,7 @@ def run_by_worlds() -> set[CodeType]:
     return called
 
 
+@pytest.mark.slow
 def test_every_machine_is_run_by_a_world() -> None:
     called = run_by_worlds()
     not_run = [name for name, codes in machines() if codes.isdisjoint(called) and name not in NOT_RUN]

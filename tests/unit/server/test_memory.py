@@ -192,6 +192,7 @@ def test_a_family_that_needs_values_is_counted_all_the_same(monkeypatch: pytest.
     assert torch.equal(torch.get_rng_state(), before), "nothing that is drawn later depends on it"
 
 
+@pytest.mark.slow
 def test_counting_imports_no_compiler() -> None:
     # It costs 0.7 s and 75 MB a process, see `optim.inner`.
     program = (
