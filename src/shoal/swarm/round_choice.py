@@ -6,11 +6,11 @@ then by those of its newest record, then the smaller hash. (A stage that holds a
 that.) Replicas are heard of one after the other, so a chain that would be chosen if it did not lack a holder of some
 stage is waited for, or the order of arrival would choose.
 
-On top of what stands, a record that replicas have answered RecordPrepared for may have been committed, so the one of
-the highest ballot is finished. It is dropped only when it cannot be finished: no replica has swapped it, no holder of
-some stage's bytes answers for long enough, and the record before it has holders of every stage. Where that one has not
-either, dropping it would gain nothing, and the stage has to be restored. D_0 has holders wherever a replica has just
-started, which says nothing, so the first record is never dropped.
+On top of what stands, a record that replicas have prepared may have been committed, so the one of the highest ballot is
+finished. It is dropped only when it cannot be finished: no replica has swapped it, no holder of some stage's bytes
+answers for long enough, and the record before it has holders of every stage. Where that one has not either, dropping it
+would gain nothing, and the stage has to be restored. D_0 has holders wherever a replica has just started, which says
+nothing, so the first record is never dropped.
 
 Everybody can compute D_0, so newcomers hold it at any time. It stands only as long as nothing speaks for a record.
 """

@@ -3,8 +3,7 @@
     a replica holds a record --it was judged, or comes before the tip--> nothing new
                              '-- it is new -----------------------------> hear everyone, choose once more
 
-A record on top of the tip is new in the same way if a replica has answered RecordPrepared for it under another client's
-ballot.
+A record on top of the tip is new in the same way if a replica has prepared it under another client's ballot.
 
 A chain that was not chosen is judged for good, as far as its holders were heard: one of a stage that nobody had spoken
 for may yet complete it.
@@ -41,7 +40,7 @@ class Judgement:
         self._genesis = genesis
         self._unseal = unseal
         self._judged: set[tuple[str, int]] = set()  # hashes of records, and stages of those that hold them
-        self._judged_prepared: set[tuple[str, int]] = set()  # the same, of records answered with RecordPrepared only
+        self._judged_prepared: set[tuple[str, int]] = set()  # the same, of records that are only prepared
         self._left: set[str] = set()
         self._named: set[str] = set()  # hashes of all records that replicas have named
         self.heard: set[Tip] = set()
@@ -69,7 +68,7 @@ class Judgement:
         return not is_known and not is_before(tip, standing, self._unseal)
 
     def is_unheard(self, state: RoundState, standing: Tip, ballot: Ballot) -> bool:
-        """Whether a replica has answered RecordPrepared for another coordinator's record on top of the one that stands,
+        """Whether a replica has prepared another coordinator's record on top of the one that stands,
         and no replica of its stage had named that record when this client chose. It may have been committed."""
         signed = state.prepared
         if signed is None or (record_hash(signed), state.stage) in self._judged_prepared:

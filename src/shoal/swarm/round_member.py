@@ -2,7 +2,7 @@
 
     in round  --Close-->  closing  --steps_closed-->  joined  --Propose-->  ring  --ring_done-->  staged
         ^                                                                                            |
-        '------------------------------ swapped <--CommitRecord-- prepared <--PrepareRecord----------------'
+        '----------------------- swapped <--CommitRecord-- prepared <--PrepareRecord-----------------'
 
 Rules, each of which a simulation breaks if it is left out:
 - The highest ballot seen is followed, lower ones are refused; answering one is a promise.

@@ -6,11 +6,11 @@ coordinator                          member
   | -- Close ----------------------->  |   at the boundary, repeated until answered
   | <- Join                            |
   | -- Resolve --------------------->  |   steps in doubt
-  | -- Propose (quorum) -------------->  |   members reduce with each other (`collective`)
+  | -- Propose (quorum) ------------>  |   members reduce with each other (`collective`)
   | <- Staged / MemberLost             |
-  | -- PrepareRecord ------------------------>  |
-  | <- RecordPrepared                            |
-  | -- CommitRecord (record) ------------->  |   only now does anyone swap
+  | -- PrepareRecord --------------->  |
+  | <- RecordPrepared                  |
+  | -- CommitRecord ---------------->  |   only now does anyone swap
   | <- Swapped                         |
 
 If nobody holds the record's bytes of a stage any more, its replicas go on from the newest that one of them holds:
@@ -115,7 +115,7 @@ class AskRound(Struct, frozen=True, tag="ask_round"):
 
 
 class RoundState(Struct, frozen=True, tag="round_state"):
-    """What a replica holds: its stage, its record (none before D_1), and a record it has answered RecordPrepared for.
+    """What a replica holds: its stage, its record (none before D_1), and a record it has prepared.
     `refused` is why it could not do what the coordinator has just asked, empty in an answer to AskRound. `base_round`
     is -1 for one that has the state of D_0 and has reason to believe that the run is further. `basis` are the bytes it
     has: not those of its record if its stage was restored."""

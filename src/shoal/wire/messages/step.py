@@ -202,8 +202,9 @@ class Fenced(Struct, frozen=True, tag="fenced"):
 
 
 class EvalForward(Struct, frozen=True, tag="eval_fwd"):
-    """Input of one evaluation batch for the receiving stage of `path`; `base` is the record its replicas must hold. One
-    tensor. `trainer`, `evaluation` and `microbatch` pair it with its labels; the answer goes to `trainer`."""
+    """Input of one evaluation batch for the receiving stage of `path`; its replicas must hold the record of
+    `base_round`. One tensor. `trainer`, `evaluation` and `microbatch` pair it with its labels; the answer goes to
+    `trainer`."""
 
     evaluation: int
     microbatch: int
