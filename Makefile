@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
 	@echo "make quick     set up, then lint, types, the units' tests and a slice of the simulations: for the inner loop"
-	@echo "make test      the same, all simulations, and what tells each rule in several processes: before each commit"
+	@echo "make test      the same, more simulations, and most of what tells rules in several processes: before each commit"
 	@echo "make test-all  every test, with every check: before a release"
 	@echo "make house     what a reader feels, in figures, beside those of other projects: read, not enforced"
 	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"

@@ -5,9 +5,9 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.usual("Open-9", "CommitRecord-5")     # the other moments tell the same rule
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
-Of whole swarms, DHTs and seeds of simulations, whose tests are long and many, two tests in five are usual. `quick`
-leaves out tests/integration and tests/e2e as well, and four of five simulations. Which ones stay depends on a test's
-name alone, so they are the same everywhere.
+Of whole swarms, DHTs and seeds of simulations, whose tests are long and many, two in five of those without such a mark
+are usual. `quick` leaves out tests/integration and tests/e2e as well, and four of five simulations. Which ones stay
+depends on a test's name alone, so they are the same everywhere.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def is_sample(item: pytest.Item) -> bool:
 
 def _is_left_to_all(item: pytest.Item) -> bool:
     """Return whether a test is one of many long ones that `usual` leaves out; all that `is_sample` names stay."""
+    if item.get_closest_marker("usual") is not None:
+        return False  # its mark says which of its variants are usual
     return item.nodeid.startswith(LONG) and zlib.crc32(item.nodeid.encode()) % SHARE >= USUAL_OF_LONG
 
 

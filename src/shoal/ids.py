@@ -22,7 +22,7 @@ Round = NewType("Round", int)
 """Outer rounds count from 1; round r ends with record D_r. A replica that holds D_{r-1} is *in* round r."""
 
 Epoch = NewType("Epoch", int)
-"""Counts the views that one coordinator has proposed for one stage in one round."""
+"""Counts the quorums that one coordinator has proposed for one stage in one round."""
 
 
 class StepId(NamedTuple):

@@ -119,11 +119,12 @@ class Split(Exception):
 
 
 class ChainSafety:
-    """One record per round, whoever decides it, and every replica is on that chain.
+    """One record per round, whoever commits it, and every replica is on that chain.
 
     Only where no replica is a member of both may there be two records: then the swarm was split. Or where the one was
-    held, but by nobody taken, when its coordinator was lost: a successor may drop it then (docs/protocol.md, "The outer
-    round"). Its `CommitRecord` may still lie with a member that is frozen: that is on a chain of its own when it wakes.
+    prepared, but by nobody taken, when its coordinator was lost: a successor may drop it then (docs/protocol.md, "The
+    outer round"). Its `CommitRecord` may still lie with a member that is frozen: that is on a chain of its own when it
+    wakes.
 
     Attributes:
         committed: By round, the hash of its record.
@@ -133,8 +134,8 @@ class ChainSafety:
         self.committed: dict[int, str] = {}
         self._known: dict[int, tuple[str, frozenset[str]]] = {}
 
-    def decides(self, round: int, digest: str, members: Iterable[str]) -> bool:
-        """A coordinator decides a record; returns whether it is the first to.
+    def commits(self, round: int, digest: str, members: Iterable[str]) -> bool:
+        """A coordinator commits a record; returns whether it is the first to.
 
         Raises:
             Broken: There is another one of this round.

@@ -22,8 +22,8 @@ def test_clients_take_over_stages_are_restored_and_the_swarm_is_hardly_ever_spli
     worlds = [RoundWorld(seed) for seed in range(60)]
     for world in worlds:
         world.run()
-    deciders = [{record.ballot.peer for record in world.checks.records.values()} for world in worlds]
-    assert sum(len(peers) > 1 for peers in deciders) > 5
+    coordinators = [{record.ballot.peer for record in world.checks.records.values()} for world in worlds]
+    assert sum(len(peers) > 1 for peers in coordinators) > 5
     assert sum(world.checks.num_restored > 0 for world in worlds) > 2
     assert sum(world.is_split for world in worlds) <= 1
 
@@ -91,12 +91,12 @@ def test_one_that_is_too_slow_arrives_when_a_round_takes_long_enough() -> None:
 
 def test_two_records_of_a_round_are_a_split_only_where_nobody_is_a_member_of_both() -> None:
     chain = ChainSafety()
-    assert chain.decides(1, "one", {"R0.0", "R1.0"})
-    assert not chain.decides(1, "one", {"R0.0", "R1.0"})
+    assert chain.commits(1, "one", {"R0.0", "R1.0"})
+    assert not chain.commits(1, "one", {"R0.0", "R1.0"})
     with pytest.raises(Broken, match="members of both"):
         chain.swaps("R1.0", 1, "other", {"R0.1", "R1.0"})
     with pytest.raises(Broken, match="members of both"):
-        chain.decides(1, "other", {"R0.1", "R1.0"})
+        chain.commits(1, "other", {"R0.1", "R1.0"})
     with pytest.raises(Split):
         chain.swaps("R0.1", 1, "other", {"R0.1", "R1.1"})
     with pytest.raises(Split):  # a CommitRecord of what was dropped reached it late

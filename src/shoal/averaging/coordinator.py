@@ -96,7 +96,7 @@ class RoundCoordinator:
     Args:
         signer: Signs the records, as the endpoint's peer.
         generation: Unique to this start of the client.
-        journal: Writes step logs down before their record is held (see `journal.keep_steps`); called in a thread.
+        journal: Writes step logs down before their record is prepared (see `journal.keep_steps`); called in a thread.
         recorded: Samples in the records known from before a restart.
         ballot_number: Of the last ballot before a restart. This client gives way to a higher one.
         on_event: Is told which replicas are in and out, which stages lack one and which are restored.
@@ -345,7 +345,7 @@ class RoundCoordinator:
                     self._tell(effect)
                 case ChainLeft(left, kept, common_round, num_samples, num_freed):
                     self._endpoint.metrics.counter("round.chains_left").add()
-                    fields = {"left": left.hash, "base_round": left.round, "kept": kept.hash, "kept_round": kept.round}
+                    fields = {"left": left.hash, "left_round": left.round, "kept": kept.hash, "kept_round": kept.round}
                     lost = {"common_round": common_round, "samples": num_samples, "samples_freed": num_freed}
                     logger.warning("chain.left", extra=fields | lost)
                     self._tell(effect)

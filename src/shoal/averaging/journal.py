@@ -1,10 +1,11 @@
 """The files that a run leaves behind about its rounds, written by the client: from them alone it can be checked.
 
-    rounds/round_0000.json     D_0: seed, configuration, thread count, versions, machine
-    rounds/round_0001.json     D_1, readable, with its encoded bytes, signature and hash
-    steps/round_0001.jsonl     one line for each step that each final member has committed in round 1, in apply order
-    left/1/                    records and step logs of a chain from which the run has not gone on (`set_aside`)
-    steps/round_0001.*.prepared    the same while the round's record, whose hash it names, is not committed
+    rounds/round_0000.json         D_0: seed, configuration, thread count, versions, machine
+    rounds/round_0001.json         D_1, readable, with its encoded bytes, signature and hash
+    steps/round_0001.jsonl         one line for each step that each final member has committed in round 1, in apply
+    order left/1/                        records and step logs of a chain from which the run has not gone on
+    (`set_aside`) steps/round_0001.*.prepared    the same while the round's record, whose hash it names, is not
+    committed
 
 A file is there as a whole or not at all: it is written under another name, forced to the disk, and renamed.
 """
@@ -28,6 +29,9 @@ from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
 _ROUNDS, _STEPS, _LEFT = "rounds", "steps", "left"
+
+_FORM = 2
+"""Of all files of a run, in `rounds`, `steps` and `replicas`: goes up when one of them changes its form."""
 
 
 class Genesis(msgspec.Struct, frozen=True):
@@ -53,6 +57,10 @@ class Genesis(msgspec.Struct, frozen=True):
         return genesis_hash(run_id, self.seed, self.configuration, self.authority)
 
 
+class _OfForm(msgspec.Struct):
+    form: int = 1  # of files that do not say it
+
+
 class StepLine(msgspec.Struct, frozen=True):
     """One line of a step log: which replica of which stage has committed what."""
 
@@ -67,7 +75,7 @@ def write_genesis(directory: Path, genesis: Genesis) -> None:
     Raises:
         StorageError: The file cannot be written.
     """
-    content = json.dumps(msgspec.to_builtins(genesis), indent=2, sort_keys=True)
+    content = json.dumps({"form": _FORM} | msgspec.to_builtins(genesis), indent=2, sort_keys=True)
     write_whole(_round_file(directory, 0), content.encode() + b"\n")
 
 
@@ -75,13 +83,18 @@ def read_genesis(directory: Path) -> Genesis:
     """Return what D_0 follows from.
 
     Raises:
-        RecordRejected: The file says something else.
+        RecordRejected: The file says something else, or another version of shoal has written it.
         OSError: It cannot be read.
     """
     path = _round_file(directory, 0)
+    content = path.read_bytes()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Genesis)
-    except msgspec.MsgspecError as error:
+        form = msgspec.json.decode(content, type=_OfForm).form
+        if form != _FORM:
+            version = "an earlier" if form < _FORM else "a later"
+            raise RecordRejected(f"{path} was written by {version} version of shoal: replay the run with that one")
+        return msgspec.json.decode(content, type=Genesis)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordRejected(f"{path} is no beginning of a run: {error}; restore it from a copy") from error
 
 
@@ -199,7 +212,7 @@ def read_steps(directory: Path, round: int) -> list[StepLine]:
     path = _steps_file(directory, round)
     try:
         return [msgspec.json.decode(line, type=StepLine) for line in path.read_bytes().splitlines()]
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordRejected(f"{path} is no step log: {error}; remove it or restore it from a copy") from error
 
 

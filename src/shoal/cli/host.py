@@ -221,7 +221,7 @@ class SwarmHost:
     def _refuse(self, client: RoleHandle, asked: messages.RoleAsks, error: ShoalError) -> None:
         """Say why it was not done; the client of a host that leaves is asked to leave, which is no failure."""
         if not self.supervisor.stopping:
-            client.reply(asked, messages.LauncherAnswer(str(error)))
+            client.reply(asked, messages.LauncherAnswer(str(error) or type(error).__name__))
 
     def _end_data_server(self) -> None:
         """End a data server that does not answer, for it is frozen; one that has ended comes back by itself."""

@@ -4,7 +4,7 @@
                          | '-- started again: its trainers are adopted ----------^    '-- or it is recorded already
                          '---- in place of a client of another host: their round is closed first
 
-What a round decides is the coordinator's; this module says when it begins and ends, and writes down what came of it.
+What a round commits is the coordinator's; this module says when it begins and ends, and writes down what came of it.
 """
 
 from __future__ import annotations

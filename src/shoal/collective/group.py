@@ -25,6 +25,7 @@ from shoal.collective.vectors import RingVector
 from shoal.errors import LocalProtocolError
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint
+from shoal.wire.messages.collective import MAX_TAG_BYTES
 
 
 class Group:
@@ -44,7 +45,7 @@ class Group:
         choose: The collective for a vector of so many bytes and so many members; the same on all members.
 
     Raises:
-        LocalProtocolError: This endpoint's peer is not in the group.
+        LocalProtocolError: This endpoint's peer is not in the group, or no message takes the tag.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class Group:
     ) -> None:
         if members.count(endpoint.peer_id) != 1:
             raise LocalProtocolError(f"{endpoint.peer_id} is not once in a group of {len(members)}")
+        if len(tag) > MAX_TAG_BYTES:
+            raise LocalProtocolError(f"a tag of {len(tag)} bytes; no message takes more than {MAX_TAG_BYTES}")
         self._endpoint = endpoint
         self._members = tuple(members)
         self._tag = tag
-        self._arrivals = inbox.open(tag)
+        self._arrivals = inbox.open(tag, self._members)
         self._compute = compute
         self._memory = memory or SharedMemory()
         self._segment_bytes = segment_bytes

@@ -3,17 +3,19 @@
     receive --> tag of the open group ----> operation runs -----------> its PartQueue
             |                          '--> not begun here yet -------> kept, up to a limit
             |                          '--> ended --------------------> dropped
-            '-> newest tag of all --------> its group opens later ----> kept likewise, for one tag
+            '-> newer, its sender's newest -> its group opens later --> kept likewise
             '-> any other ------------------------------------------> dropped
 
-A member may be told of a quorum later than its neighbour, whose parts then come first. Only parts of the open group and
-of the newest tag are kept: when a peer already works at a newer one, every group before it is superseded.
+A member may be told of a group later than its neighbour, whose parts then come first. Of each sender the parts of the
+open group are kept, and those of the newest tag that it has named: when a peer already works at a newer one, its parts
+for every group before are superseded. So who names a tag that is never opened is in nobody's way. What waits shares one
+limit, and who has most of it loses all of his when that is passed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import anyio
@@ -43,7 +45,7 @@ class ReceivedPart(NamedTuple):
 
 
 class PartQueue:
-    """The parts of one operation, in the order in which they came. Each is taken once, so their number is bounded.
+    """The parts of one operation, in the order in which they came.
 
     Attributes:
         number: Of the operation.
@@ -70,28 +72,52 @@ class PartQueue:
         return self._parts.popleft()
 
 
+class _Waiting:
+    """What waits of one sender: parts of the open group, and of the newest group that it has named."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Age, ReceivedPart]] = []
+        self.num_bytes = 0
+        self._newest: Age | None = None
+
+    def put(self, age: Age, part: ReceivedPart, is_open: bool) -> None:
+        """Keep a part, if it is of the open group, or of one that is not older than others that wait."""
+        if not is_open:
+            newest, self._newest = self._newest, age
+            if newest is not None and age < newest:
+                self._newest = newest
+                return
+            if newest is not None and newest < age:
+                self.take(lambda known, _: known == newest)
+        self.parts.append((age, part))
+        self.num_bytes += _num_bytes(part)
+
+    def take(self, is_wanted: Callable[[Age, ReceivedPart], bool]) -> list[ReceivedPart]:
+        """Return some of the parts in their order; they wait no more."""
+        wanted = [part for age, part in self.parts if is_wanted(age, part)]
+        self.parts = [(age, part) for age, part in self.parts if not is_wanted(age, part)]
+        self.num_bytes -= sum(map(_num_bytes, wanted))
+        return wanted
+
+
 class Arrivals:
-    """What has come for the operations of one group.
+    """What comes for the operations of one group.
 
     Args:
-        age: Of its tag.
-        limit_bytes: How much may wait for operations that have not begun.
+        members: Of the group.
+        take: Returns what has come for an operation before it began.
     """
 
-    def __init__(self, age: Age, limit_bytes: int) -> None:
-        self.age = age
-        self._limit_bytes = limit_bytes
+    def __init__(self, members: Collection[PeerId], take: Callable[[int], Iterable[ReceivedPart]]) -> None:
+        self._members = frozenset(members)
+        self._take = take
         self._num_begun = 0
         self._running: dict[int, PartQueue] = {}
-        self._early: dict[int, list[ReceivedPart]] = {}
-        self._num_early = self._early_bytes = 0
 
     def begin(self) -> PartQueue:
         """Begin the next operation: returns its parts, first those that were waiting."""
         parts = self._running[self._num_begun] = PartQueue(self._num_begun)
-        for part in self._early.pop(self._num_begun, ()):
-            self._num_early -= 1
-            self._early_bytes -= _num_bytes(part)
+        for part in self._take(self._num_begun):
             parts.put(part)
         self._num_begun += 1
         return parts
@@ -100,30 +126,18 @@ class Arrivals:
         """End an operation; what still arrives for it is dropped."""
         self._running.pop(number, None)
 
-    def put(self, part: ReceivedPart) -> None:
-        """Take a part of any operation.
+    def put(self, part: ReceivedPart) -> bool:
+        """Take a part of any operation, if that runs or has ended; returns whether it is to wait.
 
         Raises:
-            RemoteProtocolError: More waits than may; all of it is dropped.
+            RemoteProtocolError: Its sender is no member.
         """
+        if part.sender not in self._members:
+            raise RemoteProtocolError(f"{part.sender} sent a part to a group of which it is no member")
         number = part.message.operation
         if number in self._running:
             self._running[number].put(part)
-        elif number >= self._num_begun:
-            self._keep(number, part)
-
-    def _keep(self, number: int, part: ReceivedPart) -> None:
-        self._num_early += 1
-        self._early_bytes += _num_bytes(part)
-        if self._early_bytes > self._limit_bytes or self._num_early > MAX_WAITING:
-            said = f"{self._num_early} parts, {self._early_bytes} bytes"
-            self._early.clear()
-            self._num_early = self._early_bytes = 0
-            raise RemoteProtocolError(
-                f"{part.sender} sent {said} for operations that have not begun here; at most {self._limit_bytes} bytes "
-                f"in {MAX_WAITING} parts are kept"
-            )
-        self._early.setdefault(number, []).append(part)
+        return number >= self._num_begun
 
 
 class GroupInbox:
@@ -131,8 +145,8 @@ class GroupInbox:
 
     Args:
         age_of: Tells the age of a tag that a peer has sent; raises RemoteProtocolError if it is not one of this user's.
-        limit_bytes: How much may wait for operations that have not begun, of each group: as much as the others can
-            send before they need something of this member.
+        limit_bytes: How much may wait for operations that have not begun: as much as the others can send before they
+            need something of this member.
     """
 
     def __init__(self, age_of: Callable[[bytes], Age], limit_bytes: int) -> None:
@@ -141,49 +155,70 @@ class GroupInbox:
         self._tag: bytes | None = None
         self._age: Age | None = None
         self._open: Arrivals | None = None
-        self._newer: Arrivals | None = None
+        self._waiting: dict[PeerId, _Waiting] = {}
 
     def receive(self, event: Received) -> bool:
         """Take the part if the event is one; never blocks.
 
         Raises:
-            RemoteProtocolError: Its tag is nobody's here, it has not one tensor, or more arrives than may wait.
+            RemoteProtocolError: Its tag is nobody's here, or that of a group without its sender; it has not one tensor;
+                or more of its sender's arrives than may wait.
         """
         message = event.message
         if not isinstance(message, CollectiveMessage):
             return False
         if len(event.tensors) != isinstance(message, RingPart):
             raise RemoteProtocolError(f"{event.peer} sent a {type(message).__name__} with {len(event.tensors)} tensors")
-        arrivals = self._of(message.tag)
-        if arrivals is not None:
-            arrivals.put(ReceivedPart(event.peer, message, event.tensors[0] if event.tensors else None))
+        part = ReceivedPart(event.peer, message, event.tensors[0] if event.tensors else None)
+        # Other bytes may say the same as the open group's tag.
+        age = self._age if message.tag == self._tag and self._age is not None else self._age_of(message.tag)
+        if age == self._age:
+            if self._open is not None and self._open.put(part):
+                self._keep(age, part, is_open=True)
+        elif self._age is None or self._age < age:
+            self._keep(age, part, is_open=False)
         return True
 
-    def open(self, tag: bytes) -> Arrivals:
+    def open(self, tag: bytes, members: Collection[PeerId]) -> Arrivals:
         """Begin the group of `tag` and end the one before it: returns what comes for it, and has come."""
-        self._tag, self._age = tag, self._age_of(tag)
-        self._open = arrivals = Arrivals(self._age, self._limit_bytes)
-        if self._newer is not None and not self._age < self._newer.age:
-            if self._newer.age == self._age:
-                self._open = arrivals = self._newer
-            self._newer = None
+        age = self._age_of(tag)
+        self._tag, self._age = tag, age
+        self._open = arrivals = Arrivals(members, lambda number: self._taken(arrivals, age, number))
+        for sender, waiting in self._waiting.items():
+            waiting.take(lambda known, _, sender=sender: known < age or (known == age and sender not in members))
+        self._forget_who_has_nothing()
         return arrivals
 
     def close(self) -> None:
         """End the open group; what still arrives for it is dropped."""
         self._open = None
+        for waiting in self._waiting.values():
+            waiting.take(lambda known, _: known == self._age)
+        self._forget_who_has_nothing()
 
-    def _of(self, tag: bytes) -> Arrivals | None:
-        """Where parts of a tag go; None if they are of no use."""
-        if tag == self._tag:
-            return self._open
-        age = self._age_of(tag)
-        if self._age is not None and not self._age < age:
-            # Other bytes may say the same.
-            return self._open if age == self._age else None
-        if self._newer is None or self._newer.age < age:
-            self._newer = Arrivals(age, self._limit_bytes)
-        return self._newer if age == self._newer.age else None
+    def _taken(self, arrivals: Arrivals, age: Age, number: int) -> Iterator[ReceivedPart]:
+        """What has come for an operation of a group, if that is still open."""
+        if arrivals is self._open:
+            for waiting in self._waiting.values():
+                yield from waiting.take(lambda known, part: known == age and part.message.operation == number)
+
+    def _keep(self, age: Age, part: ReceivedPart, is_open: bool) -> None:
+        self._waiting.setdefault(part.sender, _Waiting()).put(age, part, is_open)
+        num_parts = sum(len(waiting.parts) for waiting in self._waiting.values())
+        num_bytes = sum(waiting.num_bytes for waiting in self._waiting.values())
+        if num_bytes <= self._limit_bytes and num_parts <= MAX_WAITING:
+            return
+        most = max(self._waiting, key=lambda peer: (self._waiting[peer].num_bytes, len(self._waiting[peer].parts)))
+        of_most = self._waiting.pop(most)
+        if most == part.sender:
+            said = f"{len(of_most.parts)} parts, {of_most.num_bytes} bytes"
+            raise RemoteProtocolError(
+                f"{most} sent {said} for operations that have not begun here; at most {self._limit_bytes} bytes in "
+                f"{MAX_WAITING} parts are kept"
+            )
+
+    def _forget_who_has_nothing(self) -> None:
+        self._waiting = {sender: waiting for sender, waiting in self._waiting.items() if waiting.parts}
 
 
 def _num_bytes(part: ReceivedPart) -> int:

@@ -177,14 +177,14 @@ class GroupOperation:
 
     def _checked(self, part: ReceivedPart) -> list[_Span]:
         message = part.message
-        sender = self._members.index(part.sender) if part.sender in self._members else None
+        sender = self._members.index(part.sender)
         if isinstance(message, RingTaken):
             if sender not in self._lent_to:
                 raise RemoteProtocolError(f"{part.sender} gives back memory that it was not lent")
             self._lent_to.discard(sender)
             return []
         vector, plan = self._vectors.get(message.buffer), self._plans.get(message.buffer)
-        if sender is None or vector is None or plan is None:
+        if vector is None or plan is None:
             raise RemoteProtocolError(f"{part.sender} sent buffer {message.buffer} of a ring, unasked")
         count = message.count if isinstance(message, RingReady) else 1
         segments = range(message.segment, message.segment + count)
@@ -257,10 +257,13 @@ class GroupOperation:
             await self._apply(waiting)
 
     async def _run(self, span: _Span, function: Callable[[], None]) -> None:
-        if span.received_n.nbytes < INLINE_BYTES:
-            function()
-        else:
-            await self._compute(function)
+        try:
+            if span.received_n.nbytes < INLINE_BYTES:
+                function()
+            else:
+                await self._compute(function)
+        except RemoteProtocolError as error:  # what has come is nothing that the codec makes
+            raise MemberFault(str(error), self._members[span.sender]) from error
 
     # -- pass on
 

@@ -213,7 +213,7 @@ def read_replica_log(path: Path) -> list[Line]:
     *lines, _unfinished = path.read_bytes().split(b"\n")
     try:
         return [_decoder.decode(line) for line in lines]
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordRejected(f"{path} is no log of a replica: {error}; restore it from a copy") from error
 
 

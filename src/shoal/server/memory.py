@@ -79,7 +79,7 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     num_elements = sum(p.numel() for p in tally.parameters)
     parameter_bytes = sum(p.nbytes for p in tally.parameters)
     optimizer = build_inner_optimizer(tally.parameters, config.diloco.inner_optim)
-    in_flight, kept = _held(config, is_last=stage == config.num_stages - 1)
+    in_flight, kept = _kept(config, is_last=stage == config.num_stages - 1)
     received = family.input_spec() if stage == 0 else family.boundary_spec(units.start - 1)
     sample_bytes = kept * tally.activation_bytes + tally.largest_activation_bytes + in_flight * received.num_bytes
     batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
@@ -103,7 +103,7 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     )
 
 
-def _held(config: Config, *, is_last: bool) -> tuple[int, int]:
+def _kept(config: Config, *, is_last: bool) -> tuple[int, int]:
     """Return the most microbatches of a step whose inputs a stage holds, and whose activations."""
     num = config.model_pipeline.microbatches * config.diloco.gradient_accumulation_steps
     flow = config.model_pipeline

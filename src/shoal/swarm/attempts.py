@@ -60,8 +60,8 @@ class AttemptLedger:
         """Whether an earlier generation of this replica cannot have had the attempt: this one has had it, or an older
         one.
 
-        Older ones of the same generation only: one that has been replaced may still open steps here, where nobody
-        knows that, after an earlier generation has had steps of its successor.
+        Older ones of the same generation of the trainer only: one that has been replaced may still open steps here,
+        where nobody knows that, after an earlier generation of this replica has had steps of its successor.
         """
         oldest = self._oldest_opened.get(key.trainer)
         return oldest is not None and key.generation == oldest.generation and key >= oldest

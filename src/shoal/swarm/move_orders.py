@@ -111,7 +111,7 @@ class MoveOrders:
     # -- events
 
     def recorded(self, view: SwarmView, holders: Mapping[PeerId, int], round: int, now_s: float) -> list[MoveEffect]:
-        """A record has been decided and no round is trained, so a donor's move costs no work.
+        """A record has been committed and no round is trained, so a donor's move costs no work.
 
         Args:
             view: the servers, at the stages that they serve now.

@@ -34,7 +34,8 @@ class Choice:
     Attributes:
         tip: the record that every replica is to hold.
         missing: stages without a reachable holder of the tip's bytes; the run waits until each has one.
-        may_be_dropped: the tip is held but not committed, and is still waited for; after that the one before it stands.
+        may_be_dropped: the tip is prepared, not known to be committed, and still waited for; after that the one before
+            it stands.
         is_contested: the tip belongs to a chain that is still waited for; after that another chain stands.
         left: the newest records of the chains that were not chosen.
     """

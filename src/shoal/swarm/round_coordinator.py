@@ -149,7 +149,7 @@ class RoundCoordinatorMachine:
         return self._advance(now_s)
 
     def journaled(self, digest: str) -> Effects:
-        """The step logs of the record with this hash are safe: now its members may hold it."""
+        """The step logs of the record with this hash are safe: now its members may prepare it."""
         if self.phase is not RoundPhase.PREPARING:
             return []
         return [*self._preparation.journaled(digest, self.ballot, self._quorums.members)]
@@ -438,7 +438,8 @@ class RoundCoordinatorMachine:
         self._restoration.begin(self._record)
 
     def _say(self) -> Effects:
-        """A replica has swapped to the tip, so it stands; until then a successor may have to drop what is only held."""
+        """A replica has swapped to the tip, so it stands; until then a successor may have to drop what is only
+        prepared."""
         signed = self.tip.signed
         if self._unsaid is None or signed is None:
             return []

@@ -54,7 +54,7 @@ class ReplicaIn:
 class Journal:
     """Write these step logs down so that they survive this process, then report `journaled`.
 
-    Any holder of the record may have it committed, even after this client's death; its steps must be known then.
+    Whoever has prepared the record may have it committed, even after this client's death; its steps must be known then.
 
     Attributes:
         record: the one that is about to be prepared.

@@ -219,7 +219,7 @@ class RoundReplicas:
         """Tell the replicas of the stages that lack a holder, once, what they are to look for: if it is committed.
 
         That a replica has swapped to a record shows that it is, and so it is if the coordinator has known it before;
-        one that is only held may still be dropped.
+        one that is only prepared may still be dropped.
         """
         signed, digest = choice.tip.signed, choice.tip.hash
         if signed is None or digest not in (known.hash, *self._tips.values()):

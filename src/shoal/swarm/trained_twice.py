@@ -1,7 +1,7 @@
 """Steps of one round that share samples: a record in which both stood would count samples once that were trained twice.
 
 Leases see to it that this never happens (`lease.py`, `takeover.py`). Should it happen all the same, the coordinator can
-see it in the joins before anybody holds the record. Then the replicas that hold one of the two steps are left out of
+see it in the joins before anybody prepares the record. Then the replicas that hold one of the two steps are left out of
 the round: those with fewer samples if there is a choice, and never the last ones of a stage.
 """
 

@@ -50,7 +50,7 @@ def check_agreement(cluster: Cluster, result: ClusterResult, not_evaluated: int 
             held = hashlib.sha256(server.parameters().numpy().tobytes()).hexdigest()
             assert held == result.hashes[server.stage]
             assert server.replica.member.base_round == 4
-    assert list(result.progress.eval_losses) == [held for held in range(5) if held != not_evaluated]
+    assert list(result.progress.eval_losses) == [round for round in range(5) if round != not_evaluated]
 
 
 @pytest.mark.usual("Open-3-False", "Prepared-2-True", "Commit-3-False")
@@ -221,8 +221,8 @@ async def test_a_record_is_evaluated_over_shared_replicas_when_a_server_dies_in_
         result = await run(cluster)
         check_agreement(cluster, result)
     # The other trainer has trained on the shared replica before that, but D_2 is what is evaluated.
-    for held in (0, 1, 2):
-        assert result.progress.eval_losses[held] == undisturbed.progress.eval_losses[held]
+    for round in (0, 1, 2):
+        assert result.progress.eval_losses[round] == undisturbed.progress.eval_losses[round]
     assert result.progress.eval_losses[3] != undisturbed.progress.eval_losses[3]
 
 
@@ -264,7 +264,7 @@ async def test_three_pipelines_go_on_as_two_without_a_gap_in_the_samples(make_cl
 async def test_the_last_evaluation_is_repeated_when_a_trainer_dies_in_it(make_cluster: MakeCluster) -> None:
     undisturbed = await run_undisturbed(make_cluster, CONFIG)
     async with make_cluster(CONFIG) as cluster:
-        cluster.when(EvalForward, action=lambda: cluster.kill_trainer(1), sender=cluster.trainer_peer(1), held=4)
+        cluster.when(EvalForward, action=lambda: cluster.kill_trainer(1), sender=cluster.trainer_peer(1), base_round=4)
         result = await run(cluster)
         check_agreement(cluster, result)
     assert result.hashes == undisturbed.hashes

@@ -209,7 +209,7 @@ async def test_a_holder_that_comes_back_gives_its_state_unless_the_next_record_i
         assert result.audit.steps_lost[1] >= 16
 
 
-async def test_a_holder_that_comes_back_before_the_views_puts_its_state_in_the_place_of_the_initial_one(
+async def test_a_holder_that_comes_back_before_the_quorums_puts_its_state_in_the_place_of_the_initial_one(
     make_cluster: MakeCluster,
 ) -> None:
     async with make_cluster(CONFIG) as cluster:

@@ -55,7 +55,7 @@ async def test_three_nodes_share_records_and_drop_forged_ones(tmp_path: Path) ->
             assert await second.store("stage.0", _sealed(bob, expiry), expiry)
             for node in (first, second, third):
                 assert [r.peer for r in await node.get(("stage.0",))] == [bob.peer_id]
-            # Bob's record under Mallory's name, one of another swarm, and Mallory's own with a longer generation.
+            # Bob's record under Mallory's name, one of another swarm, and Mallory's own with a longer life.
             later = expiry + 5
             assert not await third.store("stage.0", _sealed(bob, later), later)
             assert not await third.store("stage.0", _sealed(mallory, later, "other"), later)

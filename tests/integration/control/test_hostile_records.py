@@ -124,9 +124,9 @@ def _warned(caplog: pytest.LogCaptureFixture, reason: Rejection) -> list[str]:
 
 
 def _sealed(
-    by: Identity, record: Any = None, *, swarm: str = SWARM, generation_s: float = 30.0, topic: str = "stage.0"
+    by: Identity, record: Any = None, *, swarm: str = SWARM, life_s: float = 30.0, topic: str = "stage.0"
 ) -> Any:
-    expires = CLOCK.unix_s() + generation_s
+    expires = CLOCK.unix_s() + life_s
     value = seal(by, swarm, topic, record or _stage(0, 99, EVIL), sequence=1 << 50, expires_unix_s=expires)
     return value, expires
 
@@ -224,9 +224,9 @@ INSIDER: dict[str, tuple[Rejection, Any]] = {
     ),
     "a record of the peer kept longer than it was signed for": (
         Rejection.BAD_EXPIRY,
-        lambda: (_sealed(BOB, generation_s=-5.0)[0], CLOCK.unix_s() + 60),
+        lambda: (_sealed(BOB, life_s=-5.0)[0], CLOCK.unix_s() + 60),
     ),
-    "one that wants to live too long": (Rejection.BAD_EXPIRY, lambda: _sealed(BOB, generation_s=900.0)),
+    "one that wants to live too long": (Rejection.BAD_EXPIRY, lambda: _sealed(BOB, life_s=900.0)),
     "one that is too large": (
         Rejection.OVERSIZED,
         lambda: _sealed(BOB, _stage(0, 99, ("unix:/" + "x" * MAX_RECORD_BYTES,))),

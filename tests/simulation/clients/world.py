@@ -43,7 +43,7 @@ class Host:
         self.generation = 0
         self.gone_for_good = False
         self.alive_since_s = 0.0
-        self.generations_briefly = False
+        self.lived_briefly = False
         self.begin()
 
     def begin(self) -> None:
@@ -186,7 +186,7 @@ class World:
         self.announce(host, host.generation)
 
     def _end(self, host: Host) -> None:
-        host.generations_briefly = self.network.now_s - host.alive_since_s < FOUND_S
+        host.lived_briefly = self.network.now_s - host.alive_since_s < FOUND_S
         host.alive = False
         for other in self.hosts:
             link = frozenset((host.peer, other.peer))
@@ -222,7 +222,7 @@ class World:
 
     def _is_flapping(self, host: Host) -> bool:
         """Whether it has been killed twice so fast that some have not found it in between, nor since."""
-        return host.generations_briefly and not (host.alive and self.network.now_s - host.alive_since_s >= FOUND_S)
+        return host.lived_briefly and not (host.alive and self.network.now_s - host.alive_since_s >= FOUND_S)
 
     def settled(self) -> None:
         """The last host was lost long ago: whoever is left trains."""

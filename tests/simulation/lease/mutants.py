@@ -59,7 +59,7 @@ class FreesWhatWasLeft(LeaseTable):
         return held.left or super()._is_untrained(held, settled, has_all_notes)
 
 
-class TakesNewLivesForOldOnes(TakeoverMachine):
+class TakesNewGenerationsForOldOnes(TakeoverMachine):
     """Believes a replica that was started again since, and has forgotten what its earlier generation had committed."""
 
     def settled(self, everyone: Collection[PeerId], steady: Collection[PeerId]) -> Settled:
@@ -120,7 +120,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
 MUTANTS |= {
     mutant.__name__: (_taking_over(mutant), first_seed)
     for mutant, first_seed in (
-        (TakesNewLivesForOldOnes, 36),
+        (TakesNewGenerationsForOldOnes, 36),
         (TakesThoseThatAnswerForAll, 155),
     )
 }

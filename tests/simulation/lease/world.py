@@ -76,7 +76,7 @@ class World:
         self.committed: dict[StepKey, Ranges] = {}
         self.paths: dict[StepKey, Path] = {}
         # Since when each replica has lived, counted in attempts, and when each attempt was opened.
-        self.generations: dict[PeerId, int] = dict.fromkeys(REPLICAS, 0)
+        self.began: dict[PeerId, int] = dict.fromkeys(REPLICAS, 0)
         self.opened: dict[StepKey, int] = {}
         self.takeover_class = takeover_class
         self.late: list[Held] = []
@@ -126,7 +126,7 @@ class World:
         self.committed.clear()
         self.paths.clear()
         self.opened.clear()
-        self.generations = dict.fromkeys(REPLICAS, 0)
+        self.began = dict.fromkeys(REPLICAS, 0)
         known = tuple(self.rng.choice((0.0, speed)) for speed in self.speeds[: self.num_slots])
         self.table.plan_round(self.round, self.num_slots, self.steps, self.rng.choice(((), known)))
         self.was_replaced = False
@@ -226,7 +226,7 @@ class World:
 
     def restart_replica(self, replica: PeerId) -> None:
         """It forgets everything; what nobody else of the path has is committed no more."""
-        self.generations[replica] = len(self.opened)
+        self.began[replica] = len(self.opened)
         self.committed = {
             key: samples
             for key, samples in self.committed.items()
@@ -234,7 +234,7 @@ class World:
         }
 
     def lives_since(self, replica: PeerId, key: StepKey) -> bool:
-        return replica in self.paths[key] and self.generations[replica] < self.opened[key]
+        return replica in self.paths[key] and self.began[replica] < self.opened[key]
 
     def settle(self, trainer: Trainer) -> Settled:
         """Ask the replicas that can be reached now what a trainer has done."""
@@ -248,9 +248,9 @@ class World:
             in_doubt = [key for key in known if key in self.committed and key not in committed]
             since = {slot: min(known)} if known else {}
             fence = {slot: generation + 1}
-            answer = Fenced(fence, tuple(committed), tuple(in_doubt), self.round, since, self.generations[replica] == 0)
+            answer = Fenced(fence, tuple(committed), tuple(in_doubt), self.round, since, self.began[replica] == 0)
             machine.heard(replica, answer)
-        steady = [replica for replica in REPLICAS if self.generations[replica] == 0 and self.rng.random() < 0.5]
+        steady = [replica for replica in REPLICAS if self.began[replica] == 0 and self.rng.random() < 0.5]
         return machine.settled(REPLICAS, steady)
 
     def note(self, held: Held, key: StepKey) -> None:
@@ -311,7 +311,7 @@ class World:
         self.check_leases()
 
     def end_round(self) -> None:
-        """Decide a record: what is committed, without the steps that only dead replicas held."""
+        """Commit a record: what is committed, without the steps that only dead replicas held."""
         kept = [samples for samples in self.committed.values() if not self.chance(0.1)]
         record = tuple(item for samples in kept for item in samples)
         self.table.record(self.round, merge(record) if self.rng.random() < 0.5 else record)

@@ -98,7 +98,7 @@ class Checks:
 
     def belongs(self, record: Record, name: str) -> None:
         """A record goes on from what was committed before, and names no sample again."""
-        if self.world.chain.decides(record.round, name, members_of(record)):
+        if self.world.chain.commits(record.round, name, members_of(record)):
             self.world.samples.record((*record.samples, *record.skipped))
 
     def follows(self, host: ReplicaHost, record: Record, signed: SignedRecord) -> None:

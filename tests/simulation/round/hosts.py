@@ -266,7 +266,7 @@ class ClientHost:
                 case _:
                     pass
             if self.world.network.hosts.get(self.peer) is not self:
-                return  # crashed between two sends of one decision
+                return  # crashed between two sends of one message to all
         wake_at_s = self.machine.wake_at_s
         if wake_at_s is not None and self._wake_s is None:
             self._wake_s = wake_at_s

@@ -1,4 +1,4 @@
-"""The world `round`: besides all faults of its base, a decision of which nobody hears, and which may have to go."""
+"""The world `round`: besides all faults of its base, a commit of which nobody hears, and which may have to go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LostCommitWorld(World):
 
     One replica is cut off while the quorum of its stage is proposed, so the round ends without it. When the record is
     committed, no `CommitRecord` arrives, and all other replicas of that stage die with the bytes. The one that was left
-    out has those of the record before: from there the swarm goes on, if nobody was told of the decision.
+    out has those of the record before: from there the swarm goes on, if nobody was told of the commit.
     """
 
     def __init__(self, seed: int, *arguments: Any, **classes: Any) -> None:
@@ -27,7 +27,7 @@ class LostCommitWorld(World):
         super().__init__(seed, *arguments, **classes)
 
     def send(self, sender: str, receiver: str, message: object) -> None:
-        """Send; one replica does not get what its coordinator proposes, and nobody what that decides then."""
+        """Send; one replica does not get what its coordinator proposes, and nobody what that commits then."""
         super().send(sender, receiver, message)
         if not self.has_faults or self.network.now_s > FAULTS_END_S - 9.0:
             return
@@ -41,9 +41,9 @@ class LostCommitWorld(World):
             if self.unseal(message.record).round == round:
                 self._left_out = None
                 # When all are on their way, and none has arrived.
-                self.network.after(0.0, self._lose_decision, PeerId(sender), peer)
+                self.network.after(0.0, self._lose_commit, PeerId(sender), peer)
 
-    def _lose_decision(self, client: PeerId, left_out: PeerId) -> None:
+    def _lose_commit(self, client: PeerId, left_out: PeerId) -> None:
         """Cut the coordinator off from everybody; crash all replicas of a stage but the one that was left out."""
         network, rng = self.network, self._loss_rng
         stage = int(left_out[1])

@@ -36,7 +36,7 @@ from shoal.wire.messages.round import (
 Make = Callable[[int], World]
 
 
-class NoHold(RoundCoordinatorMachine):
+class NoPreparation(RoundCoordinatorMachine):
     """Commits as soon as everyone has staged."""
 
     def journaled(self, digest: str) -> CoordinatorEffects:
@@ -48,7 +48,7 @@ class NoHold(RoundCoordinatorMachine):
 
 
 class NoJournal(RoundCoordinatorMachine):
-    """Has a record held while its step logs are still being written."""
+    """Has a record prepared while its step logs are still being written."""
 
     def _prepare(self) -> CoordinatorEffects:
         [journal] = super()._prepare()
@@ -114,7 +114,7 @@ class NoPromise(RoundMemberMachine):
 
 
 class FetchesOnce(RoundMemberMachine):
-    """Goes on fetching the state of a record when a newer one is decided."""
+    """Goes on fetching the state of a record when a newer one is committed."""
 
     def _fetch(self, signed: SignedRecord, record: Record, reason: str) -> MemberEffects:
         return super()._fetch(signed, record, reason) if self.fetching is None else [self._state(reason)]
@@ -222,7 +222,7 @@ def _make(first_seed: int, **classes: type) -> tuple[Make, int]:
 MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
-        (NoHold, 102),
+        (NoPreparation, 102),
         (NoJournal, 1),
         (NoTakeoverOfPreparedRecords, 952),
         (NoEpochs, 7),

@@ -32,7 +32,7 @@ LAST_S = 60.0
 ROUND_LIMIT_S = 12.0
 """After the last fault a round ends so long after the one before, in virtual time: a record that nobody can finish is
 waited for, then a quorum that does not end is proposed anew (`drop_after_s` and `stage_timeout_s` below)."""
-_DECISIONS = frozenset((PrepareRecord, CommitRecord))
+_ON_RECORDS = frozenset((PrepareRecord, CommitRecord))
 
 
 class DataServer:
@@ -48,8 +48,8 @@ class DataServer:
         self._round = 0
         self._all_below = 0
 
-    def lease(self, held: str) -> int:
-        given, sample = self._given[held], self._all_below
+    def lease(self, base: str) -> int:
+        given, sample = self._given[base], self._all_below
         while sample in given or sample in self.recorded:
             sample += 1
         given.add(sample)
@@ -164,11 +164,12 @@ class World:
         return record
 
     def send(self, sender: str, receiver: str, message: object) -> None:
-        """Send; now and then the coordinator crashes between two sends of one decision, or loses a member in a ring."""
+        """Send; now and then the coordinator crashes between two sends of one message to all, or loses a member in a
+        ring."""
         if sender not in self.network.hosts:
             return
         self.network.send(sender, receiver, message)
-        if self.sabotage is not None and sender in self.disks and type(message) in _DECISIONS:
+        if self.sabotage is not None and sender in self.disks and type(message) in _ON_RECORDS:
             self.sabotage[0] -= 1
             if self.sabotage[0] == 0 and self.network.now_s < FAULTS_END_S - 9.0:
                 if self.sabotage[1] and receiver in self.network.hosts:

@@ -27,9 +27,9 @@ class Replica(ReplicaHost):
 
     world: SplitWorld
 
-    def takes(self, round: int, held: str) -> bool:
+    def takes(self, round: int, base: str) -> bool:
         """Whether a step of this round, on top of this record, is opened: `StepReplica` compares both."""
-        return self.trains and (self.machine.round, self.machine.tip.hash) == (round, held)
+        return self.trains and (self.machine.round, self.machine.tip.hash) == (round, base)
 
     def _act(self, effects: list[MemberEffect]) -> None:
         for effect in effects:

@@ -121,7 +121,7 @@ class DropsItsStateFirst(Replica):
 class TakesAnySteps(Replica):
     """Looks at the number of a step's round alone, which other chains have as well."""
 
-    def takes(self, round: int, held: str) -> bool:
+    def takes(self, round: int, base: str) -> bool:
         return self.trains and self.machine.round == round
 
 

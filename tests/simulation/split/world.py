@@ -43,7 +43,7 @@ class Pool(DataServer):
 class SplitWorld(RoundWorld):
     """One seeded run.
 
-    In some of them the sides meet while one decides a record or settles doubts: what a coordinator has heard of the
+    In some of them the sides meet while one commits a record or settles doubts: what a coordinator has heard of the
     others is not true any more when it acts on it, and of one step each side may have settled something else.
     """
 

@@ -88,7 +88,7 @@ class Ledger:
 
 
 class Coordinator:
-    """Closes rounds, settles doubt, decides records."""
+    """Closes rounds, settles doubt, commits records."""
 
     def __init__(self, world: World) -> None:
         self.world = world

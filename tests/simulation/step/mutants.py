@@ -98,7 +98,7 @@ class ForgetsWhatItHasCommitted(StepReplica):
         self._ledger = Forgetful()
 
 
-class DeniesWhatItsEarlierLifeKnew(StepReplica):
+class DeniesWhatItsEarlierGenerationKnew(StepReplica):
     def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
         if isinstance(message, TellOutcome) and message.outcome == Outcome.FORGOTTEN:
             message = TellOutcome(message.key, Outcome.ABORTED)
@@ -212,7 +212,7 @@ MUTANTS |= {
     for mutant, first_seed in (
         (CommitsWithoutAllWeightGradients, 0),
         (AddsWeightGradientsTwice, 0),
-        (DeniesWhatItsEarlierLifeKnew, 1),
+        (DeniesWhatItsEarlierGenerationKnew, 1),
     )
 }
 MUTANTS |= {

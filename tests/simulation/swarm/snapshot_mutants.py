@@ -29,7 +29,7 @@ class ComparesNoHash(SnapshotSearch):
         return super().received(self.taking[1].digest if self.taking else digest, now_s)
 
 
-class TakesSnapshotsOfOlderLives(SnapshotSearch):
+class TakesSnapshotsOfOlderGenerations(SnapshotSearch):
     def offered(self, peer: PeerId, snapshot: Snapshot, now_s: float) -> SearchEffects:
         return super().offered(peer, msgspec.structs.replace(snapshot, generation=self._generation - 1), now_s)
 
@@ -51,6 +51,9 @@ class ForgetsWhatItHasDenied(StepReplica):
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
     "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 1),
     "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 23),
-    "TakesSnapshotsOfOlderLives": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderLives), 330),
+    "TakesSnapshotsOfOlderGenerations": (
+        lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderGenerations),
+        330,
+    ),
     "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 22),
 }

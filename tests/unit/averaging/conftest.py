@@ -83,7 +83,7 @@ class FakeSteps:
     def num_samples(self) -> int:
         return sum(entry.num_samples for entry in self.log)
 
-    def start_round(self, round: int, held: str = "", anew: bool = False) -> None:
+    def start_round(self, round: int, base: str = "", anew: bool = False) -> None:
         self.round, self.log, self.in_doubt = round, (), ()
 
     async def close(self, round: int) -> FakeSteps:

@@ -122,11 +122,23 @@ def test_the_logs_of_the_record_that_was_committed_count_and_others_go(tmp_path:
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["round_0001.jsonl"]
 
 
+@pytest.mark.parametrize(("form", "version"), [(None, "an earlier"), (1, "an earlier"), (3, "a later")])
+def test_files_of_another_version_are_refused_with_what_to_do(tmp_path: Path, form: int | None, version: str) -> None:
+    path = tmp_path / "rounds" / "round_0000.json"
+    path.parent.mkdir()
+    path.write_text(
+        json.dumps({"seed": 7, "told": "in words that nobody knows"} | ({} if form is None else {"form": form}))
+    )
+    with pytest.raises(RecordRejected, match=f"written by {version} version of shoal: replay the run with that one"):
+        read_genesis(tmp_path)
+
+
 def test_the_genesis_is_no_record_and_says_what_it_follows_from(tmp_path: Path) -> None:
     genesis = Genesis(7, AUTHORITY.peer_id, {"a": {"b": 1}}, (1, 2), {"torch": "2"}, {"processor": "one"})
     write_genesis(tmp_path, genesis)
     content = json.loads((tmp_path / "rounds/round_0000.json").read_text())
     assert content == {
+        "form": 2,
         "seed": 7,
         "authority": AUTHORITY.peer_id,
         "configuration": {"a": {"b": 1}},

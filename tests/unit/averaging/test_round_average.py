@@ -25,13 +25,23 @@ def average() -> RoundAverage:
     return RoundAverage(MemoryNetwork().endpoint(PeerId("R0")), 0, state, InlineDevice(), DEFAULT_RING)
 
 
-@pytest.mark.parametrize("tag", [QuorumTag(1, BALLOT, 0, 1).encoded(), b"", b"\xc1", b"\x93\x01\x02\x03"])
-def test_a_part_of_another_stage_or_of_no_view_is_refused(tag: bytes) -> None:
+@pytest.mark.parametrize(
+    "tag",
+    [
+        QuorumTag(1, BALLOT, 0, 1).encoded(),
+        QuorumTag(1, BALLOT, 0, 0).encoded().replace(b"\xa1C", b"\xa1\xff"),
+        b"\x91" * 256,
+        b"\x93\x01\x02\x03",
+        b"\xc1",
+        b"",
+    ],
+)
+def test_a_part_of_another_stage_or_of_no_quorum_is_refused(tag: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match=r"stage 1|no tag of a quorum"):
         average().receive(Received(PeerId("R1"), RingTaken(tag, 0), ()))
 
 
-def test_a_view_is_newer_by_its_round_then_its_ballot_then_its_epoch() -> None:
+def test_a_quorum_is_newer_by_its_round_then_its_ballot_then_its_epoch() -> None:
     rising = [
         QuorumTag(1, Ballot(2, PeerId("C"), 1), 9, 0),
         QuorumTag(2, BALLOT, 7, 0),
@@ -43,6 +53,6 @@ def test_a_view_is_newer_by_its_round_then_its_ballot_then_its_epoch() -> None:
     assert [QuorumTag.decoded(tag.encoded()) for tag in rising] == rising
 
 
-def test_the_tag_of_a_view_fits_into_a_message_whoever_coordinates() -> None:
+def test_the_tag_of_a_quorum_fits_into_a_message_whoever_coordinates() -> None:
     peer = PeerId("1" * 60)  # of an Ed25519 key: 52
     assert len(QuorumTag(1 << 62, Ballot(1 << 62, peer, 1 << 62), 1 << 62, 1 << 62).encoded()) <= MAX_TAG_BYTES

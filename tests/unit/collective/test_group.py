@@ -243,7 +243,7 @@ async def test_late_parts_of_what_has_ended_change_nothing_and_are_not_kept() ->
                     late = RingPart(tag, operation, gather, 0, chunk, 0)
                     member.inbox.receive(Received(other, late, (to_wire(torch.full((2,), 9.0)),)))
         assert not group._arrivals._running
-        assert not group._arrivals._early
+        assert not member.inbox._waiting
 
     await together(2, work)
     assert results == [[2.0] * 4] * 6

@@ -78,8 +78,8 @@ class Node:
         found = await self.lookup.read((KEY,), number)
         return None if found is None else found[KEY].get("name")
 
-    async def store(self, value: bytes, generation_s: float = 30.0) -> tuple[bool, bool]:
-        stored = await self.lookup.store(KEY, "name", value, get_dht_time() + generation_s)
+    async def store(self, value: bytes, life_s: float = 30.0) -> tuple[bool, bool]:
+        stored = await self.lookup.store(KEY, "name", value, get_dht_time() + life_s)
         return stored.taken, stored.everywhere
 
 

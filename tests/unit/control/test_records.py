@@ -141,7 +141,7 @@ REJECTED = [
     ("body exchanged", Rejection.BAD_SIGNATURE, _envelope(body=BODY(StageRecord(("unix:/evil",), 1.0, stage=1)))),
     ("version changed", Rejection.BAD_SIGNATURE, _envelope(version=PROTOCOL_VERSION + 1)),
     ("sequence raised", Rejection.BAD_SIGNATURE, _envelope(sequence=8)),
-    ("generation prolonged", Rejection.BAD_SIGNATURE, _envelope(expires=9999.0)),
+    ("life prolonged", Rejection.BAD_SIGNATURE, _envelope(expires=9999.0)),
     (
         "another swarm's",
         Rejection.BAD_MAC,
@@ -165,7 +165,7 @@ HELD: dict[str, Callable[[], dict[str, Any]]] = {
     "its topic": lambda: {"topic": "stage.0"},
     "its owner": lambda: {"peer": MALLORY.peer_id},
     "its age": lambda: {"sequence": 8},
-    "its generation": lambda: {"expires": 1060.0},
+    "its life": lambda: {"expires": 1060.0},
     "what it says": lambda: {"body": BODY(RunRecord("evil", 2, 0.0))},
     "its signature": lambda: {"signature": MALLORY.sign(b"anything")},
 }

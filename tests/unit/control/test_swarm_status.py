@@ -22,8 +22,8 @@ def _hop(name: str) -> Hop:
     return Hop(PeerId(f"peer-{name}"), (f"unix:m:/{name}", f"tcp:10.0.0.{len(name)}:5000", "tcp:[2001:db8::1]:5000"))
 
 
-def _replica(name: str, stage: int, held: int = 6, *, serving: bool = True) -> Replica:
-    return Replica(_hop(name), 0.0, stage=StageIndex(stage), base_round=held, serving=serving)
+def _replica(name: str, stage: int, base_round: int = 6, *, serving: bool = True) -> Replica:
+    return Replica(_hop(name), 0.0, stage=StageIndex(stage), base_round=base_round, serving=serving)
 
 
 def _run(**fields: object) -> Run:

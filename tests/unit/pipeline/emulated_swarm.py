@@ -26,13 +26,13 @@ class Emulated:
     Attributes:
         length_s: From the first Open to the last commit.
         busy_s: Of each stage's device.
-        held: The most microbatches that each stage kept.
+        kept: The most microbatches that each stage kept.
         timeline: Of each stage: what it did from when to when.
     """
 
     length_s: float
     busy_s: list[float]
-    held: list[int]
+    kept: list[int]
     timeline: list[list[tuple[Operation, float, float]]]
 
     @property
@@ -125,7 +125,7 @@ class Swarm:
         def finish() -> None:
             self._working.remove(peer)
             self._sends(peer, replica.finished(operation, StepTotals(1.0, True, 1.0) if completes else None))
-            self._done.held[stage] = max(self._done.held[stage], step.forwards - step.weights)
+            self._done.kept[stage] = max(self._done.kept[stage], step.forwards - step.weights)
             self._work(peer)
 
         self._after(length_s, finish)

@@ -47,8 +47,8 @@ def test_zero_bubble_is_idle_less_than_half_as_long_as_1f1b_with_commits_and_mes
 
 
 def test_zero_bubble_keeps_no_more_microbatches_than_are_in_flight() -> None:
-    assert max(emulate(ZERO_BUBBLE, 4, 32).held) <= 7
-    assert emulate(GPIPE, 4, 32).held == [32] * 4
+    assert max(emulate(ZERO_BUBBLE, 4, 32).kept) <= 7
+    assert emulate(GPIPE, 4, 32).kept == [32] * 4
 
 
 def test_the_diagrams_are_what_the_policy_does() -> None:

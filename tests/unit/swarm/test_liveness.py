@@ -139,10 +139,10 @@ def test_what_is_known_of_a_peer_outlasts_its_connection() -> None:
 
 def test_a_peer_that_was_given_up_again_and_again_gets_longer() -> None:
     watch, now_s, waits_s = adaptive(), 100.0, list[float]()
-    for generation in range(8):
+    for number in range(8):
         now_s += 0.25
-        watch.tick(now_s, {f"generation {generation}": Activity(True, True, peer="peer")})
-        waits_s.append(silence_until_death_s(watch, now_s, f"generation {generation}", "peer"))
+        watch.tick(now_s, {f"connection {number}": Activity(True, True, peer="peer")})
+        waits_s.append(silence_until_death_s(watch, now_s, f"connection {number}", "peer"))
         now_s += waits_s[-1]
     assert waits_s[0] == 2.0
     assert waits_s[-1] >= 3.0

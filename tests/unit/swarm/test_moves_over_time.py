@@ -57,7 +57,7 @@ class World:
         self.view = self.view.without({self.rng.choice(self.view.replicas).peer})
 
     def ends_round(self, *, dies_on_the_way: bool = False) -> list[StageMove]:
-        """Decide a record, and play what follows from it until nothing is under way; returns the moves."""
+        """Commit a record, and play what follows from it until nothing is under way; returns the moves."""
         self.round += 1
         self.now_s += PATIENT_S
         begun = self._follow(self.machine.recorded(self.view, self.known, self.round, self.now_s), dies_on_the_way)

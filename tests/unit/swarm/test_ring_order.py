@@ -107,12 +107,12 @@ def test_a_large_ring_is_nearly_as_short_as_it_can_be_and_always_the_same() -> N
     assert places[0] < slowest_and_sum(tuple(members), links)[0]
 
 
-def test_the_view_of_a_stage_stands_in_the_order_of_its_links() -> None:
+def test_the_quorum_of_a_stage_stands_in_the_order_of_its_links() -> None:
     members = peers(4)
     links = line(members, [0.0, 50.0, 1.0, 51.0])
     joins = {peer: Join(Ballot(1, PeerId("C"), 1), 1, 0, 0, (), (), (), tuple(links[peer])) for peer in members}
-    view = first_quorum(0, joins, {peer: slot for slot, peer in enumerate(members)}, 0)
-    assert view.members == ring_order(members, links) != tuple(members)
+    quorum = first_quorum(0, joins, {peer: slot for slot, peer in enumerate(members)}, 0)
+    assert quorum.members == ring_order(members, links) != tuple(members)
 
 
 @pytest.mark.parametrize("bad", [(-1.0, 1.0), (1.0, -1.0)])

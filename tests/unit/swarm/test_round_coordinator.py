@@ -92,14 +92,14 @@ def close(machine: RoundCoordinatorMachine, *peers: PeerId, join_by_s: float | N
 
 
 def stage(machine: RoundCoordinatorMachine, *peers: PeerId, epoch: int = 0) -> list[CoordinatorEffect]:
-    """Have everyone stage, and the step logs journaled if the record is to be held."""
+    """Have everyone stage, and the step logs journaled if the record is to be prepared."""
     effects: list[CoordinatorEffect] = []
     for peer in peers:
         effects = machine.receive(peer, Staged(machine.ballot, 1, epoch, 0, BYTES), 2.0)
-    return [held for effect in effects if isinstance(effect, Journal) for held in machine.journaled(effect.digest)]
+    return [send for effect in effects if isinstance(effect, Journal) for send in machine.journaled(effect.digest)]
 
 
-def hold(machine: RoundCoordinatorMachine, effects: list[CoordinatorEffect]) -> list[CoordinatorEffect]:
+def prepare(machine: RoundCoordinatorMachine, effects: list[CoordinatorEffect]) -> list[CoordinatorEffect]:
     result: list[CoordinatorEffect] = []
     for peer, message in sent(effects, PrepareRecord).items():
         result = machine.receive(peer, RecordPrepared(machine.ballot, 1, record_hash(message.record)), 3.0)
@@ -111,9 +111,9 @@ def test_a_whole_round(machine: RoundCoordinatorMachine) -> None:
     assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {})
     assert sent(machine.close(CloseRequest(1, {}, {}), 1.0), Close).keys() == {A, B}
     assert sent(close(machine, A, B), Propose).keys() == {A, B}
-    holding = stage(machine, A, B)
+    preparing = stage(machine, A, B)
     assert machine.phase is RoundPhase.PREPARING
-    told = sent(hold(machine, holding), CommitRecord)
+    told = sent(prepare(machine, preparing), CommitRecord)
     assert told.keys() == {A, B}
     digest = record_hash(told[A].record)
     [committed] = machine.receive(A, Swapped(1, 0, digest, BYTES, {"state": 2}), 4.0)
@@ -129,10 +129,10 @@ def test_a_record_that_nobody_has_swapped_to_is_not_committed_when_a_member_is_l
 ) -> None:
     lead(machine, A, B)
     close(machine, A, B)
-    told = sent(hold(machine, stage(machine, A, B)), CommitRecord)
+    told = sent(prepare(machine, stage(machine, A, B)), CommitRecord)
     before = machine.lead(4.0)
     assert not any(isinstance(effect, RecordCommitted) for effect in before)
-    # It is not forgotten: what the replicas hold is finished, under the new ballot.
+    # It is not forgotten: what the replicas have prepared is finished, under the new ballot.
     assert machine.tip.round == 0
     prepared = told[A].record
     machine.receive(A, state(machine, prepared=prepared), 5.0)
@@ -152,7 +152,7 @@ def test_the_record_is_not_committed_before_all_have_prepared_it(machine: RoundC
     assert machine.tip.round == 1
 
 
-def test_nobody_holds_a_record_before_its_step_logs_are_journaled(machine: RoundCoordinatorMachine) -> None:
+def test_nobody_prepares_a_record_before_its_step_logs_are_journaled(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A, B)
     close(machine, A, B)
     machine.receive(A, Staged(machine.ballot, 1, 0, 0, BYTES), 2.0)
@@ -172,7 +172,9 @@ def test_step_logs_that_are_journaled_too_late_have_no_effect(machine: RoundCoor
     assert machine.journaled(journal.digest) == []
 
 
-def test_a_member_lost_after_hold_means_a_new_epoch_and_another_record(machine: RoundCoordinatorMachine) -> None:
+def test_a_member_lost_while_a_record_is_prepared_means_a_new_epoch_and_another_record(
+    machine: RoundCoordinatorMachine,
+) -> None:
     lead(machine, A, B)
     close(machine, A, B)
     first = sent(stage(machine, A, B), PrepareRecord)[A].record
@@ -202,7 +204,7 @@ def test_late_replicas_are_waited_for_only_until_the_deadline(machine: RoundCoor
     assert sent(machine.tick(10.0), Propose).keys() == {A}
 
 
-def test_a_view_that_does_not_end_is_proposed_anew(machine: RoundCoordinatorMachine) -> None:
+def test_a_quorum_that_does_not_end_is_proposed_anew(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A, B)
     close(machine, A, B)
     stage(machine, A)
@@ -242,7 +244,7 @@ def whole_round(machine: RoundCoordinatorMachine) -> SignedRecord:
     """Round 1 with member A alone; returns its record."""
     lead(machine, A)
     close(machine, A)
-    signed = sent(hold(machine, stage(machine, A)), CommitRecord)[A].record
+    signed = sent(prepare(machine, stage(machine, A)), CommitRecord)[A].record
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 4.0)
     return signed
 

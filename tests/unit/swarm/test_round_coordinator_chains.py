@@ -73,8 +73,8 @@ def test_the_larger_chain_stands_and_who_trains_on_the_other_one_is_overtaken(
     overtaken = [effect.tip.hash for effect in effects if isinstance(effect, Overtaken)]
     assert overtaken == ([record_hash(LARGE)] if here is SMALL else [])
     loser = A if here is SMALL else B
-    decide = CommitRecord(machine.ballot, LARGE, record_hash(SMALL))
-    assert Send(loser, decide) in effects
+    commit = CommitRecord(machine.ballot, LARGE, record_hash(SMALL))
+    assert Send(loser, commit) in effects
 
 
 def test_a_chain_that_was_left_is_not_chosen_among_again() -> None:

@@ -66,7 +66,7 @@ def test_a_stage_is_restored_when_its_only_holder_has_come_back_without_its_stat
     assert journal.record.stages[0].restored == INITIAL
 
 
-def test_a_holder_that_comes_before_the_views_wins_and_one_that_comes_later_is_out(
+def test_a_holder_that_comes_before_the_quorums_wins_and_one_that_comes_later_is_out(
     machine: RoundCoordinatorMachine,
 ) -> None:
     signed, _ = lost_stage(machine)
@@ -78,7 +78,7 @@ def test_a_holder_that_comes_before_the_views_wins_and_one_that_comes_later_is_o
     assert machine.holders == {B: 0}
 
 
-def test_a_holder_that_comes_after_the_views_is_out(machine: RoundCoordinatorMachine) -> None:
+def test_a_holder_that_comes_after_the_quorums_is_out(machine: RoundCoordinatorMachine) -> None:
     signed, _ = lost_stage(machine)
     machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 7.0)
     machine.close(CloseRequest(2, {}, {}), 8.0)
@@ -106,7 +106,7 @@ def test_a_client_that_takes_over_goes_on_with_what_was_restored(machine: RoundC
 
 
 def test_what_belongs_to_a_record_that_is_dropped_restores_nothing(machine: RoundCoordinatorMachine) -> None:
-    """All hold it, and are lost before anybody is known to have swapped: the record before stands again."""
+    """All have prepared it, and are lost before anybody is known to have swapped: the record before stands again."""
     signed = whole_round(machine)
     machine.close(CloseRequest(2, {}, {}), 5.0)
     machine.receive(A, Join(machine.ballot, 2, 0, 0, (), (), ()), 5.0)

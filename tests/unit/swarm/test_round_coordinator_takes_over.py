@@ -119,7 +119,7 @@ def test_a_newer_record_is_heard_by_a_new_ballot(machine: RoundCoordinatorMachin
     assert sent(effects, AskRound).keys() == {A, B}
 
 
-def test_what_a_late_replica_has_prepared_it_for_is_finished_and_not_passed_over(
+def test_what_a_late_replica_has_prepared_is_finished_and_not_passed_over(
     machine: RoundCoordinatorMachine,
 ) -> None:
     """Another coordinator may have committed it, and be gone together with all but this one who know."""
@@ -129,12 +129,12 @@ def test_what_a_late_replica_has_prepared_it_for_is_finished_and_not_passed_over
     machine.receive(A, state(machine, first, 1), 0.0)
     machine.lost(B, 0.0)
     assert machine.tip.round == 1
-    held = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
-    effects = machine.receive(B, state(machine, first, 1, prepared=held), 1.0)
+    prepared = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
+    effects = machine.receive(B, state(machine, first, 1, prepared=prepared), 1.0)
     assert sent(effects, AskRound).keys() == {A, B}
     machine.receive(A, state(machine, first, 1), 1.0)
-    machine.receive(B, state(machine, first, 1, prepared=held), 1.0)
-    assert machine.tip.hash == record_hash(held)
+    machine.receive(B, state(machine, first, 1, prepared=prepared), 1.0)
+    assert machine.tip.hash == record_hash(prepared)
 
 
 def test_a_record_that_was_heard_of_stands_though_all_who_hold_it_are_lost_before_the_choice() -> None:
@@ -157,14 +157,14 @@ def test_what_was_heard_of_and_dropped_is_no_reason_to_ask_again() -> None:
     machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
     machine.lead(0.0)
     first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", (), (), (), {}), ME, lambda _: b"")
-    held = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
+    prepared = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
     machine.receive(A, state(machine, first, 1), 0.0)
-    machine.receive(B, state(machine, first, 1, stage=1, prepared=held), 4.0)
+    machine.receive(B, state(machine, first, 1, stage=1, prepared=prepared), 4.0)
     machine.tick(6.0)
     assert machine.phase is RoundPhase.ASKING, "of what is named anew the others are waited for"
     machine.tick(9.5)
     assert machine.tip.hash == record_hash(first), "stage 0 has no bytes of the other one"
-    asked = machine.receive(B, state(machine, first, 1, stage=1, prepared=held), 10.0)
+    asked = machine.receive(B, state(machine, first, 1, stage=1, prepared=prepared), 10.0)
     assert sent(asked, AskRound) == {}
 
 

@@ -132,7 +132,7 @@ def test_a_quorum_is_averaged_and_reported(member: RoundMemberMachine) -> None:
     assert member.receive(C, propose()) == [Send(C, Staged(LOW, 1, 0, 0, BYTES))]
 
 
-def test_an_older_view_is_ignored(member: RoundMemberMachine) -> None:
+def test_an_older_quorum_is_ignored(member: RoundMemberMachine) -> None:
     join(member)
     member.receive(C, propose(1))
     assert member.receive(C, propose(0)) == []
@@ -187,7 +187,7 @@ def test_a_record_that_does_not_fit_is_not_prepared(member: RoundMemberMachine, 
     assert member.prepared is None
 
 
-def test_a_record_of_an_earlier_view_is_not_prepared_any_more(member: RoundMemberMachine) -> None:
+def test_a_record_of_an_earlier_quorum_is_not_prepared_any_more(member: RoundMemberMachine) -> None:
     stage(member)
     member.receive(C, propose(1))
     assert member.receive(C, PrepareRecord(LOW, record())) == []
@@ -215,7 +215,7 @@ def test_bytes_that_are_not_the_record_s_are_not_swapped(member: RoundMemberMach
     assert member.swapping is None
 
 
-def test_a_prepared_record_can_be_swapped_after_another_view_was_staged(member: RoundMemberMachine) -> None:
+def test_a_prepared_record_can_be_swapped_after_another_quorum_was_staged(member: RoundMemberMachine) -> None:
     stage(member)
     member.receive(C, PrepareRecord(LOW, record()))
     member.receive(D, propose(0, HIGH))

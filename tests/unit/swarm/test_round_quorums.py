@@ -1,4 +1,4 @@
-"""Views of one stage."""
+"""The quorum of one stage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_members_stand_in_the_order_of_their_slots_and_spares_last() -> None:
     assert quorum.epoch == 4
 
 
-def test_a_view_is_agreed_when_all_have_staged_the_same() -> None:
+def test_a_quorum_is_agreed_when_all_have_staged_the_same() -> None:
     quorum = StageQuorum(0, (A, B), {A: 1, B: 2})
     assert quorum.note(A, 0, hashes("x")) is None
     assert not quorum.agreed

@@ -91,6 +91,9 @@ def test_a_wrong_chunk_costs_only_itself_and_names_its_sender() -> None:
     assert "chunk 0" in distrust.reason
     assert requests(again) == [(B, 0), (B, 1)]
     assert transfer.offered(A, offer(2), 0.2) == []
+    assert transfer.distrusted == {A}
+    transfer.tick(1000.0)
+    assert transfer.distrusted == set(), "it has taken too long: everybody gets another chance"
 
 
 def test_an_offer_whose_whole_is_not_the_record_s_convicts_who_made_it() -> None:
@@ -102,6 +105,7 @@ def test_an_offer_whose_whole_is_not_the_record_s_convicts_who_made_it() -> None
     effects = transfer.verified(False, 0.2)
     # Chunk 0 is what the other offer says, too: it stays.
     assert [type(effect) for effect in effects] == [Distrust, Request]
+    assert transfer.distrusted == {A}
     assert requests(effects) == [(B, 1)]
     assert transfer.received(B, 1, sha(1), 0.3) == [Store(1), Verify()]
 

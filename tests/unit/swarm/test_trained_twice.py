@@ -58,7 +58,7 @@ def test_a_step_that_is_out_already_shares_samples_with_nobody_any_more() -> Non
     assert [each.out for each in found] == [(A, B)]
 
 
-def test_the_views_of_the_round_are_without_those_that_are_left_out() -> None:
+def test_the_quorums_of_the_round_are_without_those_that_are_left_out() -> None:
     small, large = [step(OLD, (0, 4))], [step(NEW, (0, 4)), step(OTHER, (30, 60))]
     quorums = RoundQuorums()
     twice = quorums.begin(RoundSettings("run", 2, "D0"), joins(a=small, b=small, c=large, d=large), {})

@@ -213,8 +213,8 @@ def test_only_messages_with_logs_or_records_may_be_long() -> None:
     raw = b"".join(encode_frame(Refused(KEY, "a" * (1 << 20)), limits=lenient).in_one_piece())
     with pytest.raises(RemoteProtocolError, match="Refused of"):
         feed(FrameDecoder(), raw)
-    decide = CommitRecord(BALLOT, SignedRecord(b"r" * (2 << 20), PeerId("a"), b"s" * 64))
-    assert feed(FrameDecoder(), joined(decide))[0].message == decide
+    commit = CommitRecord(BALLOT, SignedRecord(b"r" * (2 << 20), PeerId("a"), b"s" * 64))
+    assert feed(FrameDecoder(), joined(commit))[0].message == commit
 
 
 def test_a_sender_refuses_what_the_receiver_would() -> None:

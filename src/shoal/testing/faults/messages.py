@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from shoal.ids import PeerId
 from shoal.wire.messages import CollectiveMessage, Message
@@ -36,6 +37,11 @@ def _field(message: Message, name: str) -> object:
     return getattr(said, name, getattr(message, name, None))
 
 
+def _field_names(kind: type) -> tuple[str, ...]:
+    names = cast(tuple[str, ...], getattr(kind, "__struct_fields__", ()))
+    return names + QuorumTag.__struct_fields__ if issubclass(kind, CollectiveMessage) else names
+
+
 class Faults:
     """Watches all deliveries of a network; use `deliver` as its `before_delivery`."""
 
@@ -63,7 +69,13 @@ class Faults:
             number: only messages of this step (counted from 0 over the whole run).
             after: how many such messages pass before.
             fields: only messages with these values, such as `round=2`.
+
+        Raises:
+            ValueError: No such message has one of the fields, so this would never happen.
         """
+        has = {name for kind in kinds for name in _field_names(kind)}
+        if unknown := fields.keys() - has:
+            raise ValueError(f"no {' or '.join(kind.__name__ for kind in kinds)} has {', '.join(sorted(unknown))}")
         self._triggers.append(_Trigger(kinds, action, sender, receiver, number, fields, after))
 
     def deliver(self, sender: PeerId, receiver: PeerId, message: Message) -> None:

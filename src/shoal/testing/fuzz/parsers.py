@@ -6,6 +6,7 @@
     connection   transport.connection  hello and frames, as the event loop delivers them
     record       control               sealed records of the DHT: bytes, and wrong ones that an insider has signed
     round        swarm.records         the same for round records
+    tag          wire.messages.round   tags of quorums, in the messages of a collective
 
 A parser may take an input, or refuse it with its own typed error. Everything else is a fault: another exception, memory
 for a tensor beyond the limit, a read that goes nowhere.
@@ -16,7 +17,7 @@ from __future__ import annotations
 from shoal.clock import Clock
 from shoal.testing.fuzz.frame_parsers import ConnectionParser, Frames, HelloParser, Messages
 from shoal.testing.fuzz.parser import Parser
-from shoal.testing.fuzz.record_parsers import RecordParser, RoundParser
+from shoal.testing.fuzz.record_parsers import RecordParser, RoundParser, TagParser
 
 
 def all_parsers(seed: int, clock: Clock) -> list[Parser]:
@@ -32,4 +33,5 @@ def all_parsers(seed: int, clock: Clock) -> list[Parser]:
         ConnectionParser(seed, clock),
         RecordParser(seed, clock),
         RoundParser(seed),
+        TagParser(seed),
     ]

@@ -24,7 +24,7 @@ from shoal.testing.fuzz.parser import Parser
 from shoal.wire.handshake import (
     PROTOCOL_VERSION,
 )
-from shoal.wire.messages.round import Record, SignedRecord
+from shoal.wire.messages.round import QuorumTag, Record, SignedRecord
 
 _NAMESPACE: Final = "fuzzed"
 _TTL_S: Final = 60.0
@@ -155,5 +155,29 @@ class RoundParser(Parser):
             record = unseal(SignedRecord(data, peer, self._identity.sign(data)), RUN, verify)
             seal(record, peer, self._identity.sign)
         except (RemoteProtocolError, SignatureError):
+            return False
+        return True
+
+
+class TagParser(Parser):
+    """Tags of quorums, which the frame decoder passes on as bytes."""
+
+    name = "tag"
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        info = schema.type_info(QuorumTag)
+        self._trees = [tree_of(info, self._random) for _ in range(SAMPLES_EACH)]
+
+    def make(self, random: Random) -> bytes:
+        tree = random.choice(self._trees)
+        if random.random() < 0.3:
+            return changed_bytes(_encode(tree), random)
+        return _encode(changed_tree(tree, random, random.choice(self._trees)))
+
+    def feed(self, data: bytes, random: Random) -> bool:
+        try:
+            QuorumTag.decoded(data).encoded()
+        except RemoteProtocolError:
             return False
         return True

@@ -224,7 +224,7 @@ class QuorumTag(Struct, frozen=True, order=True):
         """
         try:
             return msgspec.msgpack.decode(tag, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteProtocolError(f"{tag.hex()[:32]} is no tag of a quorum: {error}") from error
 
 

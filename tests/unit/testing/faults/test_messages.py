@@ -47,6 +47,11 @@ def test_messages_can_be_let_pass_first() -> None:
     assert happened == [4]
 
 
+def test_a_field_that_no_such_message_has_is_refused_or_the_fault_would_never_happen() -> None:
+    with pytest.raises(ValueError, match="no Close or RingPart has held, number_of"):
+        Faults().when(Close, RingPart, action=lambda: None, round=1, held=2, number_of=3)
+
+
 def test_a_message_of_a_collective_is_of_the_round_that_its_tag_names() -> None:
     faults, happened = Faults(), []
     faults.when(RingPart, action=lambda: happened.append("fault"), round=2, chunk=1)

@@ -154,7 +154,6 @@ def part(chunk: int, segment: int, values: Tensor, *, gather: bool = False, buff
         ("R1", part(0, 0, torch.zeros(2), buffer=1), torch.zeros(2)),  # no such vector
         ("R1", part(0, 0, torch.zeros(3)), torch.zeros(3)),  # another size
         ("R1", part(0, 0, torch.zeros(2)), torch.zeros(2, dtype=torch.float64)),  # another type
-        ("R9", part(0, 0, torch.zeros(2)), torch.zeros(2)),  # not the member before
     ],
 )
 async def test_what_the_plan_does_not_have_is_refused(sender: str, message: RingPart, values: Tensor) -> None:
