@@ -19,7 +19,7 @@ def commit(number: int) -> Commit:
 
 @pytest.mark.parametrize(
     "which",
-    [{"sender": C}, {"receiver": A}, {"number": 8}, {"scale": 0.5}, {"round": 1}, {"after": 1}],
+    [{"sender": C}, {"receiver": A}, {"number": 8}, {"scale": 0.5}, {"skipped": True}, {"after": 1}],
     ids=lambda which: next(iter(which)),
 )
 def test_a_message_that_does_not_fit_passes(which: dict[str, object]) -> None:
