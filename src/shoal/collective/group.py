@@ -154,6 +154,8 @@ class Group:
         )
 
     async def _run(self, vectors: Sequence[tuple[RingVector, CollectivePlan]]) -> None:
+        if len({vector.number for vector, _ in vectors}) < len(vectors):
+            raise LocalProtocolError(f"two vectors have one number: {[vector.number for vector, _ in vectors]}")
         parts = self._arrivals.begin()
         try:
             operation = GroupOperation(self._endpoint, self._tag, self._members, vectors, self._compute, self._memory)

@@ -366,3 +366,16 @@ def test_a_member_outside_the_group_cannot_take_part() -> None:
     endpoint = MemoryNetwork().endpoint(PeerId("X"))
     with pytest.raises(LocalProtocolError, match="not once"):
         Group(endpoint, [PeerId("R0")], TAG, GroupInbox(bytes, 1000), inline)
+
+
+def test_a_tag_that_no_message_takes_is_refused_at_home() -> None:
+    endpoint = MemoryNetwork().endpoint(PeerId("R0"))
+    with pytest.raises(LocalProtocolError, match="a tag of 257 bytes"):
+        Group(endpoint, [PeerId("R0")], bytes(257), GroupInbox(bytes, 1000), inline)
+
+
+async def test_vectors_of_one_number_are_refused_or_one_would_go_for_the_other() -> None:
+    endpoint = MemoryNetwork().endpoint(PeerId("R0"))
+    group = Group(endpoint, [PeerId("R0")], TAG, GroupInbox(bytes, 1000), inline)
+    with pytest.raises(LocalProtocolError, match=r"one number: \[3, 3\]"):
+        await group.all_reduce([RingVector(3, torch.ones(2)), RingVector(3, torch.ones(2))])
