@@ -8,6 +8,7 @@ To add a rule: a method here, a call where its event happens, and a mutant that 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -124,7 +125,8 @@ class ChainSafety:
     Only where no replica is a member of both may there be two records: then the swarm was split. Or where the one was
     prepared, but by nobody taken, when its coordinator was lost: a successor may drop it then (docs/protocol.md, "The
     outer round"). Its `CommitRecord` may still lie with a member that is frozen: that is on a chain of its own when it
-    wakes.
+    wakes. Or where a split has taken members from a coordinator that had prepared a record: it goes on with another one
+    under its ballot, without them, and they have the first one committed. Nobody has taken both then.
 
     Attributes:
         committed: By round, the hash of its record.
@@ -132,21 +134,22 @@ class ChainSafety:
 
     def __init__(self) -> None:
         self.committed: dict[int, str] = {}
-        self._known: dict[int, tuple[str, frozenset[str]]] = {}
+        self._known: dict[int, tuple[str, frozenset[str], object]] = {}
+        self._takers: defaultdict[str, set[str]] = defaultdict(set)
 
-    def commits(self, round: int, digest: str, members: Iterable[str]) -> bool:
+    def commits(self, round: int, digest: str, members: Iterable[str], ballot: object = None) -> bool:
         """A coordinator commits a record; returns whether it is the first to.
 
         Raises:
             Broken: There is another one of this round.
             Split: There is, and no replica is a member of both.
         """
-        self._compare(round, digest, members)
+        self._compare(round, digest, members, ballot)
         is_first = round not in self.committed
         self.committed[round] = digest
         return is_first
 
-    def swaps(self, who: str, round: int, digest: str, members: Iterable[str]) -> None:
+    def swaps(self, who: str, round: int, digest: str, members: Iterable[str], ballot: object = None) -> None:
         """A replica makes this record its tip: it can only be one that is committed, or about to be.
 
         Raises:
@@ -154,14 +157,19 @@ class ChainSafety:
             Split: The same, and no replica is a member of both, or this one is no member of the other.
         """
         if round in self._known and who not in self._known[round][1]:
-            self._compare(round, digest, {who})
-        self._compare(round, digest, members)
+            self._compare(round, digest, {who}, ballot)
+        self._takers[digest].add(who)
+        self._compare(round, digest, members, ballot)
 
-    def _compare(self, round: int, digest: str, members: Iterable[str]) -> None:
+    def _compare(self, round: int, digest: str, members: Iterable[str], ballot: object) -> None:
         here = frozenset(members)
-        other, there = self._known.setdefault(round, (digest, here))
+        other, there, its_ballot = self._known.setdefault(round, (digest, here, ballot))
         if other == digest:
             return
-        if here.isdisjoint(there):
+        is_superseded = (
+            ballot is not None and ballot == its_ballot and self._takers[digest].isdisjoint(self._takers[other])
+        )
+        has_kept_apart = is_superseded and self._takers[other].isdisjoint(here)
+        if here.isdisjoint(there) or has_kept_apart:
             raise Split(f"two records of round {round}")
         raise Broken(f"two records of round {round}; {sorted(here & there)} are members of both")

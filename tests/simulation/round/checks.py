@@ -98,12 +98,12 @@ class Checks:
 
     def belongs(self, record: Record, name: str) -> None:
         """A record goes on from what was committed before, and names no sample again."""
-        if self.world.chain.commits(record.round, name, members_of(record)):
+        if self.world.chain.commits(record.round, name, members_of(record), record.ballot):
             self.world.samples.record((*record.samples, *record.skipped))
 
     def follows(self, host: ReplicaHost, record: Record, signed: SignedRecord) -> None:
         """A replica swaps to a record."""
-        self.world.chain.swaps(host.peer, record.round, record_hash(signed), members_of(record))
+        self.world.chain.swaps(host.peer, record.round, record_hash(signed), members_of(record), record.ballot)
 
     def _bases(self, record: Record) -> None:
         """A record says of each stage what it was trained from."""

@@ -26,14 +26,22 @@ class Replica(ReplicaHost):
     """A replica that takes steps of its own chain alone."""
 
     world: SplitWorld
+    _is_ordered = False
 
     def takes(self, round: int, base: str) -> bool:
         """Whether a step of this round, on top of this record, is opened: `StepReplica` compares both."""
         return self.trains and (self.machine.round, self.machine.tip.hash) == (round, base)
 
+    def deliver(self, sender: str, message: object) -> None:
+        self._is_ordered = True
+        super().deliver(sender, message)
+        self._is_ordered = False
+
     def _act(self, effects: list[MemberEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, Fetch):
+            # What it fetches otherwise it was swapping to already: as a coordinator before the present one may have
+            # chosen.
+            if isinstance(effect, Fetch) and self._is_ordered:
                 self.world.checks.leaves(self, effect.record)
         super()._act(effects)
 
