@@ -103,9 +103,7 @@ def test_two_records_of_a_round_are_a_split_only_where_nobody_is_a_member_of_bot
         chain.swaps("R0.1", 1, "other", {"R0.1", "R1.0"})
 
 
-def test_a_record_that_its_coordinator_replaces_and_others_finish_is_a_split_unless_somebody_has_taken_both() -> (
-    None
-):
+def test_a_record_that_its_coordinator_replaces_and_others_finish_is_a_split_unless_somebody_has_taken_both() -> None:
     for both, found in ((set[str](), Split), ({"R0.0"}, Broken)):
         chain = ChainSafety()
         for who in {"R0.1", *both}:
