@@ -80,15 +80,14 @@ class _Waiting:
         self.num_bytes = 0
         self._newest: Age | None = None
 
-    def put(self, age: Age, part: ReceivedPart, is_open: bool) -> None:
-        """Keep a part, if it is of the open group, or of one that is not older than others that wait."""
-        if not is_open:
-            newest, self._newest = self._newest, age
-            if newest is not None and age < newest:
-                self._newest = newest
+    def put(self, age: Age, part: ReceivedPart, open_age: Age | None) -> None:
+        """Keep a part of the open group, or of a newer one that its sender has not left for a newer one still."""
+        if age != open_age:
+            if self._newest is not None and age < self._newest:
                 return
-            if newest is not None and newest < age:
-                self.take(lambda known, _: known == newest)
+            if self._newest is None or self._newest < age:
+                self.take(lambda known, _: known != open_age)
+                self._newest = age
         self.parts.append((age, part))
         self.num_bytes += _num_bytes(part)
 
@@ -174,9 +173,9 @@ class GroupInbox:
         age = self._age if message.tag == self._tag and self._age is not None else self._age_of(message.tag)
         if age == self._age:
             if self._open is not None and self._open.put(part):
-                self._keep(age, part, is_open=True)
+                self._keep(age, part)
         elif self._age is None or self._age < age:
-            self._keep(age, part, is_open=False)
+            self._keep(age, part)
         return True
 
     def open(self, tag: bytes, members: Collection[PeerId]) -> Arrivals:
@@ -184,8 +183,10 @@ class GroupInbox:
         age = self._age_of(tag)
         self._tag, self._age = tag, age
         self._open = arrivals = Arrivals(members, lambda number: self._taken(arrivals, age, number))
-        for sender, waiting in self._waiting.items():
-            waiting.take(lambda known, _, sender=sender: known < age or (known == age and sender not in members))
+        for waiting in self._waiting.values():
+            waiting.take(lambda known, _: known < age)
+        for stranger in self._waiting.keys() - set(members):
+            self._waiting[stranger].take(lambda known, _: known == age)
         self._forget_who_has_nothing()
         return arrivals
 
@@ -202,8 +203,8 @@ class GroupInbox:
             for waiting in self._waiting.values():
                 yield from waiting.take(lambda known, part: known == age and part.message.operation == number)
 
-    def _keep(self, age: Age, part: ReceivedPart, is_open: bool) -> None:
-        self._waiting.setdefault(part.sender, _Waiting()).put(age, part, is_open)
+    def _keep(self, age: Age, part: ReceivedPart) -> None:
+        self._waiting.setdefault(part.sender, _Waiting()).put(age, part, self._age)
         num_parts = sum(len(waiting.parts) for waiting in self._waiting.values())
         num_bytes = sum(waiting.num_bytes for waiting in self._waiting.values())
         if num_bytes <= self._limit_bytes and num_parts <= MAX_WAITING:

@@ -159,6 +159,15 @@ def test_a_member_that_is_ahead_sends_for_the_open_group_and_for_a_newer_one(inb
     assert segments(inbox.open(b"1", [R, Q])) == [2]
 
 
+def test_a_member_that_was_early_and_goes_ahead_keeps_what_it_has_sent_for_the_open_group(inbox: GroupInbox) -> None:
+    inbox.receive(part(b"0", 1, operation=1))
+    arrivals = inbox.open(b"0", [R, Q])
+    inbox.receive(part(b"1", 2))
+    assert segments(arrivals) == []
+    assert segments(arrivals) == [1]
+    assert segments(inbox.open(b"1", [R, Q])) == [2]
+
+
 @pytest.mark.parametrize(
     "event", [Received(R, part(b"0").message, ()), Received(R, RingTaken(b"0", 0), part(b"0").tensors), part(b"x")]
 )
