@@ -2,10 +2,9 @@
 
     rounds/round_0000.json         D_0: seed, configuration, thread count, versions, machine
     rounds/round_0001.json         D_1, readable, with its encoded bytes, signature and hash
-    steps/round_0001.jsonl         one line for each step that each final member has committed in round 1, in apply
-    order left/1/                        records and step logs of a chain from which the run has not gone on
-    (`set_aside`) steps/round_0001.*.prepared    the same while the round's record, whose hash it names, is not
-    committed
+    steps/round_0001.jsonl         one line for each step that each final member has committed in round 1, as applied
+    steps/round_0001.*.prepared    the same while the round's record, whose hash it names, is not committed
+    left/1/                        records and step logs of a chain from which the run has not gone on (`set_aside`)
 
 A file is there as a whole or not at all: it is written under another name, forced to the disk, and renamed.
 """

@@ -133,7 +133,7 @@ class RoundAverage:
         if total == 0:
             return None
         self._memory.forget_others(peers)
-        # Only this lies in shared memory: averaged buffers become part of the held state, and are small.
+        # Only this lies in shared memory: averaged buffers become part of the base state, and are small.
         [gradient_N] = self._memory.vectors([self._state.gradient_kind])
         place = peers.index(self._endpoint.peer_id)
         weight, scale = quorum.weights[place], quorum.scales[place] if quorum.scales else 1.0

@@ -39,8 +39,7 @@ class Replica(ReplicaHost):
 
     def _act(self, effects: list[MemberEffect]) -> None:
         for effect in effects:
-            # What it fetches otherwise it was swapping to already: as a coordinator before the present one may have
-            # chosen.
+            # A fetch that no message orders goes on with a swap that failed: an earlier coordinator may have chosen it.
             if isinstance(effect, Fetch) and self._is_ordered:
                 self.world.checks.leaves(self, effect.record)
         super()._act(effects)

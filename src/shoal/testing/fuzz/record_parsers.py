@@ -130,7 +130,19 @@ def _place_in(data: bytes, owner: str) -> tuple[str, str]:
     return topic if isinstance(topic, str) else "client", peer if isinstance(peer, str) else owner
 
 
-class RoundParser(Parser):
+class _TreeParser(Parser):
+    """Encoded structures that are changed as bytes or as trees."""
+
+    _trees: list[Any]
+
+    def make(self, random: Random) -> bytes:
+        tree = random.choice(self._trees)
+        if random.random() < 0.3:
+            return changed_bytes(_encode(tree), random)
+        return _encode(changed_tree(tree, random, random.choice(self._trees)))
+
+
+class RoundParser(_TreeParser):
     """Round records, signed by an insider."""
 
     name = "round"
@@ -143,12 +155,6 @@ class RoundParser(Parser):
         for tree in self._trees:
             tree[0], tree[2][1] = RUN, self._identity.peer_id
 
-    def make(self, random: Random) -> bytes:
-        tree = random.choice(self._trees)
-        if random.random() < 0.3:
-            return changed_bytes(_encode(tree), random)
-        return _encode(changed_tree(tree, random, random.choice(self._trees)))
-
     def feed(self, data: bytes, random: Random) -> bool:
         peer = self._identity.peer_id
         try:
@@ -159,7 +165,7 @@ class RoundParser(Parser):
         return True
 
 
-class TagParser(Parser):
+class TagParser(_TreeParser):
     """Tags of quorums, which the frame decoder passes on as bytes."""
 
     name = "tag"
@@ -168,12 +174,6 @@ class TagParser(Parser):
         super().__init__(seed)
         info = schema.type_info(QuorumTag)
         self._trees = [tree_of(info, self._random) for _ in range(SAMPLES_EACH)]
-
-    def make(self, random: Random) -> bytes:
-        tree = random.choice(self._trees)
-        if random.random() < 0.3:
-            return changed_bytes(_encode(tree), random)
-        return _encode(changed_tree(tree, random, random.choice(self._trees)))
 
     def feed(self, data: bytes, random: Random) -> bool:
         try:
