@@ -210,7 +210,9 @@ class RoundCoordinatorMachine:
     # -- taking over
 
     def _ask(self, now_s: float) -> Effects:
-        self.phase, self._since_s, self._lead_at_s = RoundPhase.ASKING, now_s, None
+        if self.phase is not RoundPhase.ASKING:
+            self._since_s = now_s  # a contest does not begin the wait for what is prepared anew: it hides no replica
+        self.phase, self._lead_at_s = RoundPhase.ASKING, None
         self._tick_at_s = now_s + self.settings.retry_s
         self._replicas.begin_asking()
         self._ready = False

@@ -168,6 +168,24 @@ def test_what_was_heard_of_and_dropped_is_no_reason_to_ask_again() -> None:
     assert sent(asked, AskRound) == {}
 
 
+def test_what_nobody_holds_is_waited_for_once_however_many_clients_take_over() -> None:
+    """Else each contest would make the run stand still for `drop_after_s` more."""
+    machine = coordinator(num_stages=2)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    first = seal(Record("run", 1, Ballot(1, ME, 0), "D0", (), (), (), {}), ME, lambda _: b"")
+    prepared = seal(Record("run", 2, Ballot(1, ME, 0), record_hash(first), (), (), (), {}), ME, lambda _: b"")
+    machine.lead(0.0)
+    machine.receive(B, state(machine, first, 1, stage=1, prepared=prepared), 0.0)
+    for number, now_s in ((5, 1.0), (8, 2.0)):
+        machine.receive(A, StaleBallot(Ballot(number, PeerId("other"), 3)), now_s)
+    assert machine.wake_at_s is not None
+    assert 2.0 < machine.wake_at_s < 5.0
+    machine.tick(machine.wake_at_s)
+    machine.receive(A, state(machine, first, 1), 5.5)
+    machine.receive(B, state(machine, first, 1, stage=1, prepared=prepared), 5.5)
+    assert machine.tip.hash == record_hash(first), "it was named 5.5 s ago, and the limit is 5 s"
+
+
 def test_the_stage_that_lacks_a_holder_is_told_once_what_to_look_for() -> None:
     machine = coordinator(num_stages=2)
     first = Record("run", 1, Ballot(1, ME, 1), "D0", (), (), (), {})
