@@ -12,12 +12,12 @@ export OMP_NUM_THREADS ?= 1
 # What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all house sim lint clean
+.PHONY: help setup run quick test test-all house sim lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
-	@echo "make quick     set up, then lint, types, the units' tests and a slice of the simulations: for the inner loop"
-	@echo "make test      the same, more simulations, and most of what tells rules in several processes: before each commit"
+	@echo "make quick     set up, then lint, the units' tests and a slice of the simulations: for the inner loop"
+	@echo "make test      the same, types, more simulations, and most of what tells rules in several processes: before each commit"
 	@echo "make test-all  every test, with every check: before a release"
 	@echo "make house     what a reader feels, in figures, beside those of other projects: read, not enforced"
 	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"
@@ -51,9 +51,11 @@ $(STAMP): pyproject.toml constraints.txt
 run: setup
 	$(PY) run_local.py
 
-lint: setup
-	$(VENV)/bin/ruff check .
+lint: style
 	$(VENV)/bin/pyright
+
+style: setup
+	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
 
@@ -63,23 +65,23 @@ WORKERS ?= $(shell expr $(CORES) + 2)
 PYTEST := $(PY) -m pytest --dist worksteal
 SWARMS := tests/e2e
 
-# Checks that take a core for half a minute run beside the tests. What they find is said after them, and counts.
-define beside_checks
-	@$(MAKE) --no-print-directory lint >$(VENV)/lint.txt 2>&1 & checks=$$!; \
+# Checks run beside the tests: those of types take a core for a minute. What they find is said after them, and counts.
+define beside
+	@$(MAKE) --no-print-directory $(1) >$(VENV)/lint.txt 2>&1 & checks=$$!; \
 	trap 'kill $$checks 2>/dev/null' EXIT; \
-	failed=0; $(1); \
+	failed=0; $(2); \
 	wait $$checks || failed=1; cat $(VENV)/lint.txt; exit $$failed
 endef
 
 quick: setup
-	$(call beside_checks,$(PYTEST) --tier=quick -n $(CORES) --ignore=tests/integration --ignore=$(SWARMS) || failed=1)
+	$(call beside,style,$(PYTEST) --tier=quick -n $(CORES) --ignore=tests/integration --ignore=$(SWARMS) || failed=1)
 
 test: setup
-	$(call beside_checks,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
+	$(call beside,lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
 
 # Whole swarms use all cores by themselves, but not all the time: of all their runs two go on at once.
 test-all: setup
-	$(call beside_checks,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1)
+	$(call beside,lint,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1)
 
 # Seeds A to B-1 of every simulated world, or with HEAD a thousand of this commit's own; see tests/simulation/README.md.
 SEEDS ?= 0:1000
