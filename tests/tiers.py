@@ -5,8 +5,8 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.usual("Open-9", "CommitRecord-5")     # the other moments tell the same rule
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
-Of whole swarms, DHTs and seeds of simulations, whose tests are long and many, two in five of those without such a mark
-are usual. `quick` leaves out tests/integration and tests/e2e as well, and four of five simulations. Which ones stay
+Of whole swarms, DHTs and seeds of simulations, whose tests are long and many, one in five of those without such a mark
+is usual. `quick` leaves out tests/integration and tests/e2e as well, and four of five simulations. Which ones stay
 depends on a test's name alone, so they are the same everywhere.
 """
 
@@ -21,8 +21,6 @@ SHARE = 5
 """Where not everything is run, one in this many is."""
 LONG = ("tests/integration/cluster/", "tests/integration/control/", "tests/simulation/test_worlds.py")
 """Whole swarms, DHTs and seeds: more than half of the time of all tests but those of tests/e2e."""
-USUAL_OF_LONG = 2
-"""So many of `SHARE` of their tests are usual."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,19 +30,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def is_sample(item: pytest.Item) -> bool:
     """Return whether a test is among the one in five."""
-    return zlib.crc32(item.nodeid.encode()) % SHARE == 0
+    return _number(item) % SHARE == 0
+
+
+def _number(item: pytest.Item) -> int:
+    """A number that depends on a test's name alone."""
+    return zlib.crc32(item.nodeid.encode())
 
 
 def _is_left_to_all(item: pytest.Item) -> bool:
-    """Return whether a test is one of many long ones that `usual` leaves out; all that `is_sample` names stay."""
+    """Return whether a test is one of many long ones that `usual` leaves out."""
     if item.get_closest_marker("usual") is not None:
         return False  # its mark says which of its variants are usual
-    return item.nodeid.startswith(LONG) and zlib.crc32(item.nodeid.encode()) % SHARE >= USUAL_OF_LONG
+    return item.nodeid.startswith(LONG) and not is_sample(item)
 
 
 def is_thorough(item: pytest.Item) -> bool:
     """Return whether a test is to check what is checked everywhere in `all`, and in one test of five otherwise."""
-    return item.config.getoption("--tier") == "all" or is_sample(item)
+    # Not those of `is_sample`: else all long tests that are usual would be.
+    return item.config.getoption("--tier") == "all" or _number(item) // SHARE % SHARE == 0
 
 
 @pytest.hookimpl(tryfirst=True)

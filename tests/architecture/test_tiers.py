@@ -62,11 +62,12 @@ def test_usual_leaves_out_what_is_slow() -> None:
 
 
 @pytest.mark.parametrize("path", LONG)
-def test_of_long_ones_usual_has_two_in_five_and_all_that_are_samples(path: str) -> None:
-    long = [Item(f"{path}::test_{number}") for number in range(1000)]
-    found = kept("usual", [*some(), *long])[3:]
-    assert {item.nodeid for item in long if is_sample(item)} <= set(found)  # type: ignore[arg-type]
-    assert 0.35 < len(found) / 1000 < 0.45
+def test_of_long_ones_usual_has_one_in_five_and_checks_one_in_five_of_these_thoroughly(path: str) -> None:
+    long = [Item(f"{path}::test_{number}", tier="usual") for number in range(1000)]
+    found = set(kept("usual", [*some(), *long])[3:])
+    assert found == {item.nodeid for item in long if is_sample(item)}  # type: ignore[arg-type]
+    thorough = [item for item in long if item.nodeid in found and is_thorough(item)]  # type: ignore[arg-type]
+    assert 0.1 < len(thorough) / len(found) < 0.3
     assert len(kept("all", long)) == 1000
 
 

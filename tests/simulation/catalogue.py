@@ -42,7 +42,7 @@ class Entry:
 
     Attributes:
         make: From a seed.
-        slice_seeds: How many seeds of it `make test-all` runs, in blocks of which `make test` runs two in five.
+        slice_seeds: How many seeds of it `make test-all` runs, in blocks of which `make test` runs one in five.
     """
 
     make: Callable[[int], World]
