@@ -40,7 +40,7 @@ from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import LocalReplica, build_replica
-from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
+from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.testing.client_host import AUTHORITY, ClientHost
 from shoal.testing.faults.messages import Faults

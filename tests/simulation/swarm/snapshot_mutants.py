@@ -25,8 +25,8 @@ class TakesSnapshotsOfOtherRounds(SnapshotSearch):
 
 
 class ComparesNoHash(SnapshotSearch):
-    def received(self, digest: str, now_s: float) -> SearchEffects:
-        return super().received(self.taking[1].digest if self.taking else digest, now_s)
+    def received(self, is_right: bool, now_s: float) -> SearchEffects:
+        return super().received(True, now_s)
 
 
 class TakesSnapshotsOfOlderGenerations(SnapshotSearch):
