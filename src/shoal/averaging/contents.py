@@ -21,7 +21,7 @@ import anyio.to_thread
 import torch
 from torch import Tensor
 
-from shoal.averaging.content_fetch import ContentFetch, Wanted
+from shoal.averaging.content_fetch import ContentFetch
 from shoal.clock import Clock
 from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
@@ -39,13 +39,15 @@ MAX_REQUESTS = 64
 Request = Want | Read
 """What others ask of who offers."""
 
+Asked = Callable[[PeerId, Request, int], None]
+"""Told of each request for a content, or for a part of it, and of the number of its chunks."""
+
 
 class Offered:
     """Vectors that are offered, cut into chunks that share their memory.
 
     Args:
         vectors: must not change any more.
-        asked: is told of each request for it, or for a part of it, and the number of its chunks.
         hashes: of the chunks, where they are known already.
     """
 
@@ -53,7 +55,7 @@ class Offered:
         self,
         vectors: Sequence[Tensor],
         chunk_bytes: int,
-        asked: Callable[[PeerId, Request, int], None] = lambda *_: None,
+        asked: Asked | None = None,
         hashes: bytes | None = None,
     ) -> None:
         self.plan = ChunkPlan([vector.nbytes for vector in vectors], chunk_bytes)
@@ -108,10 +110,6 @@ class Contents:
     def drop(self, name: ContentName) -> None:
         """Give this no more."""
         self.offered.pop(name, None)
-
-    def transfer(self, wanted: Wanted) -> ContentFetch:
-        """Prepare to get a content; `fetch` gets it."""
-        return ContentFetch(self.endpoint, self.clock, wanted)
 
     async def fetch(self, transfer: ContentFetch) -> bool:
         """Get a content; see `ContentFetch.run`."""
@@ -191,7 +189,8 @@ class Contents:
                 self._in_vain[peer] = request
             self.endpoint.post(peer, Missing(name, self.base_rounds.get(name.stage, NO_BASE)))
             return
-        offered.asked(peer, request, len(offered.plan))
+        if offered.asked is not None:
+            offered.asked(peer, request, len(offered.plan))
         if isinstance(request, Want):
             # What is hashed stays alive meanwhile; if it is dropped, the reads that follow are told so.
             async with self._hashing:

@@ -346,12 +346,11 @@ class RoundMember:
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._do(self._machine.swapped(hashes, sent))
         self._steps.start_round(record.round + 1, self._machine.tip.hash, leaves_chain)
-        self._source.recorded(record.round)
+        state = None if self._machine.is_restored else self._state.base
+        self._source.hold(record.round, self._machine.tip.hash, state, average)
         self._resume()
         if self._machine.is_restored:
             logger.warning("stage.restored", extra={"round": record.round, "from": self._machine.basis.round})
-        else:
-            self._source.hold(record.round, self._machine.tip.hash, self._state.base, average)
         if leaves_chain:
             logger.warning("replica.chain_left", extra={"round": record.round, "stage": self._stage})
         fields = {"round": record.round, "stage": self._stage, **msgspec.structs.asdict(hashes)}

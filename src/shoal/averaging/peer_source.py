@@ -58,14 +58,12 @@ class PeerSource:
         """See `StateSource`."""
         return self.donor.is_followed
 
-    def recorded(self, round: int) -> None:
+    def hold(self, round: int, record_hash: str, state: OuterState | None, average: Contribution | None) -> None:
         """See `StateSource`."""
         if self._snapshots is not None:
             self._snapshots.recorded(round)
-
-    def hold(self, round: int, record_hash: str, state: OuterState, average: Contribution | None) -> None:
-        """See `StateSource`."""
-        self.donor.hold(round, record_hash, state, average)
+        if state is not None:
+            self.donor.hold(round, record_hash, state, average)
 
     def release(self) -> None:
         """See `StateSource`."""

@@ -13,17 +13,14 @@ import hmac
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import NamedTuple
 
 import anyio
 import msgspec
-from torch import Tensor
 
-from shoal.averaging.content_fetch import ContentFetch
 from shoal.averaging.contents import Contents
-from shoal.averaging.snapshot_content import WantedSnapshot, offered
+from shoal.averaging.snapshot_fetch import SnapshotFetch, offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.averaging.state_source import Resumable
 from shoal.errors import RemoteProtocolError
@@ -41,22 +38,6 @@ _FIRST_ROUND_S = 5.0
 """How long it waits for a whole snapshot before D_1, when others may wait for it."""
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)
-
-
-class _Kept(NamedTuple):
-    """A whole snapshot of another replica."""
-
-    snapshot: Snapshot
-    offer: OfferSnapshot
-    content: Tensor
-
-
-class _Coming(NamedTuple):
-    """The content of an owner's snapshot, on its way; `scope` ends that."""
-
-    snapshot: Snapshot
-    offer: OfferSnapshot
-    scope: anyio.CancelScope
 
 
 class SnapshotExchange:
@@ -89,13 +70,12 @@ class SnapshotExchange:
         self._generation = generation or 0
         self._view = view
         self._store = SnapshotStore(stage, settings.room_bytes)
-        self._whole: dict[PeerId, _Kept] = {}
-        self._coming: dict[PeerId, _Coming] = {}
+        self._whole: dict[PeerId, SnapshotFetch] = {}
+        self._coming: dict[PeerId, SnapshotFetch] = {}
         me = contents.endpoint.peer_id
         self._search = SnapshotSearch(me, stage, self._generation, _SEARCH_S) if follows else None
-        self._content: Tensor | None = None
-        self._taking = anyio.CancelScope()
-        self._jobs: deque[Callable[[], Awaitable[None]]] = deque()
+        self._own: SnapshotFetch | None = None
+        self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
         self._changed = anyio.Event()
 
     # -- a new generation
@@ -111,11 +91,11 @@ class SnapshotExchange:
         """See `StateSource.resumable`."""
         if self._search is None:
             return None
-        snapshot, content = self._search.take(base), self._content
+        snapshot, own = self._search.take(base), self._own
         if self._search.is_over and self._search.found is None:
-            self._content = None
+            self._own = None
             self._notify()
-        return Resumable(snapshot, content) if snapshot is not None and content is not None else None
+        return Resumable(snapshot, own.content) if snapshot is not None and own is not None else None
 
     def recorded(self, round: int) -> None:
         """The replica holds the record of this round: snapshots of the rounds before are of no use any more."""
@@ -123,7 +103,7 @@ class SnapshotExchange:
         self._store.recorded(round)
         for owner, coming in list(self._coming.items()):
             if self._store.coming(owner) is None:
-                coming.scope.cancel()
+                coming.cancel()
                 del self._coming[owner]
         for owner, kept in list(self._whole.items()):
             if self._store.whole(owner) is None:
@@ -183,14 +163,14 @@ class SnapshotExchange:
         if reason:
             self._endpoint.post(peer, NoSnapshot(snapshot.digest, reason))
             return
-        coming = self._coming[peer] = _Coming(snapshot, offer, anyio.CancelScope())
+        coming = self._coming[peer] = SnapshotFetch(self._contents, snapshot, offer, lambda: (peer,))
         self._jobs.append(partial(self._keep, peer, coming))
 
     def _give_up(self, owner: PeerId) -> None:
         """What is coming from an owner does not come to its end."""
         coming = self._coming.pop(owner, None)
         if coming is not None:
-            coming.scope.cancel()
+            coming.cancel()
         self._store.lost(owner)
 
     def _act(self, effects: SearchEffects) -> None:
@@ -218,36 +198,29 @@ class SnapshotExchange:
                     tasks.start_soon(self._jobs.popleft())
                 await self._changed.wait()
 
-    async def _get(self, wanted: WantedSnapshot) -> ContentFetch | None:
-        """Get a content; None if it is not to be had."""
-        transfer = self._contents.transfer(wanted)
-        return transfer if await self._contents.fetch(transfer) else None
-
-    async def _keep(self, owner: PeerId, coming: _Coming) -> None:
+    async def _keep(self, owner: PeerId, coming: SnapshotFetch) -> None:
         """Get the content of an owner's snapshot, and keep it in place of the one before."""
-        snapshot = coming.snapshot
-        with coming.scope:
-            wanted = WantedSnapshot(snapshot, lambda: (owner,), lambda: None)
-            transfer = await self._get(wanted)
-            if self._coming.get(owner) is not coming:
-                return
-            if transfer is None:
-                self._give_up(owner)
-                self._endpoint.post(owner, NoSnapshot(snapshot.digest, "its content is not what was said, or gone"))
-                return
-            del self._coming[owner]
-            self._store.completed(owner)
-            before = self._whole.get(owner)
-            self._whole[owner] = _Kept(snapshot, coming.offer, wanted.content)
-            self._contents.offer(snapshot.name, offered(wanted.content, hashes=transfer.machine.offer))
-            if before is not None:
-                self._drop(before)
-            self._endpoint.post(owner, SnapshotKept(snapshot.digest))
+        is_here = await self._contents.fetch(coming)
+        if self._coming.get(owner) is not coming:
+            return
+        digest = coming.snapshot.digest
+        if not is_here:
+            self._give_up(owner)
+            self._endpoint.post(owner, NoSnapshot(digest, "its content is not what was said, or gone"))
+            return
+        del self._coming[owner]
+        self._store.completed(owner)
+        before = self._whole.get(owner)
+        self._whole[owner] = coming
+        self._contents.offer(coming.name, offered(coming.content, hashes=coming.machine.offer))
+        if before is not None:
+            self._drop(before)
+        self._endpoint.post(owner, SnapshotKept(digest))
 
-    def _drop(self, kept: _Kept) -> None:
+    def _drop(self, kept: SnapshotFetch) -> None:
         """Give a content no more, unless it is that of another replica as well."""
-        if all(other.snapshot.name != kept.snapshot.name for other in self._whole.values()):
-            self._contents.drop(kept.snapshot.name)
+        if all(other.name != kept.name for other in self._whole.values()):
+            self._contents.drop(kept.name)
 
     async def _find(self, search: SnapshotSearch) -> None:
         found = buddies(self._view(), self._endpoint.hop, self._stage)
@@ -263,20 +236,20 @@ class SnapshotExchange:
                 self._notify()
             if search.is_over:
                 self._notify()
-        self._taking.cancel()
+        if self._own is not None:
+            self._own.cancel()
         logger.info("snapshot.searched", extra={"stage": self._stage, "asked": len(found)})
 
     async def _take(self, snapshot: Snapshot) -> None:
-        """Get the content of a snapshot of the generation before, in place of another one that its buddy does not
-        give."""
+        """Get the content of a snapshot of the generation before, in place of another one that nobody gives."""
         search = self._search
-        self._taking.cancel()
         if search is None:
             return
-        with anyio.CancelScope() as self._taking:
-            wanted = WantedSnapshot(snapshot, lambda: search.givers, lambda: search.progressed(self._clock.now_s()))
-            self._content = wanted.content
-            is_right = await self._get(wanted) is not None
-            if search.taking is snapshot:
-                self._act(search.received(is_right, self._clock.now_s()))
-                self._notify()
+        if self._own is not None:
+            self._own.cancel()
+        offer, heard = OfferSnapshot(b"", b""), lambda: search.progressed(self._clock.now_s())
+        own = self._own = SnapshotFetch(self._contents, snapshot, offer, lambda: search.givers, heard)
+        is_right = await self._contents.fetch(own)
+        if search.taking is snapshot:
+            self._act(search.received(is_right, self._clock.now_s()))
+            self._notify()

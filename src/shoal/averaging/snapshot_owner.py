@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shoal.averaging.contents import Contents, Request
 from shoal.averaging.round_average import Device
-from shoal.averaging.snapshot_content import ANSWER_S, digest_of, offered
+from shoal.averaging.snapshot_fetch import ANSWER_S, digest_of, offered
 from shoal.ids import PeerId
 from shoal.swarm.snapshots import Base, buddies, is_due
 from shoal.swarm.view import SwarmView

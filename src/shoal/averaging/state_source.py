@@ -86,15 +86,11 @@ class StateSource(Protocol):
         """Whether somebody is on the way, and may need the averages of the next round."""
         ...
 
-    def recorded(self, round: int) -> None:
-        """The replica holds the record of this round."""
-        ...
-
-    def hold(self, round: int, record_hash: str, state: OuterState, average: Contribution | None) -> None:
-        """The replica has exactly the state that this record names.
+    def hold(self, round: int, record_hash: str, state: OuterState | None, average: Contribution | None) -> None:
+        """The replica has gone to this record.
 
         Args:
-            state: Its vectors do not change any more.
+            state: That the record names; its vectors do not change any more. None: the stage was restored from another.
             average: The ring's result in the record's round, if it is at hand; does not change any more either.
         """
         ...

@@ -31,8 +31,8 @@ from shoal.wire.messages.round import StageHashes
 logger = logging.getLogger(__name__)
 
 
-class _WantedPiece:
-    """A piece of the way to the newest record; see `Wanted`.
+class _PieceFetch(ContentFetch):
+    """A piece of the way to the newest record.
 
     Args:
         sync: of the stage.
@@ -52,10 +52,11 @@ class _WantedPiece:
         successor: Successor,
     ) -> None:
         like = template if base is None else Contribution(template.parameters_N, template.floats_F, template.integers_I)
-        self.name = content_of(sync.stage, piece.order.record_hash, piece.is_average)
-        self.vectors = tuple(torch.empty_like(vector) for vector in like)
-        self.chunk_bytes = sync.contents.chunk_bytes
-        self.settings = sync.settings
+        contents = sync.contents
+        name = content_of(sync.stage, piece.order.record_hash, piece.is_average)
+        self._vectors = tuple(torch.empty_like(vector) for vector in like)
+        ends = (contents.endpoint, contents.clock)
+        super().__init__(*ends, name, self._vectors, sync.settings, contents.chunk_bytes)
         self.state: OuterState | None = None
         self._sync = sync
         self._chain = chain
@@ -78,20 +79,17 @@ class _WantedPiece:
         holders = (*view.by_stage(self._sync.stage), *view.clients)
         return {holder.peer: holder.hop for holder in holders if holder.peer != me}
 
-    async def is_right(self, chunk_hashes: bytes) -> bool:
+    async def is_right(self) -> bool:
         """Compare the state that follows with the record."""
         if self._base is None:
-            self.state = OuterState(*self.vectors)
+            self.state = OuterState(*self._vectors)
         else:
-            self.state = await self._successor(self._base, Contribution(*self.vectors))
+            self.state = await self._successor(self._base, Contribution(*self._vectors))
         return await anyio.to_thread.run_sync(self.state.hashes) == self._piece.order.hashes
 
     def is_lost(self, is_offered: bool, base_round: int) -> bool:
         """The whole state of the newest record is waited for, and who gives it wrong is asked for nothing more."""
         return self.leads_elsewhere or self._chain.is_lost(is_offered, is_gone=base_round >= self._round)
-
-    def progressed(self) -> None:
-        """Nobody waits for it."""
 
     def report(self, effect: Distrust | Nobody | Late) -> None:
         """Say what goes wrong."""
@@ -124,19 +122,19 @@ class StateSync:
         self.view = view
         self.settings = settings
         self._chain: StateChain | None = None
-        self._transfer: ContentFetch | None = None
+        self._fetch: _PieceFetch | None = None
 
     @property
     def distrusted(self) -> frozenset[PeerId]:
         """Who has given wrong bytes of what is being fetched; see `ContentTransfer.distrusted`."""
-        return frozenset() if self._transfer is None else self._transfer.machine.distrusted
+        return frozenset() if self._fetch is None else self._fetch.machine.distrusted
 
     def follow(self, order: Fetch) -> bool:
         """A newer record is committed; returns whether what is being fetched leads to it, and `fetch` goes on to it."""
         if self._chain is None or not self._chain.follow(order):
             return False
-        if self._transfer is not None:
-            self._transfer.wake()
+        if self._fetch is not None:
+            self._fetch.wake()
         return True
 
     async def fetch(
@@ -154,12 +152,12 @@ class StateSync:
             while True:
                 while (piece := chain.piece) is not None:
                     base_state = state if piece.is_average else None
-                    wanted = _WantedPiece(self, chain, piece, template, base_state, successor)
-                    if await self._get(piece, wanted):
-                        state = wanted.state
+                    fetch = _PieceFetch(self, chain, piece, template, base_state, successor)
+                    if await self._get(piece, fetch):
+                        state = fetch.state
                         chain.reached()
                     else:
-                        _say_lost(self.stage, piece, chain.newest, template, wanted.leads_elsewhere)
+                        _say_lost(self.stage, piece, chain.newest, template, fetch.leads_elsewhere)
                         chain.restart()
                 newest = chain.newest
                 if state is not None:
@@ -168,22 +166,22 @@ class StateSync:
                     return newest
         finally:
             if self._chain is chain:
-                self._chain = self._transfer = None
+                self._chain = self._fetch = None
 
-    async def _get(self, piece: Piece, wanted: _WantedPiece) -> bool:
+    async def _get(self, piece: Piece, fetch: _PieceFetch) -> bool:
         """Get one piece; returns whether it is here, or was given up.
 
         That is when nobody keeps it, or averages lead to something else than the record.
         """
         clock = self.contents.clock
         begun_s = clock.now_s()
-        transfer = self._transfer = self.contents.transfer(wanted)
+        self._fetch = fetch
         fields = {"stage": self.stage, "round": piece.order.record.round, "average": piece.is_average}
-        logger.info("state.fetching", extra={**fields, "chunks": transfer.num_chunks})
-        if not await self.contents.fetch(transfer):
+        logger.info("state.fetching", extra={**fields, "chunks": fetch.num_chunks})
+        if not await self.contents.fetch(fetch):
             return False
         took_s = round(clock.now_s() - begun_s, 3)
-        logger.info("state.fetched", extra={**fields, "took_s": took_s, "from": dict(transfer.machine.sources)})
+        logger.info("state.fetched", extra={**fields, "took_s": took_s, "from": dict(fetch.machine.sources)})
         return True
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from shoal.averaging.contents import Contents
-from shoal.averaging.snapshot_content import offered
 from shoal.averaging.snapshot_exchange import SnapshotExchange
+from shoal.averaging.snapshot_fetch import offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.clock import SystemClock
 from shoal.errors import RemoteProtocolError
@@ -182,8 +182,7 @@ async def test_a_buddy_cannot_change_what_the_owner_has_sealed(caplog: pytest.Lo
             await keep(first)
         kept = buddy.exchange._whole[OWNER]
         longer = msgspec.structs.replace(kept.snapshot, log=log(3))
-        offer = OfferSnapshot(msgspec.msgpack.encode(longer), kept.offer.seal)
-        buddy.exchange._whole[OWNER] = kept._replace(offer=offer)
+        kept.offer = OfferSnapshot(msgspec.msgpack.encode(longer), kept.offer.seal)
         async with swarm.server(OWNER, 0, generation=2) as second:
             with anyio.fail_after(240):
                 await second.exchange.settled(BASE)
@@ -287,13 +286,10 @@ async def test_what_two_buddies_have_comes_from_both_and_one_that_gives_it_wrong
         async with swarm.server(OWNER, 0) as first:
             await keep(first)
         [has, has_not] = sorted((buddy, other), key=lambda each: not each.exchange._whole)
-        kept = has.exchange._whole[OWNER]
+        kept = has_not.exchange._whole[OWNER] = has.exchange._whole[OWNER]
         wrong = kept.content.clone()
         wrong[-1] += 1
-        has_not.exchange._whole[OWNER] = kept._replace(content=wrong)
-        has_not.contents.offer(
-            kept.snapshot.name, offered(wrong, hashes=has.contents.offered[kept.snapshot.name].hashes())
-        )
+        has_not.contents.offer(kept.name, offered(wrong, hashes=kept.machine.offer))
         async with swarm.server(OWNER, 0, generation=2) as second:
             with anyio.fail_after(240):
                 await second.exchange.settled(BASE)
