@@ -284,7 +284,7 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
                 for slot, replica in enumerate(swarm.replicas[stage]):
                     assert replica.member.base_round == round
                     assert replica.member.hashes == named.hashes
-                    assert torch.equal(replica.compute.parameters_flat(), expected.outer)
+                    assert torch.equal(replica.compute.averaged.parameters.flat(), expected.outer)
                     reference = plain.workers[slot].stages[stage]
                     for (name, want), (_, got) in zip(
                         reference.named_buffers(), replica.compute.module.named_buffers(), strict=True

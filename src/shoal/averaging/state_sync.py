@@ -51,7 +51,7 @@ class _PieceFetch(ContentFetch):
         base: OuterState | None,
         successor: Successor,
     ) -> None:
-        like = template if base is None else Contribution(template.parameters_N, template.floats_F, template.integers_I)
+        like = template if base is None else template.values
         contents = sync.contents
         name = content_of(sync.stage, piece.order.record_hash, piece.is_average)
         self._vectors = tuple(torch.empty_like(vector) for vector in like)
@@ -187,7 +187,7 @@ class StateSync:
 
 def _say_lost(stage: int, piece: Piece, newest: Fetch, template: OuterState, is_wrong: bool) -> None:
     round, newest_round = piece.order.record.round, newest.record.round
-    average_bytes = sum(vector.nbytes for vector in template) - template.momentum_N.nbytes
+    average_bytes = sum(vector.nbytes for vector in template.values)
     if is_wrong:
         cause = f"The averages of record {round} have not led to the state that it names"
     elif is_too_slow(piece.is_average, round, newest_round):

@@ -86,7 +86,7 @@ class ClusterServer:
 
     def parameters(self) -> Tensor:
         """Return a copy of its parameters (N); only while it computes nothing."""
-        return self.replica.compute.parameters_flat()
+        return self.replica.compute.averaged.parameters.flat()
 
 
 class Cluster:

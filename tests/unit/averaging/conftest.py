@@ -27,6 +27,7 @@ from shoal.collective.plan import Collective
 from shoal.identity import Identity
 from shoal.ids import PeerId, StepKey
 from shoal.optim.outer import OuterSgd
+from shoal.optim.parts import AveragedParts
 from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.records import Logs
 from shoal.swarm.round_settings import RoundSettings
@@ -49,24 +50,8 @@ class FakeStage:
         self.floats = torch.zeros(3)
         self.integers = torch.zeros(2, dtype=torch.int64)
         self.forgotten = 0
-
-    def parameters_flat(self) -> Tensor:
-        return self.parameters.clone()
-
-    def load_parameters(self, flat_N: Tensor) -> None:
-        self.parameters.copy_(flat_N)
-
-    def float_buffers_flat(self) -> Tensor:
-        return self.floats.clone()
-
-    def load_float_buffers(self, flat: Tensor) -> None:
-        self.floats.copy_(flat)
-
-    def integer_buffers_flat(self) -> Tensor:
-        return self.integers.clone()
-
-    def load_integer_buffers(self, flat: Tensor) -> None:
-        self.integers.copy_(flat)
+        buffers = [("floats", self.floats), ("integers", self.integers)]
+        self.averaged = AveragedParts.of([("parameters", self.parameters)], buffers)
 
     def forget_moments(self) -> None:
         self.forgotten += 1
