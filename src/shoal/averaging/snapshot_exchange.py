@@ -93,6 +93,8 @@ class SnapshotExchange:
             return None
         snapshot, own = self._search.take(base), self._own
         if self._search.is_over and self._search.found is None:
+            if own is not None:
+                own.cancel()
             self._own = None
             self._notify()
         return Resumable(snapshot, own.content) if snapshot is not None and own is not None else None

@@ -331,6 +331,7 @@ async def test_an_owner_whose_round_is_over_gives_its_snapshot_no_more() -> None
         await until(lambda: server.contents.offered)
         server.base = ROUND_2
         server.exchange.recorded(1)
-        await until(lambda: not server.contents.offered)
-        await until(lambda: server.exchange.owner._made is None)
+        await anyio.wait_all_tasks_blocked()
+        assert not server.contents.offered
+        assert server.exchange.owner._made is None
     await endpoint.aclose()
