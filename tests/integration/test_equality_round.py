@@ -12,11 +12,15 @@ import pytest
 import torch
 from tests.reference.diloco import Batch, PlainDiloco, flat
 
+from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.member import RoundMember
+from shoal.averaging.peer_source import PeerSource
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import Signer, unsealer
+from shoal.averaging.state_donor import StateDonor
+from shoal.averaging.state_sync import StateSync
 from shoal.clock import SystemClock
 from shoal.codec.cast import BF16, FP16
 from shoal.codec.plain import PLAIN
@@ -34,8 +38,10 @@ from shoal.pipeline.driver import Microbatch, StepDriver
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.step_operations import Schedule
+from shoal.swarm.view import SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import SampleRange
@@ -161,6 +167,9 @@ async def make_swarm(
                     num_stages=num_stages,
                     max_open_steps=4,
                 )
+                contents = Contents(endpoint, clock)
+                sync = StateSync(contents, stage, view=SwarmView, settings=TransferSettings())
+                source = PeerSource(sync, StateDonor(contents, stage))
                 member = RoundMember(
                     endpoint=endpoint,
                     unseal=unsealer("test", client.peer_id),
@@ -169,6 +178,7 @@ async def make_swarm(
                     steps=worker,
                     state=ReplicaState(compute, OUTER),
                     device=device,
+                    source=source,
                     ring=ring,
                 )
                 worker.start_round(1, GENESIS)
@@ -274,7 +284,7 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
                 for slot, replica in enumerate(swarm.replicas[stage]):
                     assert replica.member.base_round == round
                     assert replica.member.hashes == named.hashes
-                    assert torch.equal(replica.compute.parameters_flat(), expected.outer)
+                    assert torch.equal(replica.compute.averaged.parameters.flat(), expected.outer)
                     reference = plain.workers[slot].stages[stage]
                     for (name, want), (_, got) in zip(
                         reference.named_buffers(), replica.compute.module.named_buffers(), strict=True

@@ -19,7 +19,7 @@ import shoal.swarm
 ROOT = Path(shoal.swarm.__file__).parent
 SEEDS = range(3)
 NOT_RUN = {
-    "state_transfer.ChunkPlan": "where in four vectors the bytes of a chunk are: arithmetic, with tests of its own",
+    "content_transfer.ChunkPlan": "where in four vectors the bytes of a chunk are: arithmetic, with tests of its own",
     "assignment.StageNeed": "how much memory a stage takes: arithmetic, with tests of its own",
 }
 """Classes that decide nothing about what happens in which order."""

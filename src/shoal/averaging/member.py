@@ -3,8 +3,7 @@
     endpoint -> receive -> RoundMemberMachine -> jobs: close steps, ring, swap -> RoundMemberMachine -> post
 
 One job at a time changes the state; a ring runs beside it and ends when a newer quorum or a record replaces it. A
-replica that was left behind fetches the newest state (`state_sync`), and gives its own to those that ask
-(`state_donor`).
+replica that was left behind gets the newest state from its `StateSource`, and what it holds goes there.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from torch import Tensor
 
 from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
 from shoal.averaging.round_average import DEFAULT_RING, Device, RingSettings, RoundAverage
-from shoal.averaging.snapshot_exchange import SnapshotExchange
-from shoal.averaging.state_donor import StateDonor
-from shoal.averaging.state_sync import StateSync
+from shoal.averaging.state_source import StateSource
 from shoal.errors import RoundAborted, StateMismatch
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import Tip
@@ -116,12 +113,10 @@ class RoundMember:
         unseal: Checks and decodes a record of the run (`signing.unsealer`).
         genesis: The hash that stands for D_0, whose state the replica holds.
         events: Is told of each swap, and when the replica is left out; must never be full.
-        sync: Fetches the newest state when the replica does not hold it; without it, the replica stays out.
-        donor: Gives the replica's state to others.
+        source: Has the newest state when the replica does not hold it, and is told of what it holds.
         is_behind: The replica has reason to believe that the run is further than D_0.
         ring: The same on all replicas.
         links: What is known of the links to others of the stage; the coordinator orders the ring by it.
-        snapshots: May hold one that the replica goes on from; the member then begins the first round itself.
     """
 
     def __init__(
@@ -134,13 +129,11 @@ class RoundMember:
         steps: StepService,
         state: ReplicaState,
         device: Device,
+        source: StateSource,
         events: MemoryObjectSendStream[RoundEvent] | None = None,
-        sync: StateSync | None = None,
-        donor: StateDonor | None = None,
         is_behind: bool = False,
         ring: RingSettings = DEFAULT_RING,
         links: Callable[[], Sequence[LinkReport]] = tuple,
-        snapshots: SnapshotExchange | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._stage = stage
@@ -149,11 +142,9 @@ class RoundMember:
         self._device = device
         self._events = events
         self._links = links
-        self._snapshots = snapshots
         self._ring = RoundAverage(endpoint, stage, state, device, ring)
         self._machine = RoundMemberMachine(endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unseal, is_behind)
-        self._sync = sync
-        self._donor = donor or StateDonor(endpoint, stage)
+        self._source = source
         self._jobs: deque[_Job] = deque()
         self._has_jobs = anyio.Event()
         self._ring_scope = anyio.CancelScope()
@@ -211,9 +202,7 @@ class RoundMember:
 
     def receive(self, event: Received) -> bool:
         """Take a round message for a replica; see `transport.dispatch.Handler`."""
-        if self._ring.receive(event) or self._donor.receive(event):
-            return True
-        if self._sync is not None and self._sync.receive(event):
+        if self._ring.receive(event):
             return True
         if not isinstance(event.message, Order):
             return False
@@ -222,9 +211,6 @@ class RoundMember:
 
     def peer_lost(self, peer: PeerId) -> None:
         """See `transport.dispatch.Handler`."""
-        self._donor.peer_lost(peer)
-        if self._sync is not None:
-            self._sync.peer_lost(peer)
         self._do(self._machine.lost(peer))
 
     async def run(self) -> None:
@@ -234,11 +220,10 @@ class RoundMember:
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._donor.run)
-            if self._snapshots is not None and not self._machine.is_behind:
-                await self._snapshots.settled(self.base)
+            if self._source.may_resume and not self._machine.is_behind:
+                await self._source.settled(self.base)
                 self._steps.start_round(self._machine.round, self._machine.tip.hash)
-                self._resume(self._snapshots)
+                self._resume()
             while True:
                 while self._jobs:
                     match self._jobs.popleft():
@@ -311,22 +296,22 @@ class RoundMember:
             logger.info("ring.started", extra={"round": quorum.round, "epoch": quorum.epoch, "members": peers})
             try:
                 average = await self._ring.run(quorum)
-                hashes = await self._device.run(self._state.stage, average, self._donor.is_followed)
+                hashes = await self._device.run(self._state.stage, average, self._source.is_followed)
             except StateMismatch as error:
-                self._donor.release()
+                self._source.release()
                 self._do(self._machine.state_broken(str(error)))
                 return
             self._do(self._machine.ring_done(quorum, hashes))
 
     def _start_fetch(self, tasks: TaskGroup, order: Fetch) -> None:
         """Go on to a newer record from the one that is being fetched, or begin with it."""
-        if self._sync is None or self._sync.follow(order):
+        if self._source.follow(order):
             return
         self._fetch_scope.cancel()
         self._fetch_scope = anyio.CancelScope()
-        tasks.start_soon(self._fetch, self._sync, order, self._fetch_scope)
+        tasks.start_soon(self._fetch, order, self._fetch_scope)
 
-    async def _fetch(self, sync: StateSync, order: Fetch, scope: anyio.CancelScope) -> None:
+    async def _fetch(self, order: Fetch, scope: anyio.CancelScope) -> None:
         """Get the state of the newest record from its holders and stage it."""
         with scope:
             base: tuple[OuterState, StageHashes] | None = None
@@ -334,9 +319,9 @@ class RoundMember:
                 with contextlib.suppress(StateMismatch):  # then the whole state is fetched
                     await self._device.run(self._state.check)
                     base = (self._state.base, self._state.hashes)
-            newest = await sync.fetch(order, self._state.base, base, self._successor, self._stage_fetched)
-            if self._snapshots is not None:
-                await self._snapshots.settled(Base(newest.record.round, newest.record_hash, newest.hashes))
+            take = self._stage_fetched
+            newest = await self._source.fetch(order, self._state.base, base, self._successor, take)
+            await self._source.settled(Base(newest.record.round, newest.record_hash, newest.hashes))
             self._do(self._machine.fetched(newest.record_hash, newest.hashes))
 
     async def _successor(self, state: OuterState, average: Contribution) -> OuterState:
@@ -361,22 +346,20 @@ class RoundMember:
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._do(self._machine.swapped(hashes, sent))
         self._steps.start_round(record.round + 1, self._machine.tip.hash, leaves_chain)
-        if self._snapshots is not None:
-            self._snapshots.recorded(record.round)
-            self._resume(self._snapshots)
+        state = None if self._machine.is_restored else self._state.base
+        self._source.hold(record.round, self._machine.tip.hash, state, average)
+        self._resume()
         if self._machine.is_restored:
             logger.warning("stage.restored", extra={"round": record.round, "from": self._machine.basis.round})
-        else:
-            self._donor.hold(record.round, self._machine.tip.hash, self._state.base, average)
         if leaves_chain:
             logger.warning("replica.chain_left", extra={"round": record.round, "stage": self._stage})
         fields = {"round": record.round, "stage": self._stage, **msgspec.structs.asdict(hashes)}
         logger.info("round.swapped", extra=fields)
         self._tell(RoundSwapped(record, hashes))
 
-    def _resume(self, snapshots: SnapshotExchange) -> None:
+    def _resume(self) -> None:
         """A round has begun: go on from a snapshot of it, if there is one."""
-        found = snapshots.take(self.base)
+        found = self._source.resumable(self.base)
         if found is None:
             return
         snapshot, content = found

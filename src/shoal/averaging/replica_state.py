@@ -23,36 +23,18 @@ from shoal.errors import StateMismatch
 from shoal.optim.flat import buffers_sha256, tensor_sha256
 from shoal.optim.norm import squared_norm
 from shoal.optim.outer import OuterSgd, pseudo_gradient
+from shoal.optim.parts import AveragedParts
 from shoal.wire.messages.round import StageHashes
 
 
 class AveragedStage(Protocol):
-    """The module and its buffers as flat vectors, on the device thread; `pipeline.StageCompute` is one."""
+    """The module and its buffers, on the device thread; `pipeline.StageCompute` is one."""
 
     base_parameters: Callable[[], Tensor] | None
 
-    def parameters_flat(self) -> Tensor:
-        """A copy of the local parameters (N)."""
-        ...
-
-    def load_parameters(self, flat_N: Tensor) -> None:
-        """Replace the local parameters."""
-        ...
-
-    def float_buffers_flat(self) -> Tensor:
-        """A copy of the committed floating buffers (F)."""
-        ...
-
-    def load_float_buffers(self, flat: Tensor) -> None:
-        """Replace the committed floating buffers."""
-        ...
-
-    def integer_buffers_flat(self) -> Tensor:
-        """A copy of the committed integer buffers (I)."""
-        ...
-
-    def load_integer_buffers(self, flat: Tensor) -> None:
-        """Replace the committed integer buffers."""
+    @property
+    def averaged(self) -> AveragedParts:
+        """What rounds replace."""
         ...
 
     def forget_moments(self) -> None:
@@ -61,7 +43,7 @@ class AveragedStage(Protocol):
 
 
 class Contribution(NamedTuple):
-    """What a member brings to the ring, and after it what the ring has made of it: three vectors of its own."""
+    """A vector for each of the `AveragedParts`: what a member brings to the ring, what the ring has made of it."""
 
     parameters_N: Tensor
     floats_F: Tensor
@@ -75,6 +57,11 @@ class OuterState(NamedTuple):
     momentum_N: Tensor
     floats_F: Tensor
     integers_I: Tensor
+
+    @property
+    def values(self) -> Contribution:
+        """What the parts of a replica that has just taken this state are."""
+        return Contribution(self.parameters_N, self.floats_F, self.integers_I)
 
     def hashes(self) -> StageHashes:
         """What a record says of it."""
@@ -106,13 +93,8 @@ class ReplicaState:
     def __init__(self, stage: AveragedStage, optimizer: OuterSgd) -> None:
         self._stage = stage
         self._optimizer = optimizer
-        parameters_N = stage.parameters_flat().cpu()
-        self._base = OuterState(
-            parameters_N,
-            torch.zeros_like(parameters_N),
-            stage.float_buffers_flat().cpu(),
-            stage.integer_buffers_flat().cpu(),
-        )
+        parameters_N, floats_F, integers_I = self._local()
+        self._base = OuterState(parameters_N, torch.zeros_like(parameters_N), floats_F, integers_I)
         self._staged: dict[StageHashes, _Staged] = {}
         self._pinned: StageHashes | None = None
         self._forgets = False
@@ -131,8 +113,7 @@ class ReplicaState:
     @property
     def ring_bytes(self) -> int:
         """Bytes of a contribution."""
-        base = self._base
-        return base.parameters_N.nbytes + base.floats_F.nbytes + base.integers_I.nbytes
+        return sum(vector.nbytes for vector in self._base.values)
 
     @property
     def gradient_kind(self) -> tuple[int, torch.dtype]:
@@ -144,9 +125,9 @@ class ReplicaState:
 
         If it is not, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
         """
-        local_N = self._stage.parameters_flat().cpu()
+        local_N, floats_F, _ = self._local()
         norm = math.sqrt(squared_norm(pseudo_gradient(self._base.parameters_N, local_N, out=local_N)).item())
-        if not self._stage.float_buffers_flat().isfinite().all():
+        if not floats_F.isfinite().all():
             norm = math.nan
         self._forgets = not math.isfinite(norm)
         return norm
@@ -165,18 +146,18 @@ class ReplicaState:
             gradient_N: Is overwritten with the pseudo-gradient. None makes a new vector.
             scale: A second factor on the pseudo-gradient, in an operation of its own; 1: no operation.
         """
-        base, stage = self._base, self._stage
-        integers_I = stage.integer_buffers_flat().cpu()
+        base = self._base
+        local_N, floats_F, integers_I = self._local()
         if gradient_N is None:
             gradient_N = torch.empty_like(base.parameters_N)
         if weight == 0:
             return Contribution(gradient_N.zero_(), torch.zeros_like(base.floats_F), integers_I)
         share = weight / total_weight
-        pseudo_gradient(base.parameters_N, stage.parameters_flat().cpu(), out=gradient_N)
+        pseudo_gradient(base.parameters_N, local_N, out=gradient_N)
         gradient_N.mul_(share)
         if scale != 1.0:
             gradient_N.mul_(scale)
-        return Contribution(gradient_N, stage.float_buffers_flat().cpu().mul_(share), integers_I)
+        return Contribution(gradient_N, floats_F.mul_(share), integers_I)
 
     def stage(self, average: Contribution | None, keep_average: bool = False) -> StageHashes:
         """Compute the outer step into new buffers and return their hashes.
@@ -245,9 +226,12 @@ class ReplicaState:
             self._forgets = False
         self._staged.clear()
         self._pinned = None
-        self._stage.load_parameters(self._base.parameters_N)
-        self._stage.load_float_buffers(self._base.floats_F)
-        self._stage.load_integer_buffers(self._base.integers_I)
+        for part, vector in zip(self._stage.averaged, self._base.values, strict=True):
+            part.load(vector)
+
+    def _local(self) -> Contribution:
+        """A copy of what the replica is now, on the CPU."""
+        return Contribution(*(part.flat().cpu() for part in self._stage.averaged))
 
     def check(self) -> None:
         """Compare the held bytes with the hashes that the record gave them.

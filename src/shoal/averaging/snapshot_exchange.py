@@ -1,8 +1,10 @@
 """Snapshots of other replicas that are kept here, and the one that a new generation of this replica goes on from.
 
 boundary -> SnapshotOwner -> buddy                               as an owner (`snapshot_owner`)
-OfferSnapshot -> SnapshotStore -> chunks -> kept, or dropped     as a buddy
-AskSnapshot -> SnapshotSearch -> chunks -> take                  as the next generation of an owner
+OfferSnapshot -> SnapshotStore -> content -> kept, or dropped    as a buddy
+AskSnapshot -> SnapshotSearch -> content -> take                 as the next generation of an owner
+
+Contents are got as those of states are (`contents`): by a buddy from the owner, by a new generation from its buddies.
 """
 
 from __future__ import annotations
@@ -11,30 +13,22 @@ import hmac
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine
+from functools import partial
 
 import anyio
 import msgspec
-from torch import Tensor
 
+from shoal.averaging.contents import Contents
+from shoal.averaging.snapshot_fetch import SnapshotFetch, offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
-from shoal.averaging.snapshot_transfer import Incoming, send_content
-from shoal.clock import Clock
+from shoal.averaging.state_source import Resumable
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.swarm.snapshots import AskBuddy, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies
 from shoal.swarm.view import SwarmView
-from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.snapshot import (
-    AskSnapshot,
-    NoSnapshot,
-    OfferSnapshot,
-    Snapshot,
-    SnapshotChunk,
-    SnapshotKept,
-    TakeSnapshot,
-)
+from shoal.transport.base import Received
+from shoal.wire.messages.snapshot import AskSnapshot, NoSnapshot, OfferSnapshot, Snapshot, SnapshotKept
 
 logger = logging.getLogger(__name__)
 
@@ -46,18 +40,11 @@ _FIRST_ROUND_S = 5.0
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
-class Resumable(NamedTuple):
-    """What a new generation goes on from."""
-
-    snapshot: Snapshot
-    content: Tensor
-
-
 class SnapshotExchange:
     """The snapshots of one server. A `transport.dispatch.Handler`.
 
     Args:
-        owner: Sends the replica's own snapshots.
+        owner: Gives the replica's own snapshots.
         generation: Which replica of this peer this is, counted from its first; None: not known.
         follows: The generation before served the same stage, so a buddy may have a snapshot of it.
         view: Returns the swarm as it is now.
@@ -65,7 +52,7 @@ class SnapshotExchange:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        contents: Contents,
         stage: int,
         *,
         owner: SnapshotOwner,
@@ -73,48 +60,57 @@ class SnapshotExchange:
         generation: int | None,
         follows: bool,
         view: Callable[[], SwarmView],
-        clock: Clock,
     ) -> None:
         self.owner = owner
-        self._endpoint = endpoint
+        self._contents = contents
+        self._endpoint = contents.endpoint
+        self._clock = contents.clock
         self._stage = stage
         self._settings = settings
         self._generation = generation or 0
         self._view = view
-        self._clock = clock
         self._store = SnapshotStore(stage, settings.room_bytes)
-        self._incoming: dict[PeerId, Incoming] = {}
-        self._whole: dict[PeerId, Incoming] = {}
-        self._requests: deque[tuple[PeerId, str]] = deque()
-        self._serving: set[PeerId] = set()
-        self._search = SnapshotSearch(endpoint.peer_id, stage, self._generation, _SEARCH_S) if follows else None
-        self._own: Incoming | None = None
+        self._whole: dict[PeerId, SnapshotFetch] = {}
+        self._coming: dict[PeerId, SnapshotFetch] = {}
+        me = contents.endpoint.peer_id
+        self._search = SnapshotSearch(me, stage, self._generation, _SEARCH_S) if follows else None
+        self._own: SnapshotFetch | None = None
+        self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
         self._changed = anyio.Event()
 
     # -- a new generation
 
     async def settled(self, base: Base) -> None:
-        """Return when the snapshot that continues this state is here, or will not come."""
+        """See `StateSource.settled`."""
         if self._search is not None:
             with anyio.move_on_after(_FIRST_ROUND_S if base.round == 0 else math.inf):
                 while not self._search.is_settled(base):
                     await self._changed.wait()
 
     def take(self, base: Base) -> Resumable | None:
-        """The replica begins to train from this state: return the snapshot that continues it, if there is one, once."""
+        """See `StateSource.resumable`."""
         if self._search is None:
             return None
         snapshot, own = self._search.take(base), self._own
         if self._search.is_over and self._search.found is None:
+            if own is not None:
+                own.cancel()
             self._own = None
             self._notify()
         return Resumable(snapshot, own.content) if snapshot is not None and own is not None else None
 
     def recorded(self, round: int) -> None:
-        """The replica holds the record of this round: older snapshots of others are of no use any more."""
+        """The replica holds the record of this round: snapshots of the rounds before are of no use any more."""
+        self.owner.recorded()
         self._store.recorded(round)
-        self._whole = {owner: kept for owner, kept in self._whole.items() if self._store.whole(owner) is not None}
-        self._incoming = {owner: each for owner, each in self._incoming.items() if self._store.coming(owner)}
+        for owner, coming in list(self._coming.items()):
+            if self._store.coming(owner) is None:
+                coming.cancel()
+                del self._coming[owner]
+        for owner, kept in list(self._whole.items()):
+            if self._store.whole(owner) is None:
+                del self._whole[owner]
+                self._drop(kept)
 
     # -- events
 
@@ -122,22 +118,20 @@ class SnapshotExchange:
         """Take a message about snapshots; see `transport.dispatch.Handler`.
 
         Raises:
-            RemoteProtocolError: The peer sends what is no snapshot, or more than it has offered.
+            RemoteProtocolError: The peer offers what is no snapshot.
         """
         peer, message = event.peer, event.message
         match message:
             case OfferSnapshot():
                 self._offered(peer, message)
-            case SnapshotChunk(digest):
-                self._chunk(event, digest)
             case AskSnapshot(stage, generation):
                 whole = self._whole.get(peer)
                 kept = None if whole is None else (whole.snapshot.stage, whole.snapshot.generation)
                 is_there = kept == (stage, generation)
                 self._endpoint.post(peer, whole.offer if whole and is_there else NoSnapshot("", "there is none"))
-            case TakeSnapshot() | NoSnapshot() | SnapshotKept():
-                if not self.owner.answered(peer, message):
-                    self._asked(peer, message)
+            case NoSnapshot() | SnapshotKept():
+                if not self.owner.answered(peer, message) and isinstance(message, NoSnapshot):
+                    self._refused(peer)
             case _:
                 return False
         self._notify()
@@ -146,19 +140,13 @@ class SnapshotExchange:
     def peer_lost(self, peer: PeerId) -> None:
         """See `transport.dispatch.Handler`."""
         self.owner.peer_lost(peer)
-        self._incoming.pop(peer, None)
-        self._store.lost(peer)
-        if self._search is not None:
-            self._act(self._search.refused(peer, self._clock.now_s()))
+        self._give_up(peer)
+        self._refused(peer)
         self._notify()
 
-    def _asked(self, peer: PeerId, message: TakeSnapshot | NoSnapshot | SnapshotKept) -> None:
-        """A new generation's message to its buddy, or the answer of one."""
-        if isinstance(message, TakeSnapshot) and peer not in self._serving:
-            self._serving.add(peer)
-            self._requests.append((peer, message.digest))
-        elif isinstance(message, NoSnapshot) and self._search is not None:
-            self._act(self._search.refused(peer, self._clock.now_s()))
+    def _refused(self, buddy: PeerId) -> None:
+        if self._search is not None:
+            self._act(self._search.refused(buddy, self._clock.now_s()))
 
     def _offered(self, peer: PeerId, offer: OfferSnapshot) -> None:
         try:
@@ -172,38 +160,28 @@ class SnapshotExchange:
                 logger.warning("snapshot.forged", extra={"peer": peer})
             self._act(search.offered(peer, snapshot, now_s) if is_own else search.refused(peer, now_s))
             return
-        self._incoming.pop(peer, None)
+        self._give_up(peer)
         reason = self._store.offered(peer, snapshot, len(offer.body))
-        if not reason:
-            self._incoming[peer] = Incoming(snapshot, offer)
-        self._endpoint.post(peer, NoSnapshot(snapshot.digest, reason) if reason else TakeSnapshot(snapshot.digest))
+        if reason:
+            self._endpoint.post(peer, NoSnapshot(snapshot.digest, reason))
+            return
+        coming = self._coming[peer] = SnapshotFetch(self._contents, snapshot, offer, lambda: (peer,))
+        self._jobs.append(partial(self._keep, peer, coming))
 
-    def _chunk(self, event: Received, digest: str) -> None:
-        peer, search, own = event.peer, self._search, self._own
-        if search is not None and own is not None and search.taking == (peer, own.snapshot):
-            search.progressed(self._clock.now_s())
-            if own.snapshot.digest == digest and own.add(event):
-                self._act(search.received(own.digest, self._clock.now_s()))
-            return
-        incoming = self._incoming.get(peer)
-        # What comes late is of a snapshot that has been given up.
-        if incoming is None or incoming.snapshot.digest != digest or not incoming.add(event):
-            return
-        del self._incoming[peer]
-        if self._store.completed(peer, incoming.digest):
-            self._whole[peer] = incoming
-            self._endpoint.post(peer, SnapshotKept(digest))
-        else:
-            self._endpoint.post(peer, NoSnapshot(digest, f"its content hashes to {incoming.digest}"))
+    def _give_up(self, owner: PeerId) -> None:
+        """What is coming from an owner does not come to its end."""
+        coming = self._coming.pop(owner, None)
+        if coming is not None:
+            coming.cancel()
+        self._store.lost(owner)
 
     def _act(self, effects: SearchEffects) -> None:
         for effect in effects:
             match effect:
                 case AskBuddy(peer):
                     self._endpoint.post(peer, AskSnapshot(self._stage, self._generation - 1))
-                case Take(peer, snapshot):
-                    self._own = Incoming(snapshot, OfferSnapshot(b"", b""))
-                    self._endpoint.post(peer, TakeSnapshot(snapshot.digest))
+                case Take(snapshot):
+                    self._jobs.append(partial(self._take, snapshot))
 
     def _notify(self) -> None:
         self._changed.set()
@@ -218,9 +196,33 @@ class SnapshotExchange:
             if self._search is not None:
                 tasks.start_soon(self._find, self._search)
             while True:
-                while self._requests:
-                    tasks.start_soon(self._serve, *self._requests.popleft())
+                while self._jobs:
+                    tasks.start_soon(self._jobs.popleft())
                 await self._changed.wait()
+
+    async def _keep(self, owner: PeerId, coming: SnapshotFetch) -> None:
+        """Get the content of an owner's snapshot, and keep it in place of the one before."""
+        is_here = await self._contents.fetch(coming)
+        if self._coming.get(owner) is not coming:
+            return
+        digest = coming.snapshot.digest
+        if not is_here:
+            self._give_up(owner)
+            self._endpoint.post(owner, NoSnapshot(digest, "its content is not what was said, or gone"))
+            return
+        del self._coming[owner]
+        self._store.completed(owner)
+        before = self._whole.get(owner)
+        self._whole[owner] = coming
+        self._contents.offer(coming.name, offered(coming.content, hashes=coming.machine.offer))
+        if before is not None:
+            self._drop(before)
+        self._endpoint.post(owner, SnapshotKept(digest))
+
+    def _drop(self, kept: SnapshotFetch) -> None:
+        """Give a content no more, unless it is that of another replica as well."""
+        if all(other.name != kept.name for other in self._whole.values()):
+            self._contents.drop(kept.name)
 
     async def _find(self, search: SnapshotSearch) -> None:
         found = buddies(self._view(), self._endpoint.hop, self._stage)
@@ -233,15 +235,23 @@ class SnapshotExchange:
                 await self._changed.wait()
             if effects := search.tick(self._clock.now_s()):
                 self._act(effects)
+                self._notify()
             if search.is_over:
                 self._notify()
+        if self._own is not None:
+            self._own.cancel()
         logger.info("snapshot.searched", extra={"stage": self._stage, "asked": len(found)})
 
-    async def _serve(self, peer: PeerId, digest: str) -> None:
-        """Send a kept snapshot back to its owner."""
-        whole = self._whole.get(peer)
-        if whole is None or whole.snapshot.digest != digest:
-            self._endpoint.post(peer, NoSnapshot(digest, "it is not here any more"))
-        else:
-            await send_content(self._endpoint, peer, digest, whole.content, lambda: self._whole.get(peer) is whole)
-        self._serving.discard(peer)
+    async def _take(self, snapshot: Snapshot) -> None:
+        """Get the content of a snapshot of the generation before, in place of another one that nobody gives."""
+        search = self._search
+        if search is None:
+            return
+        if self._own is not None:
+            self._own.cancel()
+        offer, heard = OfferSnapshot(b"", b""), lambda: search.progressed(self._clock.now_s())
+        own = self._own = SnapshotFetch(self._contents, snapshot, offer, lambda: search.givers, heard)
+        is_right = await self._contents.fetch(own)
+        if search.taking is snapshot:
+            self._act(search.received(is_right, self._clock.now_s()))
+            self._notify()

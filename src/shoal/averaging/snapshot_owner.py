@@ -1,6 +1,6 @@
-"""The owner's end of its snapshots: copied at a step boundary, sealed, and sent to the first buddy that takes it.
+"""The owner's end of its snapshots: copied at a step boundary, sealed, and given to the first buddy that takes it.
 
-boundary -> copy on the device -> OfferSnapshot -> TakeSnapshot -> chunks -> SnapshotKept
+boundary -> copy on the device -> OfferSnapshot -> the buddy gets the content (`contents`) -> SnapshotKept
                                     '-> NoSnapshot, lost, silent: the next buddy
 
 Nothing but the copy holds up the steps. One snapshot is on its way at a time; what would be due meanwhile is left out.
@@ -20,22 +20,18 @@ import anyio.to_thread
 import msgspec
 from torch import Tensor
 
+from shoal.averaging.contents import Contents, Request
 from shoal.averaging.round_average import Device
-from shoal.averaging.snapshot_transfer import send_content
+from shoal.averaging.snapshot_fetch import ANSWER_S, digest_of, offered
 from shoal.ids import PeerId
-from shoal.optim.flat import tensor_sha256
 from shoal.swarm.snapshots import Base, buddies, is_due
 from shoal.swarm.view import SwarmView
-from shoal.transport.base import Endpoint
-from shoal.wire.messages.snapshot import NoSnapshot, OfferSnapshot, Snapshot, SnapshotKept, TakeSnapshot
+from shoal.wire.messages.snapshot import NoSnapshot, OfferSnapshot, Snapshot, SnapshotKept
 from shoal.wire.messages.step import StepEntry
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_S = 10.0
-"""How long a buddy's answer is waited for."""
-
-Answer = TakeSnapshot | NoSnapshot | SnapshotKept
+Answer = NoSnapshot | SnapshotKept
 """What a buddy says."""
 
 
@@ -79,7 +75,7 @@ class SnapshotOwner:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        contents: Contents,
         stage: int,
         *,
         generation: int | None,
@@ -89,7 +85,8 @@ class SnapshotOwner:
         capture: Callable[[], Tensor],
         base: Callable[[], Base],
     ) -> None:
-        self._endpoint = endpoint
+        self._contents = contents
+        self._endpoint = contents.endpoint
         self._stage = stage
         self._generation = generation
         self._settings = settings
@@ -129,6 +126,10 @@ class SnapshotOwner:
             self._answers.append(None)
             self._notify()
 
+    def recorded(self) -> None:
+        """The replica holds a newer record: nobody needs a snapshot of the round before any more."""
+        self._notify()
+
     async def run(self) -> None:
         """Send until cancelled."""
         while True:
@@ -140,47 +141,55 @@ class SnapshotOwner:
     async def _send(self, made: _Made, generation: int) -> None:
         base, log, content = made
         me = self._endpoint.hop
-        digest = await anyio.to_thread.run_sync(tensor_sha256, content)
+        to_give = offered(content, self._asked)
+        digest = digest_of(await anyio.to_thread.run_sync(to_give.hashes))
         state = (base.round, base.record_hash, base.hashes)
-        body = msgspec.msgpack.encode(Snapshot(me.peer, self._stage, generation, *state, log, content.numel(), digest))
+        snapshot = Snapshot(me.peer, self._stage, generation, *state, log, content.numel(), digest)
+        body = msgspec.msgpack.encode(snapshot)
         offer = OfferSnapshot(body, self._settings.seal(body))
-        fields = {"round": base.round + 1, "stage": self._stage, "steps": len(log), "bytes": content.numel()}
-        for buddy in buddies(self._view(), me, self._stage):
-            self._endpoint.introduce(buddy.hop)
-            self._talk = (buddy.peer, digest)
-            self._answers.clear()
-            refusal = await self._offer(buddy.peer, digest, offer, made)
+        self._contents.offer(snapshot.name, to_give)
+        try:
+            await self._give(offer, snapshot, base)
+        finally:
             self._talk = None
-            if not refusal:
+            self._contents.drop(snapshot.name)
+
+    async def _give(self, offer: OfferSnapshot, snapshot: Snapshot, base: Base) -> None:
+        """Offer a snapshot to the buddies in turn, until one keeps it or its round is over."""
+        num_steps = len(snapshot.log)
+        fields = {"round": base.round + 1, "stage": self._stage, "steps": num_steps, "bytes": snapshot.num_bytes}
+        for buddy in buddies(self._view(), self._endpoint.hop, self._stage):
+            self._endpoint.introduce(buddy.hop)
+            self._talk = (buddy.peer, snapshot.digest)
+            self._answers.clear()
+            self._endpoint.post(buddy.peer, offer)
+            answer = await self._answer(base)
+            if isinstance(answer, SnapshotKept):
                 self._endpoint.metrics.counter("snapshot.kept").add()
                 logger.info("snapshot.kept", extra={**fields, "buddy": buddy.peer})
                 return
-            logger.info("snapshot.refused", extra={**fields, "buddy": buddy.peer, "reason": refusal})
-            if self._base() != base:
+            is_over = self._base() != base
+            reason = "its round is over" if is_over else "it is lost or does not answer"
+            if isinstance(answer, NoSnapshot):
+                reason = answer.reason
+            logger.info("snapshot.refused", extra={**fields, "buddy": buddy.peer, "reason": reason})
+            if is_over:
                 return
         logger.warning("snapshot.not_kept", extra={**fields, "effect": "a crash now costs more steps"})
 
-    async def _offer(self, buddy: PeerId, digest: str, offer: OfferSnapshot, made: _Made) -> str:
-        """Give a buddy a snapshot; returns why that has failed, or nothing."""
-        self._endpoint.post(buddy, offer)
-        answer = await self._answer()
-        if isinstance(answer, TakeSnapshot):
-            # Once the record is there nobody needs it any more.
-            is_wanted = lambda: not self._answers and self._base() == made.base  # noqa: E731
-            await send_content(self._endpoint, buddy, digest, made.content, is_wanted)
-            if self._base() != made.base:
-                return "its round is over"
-            answer = await self._answer()
-        if isinstance(answer, NoSnapshot):
-            return answer.reason
-        return "" if isinstance(answer, SnapshotKept) else "it is lost or does not answer"
-
-    async def _answer(self) -> Answer | None:
-        """The buddy's next answer; None if it is lost or silent."""
-        with anyio.move_on_after(_ANSWER_S):
-            while not self._answers:
+    async def _answer(self, base: Base) -> Answer | None:
+        """The buddy's answer; None if it is lost, or has neither asked nor said anything, or the round is over."""
+        while not self._answers and self._base() == base:
+            with anyio.move_on_after(ANSWER_S) as timer:
                 await self._changed.wait()
+            if timer.cancelled_caught:
+                return None
         return self._answers.popleft() if self._answers else None
+
+    def _asked(self, peer: PeerId, request: Request, num_chunks: int) -> None:
+        """The buddy gets the content."""
+        if self._talk is not None and self._talk[0] == peer:
+            self._notify()
 
     def _notify(self) -> None:
         self._changed.set()

@@ -1,6 +1,6 @@
 """A newcomer's end of a state transfer: what is fetched in which order, until the newest record's state is here.
 
-    Fetch -> StateChain -> PieceTransfer: whole state -> PieceTransfer: averages -> ... -> compared with each record
+    Fetch -> StateChain -> transfer of the whole state -> transfers of averages -> ... -> compared with each record
 
 Nobody waits for it, and it gives up only when it is cancelled: as long as nobody holds the bytes it waits, and says so.
 """
@@ -8,32 +8,103 @@ Nobody waits for it, and it gives up only when it is cancelled: as long as nobod
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import anyio.to_thread
 import torch
-from torch import Tensor
 
-from shoal.averaging.piece_transfer import Answer, PieceTransfer, TransferContext
+from shoal.averaging.content_fetch import ContentFetch
+from shoal.averaging.contents import Contents
 from shoal.averaging.replica_state import Contribution, OuterState
-from shoal.clock import Clock
-from shoal.errors import RemoteProtocolError
+from shoal.averaging.state_donor import content_of
+from shoal.averaging.state_source import Successor, TakeState
+from shoal.errors import StateMismatch
 from shoal.ids import PeerId
+from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
 from shoal.swarm.round_effects import Fetch
 from shoal.swarm.state_chain import Piece, StateChain
 from shoal.swarm.state_keeping import is_too_slow
-from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
-from shoal.transport.base import Endpoint, PeerLost, Received
-from shoal.wire.messages.round import StageHashes, StateChunk
+from shoal.wire.messages import Hop
+from shoal.wire.messages.round import StageHashes
 
 logger = logging.getLogger(__name__)
 
-Successor = Callable[[OuterState, Contribution], Awaitable[OuterState]]
-"""The outer step: the state that follows from one and the averages of the round after it."""
 
-Take = Callable[[OuterState, StageHashes], Awaitable[None]]
-"""Given a state that is complete, with its hashes."""
+class _PieceFetch(ContentFetch):
+    """A piece of the way to the newest record.
+
+    Args:
+        sync: of the stage.
+        base: the state that an average leads on from; None: the piece is a whole state.
+
+    Attributes:
+        state: that the piece leads to, once all of it has come; not the record's if the transfer is given up then.
+    """
+
+    def __init__(
+        self,
+        sync: StateSync,
+        chain: StateChain,
+        piece: Piece,
+        template: OuterState,
+        base: OuterState | None,
+        successor: Successor,
+    ) -> None:
+        like = template if base is None else template.values
+        contents = sync.contents
+        name = content_of(sync.stage, piece.order.record_hash, piece.is_average)
+        self._vectors = tuple(torch.empty_like(vector) for vector in like)
+        ends = (contents.endpoint, contents.clock)
+        super().__init__(*ends, name, self._vectors, sync.settings, contents.chunk_bytes)
+        self.state: OuterState | None = None
+        self._sync = sync
+        self._chain = chain
+        self._piece = piece
+        self._round = piece.order.record.round
+        self._base = base
+        self._successor = successor
+
+    @property
+    def leads_elsewhere(self) -> bool:
+        """Whether averages have come that do not lead to the record.
+
+        Where the state before is not what the round began from, that is nobody's lie.
+        """
+        return self._piece.is_average and self.state is not None
+
+    def peers(self) -> Mapping[PeerId, Hop]:
+        """A client keeps the state of a stage whose last server has left."""
+        view, me = self._sync.view(), self._sync.contents.endpoint.peer_id
+        holders = (*view.by_stage(self._sync.stage), *view.clients)
+        return {holder.peer: holder.hop for holder in holders if holder.peer != me}
+
+    async def is_right(self) -> bool:
+        """Compare the state that follows with the record."""
+        if self._base is None:
+            self.state = OuterState(*self._vectors)
+        else:
+            self.state = await self._successor(self._base, Contribution(*self._vectors))
+        return await anyio.to_thread.run_sync(self.state.hashes) == self._piece.order.hashes
+
+    def is_lost(self, is_offered: bool, base_round: int) -> bool:
+        """The whole state of the newest record is waited for, and who gives it wrong is asked for nothing more."""
+        return self.leads_elsewhere or self._chain.is_lost(is_offered, is_gone=base_round >= self._round)
+
+    def report(self, effect: Distrust | Nobody | Late) -> None:
+        """Say what goes wrong."""
+        fields = {"stage": self._sync.stage, "round": self._round}
+        match effect:
+            case Distrust(peer, reason):
+                error = StateMismatch(f"peer {peer} does not give the state of record {self._round}: {reason}")
+                fields = {"peer": peer, "stage": self._sync.stage, "reason": str(error)}
+                logger.warning("state.donor_distrusted", extra=fields)
+            case Nobody():
+                reason = f"stage {self._sync.stage}: nobody holds record {self._round}; waiting for a server that does"
+                logger.warning("state.nobody", extra={**fields, "reason": reason})
+            case Late(num_missing, num_chunks):
+                reason = f"{num_missing} of {num_chunks} chunks are missing; everybody is asked again"
+                logger.warning("state.late", extra={**fields, "reason": reason})
 
 
 class StateSync:
@@ -41,54 +112,29 @@ class StateSync:
 
     Args:
         view: Returns the swarm as it is now, to find the holders.
-        chunk_bytes: The same on all replicas.
     """
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        stage: int,
-        *,
-        view: Callable[[], SwarmView],
-        clock: Clock,
-        settings: TransferSettings,
-        chunk_bytes: int = CHUNK_BYTES,
+        self, contents: Contents, stage: int, *, view: Callable[[], SwarmView], settings: TransferSettings
     ) -> None:
-        self._context = TransferContext(endpoint, stage, view, clock, settings, chunk_bytes)
+        self.contents = contents
+        self.stage = stage
+        self.view = view
+        self.settings = settings
         self._chain: StateChain | None = None
-        self._transfer: PieceTransfer | None = None
+        self._fetch: _PieceFetch | None = None
 
     @property
     def distrusted(self) -> frozenset[PeerId]:
-        """Who has given wrong bytes of what is being fetched; see `StateTransfer.distrusted`."""
-        return frozenset() if self._transfer is None else self._transfer.distrusted
-
-    def receive(self, event: Received) -> bool:
-        """Take an answer; what comes late is dropped. See `transport.dispatch.Handler`.
-
-        Raises:
-            RemoteProtocolError: A chunk comes without its bytes.
-        """
-        message = event.message
-        if not isinstance(message, Answer):
-            return False
-        if isinstance(message, StateChunk) and [tensor.dtype for tensor in event.tensors] != ["uint8"]:
-            raise RemoteProtocolError(f"{event.peer} sent chunk {message.chunk} not as one tensor of bytes")
-        if self._transfer is not None and self._transfer.is_about(message):
-            self._transfer.put(event)
-        return True
-
-    def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
-        if self._transfer is not None:
-            self._transfer.put(PeerLost(peer, "lost"))
+        """Who has given wrong bytes of what is being fetched; see `ContentTransfer.distrusted`."""
+        return frozenset() if self._fetch is None else self._fetch.machine.distrusted
 
     def follow(self, order: Fetch) -> bool:
         """A newer record is committed; returns whether what is being fetched leads to it, and `fetch` goes on to it."""
         if self._chain is None or not self._chain.follow(order):
             return False
-        if self._transfer is not None:
-            self._transfer.wake()
+        if self._fetch is not None:
+            self._fetch.wake()
         return True
 
     async def fetch(
@@ -97,34 +143,21 @@ class StateSync:
         template: OuterState,
         base: tuple[OuterState, StageHashes] | None,
         successor: Successor,
-        take: Take,
+        take: TakeState,
     ) -> Fetch:
-        """Get the state that a record names for this stage, or that of a newer record that it was told to `follow`.
-
-        One call at a time: a caller that wants another state cancels it.
-
-        Args:
-            order: Names the record and the hashes of its state.
-            template: Has the sizes and types of the state.
-            base: The state of the record before, with its hashes; None: it is not here.
-            take: Is given the state, verified; and again if a newer record has been committed meanwhile.
-
-        Returns:
-            The order of the record whose state was taken last.
-        """
+        """See `StateSource.fetch`."""
         state, hashes = (None, None) if base is None else base
         chain = self._chain = StateChain(order, hashes)
         try:
             while True:
                 while (piece := chain.piece) is not None:
                     base_state = state if piece.is_average else None
-                    is_here, found = await self._get(chain, piece, template, base_state, successor)
-                    if is_here:
-                        state = found
+                    fetch = _PieceFetch(self, chain, piece, template, base_state, successor)
+                    if await self._get(piece, fetch):
+                        state = fetch.state
                         chain.reached()
                     else:
-                        is_wrong = piece.is_average and found is not None
-                        _say_lost(self._context.stage, piece, chain.newest, template, is_wrong)
+                        _say_lost(self.stage, piece, chain.newest, template, fetch.leads_elsewhere)
                         chain.restart()
                 newest = chain.newest
                 if state is not None:
@@ -133,32 +166,28 @@ class StateSync:
                     return newest
         finally:
             if self._chain is chain:
-                self._chain = self._transfer = None
+                self._chain = self._fetch = None
 
-    async def _get(
-        self, chain: StateChain, piece: Piece, template: OuterState, base: OuterState | None, successor: Successor
-    ) -> tuple[bool, OuterState | None]:
-        """Get one piece; returns whether it is here, and the state that it leads to, if all of it has come.
+    async def _get(self, piece: Piece, fetch: _PieceFetch) -> bool:
+        """Get one piece; returns whether it is here, or was given up.
 
-        Without the one there may be the other: a state that is not the record's.
+        That is when nobody keeps it, or averages lead to something else than the record.
         """
-        result: OuterState | None = None
-
-        async def verify(vectors: Sequence[Tensor]) -> bool:
-            nonlocal result
-            result = OuterState(*vectors) if base is None else await successor(base, Contribution(*vectors))
-            return await anyio.to_thread.run_sync(result.hashes) == piece.order.hashes
-
-        like = template if base is None else Contribution(template.parameters_N, template.floats_F, template.integers_I)
-        vectors = tuple(torch.empty_like(vector) for vector in like)
-        transfer = self._transfer = PieceTransfer(self._context, piece, vectors, verify, chain.is_lost)
-        is_here = await transfer.run()
-        return is_here, result
+        clock = self.contents.clock
+        begun_s = clock.now_s()
+        self._fetch = fetch
+        fields = {"stage": self.stage, "round": piece.order.record.round, "average": piece.is_average}
+        logger.info("state.fetching", extra={**fields, "chunks": fetch.num_chunks})
+        if not await self.contents.fetch(fetch):
+            return False
+        took_s = round(clock.now_s() - begun_s, 3)
+        logger.info("state.fetched", extra={**fields, "took_s": took_s, "from": dict(fetch.machine.sources)})
+        return True
 
 
 def _say_lost(stage: int, piece: Piece, newest: Fetch, template: OuterState, is_wrong: bool) -> None:
     round, newest_round = piece.order.record.round, newest.record.round
-    average_bytes = sum(vector.nbytes for vector in template) - template.momentum_N.nbytes
+    average_bytes = sum(vector.nbytes for vector in template.values)
     if is_wrong:
         cause = f"The averages of record {round} have not led to the state that it names"
     elif is_too_slow(piece.is_average, round, newest_round):

@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.averaging.audit import audit
+from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
 from shoal.averaging.journal import Genesis, keep_steps, write_genesis
 from shoal.averaging.signing import Signer
@@ -213,8 +214,9 @@ class Client:
         )
         self.chains = ChainWatch(notice=notice, note=lambda chains: diary.note(ChainsLeft(chains)))
         self.stages = StageWatch(clock=clock, notice=notice, note=lambda stages: diary.note(StagesRestored(stages)))
-        self._fetch = StageFetch(endpoint, membership, clock)
-        self._keeping = Keeping(config, endpoint, self._coordinator, self._fetch, notice)
+        self._contents = Contents(endpoint, clock)
+        self._fetch = StageFetch(self._contents, membership)
+        self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, notice)
         self.rounds: RoundLoop = RoundLoop(
             config=config,
             log_dir=log_dir,
@@ -265,10 +267,12 @@ class Client:
             adopt(await self._launcher.request(Adopt()), self._diary.saved.plan, self.trainers, self.watch)
         async with anyio.create_task_group() as tasks:
             parts = (self.watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
-            asked = (self._data, self._feed, self.counters, self._succession, self._fetch, self._keeping, self.teller)
+            transfers = (self._fetch, self._contents, self._keeping)
+            asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller)
             seen = (self._membership, self.reports, self.stages, self.trainers, self._clock)
             handlers = (*parts, *asked, StatusAnswers(self._endpoint, self._config, *seen))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self.watch.notices.connection_ended)
+            tasks.start_soon(self._contents.run)
             async with self.model.left_at_the_end(lambda: self.ends_run):
                 with self._training:
                     await self._train()

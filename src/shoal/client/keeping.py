@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import anyio
 import anyio.to_thread
 
+from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.replica_state import OuterState
 from shoal.averaging.state_donor import StateDonor
@@ -27,10 +28,8 @@ from shoal.ids import PeerId
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.records import outcome_of, record_hash
-from shoal.swarm.view import NO_BASE
-from shoal.transport.base import Endpoint, Received
+from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
-from shoal.wire.messages.round import AskState, NoState, ReadState
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class Keeping:
     def __init__(
         self,
         config: Config,
-        endpoint: Endpoint,
+        contents: Contents,
         coordinator: RoundCoordinator,
         fetch: StageFetch,
         notice: Callable[[str], None],
@@ -60,17 +59,18 @@ class Keeping:
         """Keep nothing.
 
         Args:
+            contents: gives what is kept to newcomers.
             coordinator: names the holders of the newest record, and is told what this client keeps.
             notice: tells the user something that stays on the screen.
         """
         self._config = config
-        self._endpoint = endpoint
+        self._contents = contents
+        self._endpoint = contents.endpoint
         self._coordinator = coordinator
         self._fetch = fetch
         self._notice = notice
         self._layouts: list[StageLayout] = []
         self._kept: dict[int, _KeptState] = {}
-        self._asked: dict[PeerId, int] = {}
         self._leaving: dict[PeerId, Leave] = {}
         self._refused: dict[int, tuple[str, str]] = {}
         self._to_fetch = Mailbox[int]()
@@ -95,22 +95,14 @@ class Keeping:
     # -- events
 
     def receive(self, event: Received) -> bool:
-        """Take a server's word that it leaves, and a newcomer's questions.
+        """Take a server's word that it leaves.
 
         Raises:
             RemoteProtocolError: the sender serves no such stage.
         """
-        message = event.message
-        match message:
-            case Leave():
-                self._leave(event.peer, message)
-            case AskState():
-                self._asked[event.peer] = message.stage
-                self._give(event, message)
-            case ReadState():
-                self._give(event, message)
-            case _:
-                return False
+        if not isinstance(event.message, Leave):
+            return False
+        self._leave(event.peer, event.message)
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -118,17 +110,13 @@ class Keeping:
         self._leaving.pop(peer, None)
         self._going.discard(peer)
         self._notify()
-        self._asked.pop(peer, None)
-        for kept in self._kept.values():
-            kept.donor.peer_lost(peer)
 
     async def run(self) -> None:
-        """Fetch what is to be kept, and give it to who asks, until cancelled."""
+        """Fetch what is to be kept, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._drop_what_is_old)
             async for stage in self._to_fetch:
-                if (kept := await self._take_over(stage)) is not None:
-                    tasks.start_soon(kept.donor.run)
+                await self._take_over(stage)
                 self._awaited.discard(stage)
                 self._answer_all(stage)
                 self._notify()
@@ -182,15 +170,15 @@ class Keeping:
         leaving = self._leaving.keys() | {peer for said in self._leaving.values() for peer in said.others}
         return any(of == stage and peer not in leaving for peer, of in holders.items())
 
-    async def _take_over(self, stage: int) -> _KeptState | None:
-        """Fetch the state of the record that stands, from the servers that leave; None if it is here, or cannot be."""
+    async def _take_over(self, stage: int) -> None:
+        """Fetch the state of the record that stands, from the servers that leave, unless it is here or cannot be."""
         standing = self._coordinator.standing
         if standing is None or self._others_hold(stage):
-            return None
+            return
         record, digest = standing.record, record_hash(standing.signed)
         outcome = outcome_of(record, stage)
         if outcome is None or self.state(stage, digest) is not None:
-            return None
+            return
         if not self._layouts:
             self._layouts = await anyio.to_thread.run_sync(stage_layouts, self._config)
         layout = self._layouts[stage]
@@ -204,28 +192,18 @@ class Keeping:
         if state is None:
             self._refused[stage] = (digest, reason)
             logger.warning("stage.not_kept", extra={"stage": stage, "round": record.round, "reason": reason})
-            return None
+            return
         if (older := self._kept.get(stage)) is not None:
             older.donor.release()
-        donor = StateDonor(self._endpoint, stage)
+        donor = StateDonor(self._contents, stage)
         donor.hold(record.round, digest, state)
-        kept = self._kept[stage] = _KeptState(record.round, digest, state, donor)
+        self._kept[stage] = _KeptState(record.round, digest, state, donor)
         self._coordinator.keep(stage, digest)
         logger.info("stage.kept", extra={"stage": stage, "round": record.round, "record": digest})
         self._notice(
             f"the last servers of stage {stage} leave: its state after round {record.round} is kept here, and given to "
             "the next server of this stage"
         )
-        return kept
-
-    def _give(self, event: Received, message: AskState | ReadState) -> None:
-        """Hand a question to the donor of its stage; a question for a chunk is about the stage that was asked for."""
-        stage = self._asked.get(event.peer)
-        kept = None if stage is None else self._kept.get(stage)
-        if kept is None:
-            self._endpoint.post(event.peer, NoState(message.record_hash, NO_BASE, message.is_average))
-        else:
-            kept.donor.receive(event)
 
     async def _drop_what_is_old(self) -> None:
         """What is kept of a record is needed until the next one is committed, whose bytes the stage's members hold."""

@@ -5,18 +5,19 @@ from __future__ import annotations
 import anyio
 import torch
 
+from shoal.averaging.contents import Contents
 from shoal.averaging.replica_state import Contribution, OuterState
 from shoal.averaging.state_sync import StateSync
 from shoal.checkpoint.model_layout import StageLayout
-from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.errors import InvariantViolation
 from shoal.ids import PeerId
+from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.records import outcome_of
 from shoal.swarm.round_effects import Fetch
-from shoal.swarm.state_transfer import TransferSettings
-from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import NoState, Record, StageHashes, StateChunk, StateOffer
+from shoal.transport.base import Received
+from shoal.wire.messages.round import Record, StageHashes
+from shoal.wire.messages.transfer import Chunk, Have, Missing
 
 _LOOK_S = 0.5
 _NOBODY_S = 2.0
@@ -26,35 +27,33 @@ _SILENT_S = 30.0
 
 
 class StageFetch:
-    """Fetches the state that a record names, stage by stage. A `transport.dispatch.Handler`."""
+    """Fetches the state that a record names, stage by stage. A `transport.dispatch.Handler`, which comes before that of
+    the contents: it only hears what donors say."""
 
-    def __init__(self, endpoint: Endpoint, membership: Membership, clock: Clock) -> None:
-        self._endpoint = endpoint
+    def __init__(self, contents: Contents, membership: Membership) -> None:
+        self._contents = contents
         self._membership = membership
-        self._clock = clock
-        self._sync: StateSync | None = None
+        self._clock = contents.clock
         self._stage = 0
         self._refused: set[PeerId] = set()
         self._heard_s = 0.0
         self.fetched_bytes = 0
 
     def receive(self, event: Received) -> bool:
-        """Take a donor's answer."""
-        message = event.message
-        if not isinstance(message, StateOffer | NoState | StateChunk):
-            return False
+        """Listen to a donor's answer; takes nothing."""
+        match event.message:
+            case Missing():
+                self._refused.add(event.peer)
+            case Have() | Chunk():
+                self._refused.discard(event.peer)
+                self.fetched_bytes += sum(tensor.data.nbytes for tensor in event.tensors)
+            case _:
+                return False
         self._heard_s = self._clock.now_s()
-        if isinstance(message, NoState):
-            self._refused.add(event.peer)
-        else:
-            self._refused.discard(event.peer)
-            self.fetched_bytes += sum(tensor.data.nbytes for tensor in event.tensors)
-        return self._sync is None or self._sync.receive(event)
+        return False
 
     def peer_lost(self, peer: PeerId) -> None:
         """See `transport.dispatch.Handler`."""
-        if self._sync is not None:
-            self._sync.peer_lost(peer)
 
     async def fetch(self, stage: int, layout: StageLayout, record: Record, digest: str) -> OuterState | None:
         """Return the state of a stage, verified; None if nobody gives it."""
@@ -62,13 +61,7 @@ class StageFetch:
         if outcome is None:
             return None
         self._stage, self._refused, self._heard_s = stage, set(), self._clock.now_s()
-        self._sync = StateSync(
-            self._endpoint,
-            stage,
-            view=lambda: self._membership.view,
-            clock=self._clock,
-            settings=TransferSettings(),
-        )
+        sync = StateSync(self._contents, stage, view=lambda: self._membership.view, settings=TransferSettings())
         found: OuterState | None = None
 
         async def take(state: OuterState, hashes: StageHashes) -> None:
@@ -76,13 +69,10 @@ class StageFetch:
             found = state
 
         order = Fetch(record, digest, outcome.hashes, follows_base=False)
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch, self._sync, tasks.cancel_scope)
-                await self._sync.fetch(order, _template(layout), None, _no_successor, take)
-                tasks.cancel_scope.cancel()
-        finally:
-            self._sync = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch, sync, tasks.cancel_scope)
+            await sync.fetch(order, _template(layout), None, _no_successor, take)
+            tasks.cancel_scope.cancel()
         return found
 
     async def _watch(self, sync: StateSync, fetching: anyio.CancelScope) -> None:

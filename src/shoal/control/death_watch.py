@@ -17,16 +17,9 @@ from shoal.transport.dispatch import Handler
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart, RingReady
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import (
-    CommitRecord,
-    PrepareRecord,
-    QuorumTag,
-    ReadState,
-    Record,
-    SignedRecord,
-    StateChunk,
-)
+from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, SignedRecord
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
+from shoal.wire.messages.transfer import Chunk, ContentKind, Read
 
 
 class DeathWatch:
@@ -41,9 +34,9 @@ class DeathWatch:
         """Look at a message; takes nothing."""
         match event.message:
             # These carry no round: it is that of the last record which is known here.
-            case StateChunk():
+            case Chunk(name) if name.kind != ContentKind.SNAPSHOT:
                 self._points.reached("fetch", self._round)
-            case ReadState():
+            case Read(name) if name.kind != ContentKind.SNAPSHOT:
                 self._points.reached("donate", self._round)
             case message:
                 if (reached := point_of(message)) is not None:

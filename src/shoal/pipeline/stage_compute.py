@@ -29,9 +29,9 @@ from shoal.errors import LocalProtocolError
 from shoal.ids import StepKey
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
-from shoal.optim.flat import FlatLayout, packed, unpack
 from shoal.optim.inner import InnerOptimizer
 from shoal.optim.norm import squared_norm
+from shoal.optim.parts import AveragedParts, ReplicaParts
 from shoal.pipeline.split_backward import SplitBackward, split
 from shoal.pipeline.step_buffers import LiveBuffers
 from shoal.swarm.step_operations import Schedule, StepTotals
@@ -66,7 +66,7 @@ class StageCompute:
 
     Attributes:
         module: The stage. Its parameters change in `commit`; loaders change them between rounds.
-        layout: Of the flat parameters.
+        parts: What this replica is.
         version: Commits since the round started, including skipped ones.
         base_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
     """
@@ -90,7 +90,6 @@ class StageCompute:
         """
         self.module = module
         self.optimizer = optimizer
-        self.layout = FlatLayout.of_parameters(module)
         self.version = 0
         self.schedule = schedule
         self.activation_checkpointing = activation_checkpointing
@@ -104,8 +103,7 @@ class StageCompute:
         self._buffers = LiveBuffers(module)
         self._held_buffers = self._buffers.copy()
         self._steps: dict[StepKey, _StepState] = {}
-        self._float_buffers = FlatLayout.of_float_buffers(module)
-        self._integer_buffers = FlatLayout.of_integer_buffers(module)
+        self.parts = ReplicaParts.of_module(module, optimizer, self._buffers.changed)
 
     # ---- a step
 
@@ -314,7 +312,8 @@ class StageCompute:
             return self.module(input)
         if self.base_parameters is None:
             raise LocalProtocolError(f"stage {self._stage} does not hold the parameters that the round started from")
-        base = dict(zip(self.layout.names, self.layout.views(self.base_parameters().to(self._device)), strict=True))
+        layout = self.parts.averaged.parameters.layout
+        base = dict(zip(layout.names, layout.views(self.base_parameters().to(self._device)), strict=True))
         typed = {name: base[name].to(p.dtype) for name, p in self.module.named_parameters()}
         return functional_call(self.module, typed, (input,))
 
@@ -334,42 +333,18 @@ class StageCompute:
         self._held_buffers = self._buffers.copy()
         self._steps.clear()
         if resumed is not None:
-            count = len(self._parameters)
-            states = self.optimizer.begin_state([bool(has) for has in resumed[:count]])
-            unpack(resumed[count:], [*self._parameters, *self._buffers.live, *states])
+            self.parts.restore(resumed)
         self._buffers.changed()
 
     def snapshot(self) -> Tensor:
         """A copy, as bytes on the CPU, of all that the steps after this boundary depend on; see `start_round`."""
-        has_state = torch.tensor(self.optimizer.has_state, dtype=torch.bool)
-        return packed([has_state, *self._parameters, *self._buffers.live, *self.optimizer.state_tensors])
+        return self.parts.snapshot()
+
+    @property
+    def averaged(self) -> AveragedParts:
+        """What rounds replace."""
+        return self.parts.averaged
 
     def forget_moments(self) -> None:
         """Has the optimizer begin anew."""
         self.optimizer.reset()
-
-    def parameters_flat(self, out: Tensor | None = None) -> Tensor:
-        """A copy of the parameters as one vector (N)."""
-        return self.layout.flatten(self._parameters, out)
-
-    def load_parameters(self, flat_N: Tensor) -> None:
-        """Replaces the parameters' values."""
-        self.layout.unflatten(flat_N, self._parameters)
-
-    def float_buffers_flat(self) -> Tensor:
-        """A copy of the committed floating buffers as one vector."""
-        return self._float_buffers.flatten(self._float_buffers.select(self.module))
-
-    def load_float_buffers(self, flat: Tensor) -> None:
-        """Replaces the committed floating buffers' values."""
-        self._float_buffers.unflatten(flat, self._float_buffers.select(self.module))
-        self._buffers.changed()
-
-    def integer_buffers_flat(self) -> Tensor:
-        """A copy of the committed integer buffers as one vector."""
-        return self._integer_buffers.flatten(self._integer_buffers.select(self.module))
-
-    def load_integer_buffers(self, flat: Tensor) -> None:
-        """Replaces the committed integer buffers' values."""
-        self._integer_buffers.unflatten(flat, self._integer_buffers.select(self.module))
-        self._buffers.changed()

@@ -14,7 +14,7 @@ Exact are parameters, optimizer and outer state. Activations follow from what fl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,6 +27,7 @@ from shoal.model.meta import build_without_values
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, stage_ranges
 from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.parts import AveragedParts, ReplicaParts
 from shoal.quant.apply import module_path, quantisable
 from shoal.quant.rules import plan_module
 from shoal.swarm.assignment import StageNeed
@@ -53,11 +54,11 @@ _BF16_BYTES = 2
 
 @dataclass(slots=True)
 class _Tally:
-    """Of one stage: parameters on the meta device, and bytes of buffers and of weights of which each forward keeps a
-    copy, quantised or cast by autocast."""
+    """Of one stage: parameters and buffers on the meta device, and bytes of weights of which each forward keeps a copy,
+    quantised or cast by autocast."""
 
     parameters: list[Tensor]
-    buffer_bytes: int = 0
+    buffers: list[Tensor]
     cast_bytes: int = 0
     activation_bytes: int = 0
     largest_activation_bytes: int = 0
@@ -76,31 +77,37 @@ def stage_needs(config: Config) -> tuple[StageNeed, ...]:
 
 def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed:
     tally = _tally(config, family, stage, units)
-    num_elements = sum(p.numel() for p in tally.parameters)
-    parameter_bytes = sum(p.nbytes for p in tally.parameters)
-    optimizer = build_inner_optimizer(tally.parameters, config.diloco.inner_optim)
+    averaged = AveragedParts.of(_numbered(tally.parameters), _numbered(tally.buffers))
+    replica = ReplicaParts(averaged, build_inner_optimizer(tally.parameters, config.diloco.inner_optim))
+    num_elements, parameter_bytes = averaged.parameters.layout.numel, averaged.parameters.num_bytes
+    buffer_bytes = averaged.floats.num_bytes + averaged.integers.num_bytes
     in_flight, kept = _kept(config, is_last=stage == config.num_stages - 1)
     received = family.input_spec() if stage == 0 else family.boundary_spec(units.start - 1)
     sample_bytes = kept * tally.activation_bytes + tally.largest_activation_bytes + in_flight * received.num_bytes
     batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
-    device_bytes = parameter_bytes + tally.buffer_bytes + optimizer.state_bytes
+    device_bytes = replica.num_bytes
     # The copy of its own state that is on its way to a buddy.
     snapshot_bytes = device_bytes if config.diloco.snapshot_every_steps else 0
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,
-        step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * tally.buffer_bytes) + kept * tally.cast_bytes,
+        step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * buffer_bytes) + kept * tally.cast_bytes,
         sample_bytes=sample_bytes,
         eval_sample_bytes=tally.largest_activation_bytes,
         host_bytes=PROCESS_BYTES
         + compiler_bytes
         + _HELD_VECTORS * num_elements * _FLOAT_BYTES
-        + tally.buffer_bytes
+        + buffer_bytes
         + snapshot_bytes,
-        round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * tally.buffer_bytes,
+        round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * buffer_bytes,
         max_samples=-(-batch // parts),
         min_samples=within([-(-batch // parts)] * parts * config.diloco.gradient_accumulation_steps),
     )
+
+
+def _numbered(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Names for tensors of several units."""
+    return ((str(number), tensor) for number, tensor in enumerate(tensors))
 
 
 def _kept(config: Config, *, is_last: bool) -> tuple[int, int]:
@@ -117,11 +124,11 @@ def _kept(config: Config, *, is_last: bool) -> tuple[int, int]:
 
 
 def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:
-    tally = _Tally([])
+    tally = _Tally([], [])
     for index in units:
         unit = build_without_values(family, index, config.run.seed)
         tally.parameters += [torch.empty_like(parameter, device="meta") for parameter in unit.parameters()]
-        tally.buffer_bytes += sum(buffer.nbytes for buffer in unit.buffers())
+        tally.buffers += [torch.empty_like(buffer, device="meta") for buffer in unit.buffers()]
         weights, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
         tally.cast_bytes += weights
         if config.data.precision == "bf16-mixed":

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 from anyio.abc import TaskGroup
 
+from shoal.averaging.contents import Request
 from shoal.averaging.member import RoundSwapped
 from shoal.control.link_report import log_links
 from shoal.errors import ControlError, RoundAborted, ShoalError
@@ -31,7 +32,7 @@ from shoal.server.replica import LocalReplica
 from shoal.swarm.round_effects import Relocate
 from shoal.swarm.view import NO_BASE, SwarmView
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import AskState, ReadState, Record
+from shoal.wire.messages.round import Record
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +112,9 @@ class ReassignmentMonitor:
 
     def receive(self, event: Received) -> bool:
         """Give it to the replica; see `transport.dispatch.Handler`."""
-        if self._left is not None and isinstance(event.message, AskState | ReadState):
+        if self._left is not None and isinstance(event.message, Request):
             # Until the new replica has a state of its own, that of the old stage is still given to who needs it.
-            return self._left.member.receive(event)
+            return self._left.contents.receive(event)
         return any(handler.receive(event) for handler in self._replica.handlers)
 
     def peer_lost(self, peer: PeerId) -> None:

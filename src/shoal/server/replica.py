@@ -15,8 +15,10 @@ import anyio
 import torch
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from shoal.averaging.contents import Contents
 from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
+from shoal.averaging.peer_source import PeerSource
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import unsealer
@@ -40,8 +42,8 @@ from shoal.pipeline.stage_worker import CapLowered, StageWorker
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS, UNKNOWN_ROOM_BYTES
+from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.records import genesis_hash
-from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.step_operations import Schedule
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
@@ -57,6 +59,7 @@ class LocalReplica:
 
     Attributes:
         compute: only its device thread may use it.
+        contents: what it gives to others and gets from them.
         snapshots: its own on other servers, and theirs here; None: the run makes none.
     """
 
@@ -64,6 +67,7 @@ class LocalReplica:
     compute: StageCompute
     worker: StageWorker
     member: RoundMember
+    contents: Contents
     events: MemoryObjectReceiveStream[ReplicaEvent]
     snapshots: SnapshotExchange | None
     _sender: MemoryObjectSendStream[ReplicaEvent]
@@ -72,7 +76,8 @@ class LocalReplica:
     @property
     def handlers(self) -> tuple[Handler, ...]:
         """Who takes the endpoint's events."""
-        return (self.worker, self.member) if self.snapshots is None else (self.worker, self.member, self.snapshots)
+        parts = (self.worker, self.member, self.contents)
+        return parts if self.snapshots is None else (*parts, self.snapshots)
 
     def close(self) -> None:
         """Give back what a replica that does not run any more, or never did, has opened."""
@@ -86,6 +91,7 @@ class LocalReplica:
         async with self._sender, anyio.create_task_group() as tasks:
             tasks.start_soon(self.worker.run)
             tasks.start_soon(self.member.run)
+            tasks.start_soon(self.contents.run)
             if self.snapshots is not None:
                 tasks.start_soon(self.snapshots.run)
 
@@ -122,7 +128,7 @@ async def build_replica(
         log_dir: holds the replica's own log, without which a run cannot be replayed; None keeps none.
         max_microbatch_samples: the most that it takes at a time; None: any number.
         transfer: as configured if None.
-        chunk_bytes: of a transfer; the same on all servers.
+        chunk_bytes: of a state; the same on all servers.
         pace: of an emulated device; None: as fast as this device can.
         deaths: where a measurement lets the process die.
         snapshot_key: seals this peer's snapshots; the same in all its generations, and secret.
@@ -136,12 +142,13 @@ async def build_replica(
     if log_dir is not None:
         place = await device.run(_place, device_name)
         log = ReplicaLog(log_dir, Started(run_id, endpoint.peer_id, stage, place), lambda: state.hashes)
+    contents = Contents(endpoint, clock or SystemClock(), chunk_bytes)
     owner, snapshots = None, None
     if config.diloco.snapshot_every_steps:
         settings = SnapshotSettings(config.diloco.snapshot_every_steps, snapshot_room_bytes, snapshot_key)
         generation = None if log is None else log.generation
         owner = SnapshotOwner(
-            endpoint,
+            contents,
             stage,
             generation=generation,
             settings=settings,
@@ -151,14 +158,13 @@ async def build_replica(
             base=lambda: member.base,
         )
         snapshots = SnapshotExchange(
-            endpoint,
+            contents,
             stage,
             owner=owner,
             settings=settings,
             generation=generation,
             follows=log is not None and log.follows,
             view=view,
-            clock=clock or SystemClock(),
         )
     sender, receiver = anyio.create_memory_object_stream[ReplicaEvent](math.inf)
     worker = StageWorker(
@@ -178,6 +184,9 @@ async def build_replica(
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
     is_behind = run_has_begun(view())
+    patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
+    sync = StateSync(contents, stage, view=view, settings=patience)
+    source = PeerSource(sync, StateDonor(contents, stage), snapshots)
     member = RoundMember(
         endpoint=endpoint,
         unseal=unsealer(run_id, authority),
@@ -186,25 +195,16 @@ async def build_replica(
         steps=worker,
         state=state,
         device=device,
+        source=source,
         events=sender,
-        sync=StateSync(
-            endpoint,
-            stage,
-            view=view,
-            clock=clock or SystemClock(),
-            settings=transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s),
-            chunk_bytes=chunk_bytes,
-        ),
-        donor=StateDonor(endpoint, stage, chunk_bytes),
         # Measurements differ from run to run, and the order of the ring decides the last bits.
         links=tuple if config.run.deterministic else lambda: link_reports(endpoint),
         ring=RingSettings(codec=CODECS[config.diloco.averaging_compression]),
         is_behind=is_behind,
-        snapshots=snapshots,
     )
-    if snapshots is None or is_behind:
+    if not source.may_resume or is_behind:
         worker.start_round(1, genesis)
-    return LocalReplica(stage, compute, worker, member, receiver, snapshots, sender, log)
+    return LocalReplica(stage, compute, worker, member, contents, receiver, snapshots, sender, log)
 
 
 def run_has_begun(view: SwarmView) -> bool:

@@ -22,6 +22,8 @@ from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.snapshot import Snapshot
 
+CHUNK_BYTES = 1 << 18
+"""Size of a chunk of a snapshot: what a step's tensor may have to wait for."""
 MAX_ASKED = 4
 """Buddies that may have a snapshot: the next one is offered it when one does not take it."""
 
@@ -112,16 +114,11 @@ class SnapshotStore:
         self._kept[owner] = replace(kept, incoming=snapshot, incoming_bytes=size)
         return ""
 
-    def completed(self, owner: PeerId, digest: str) -> bool:
-        """All of what was coming is here, and hashes to `digest`; returns whether it is kept now, as the only one."""
+    def completed(self, owner: PeerId) -> None:
+        """All of what was coming is here, and has the hash that was said: it is kept now, as the only one."""
         kept = self._kept.get(owner, _OwnerSnapshots())
-        if kept.incoming is None:
-            return False
-        if kept.incoming.digest != digest:
-            self.lost(owner)
-            return False
-        self._kept[owner] = _OwnerSnapshots(kept.incoming, kept.incoming_bytes)
-        return True
+        if kept.incoming is not None:
+            self._kept[owner] = _OwnerSnapshots(kept.incoming, kept.incoming_bytes)
 
     def lost(self, owner: PeerId) -> None:
         """What is coming from an owner does not come to its end."""
@@ -161,9 +158,8 @@ class AskBuddy:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Have a buddy send the content, and report `received`."""
+    """Get the content from those who offer it, `SnapshotSearch.givers`, and report `received`."""
 
-    peer: PeerId
     snapshot: Snapshot
 
 
@@ -174,13 +170,15 @@ class SnapshotSearch:
     """How a replica that was started again finds the newest snapshot of the generation before.
 
     asking --all have answered, or are silent--> taking --its hash is right--> found
-                                                   '-- wrong, lost, silent --> the next best, or nothing
+                                                   '-- wrong, or all who have it are lost or silent
+                                                       --> the next best, or nothing
 
     Args:
         generation: number of this replica's generation.
         patience_s: how long the search waits for a silent buddy.
 
     Attributes:
+        taking: the snapshot whose content is on its way.
         found: the snapshot whose content is here.
         wake_at_s: when to call `tick` (monotonic); None when the search is over.
     """
@@ -190,26 +188,26 @@ class SnapshotSearch:
         self._patience_s = patience_s
         self._asked: set[PeerId] = set()
         self._offers: dict[PeerId, Snapshot] = {}
-        self._taking: PeerId | None = None
+        self.taking: Snapshot | None = None
         self.found: Snapshot | None = None
         self.is_over = False
         self.wake_at_s: float | None = None
 
     @property
-    def taking(self) -> tuple[PeerId, Snapshot] | None:
-        """What is being sent, and by whom."""
-        return None if self._taking is None else (self._taking, self._offers[self._taking])
+    def givers(self) -> frozenset[PeerId]:
+        """Who offers what is being taken."""
+        return frozenset(peer for peer, snapshot in self._offers.items() if snapshot == self.taking)
 
     def is_settled(self, base: Base) -> bool:
         """Whether nothing that continues this state is on its way any more."""
-        return self.is_over or (self.taking is not None and not continues(self.taking[1], base))
+        return self.is_over or (self.taking is not None and not continues(self.taking, base))
 
     def take(self, base: Base) -> Snapshot | None:
         """The replica begins to train from this state: what was found, if it continues that. Only once.
 
         A state from before the one that it continues is only on the way to that.
         """
-        best = self.found or (None if self.taking is None else self.taking[1])
+        best = self.found or self.taking
         if best is not None and best.round > base.round:
             return None
         found = self.found
@@ -237,28 +235,31 @@ class SnapshotSearch:
             return []
         self._asked.discard(peer)
         self._offers.pop(peer, None)
-        if self._taking == peer:
-            self._taking = None
+        if not self.givers:
+            self.taking = None
         return self._go_on(now_s)
 
     def progressed(self, now_s: float) -> None:
         """A part of the content has come."""
         self.wake_at_s = now_s + self._patience_s
 
-    def received(self, digest: str, now_s: float) -> SearchEffects:
-        """All of the content is here, and hashes to `digest`."""
-        if self._taking is None:
+    def received(self, is_right: bool, now_s: float) -> SearchEffects:
+        """All of the content is here, and has the hash that was sealed, or nobody gives that."""
+        if self.taking is None:
             return []
-        if self._offers[self._taking].digest != digest:
-            return self.refused(self._taking, now_s)
-        self._end(self._offers[self._taking])
-        return []
+        if is_right:
+            self._end(self.taking)
+            return []
+        effects: SearchEffects = []
+        for peer in sorted(self.givers):
+            effects += self.refused(peer, now_s)
+        return effects
 
     def tick(self, now_s: float) -> SearchEffects:
         """Time has passed: who is silent is waited for no longer."""
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return []
-        silent = self._asked - self._offers.keys() if self._taking is None else {self._taking}
+        silent = self._asked - self._offers.keys() if self.taking is None else self.givers
         self.wake_at_s = now_s + self._patience_s
         effects: SearchEffects = []
         for peer in sorted(silent):
@@ -266,17 +267,17 @@ class SnapshotSearch:
         return effects
 
     def _go_on(self, now_s: float) -> SearchEffects:
-        if self.is_over or self._taking is not None or self._asked - self._offers.keys():
+        if self.is_over or self.taking is not None or self._asked - self._offers.keys():
             return []
         if not self._offers:
             self._end(None)
             return []
-        self._taking = max(sorted(self._offers), key=lambda peer: _age(self._offers[peer]))
+        self.taking = max((self._offers[peer] for peer in sorted(self._offers)), key=_age)
         self.progressed(now_s)
-        return [Take(self._taking, self._offers[self._taking])]
+        return [Take(self.taking)]
 
     def _end(self, found: Snapshot | None) -> None:
-        self.found, self.is_over, self.wake_at_s, self._taking = found, True, None, None
+        self.found, self.is_over, self.wake_at_s, self.taking = found, True, None, None
 
 
 def _age(snapshot: Snapshot) -> tuple[int, int]:

@@ -50,6 +50,11 @@ class StateKeeping:
         """Whether some newcomer is on its way: then the averages of the next round may be needed."""
         return bool(self._reading(self._round + 1))
 
+    @property
+    def pieces(self) -> Collection[PieceKey]:
+        """All that is held or kept."""
+        return self._pieces.keys()
+
     def keeps(self, key: PieceKey) -> bool:
         """Whether a piece is held or kept."""
         return key in self._pieces

@@ -40,7 +40,7 @@ from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import LocalReplica, build_replica
-from shoal.swarm.state_transfer import CHUNK_BYTES, TransferSettings
+from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.testing.client_host import AUTHORITY, ClientHost
 from shoal.testing.faults.messages import Faults
@@ -86,7 +86,7 @@ class ClusterServer:
 
     def parameters(self) -> Tensor:
         """Return a copy of its parameters (N); only while it computes nothing."""
-        return self.replica.compute.parameters_flat()
+        return self.replica.compute.averaged.parameters.flat()
 
 
 class Cluster:

@@ -10,9 +10,10 @@ from typing import Final
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
-from shoal.wire.messages.round import CommitRecord, Join, PrepareRecord, Restore, RoundState, StateChunk, StateOffer
-from shoal.wire.messages.snapshot import OfferSnapshot, SnapshotChunk
+from shoal.wire.messages.round import CommitRecord, Join, PrepareRecord, Restore, RoundState
+from shoal.wire.messages.snapshot import OfferSnapshot
 from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
+from shoal.wire.messages.transfer import Chunk, Have
 
 MIB: Final = 1 << 20
 
@@ -24,8 +25,7 @@ TENSORS_OF: Final[Mapping[type, int]] = MappingProxyType(
         EvalForward: 1,
         EvalLabels: 1,
         RingPart: 1,
-        StateChunk: 1,
-        SnapshotChunk: 1,
+        Chunk: 1,
     }
 )
 """Tensors that follow a message, by its type; a type that is not listed carries none."""
@@ -37,14 +37,14 @@ LONG_MESSAGES: Final[frozenset[type]] = frozenset(
         PrepareRecord,
         CommitRecord,
         Restore,
-        StateOffer,
+        Have,
         OfferSnapshot,
         RecordSamples,
         ReleaseTrainer,
         Fenced,
     }
 )
-"""Messages that contain a whole round's logs, records, sample ranges or a state's hashes and may be that long."""
+"""Messages that contain a whole round's logs, records, sample ranges or a content's hashes and may be that long."""
 
 
 @dataclass(frozen=True, slots=True)

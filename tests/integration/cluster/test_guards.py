@@ -58,7 +58,7 @@ def at_close(cluster: Cluster, index: int, round: int, spoil: Callable[[Tensor],
     def act() -> None:
         parameters = server.parameters()
         spoil(parameters)
-        server.replica.compute.load_parameters(parameters)
+        server.replica.compute.averaged.parameters.load(parameters)
 
     cluster.when(Close, action=act, receiver=server.peer, round=round)
 

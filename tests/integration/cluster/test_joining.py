@@ -16,8 +16,8 @@ from shoal.ids import PeerId
 from shoal.swarm.view import NO_BASE
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import StartRound
-from shoal.wire.messages.round import StateChunk
 from shoal.wire.messages.step import Forward, Open
+from shoal.wire.messages.transfer import Chunk
 
 from .conftest import MakeCluster, make_config
 
@@ -118,7 +118,7 @@ async def test_the_first_donor_dies_in_the_middle_of_the_transfer(
                 cluster.kill_server(index)
 
         for index, server in enumerate(cluster.servers):
-            cluster.when(StateChunk, action=partial(kill, index), sender=server.peer)
+            cluster.when(Chunk, action=partial(kill, index), sender=server.peer)
         start_of_round(cluster, 3, lambda: cluster.start_server(0))
         hold_up(cluster, monkeypatch, 4, (PeerId("server4"),))
         result = await run(cluster)
@@ -171,7 +171,7 @@ async def test_the_round_ends_while_a_newcomer_loads(
                 cluster.network.heal(donor, newcomer)
 
         # It is cut off with half of a state; that of a newer record is what it ends with.
-        cluster.when(StateChunk, action=cut_off, receiver=newcomer, after=5)
+        cluster.when(Chunk, action=cut_off, receiver=newcomer, after=5)
         cluster.when(StartRound, action=reconnect, round=5)
         start_of_round(cluster, 3, lambda: cluster.start_server(0))
         monkeypatch.setattr(rounds, "_finished", held_up)

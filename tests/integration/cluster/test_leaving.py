@@ -11,8 +11,9 @@ import shoal
 from shoal.runtime.launcher_messages import LastOfStage, ServerMayLeave
 from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import Leave
-from shoal.wire.messages.round import Close, CommitRecord, PrepareRecord, StateChunk
+from shoal.wire.messages.round import Close, CommitRecord, PrepareRecord
 from shoal.wire.messages.step import Forward
+from shoal.wire.messages.transfer import Chunk
 
 from .conftest import MakeCluster, make_config
 
@@ -162,7 +163,7 @@ async def test_a_donor_that_is_lost_in_the_hand_over_is_replaced_by_the_other_on
                 await cluster.leave_servers(*STAGE_1)
             await cluster.start_server(1)
 
-        cluster.when(StateChunk, action=lambda: cluster.kill_server(1), sender=cluster.servers[1].peer)
+        cluster.when(Chunk, action=lambda: cluster.kill_server(1), sender=cluster.servers[1].peer)
         cluster.when(Forward, action=soon(cluster, leave), receiver=cluster.servers[3].peer, number=9)
         cluster.when(Leave, action=lambda: None)
         result, _ = await run(cluster)

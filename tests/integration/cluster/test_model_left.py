@@ -24,8 +24,8 @@ from shoal.data.catalog import open_source
 from shoal.data.source import Source
 from shoal.errors import ConfigError, RecordRejected, StateMismatch
 from shoal.testing import Cluster
-from shoal.wire.messages.round import StateChunk
 from shoal.wire.messages.step import Forward
+from shoal.wire.messages.transfer import Chunk
 
 from .conftest import MakeCluster, make_config, make_text
 
@@ -155,8 +155,8 @@ async def test_an_interrupted_run_leaves_the_model_of_its_last_record(make_clust
 
 async def test_a_donor_that_dies_in_the_transfer_of_the_model_is_replaced(make_cluster: MakeCluster) -> None:
     async with make_cluster(text(), chunk_bytes=1 << 20) as cluster:
-        cluster.when(StateChunk, action=lambda: cluster.kill_server(1), sender=cluster.servers[1].peer)
-        cluster.when(StateChunk, action=lambda: cluster.kill_server(0), sender=cluster.servers[0].peer)
+        cluster.when(Chunk, action=lambda: cluster.kill_server(1), sender=cluster.servers[1].peer)
+        cluster.when(Chunk, action=lambda: cluster.kill_server(0), sender=cluster.servers[0].peer)
         with anyio.fail_after(240):
             result = await cluster.run()
         assert result.summary["model_round"] == 2

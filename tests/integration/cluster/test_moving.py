@@ -185,7 +185,7 @@ async def test_a_server_that_cannot_load_its_new_stage_goes_back_to_the_old_one(
         fetch = StateSync.fetch
 
         async def fails(self: StateSync, *arguments: object) -> object:
-            if self._context.endpoint.peer_id == "server2" and self._context.stage == 1:
+            if self.contents.endpoint.peer_id == "server2" and self.stage == 1:
                 raise MemoryError("no room for the bytes")
             return await fetch(self, *arguments)
 

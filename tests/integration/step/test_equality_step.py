@@ -255,7 +255,7 @@ async def test_evaluation_is_that_of_the_parameters_that_the_round_started_from(
     expected = plain.evaluate(holdout)
     async with make_swarm(family, 2, seed=SEED, max_grad_norm=0.5) as swarm:
         for [replica] in swarm.replicas:
-            flat = replica.compute.parameters_flat()
+            flat = replica.compute.averaged.parameters.flat()
             replica.compute.base_parameters = lambda flat=flat: flat
         microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in holdout]
 
@@ -268,7 +268,7 @@ async def test_evaluation_is_that_of_the_parameters_that_the_round_started_from(
         await swarm.train(image_batches((3, 2))[0], 0, 1e-2)
         assert await evaluate(1) == expected
         for [replica] in swarm.replicas:
-            replica.compute.base_parameters = replica.compute.parameters_flat
+            replica.compute.base_parameters = replica.compute.averaged.parameters.flat
         assert await evaluate(2) != expected
         plain.step(image_batches((3, 2))[0], 0, 1e-2)
         for [replica] in swarm.replicas:

@@ -70,16 +70,16 @@ async def test_a_step_that_waits_while_a_round_begins_twice_is_computed_after_th
 async def test_a_round_that_ends_at_once_averages_what_the_snapshot_has(make_swarm: MakeSwarm) -> None:
     async with make_swarm(gpt(0.0), 2, seed=SEED) as swarm:
         [replica] = swarm.replicas[0]
-        before = replica.compute.parameters_flat()
+        before = replica.compute.averaged.parameters.flat()
         await swarm.train(text_batches((4, 2))[0], 0, 0.05)
         log, content = replica.worker.log, await swarm.device.run(replica.compute.snapshot)
-        trained = replica.compute.parameters_flat()
-        await swarm.device.run(replica.compute.load_parameters, before)
+        trained = replica.compute.averaged.parameters.flat()
+        await swarm.device.run(replica.compute.averaged.parameters.load, before)
         replica.worker.start_round(1)
         assert replica.worker.resume(log, content, 1)
         closed = await replica.worker.close(1)
         assert closed.log == log
-        found = await swarm.device.run(replica.compute.parameters_flat)
+        found = await swarm.device.run(replica.compute.averaged.parameters.flat)
         assert torch.equal(found, trained)
         assert not torch.equal(found, before)
 

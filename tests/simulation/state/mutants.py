@@ -8,13 +8,13 @@ from tests.simulation.state.slow_world import SlowWorld
 from tests.simulation.state.world import World
 
 from shoal.ids import PeerId
+from shoal.swarm.content_transfer import ContentTransfer, Effects
 from shoal.swarm.round_effects import Fetch
 from shoal.swarm.state_chain import StateChain
 from shoal.swarm.state_keeping import MAX_AVERAGES, PieceKey, StateKeeping
-from shoal.swarm.state_transfer import Effects, StateTransfer
 
 
-class BelievesEverything(StateTransfer):
+class BelievesEverything(ContentTransfer):
     """Does not compare a chunk with its sender's offer."""
 
     def received(self, peer: PeerId, chunk: int, digest: bytes, now_s: float) -> Effects:
@@ -23,7 +23,7 @@ class BelievesEverything(StateTransfer):
         return super().received(peer, chunk, offered, now_s)
 
 
-class ForgetsTheLost(StateTransfer):
+class ForgetsTheLost(ContentTransfer):
     """Does not ask others for what a lost donor was to send."""
 
     def _drop(self, peer: PeerId) -> None:
@@ -31,14 +31,14 @@ class ForgetsTheLost(StateTransfer):
         super()._drop(peer)
 
 
-class TrustsTheOffer(StateTransfer):
+class TrustsTheOffer(ContentTransfer):
     """Takes the bytes of the most frequent offer, whatever the record says."""
 
     def verified(self, is_right: bool, now_s: float) -> Effects:
         return super().verified(True, now_s)
 
 
-class AsksOnce(StateTransfer):
+class AsksOnce(ContentTransfer):
     """Never asks again who did not hold the record, or was lost."""
 
     def tick(self, now_s: float) -> Effects:

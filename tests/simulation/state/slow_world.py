@@ -15,18 +15,18 @@ from tests.simulation.kernel import Kernel
 from tests.simulation.safety import Broken
 
 from shoal.ids import Ballot, PeerId
-from shoal.swarm.round_effects import Fetch
-from shoal.swarm.state_chain import Piece, StateChain
-from shoal.swarm.state_keeping import MAX_AVERAGES, PieceKey, StateKeeping
-from shoal.swarm.state_transfer import (
+from shoal.swarm.content_transfer import (
     AskDonor,
+    ContentTransfer,
     Request,
-    StateTransfer,
     TransferDone,
     TransferEffect,
     TransferSettings,
     Verify,
 )
+from shoal.swarm.round_effects import Fetch
+from shoal.swarm.state_chain import Piece, StateChain
+from shoal.swarm.state_keeping import MAX_AVERAGES, PieceKey, StateKeeping
 from shoal.wire.messages.round import Record, StageHashes
 
 SLOWNESSES = (0.3, 0.9, 1.2, 1.5, 1.7)
@@ -109,9 +109,9 @@ class Newcomer:
     def _next_piece(self) -> None:
         self._piece: Piece | None = self._chain.piece
         self._is_gone = False
-        self._transfer: StateTransfer | None = None
+        self._transfer: ContentTransfer | None = None
         if self._piece is not None:
-            self._transfer = StateTransfer(self.world.size(self._key()), SETTINGS)
+            self._transfer = ContentTransfer(self.world.size(self._key()), SETTINGS)
             self._do(self._transfer.peers(self.world.holders, self.world.now_s))
 
     def _key(self) -> PieceKey:
@@ -142,11 +142,11 @@ class Newcomer:
                 case _:
                     pass
 
-    def _verified(self, transfer: StateTransfer) -> None:
+    def _verified(self, transfer: ContentTransfer) -> None:
         if transfer is self._transfer:
             self._do(transfer.verified(True, self.world.now_s))
 
-    def _ask(self, transfer: StateTransfer, peer: PeerId, key: PieceKey) -> None:
+    def _ask(self, transfer: ContentTransfer, peer: PeerId, key: PieceKey) -> None:
         holder = self.world.holders[peer]
         if transfer is not self._transfer or not holder.alive:
             return
@@ -156,7 +156,7 @@ class Newcomer:
         else:
             self._refuse(transfer, holder)
 
-    def _read(self, transfer: StateTransfer, peer: PeerId, key: PieceKey, chunk: int) -> None:
+    def _read(self, transfer: ContentTransfer, peer: PeerId, key: PieceKey, chunk: int) -> None:
         holder, now_s = self.world.holders[peer], self.world.now_s
         if transfer is not self._transfer or not holder.alive:
             return
@@ -167,13 +167,13 @@ class Newcomer:
         self._link_free_at_s = max(self._link_free_at_s, now_s) + self.chunk_s
         self.world.at(self._link_free_at_s, self._receive, transfer, peer, key, chunk)
 
-    def _refuse(self, transfer: StateTransfer, holder: Holder) -> None:
+    def _refuse(self, transfer: ContentTransfer, holder: Holder) -> None:
         assert self._piece is not None
         self._is_gone |= holder.round >= self._piece.order.record.round
         self._do(transfer.refused(holder.peer, self.world.now_s))
         self._check()
 
-    def _receive(self, transfer: StateTransfer, peer: PeerId, key: PieceKey, chunk: int) -> None:
+    def _receive(self, transfer: ContentTransfer, peer: PeerId, key: PieceKey, chunk: int) -> None:
         if transfer is self._transfer and self.world.holders[peer].alive:
             digest = digests(key, self.world.size(key))[chunk * 32 : chunk * 32 + 32]
             self._do(transfer.received(peer, chunk, digest, self.world.now_s))

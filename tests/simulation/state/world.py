@@ -9,13 +9,13 @@ from tests.simulation.kernel import Kernel
 from tests.simulation.safety import Broken
 
 from shoal.ids import PeerId
-from shoal.swarm.state_transfer import (
+from shoal.swarm.content_transfer import (
     AskDonor,
+    ContentTransfer,
     Distrust,
     Late,
     Nobody,
     Request,
-    StateTransfer,
     Store,
     TransferDone,
     TransferEffect,
@@ -73,7 +73,7 @@ class Donor:
 class World:
     """One seeded transfer."""
 
-    def __init__(self, seed: int, machine_class: type[StateTransfer] = StateTransfer) -> None:
+    def __init__(self, seed: int, machine_class: type[ContentTransfer] = ContentTransfer) -> None:
         self.network = Kernel(seed)
         self.rng = rng = self.network.rng
         self.machine_class = machine_class
@@ -174,7 +174,7 @@ class World:
         """Whether what is stored are the record's bytes."""
         return all(self.stored[chunk] == content(self.round, chunk) for chunk in range(self.num_chunks))
 
-    def _verified(self, machine: StateTransfer, is_right: bool) -> None:
+    def _verified(self, machine: ContentTransfer, is_right: bool) -> None:
         if machine is self.machine:
             self._do(machine.verified(is_right, self.now_s))
 

@@ -25,8 +25,8 @@ class TakesSnapshotsOfOtherRounds(SnapshotSearch):
 
 
 class ComparesNoHash(SnapshotSearch):
-    def received(self, digest: str, now_s: float) -> SearchEffects:
-        return super().received(self.taking[1].digest if self.taking else digest, now_s)
+    def received(self, is_right: bool, now_s: float) -> SearchEffects:
+        return super().received(True, now_s)
 
 
 class TakesSnapshotsOfOlderGenerations(SnapshotSearch):
@@ -49,11 +49,11 @@ class ForgetsWhatItHasDenied(StepReplica):
 
 
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
-    "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 1),
+    "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 4),
     "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 23),
     "TakesSnapshotsOfOlderGenerations": (
         lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderGenerations),
-        330,
+        351,
     ),
-    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 22),
+    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 43),
 }

@@ -29,12 +29,11 @@ from shoal.wire.messages.snapshot import (
     NoSnapshot,
     OfferSnapshot,
     Snapshot,
-    SnapshotChunk,
     SnapshotKept,
     SnapshotMessage,
-    TakeSnapshot,
 )
 from shoal.wire.messages.step import Commit, StepMessage
+from shoal.wire.messages.transfer import Chunk, Missing, TransferMessage, Want
 
 _PATIENCE_S = 1.0
 Content = tuple[str, tuple[StepKey, ...]]
@@ -42,15 +41,15 @@ Content = tuple[str, tuple[StepKey, ...]]
 
 
 class Parcel(NamedTuple):
-    """A message about snapshots: an offer with what is decoded of it, a chunk with the whole content."""
+    """A message about snapshots: an offer with what is decoded of it, one chunk with the whole content."""
 
-    message: SnapshotMessage
+    message: SnapshotMessage | TransferMessage
     snapshot: Snapshot | None = None
     content: Content | None = None
 
 
 def is_bulk(message: object) -> bool:
-    return is_tensor(message) or (type(message) is Parcel and type(message.message) is SnapshotChunk)
+    return is_tensor(message) or (type(message) is Parcel and type(message.message) is Chunk)
 
 
 class SnapshotSteps(Steps):
@@ -110,7 +109,7 @@ class SnapshotServer(Server):
             delay_s = max(1e-3, self.search.wake_at_s - self.world.network.now_s)
             self.world.network.on_host(self.peer, delay_s, self._tick)
 
-    def _post(self, to: str, message: SnapshotMessage, *rest: object) -> None:
+    def _post(self, to: str, message: SnapshotMessage | TransferMessage, *rest: object) -> None:
         self.world.send(self.peer, to, Parcel(message, *rest))  # type: ignore[arg-type]
 
     # -- as an owner
@@ -141,8 +140,9 @@ class SnapshotServer(Server):
             case OfferSnapshot() if message.snapshot is not None and message.snapshot.peer == self.peer:
                 self._search(self.search.offered(peer, message.snapshot, network.now_s))
             case OfferSnapshot() if message.snapshot is not None:
-                reason, of = self.store.offered(peer, message.snapshot), message.snapshot.digest
-                self._post(peer, NoSnapshot(of, reason) if reason else TakeSnapshot(of))
+                offered = message.snapshot
+                reason = self.store.offered(peer, offered)
+                self._post(peer, NoSnapshot(offered.digest, reason) if reason else Want(offered.name))
             case AskSnapshot(stage, generation):
                 kept = self.kept.get(peer)
                 if kept is None or (kept[0].stage, kept[0].generation) != (
@@ -152,14 +152,20 @@ class SnapshotServer(Server):
                     self._post(peer, NoSnapshot("", ""))
                 else:
                     self._post(peer, OfferSnapshot(b"", b""), kept[0])
-            case TakeSnapshot(of):
-                for snapshot, content in filter(None, (self.made, self.kept.get(peer))):
-                    if snapshot.digest == of:
-                        self._post(peer, SnapshotChunk(of), None, content)
+            case Want(name):
+                for snapshot, content in filter(None, (self.made, *self.kept.values())):
+                    if snapshot.name == name:
+                        self._post(peer, Chunk(name, 0), None, content)
                         return
-                self._post(peer, NoSnapshot(of, ""))
-            case SnapshotChunk(of) if message.content is not None:
-                self._chunk(peer, of, message.content)
+                self._post(peer, Missing(name, 0))
+            case Chunk(name) if message.content is not None:
+                self._chunk(peer, name.digest, message.content)
+            case Missing(name):
+                coming = self.store.coming(peer)
+                if coming is not None and coming.name == name:
+                    self.store.lost(peer)
+                    self._post(peer, NoSnapshot(name.digest, "it is gone"))
+                self._search(self.search.refused(peer, network.now_s))
             case NoSnapshot(of):
                 if self.made is not None and self.made[0].digest == of and self.others[:1] == [peer]:
                     self.others = self.others[1:]
@@ -173,12 +179,12 @@ class SnapshotServer(Server):
                 pass
 
     def _chunk(self, peer: PeerId, of: str, content: Content) -> None:
-        if self.search.taking is not None and self.search.taking[0] == peer and self.search.taking[1].digest == of:
+        taking, coming = self.search.taking, self.store.coming(peer)
+        if taking is not None and peer in self.search.givers and taking.digest == of:
             self.content = content
-            self._search(self.search.received(digest(content), self.world.network.now_s))
-            return
-        coming = self.store.coming(peer)
-        if coming is not None and coming.digest == of and self.store.completed(peer, digest(content)):
+            self._search(self.search.received(digest(content) == of, self.world.network.now_s))
+        elif coming is not None and coming.digest == of == digest(content):
+            self.store.completed(peer)
             self.kept[peer] = (coming, self.world.flipped(content))
             self._post(peer, SnapshotKept(of))
 
@@ -197,8 +203,9 @@ class SnapshotServer(Server):
             match effect:
                 case AskBuddy(peer):
                     self._post(peer, AskSnapshot(self.stage, self.generation - 1))
-                case Take(peer, snapshot):
-                    self._post(peer, TakeSnapshot(snapshot.digest))
+                case Take(snapshot):
+                    for peer in sorted(self.search.givers):
+                        self._post(peer, Want(snapshot.name))
         if self.waits and self.steps is not None and self.search.is_settled(self.base):
             self.waits = False
             self.steps.begin(self.machine.round)

@@ -13,8 +13,10 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 from torch import Tensor
 
+from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.averaging.member import RoundMember
+from shoal.averaging.peer_source import PeerSource
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import Signer, unsealer
@@ -25,9 +27,10 @@ from shoal.collective.plan import Collective
 from shoal.identity import Identity
 from shoal.ids import PeerId, StepKey
 from shoal.optim.outer import OuterSgd
+from shoal.optim.parts import AveragedParts
+from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.records import Logs
 from shoal.swarm.round_settings import RoundSettings
-from shoal.swarm.state_transfer import TransferSettings
 from shoal.swarm.view import Replica as SeenReplica
 from shoal.swarm.view import SwarmView
 from shoal.transport.dispatch import dispatch
@@ -47,24 +50,8 @@ class FakeStage:
         self.floats = torch.zeros(3)
         self.integers = torch.zeros(2, dtype=torch.int64)
         self.forgotten = 0
-
-    def parameters_flat(self) -> Tensor:
-        return self.parameters.clone()
-
-    def load_parameters(self, flat_N: Tensor) -> None:
-        self.parameters.copy_(flat_N)
-
-    def float_buffers_flat(self) -> Tensor:
-        return self.floats.clone()
-
-    def load_float_buffers(self, flat: Tensor) -> None:
-        self.floats.copy_(flat)
-
-    def integer_buffers_flat(self) -> Tensor:
-        return self.integers.clone()
-
-    def load_integer_buffers(self, flat: Tensor) -> None:
-        self.integers.copy_(flat)
+        buffers = [("floats", self.floats), ("integers", self.integers)]
+        self.averaged = AveragedParts.of([("parameters", self.parameters)], buffers)
 
     def forget_moments(self) -> None:
         self.forgotten += 1
@@ -130,6 +117,8 @@ class Replica:
     steps: FakeSteps
     state: FaultyState
     member: RoundMember
+    contents: Contents
+    source: PeerSource
     events: MemoryObjectReceiveStream[object]
 
 
@@ -205,6 +194,10 @@ class Run:
         state = FaultyState(fake, OuterSgd(lr=0.5, momentum=0.9, nesterov=True))
         send, receive = anyio.create_memory_object_stream[object](100)
         self.streams += [send, receive]
+        contents = Contents(endpoint, SystemClock(), chunk_bytes=8)
+        patience = TransferSettings(retry_s=0.02, slow_s=0.1, timeout_s=1.0)
+        sync = StateSync(contents, stage, view=lambda: self.view, settings=patience)
+        source = PeerSource(sync, StateDonor(contents, stage))
         member = RoundMember(
             endpoint=endpoint,
             unseal=unsealer("run", AUTHORITY.peer_id),
@@ -213,21 +206,14 @@ class Run:
             steps=steps,
             state=state,
             device=InlineDevice(),
+            source=source,
             events=send,
-            sync=StateSync(
-                endpoint,
-                stage,
-                view=lambda: self.view,
-                clock=SystemClock(),
-                settings=TransferSettings(retry_s=0.02, slow_s=0.1, timeout_s=1.0),
-                chunk_bytes=8,
-            ),
-            donor=StateDonor(endpoint, stage, chunk_bytes=8),
             ring=RingSettings(8, lambda _bytes, _members: Collective.RING),
         )
-        self.tasks.start_soon(dispatch, endpoint, [member])
+        self.tasks.start_soon(dispatch, endpoint, [contents, member])
+        self.tasks.start_soon(contents.run)
         self.tasks.start_soon(member.run)
-        replica = Replica(peer, fake, steps, state, member, receive)
+        replica = Replica(peer, fake, steps, state, member, contents, source, receive)
         self.replicas[stage].append(replica)
         return replica
 

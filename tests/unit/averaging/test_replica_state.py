@@ -11,6 +11,7 @@ from shoal.averaging.replica_state import Contribution, ReplicaState
 from shoal.errors import StateMismatch
 from shoal.optim.flat import tensor_sha256
 from shoal.optim.outer import OuterSgd
+from shoal.optim.parts import AveragedParts
 
 
 class Stage:
@@ -20,24 +21,8 @@ class Stage:
         self.floats = torch.tensor([0.5])
         self.integers = torch.tensor([4])
         self.forgotten = 0
-
-    def parameters_flat(self) -> torch.Tensor:
-        return self.parameters.clone()
-
-    def load_parameters(self, flat_N: torch.Tensor) -> None:
-        self.parameters.copy_(flat_N)
-
-    def float_buffers_flat(self) -> torch.Tensor:
-        return self.floats.clone()
-
-    def load_float_buffers(self, flat: torch.Tensor) -> None:
-        self.floats.copy_(flat)
-
-    def integer_buffers_flat(self) -> torch.Tensor:
-        return self.integers.clone()
-
-    def load_integer_buffers(self, flat: torch.Tensor) -> None:
-        self.integers.copy_(flat)
+        buffers = [("floats", self.floats), ("integers", self.integers)]
+        self.averaged = AveragedParts.of([("parameters", self.parameters)], buffers)
 
     def forget_moments(self) -> None:
         self.forgotten += 1

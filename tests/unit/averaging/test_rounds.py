@@ -169,7 +169,7 @@ async def test_a_member_with_broken_memory_leaves_by_itself(make_run: MakeRun) -
         out = broken.events.receive_nowait()
         assert isinstance(out, ReplicaOut)
         assert "hashes" in out.reason
-        assert not broken.member._donor._offered
+        assert not broken.contents.offered
 
 
 @pytest.mark.parametrize("message", [PrepareRecord, CommitRecord])

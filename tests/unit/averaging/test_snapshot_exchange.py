@@ -13,22 +13,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.averaging.contents import Contents
 from shoal.averaging.snapshot_exchange import SnapshotExchange
+from shoal.averaging.snapshot_fetch import offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
-from shoal.averaging.snapshot_transfer import CHUNK_BYTES
 from shoal.clock import SystemClock
-from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StageIndex, StepKey
-from shoal.swarm.snapshots import Base
-from shoal.swarm.view import Replica, SwarmView
+from shoal.swarm.snapshots import CHUNK_BYTES, Base
+from shoal.swarm.view import NO_BASE, Replica, SwarmView
 from shoal.transport.base import Received
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import StageHashes
-from shoal.wire.messages.snapshot import OfferSnapshot, Snapshot, SnapshotChunk, TakeSnapshot
+from shoal.wire.messages.snapshot import NoSnapshot, OfferSnapshot, Snapshot
 from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Missing, Read, Want
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +63,7 @@ class Inline:
 class Server:
     endpoint: MemoryEndpoint
     device: Inline
+    contents: Contents
     exchange: SnapshotExchange
     base: Base = BASE
     num_captures: int = 0
@@ -92,13 +94,14 @@ class Swarm:
     ) -> AsyncIterator[Server]:
         endpoint, device = self.network.endpoint(peer), Inline()
         settings = SnapshotSettings(2, room_bytes, key)
+        contents = Contents(endpoint, SystemClock())
 
         def capture() -> Tensor:
             found.num_captures += 1
             return CONTENT.clone()
 
         owner = SnapshotOwner(
-            endpoint,
+            contents,
             stage,
             generation=generation,
             settings=settings,
@@ -108,18 +111,18 @@ class Swarm:
             base=lambda: found.base,
         )
         exchange = SnapshotExchange(
-            endpoint,
+            contents,
             stage,
             owner=owner,
             settings=settings,
             generation=generation,
             follows=generation > 1,
             view=lambda: self.view,
-            clock=SystemClock(),
         )
-        found = Server(endpoint, device, exchange)
+        found = Server(endpoint, device, contents, exchange)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(dispatch, endpoint, (exchange,))
+            tasks.start_soon(dispatch, endpoint, (contents, exchange))
+            tasks.start_soon(contents.run)
             tasks.start_soon(exchange.run)
             yield found
             self.network.remove(peer, "ended")
@@ -233,15 +236,102 @@ async def test_nothing_is_copied_when_it_is_not_due_or_one_is_on_its_way_or_a_re
         assert server.num_captures == 2
 
 
-async def test_more_than_was_offered_and_what_is_no_snapshot_end_the_connection() -> None:
+async def test_what_is_no_snapshot_ends_the_connection_and_what_is_not_there_is_said_to_be_missing() -> None:
     swarm = Swarm((OWNER, 0), (BUDDY, 1))
     async with swarm.server(BUDDY, 1) as buddy:
         small = Snapshot(OWNER, 0, 1, 0, "genesis", BASE.hashes, log(), 10, "digest")
-        buddy.exchange.receive(Received(OWNER, OfferSnapshot(msgspec.msgpack.encode(small), b""), ()))
-        with pytest.raises(RemoteProtocolError, match="11 bytes"):
-            buddy.exchange.receive(Received(OWNER, SnapshotChunk("digest"), (to_wire(CONTENT[:11]),)))
         for body in (b"", msgspec.msgpack.encode(msgspec.structs.replace(small, num_bytes=0))):
             with pytest.raises(RemoteProtocolError, match="no snapshot"):
                 buddy.exchange.receive(Received(OWNER, OfferSnapshot(body, b""), ()))
-        # Who asks for what is not its own is told so.
-        assert buddy.exchange.receive(Received(OTHER, TakeSnapshot("digest"), ()))
+        # An owner that does not have what it offers: the buddy says so, and gives the room back.
+        answers = swarm.network.endpoint(OWNER)
+        answers.introduce(buddy.endpoint.hop)
+        answers.post(BUDDY, OfferSnapshot(msgspec.msgpack.encode(small), b""))
+        async for event in answers.events():
+            match event:
+                case Received(_, Want(name)):
+                    answers.post(BUDDY, Missing(name, NO_BASE))
+                case Received(_, NoSnapshot(digest)):
+                    assert digest == "digest"
+                    break
+                case _:
+                    pass
+        assert buddy.exchange._store.used_bytes == 0
+
+
+async def test_an_owner_that_dies_in_the_middle_leaves_what_was_kept_before() -> None:
+    swarm = Swarm((OWNER, 0), (BUDDY, 1))
+    async with swarm.server(BUDDY, 1) as buddy:
+        async with swarm.server(OWNER, 0) as first:
+            await keep(first)
+            kept = buddy.exchange._whole[OWNER]
+            chunks: list[int] = []
+
+            def die(source: PeerId, target: PeerId, message: object) -> None:
+                if source == OWNER and isinstance(message, Chunk):
+                    chunks.append(message.chunk)
+                    swarm.network.kill(OWNER)
+
+            swarm.network.before_delivery = die
+            await first.exchange.owner.boundary(1, log(4))
+            await until(lambda: chunks)
+        await until(lambda: not buddy.exchange._coming)
+        assert buddy.exchange._whole == {OWNER: kept}
+        assert buddy.exchange._store.used_bytes == len(kept.offer.body) + CONTENT.numel()
+
+
+async def test_what_two_buddies_have_comes_from_both_and_one_that_gives_it_wrong_costs_nothing() -> None:
+    swarm = Swarm((OWNER, 0), (BUDDY, 1), (OTHER, 1))
+    async with swarm.server(BUDDY, 1) as buddy, swarm.server(OTHER, 1) as other:
+        async with swarm.server(OWNER, 0) as first:
+            await keep(first)
+        [has, has_not] = sorted((buddy, other), key=lambda each: not each.exchange._whole)
+        kept = has_not.exchange._whole[OWNER] = has.exchange._whole[OWNER]
+        wrong = kept.content.clone()
+        wrong[-1] += 1
+        has_not.contents.offer(kept.name, offered(wrong, hashes=kept.machine.offer))
+        async with swarm.server(OWNER, 0, generation=2) as second:
+            with anyio.fail_after(240):
+                await second.exchange.settled(BASE)
+            found = second.exchange.take(BASE)
+            assert found is not None
+            assert torch.equal(found.content, CONTENT)
+
+
+async def test_each_chunk_waits_until_the_one_before_has_left() -> None:
+    network = MemoryNetwork(seed=0)
+    endpoint, sent = network.endpoint(OWNER), list[object]()
+
+    class Stalling:
+        def post(self, peer: PeerId, message: object, *_: object) -> None:
+            sent.append(message)
+
+        async def flushed(self, peer: PeerId) -> None:
+            await anyio.sleep_forever()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(endpoint, name)
+
+    contents, name = Contents(Stalling(), SystemClock()), ContentName(ContentKind.SNAPSHOT, 0, "digest")
+    contents.offer(name, offered(CONTENT))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(contents.run)
+        for chunk in range(3):
+            contents.receive(Received(BUDDY, Read(name, chunk)))
+        await anyio.wait_all_tasks_blocked()
+        assert sent == [Chunk(name, 0)]
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_owner_whose_round_is_over_gives_its_snapshot_no_more() -> None:
+    swarm = Swarm((OWNER, 0), (BUDDY, 1))
+    endpoint = swarm.network.endpoint(BUDDY)  # it does not answer
+    async with swarm.server(OWNER, 0) as server:
+        await server.exchange.owner.boundary(1, log(2))
+        await until(lambda: server.contents.offered)
+        server.base = ROUND_2
+        server.exchange.recorded(1)
+        await anyio.wait_all_tasks_blocked()
+        assert not server.contents.offered
+        assert server.exchange.owner._made is None
+    await endpoint.aclose()

@@ -8,8 +8,10 @@ import anyio
 import pytest
 import torch
 
+from shoal.averaging.contents import MAX_REQUESTS, Contents
 from shoal.averaging.replica_state import OuterState
-from shoal.averaging.state_donor import MAX_REQUESTS, StateDonor
+from shoal.averaging.state_donor import StateDonor, content_of
+from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
@@ -17,10 +19,11 @@ from shoal.swarm.state_keeping import PieceKey
 from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
-from shoal.wire.messages.round import AskState, NoState, ReadState, StateChunk, StateOffer
+from shoal.wire.messages.transfer import Chunk, Have, Missing, Read, Want
 
 pytestmark = pytest.mark.anyio
 MakeRun = Callable[..., object]
+STATE = content_of(0, "hash")
 
 
 async def one_round(run: object, coordinator: object, round: int) -> object:
@@ -75,8 +78,7 @@ async def test_a_newcomer_gets_parameters_momentum_and_buffers_and_takes_part_wi
 
 def lie(replica: object, in_offer: bool) -> None:
     """A donor whose third chunk is wrong; with `in_offer` it says so itself."""
-    donor: StateDonor = replica.member._donor
-    [held] = donor._offered.values()
+    [held] = replica.contents.offered.values()
     honest = held.chunk
     if not in_offer:
         held.hashes()
@@ -182,8 +184,8 @@ async def test_a_record_that_is_committed_meanwhile_is_reached_from_the_one_that
         started: list[str] = []
 
         def hook(source: PeerId, target: PeerId, message: object) -> None:
-            if target == newcomer and isinstance(message, StateChunk) and not started:
-                started.append(message.record_hash)
+            if target == newcomer and isinstance(message, Chunk) and not started:
+                started.append(message.name.digest)
                 for donor in run.replicas[0][:2]:
                     run.network.cut(donor.peer, newcomer)
 
@@ -198,11 +200,11 @@ async def test_a_record_that_is_committed_meanwhile_is_reached_from_the_one_that
         assert newcomer not in newest.record.stages[0].members
         assert joined.member.base_round == 0
         for donor in run.replicas[0][:2]:
-            offered = donor.member._donor._offered
+            offered = donor.contents.offered
             if is_kept:
                 assert len(offered) == 4, "the first state, two averages, the newest state"
             if not is_kept:
-                newest_key = PieceKey(donor.member._machine.tip.hash, False)
+                newest_key = content_of(0, donor.member._machine.tip.hash)
                 for key in offered.keys() - {newest_key}:
                     del offered[key]
             run.network.heal(donor.peer, newcomer)
@@ -226,7 +228,7 @@ async def test_a_replica_that_missed_one_record_needs_only_its_averages_if_someb
         await coordinator.lead()
         await one_round(run, coordinator, 1)
         for replica in run.replicas[0]:
-            replica.member._donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False), PeerId("N"))
+            replica.source.donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False), PeerId("N"))
         faulty = run.replicas[0][0]
         faulty.state.faults = 2
         await one_round(run, coordinator, 2)
@@ -244,14 +246,14 @@ async def test_averages_that_do_not_lead_to_the_record_are_given_up_for_the_whol
         await coordinator.lead()
         await one_round(run, coordinator, 1)
         for replica in run.replicas[0]:
-            replica.member._donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False), PeerId("N"))
-            honest = replica.member._donor.hold
+            replica.source.donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False), PeerId("N"))
+            honest = replica.source.donor.hold
 
             def hold(round: int, digest: str, state: object, average: object = None, honest: object = honest) -> None:
                 other = None if average is None else average._replace(parameters_N=average.parameters_N + 1)
                 honest(round, digest, state, other)
 
-            replica.member._donor.hold = hold
+            replica.source.donor.hold = hold
         faulty = run.replicas[0][0]
         faulty.state.faults = 2
         await one_round(run, coordinator, 2)
@@ -291,9 +293,10 @@ async def test_a_donor_gives_only_what_it_holds_and_only_to_its_stage(make_run: 
         await one_round(run, coordinator, 1)
         donor = run.replicas[0][0]
         digest = donor.member._machine.tip.hash
+        held, another, other_stage = content_of(0, digest), content_of(0, "another"), content_of(1, digest)
         asker = run.network.endpoint(PeerId("asker"))
         asker.introduce(run.view.replicas[0].hop)
-        for question in (AskState(1, digest), AskState(0, "another"), ReadState("another", 0), AskState(0, digest)):
+        for question in (Want(other_stage), Want(another), Read(another, 0), Want(held)):
             asker.post(donor.peer, question)
         answers: list[object] = []
         async for event in asker.events():
@@ -301,30 +304,31 @@ async def test_a_donor_gives_only_what_it_holds_and_only_to_its_stage(make_run: 
                 answers.append(event.message)
                 if len(answers) == 4:
                     break
-        assert answers[:3] == [NoState(digest, 1), NoState("another", 1), NoState("another", 1)]
-        assert isinstance(answers[3], StateOffer)
+        assert answers[:3] == [Missing(other_stage, NO_BASE), Missing(another, 1), Missing(another, 1)]
+        assert isinstance(answers[3], Have)
         assert len(answers[3].chunk_hashes) == 32 * (5 + 5 + 2 + 2)
 
 
 async def test_a_peer_that_asks_for_too_much_at_a_time_breaks_the_protocol(network: MemoryNetwork) -> None:
-    donor = StateDonor(network.endpoint(PeerId("D")), 0)
+    contents = Contents(network.endpoint(PeerId("D")), SystemClock())
     for chunk in range(MAX_REQUESTS):
-        donor.receive(Received(PeerId("greedy"), ReadState("hash", chunk)))
-    donor.receive(Received(PeerId("modest"), ReadState("hash", 0)))
+        contents.receive(Received(PeerId("greedy"), Read(STATE, chunk)))
+    contents.receive(Received(PeerId("modest"), Read(STATE, 0)))
     with pytest.raises(RemoteProtocolError, match="at a time"):
-        donor.receive(Received(PeerId("greedy"), ReadState("hash", MAX_REQUESTS)))
+        contents.receive(Received(PeerId("greedy"), Read(STATE, MAX_REQUESTS)))
 
 
 async def test_a_chunk_without_its_bytes_breaks_the_protocol(make_run: MakeRun) -> None:
     async with make_run(1, 1) as run:
         with pytest.raises(RemoteProtocolError, match="one tensor"):
-            run.replicas[0][0].member.receive(Received(PeerId("X"), StateChunk("hash", 0)))
+            run.replicas[0][0].contents.receive(Received(PeerId("X"), Chunk(STATE, 0)))
 
 
 async def test_who_asks_too_early_gets_the_offer_when_there_is_one(network: MemoryNetwork) -> None:
-    donor = StateDonor(network.endpoint(PeerId("D")), 0, chunk_bytes=8)
+    contents = Contents(network.endpoint(PeerId("D")), SystemClock(), chunk_bytes=8)
+    donor = StateDonor(contents, 0)
     asker = network.endpoint(PeerId("A"))
-    donor._endpoint.introduce(asker.hop)
+    contents.endpoint.introduce(asker.hop)
     events = asker.events()
 
     async def answer() -> object:
@@ -336,13 +340,13 @@ async def test_who_asks_too_early_gets_the_offer_when_there_is_one(network: Memo
     empty = torch.zeros(0)
     with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(donor.run)
-            donor.receive(Received(asker.peer_id, AskState(0, "new")))
-            assert await answer() == NoState("new", NO_BASE)
+            tasks.start_soon(contents.run)
+            contents.receive(Received(asker.peer_id, Want(STATE)))
+            assert await answer() == Missing(STATE, NO_BASE)
             donor.hold(1, "other", OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
-            donor.hold(2, "new", OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
+            donor.hold(2, STATE.digest, OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
             offer = await answer()
-            assert isinstance(offer, StateOffer)
+            assert isinstance(offer, Have)
             assert len(offer.chunk_hashes) == 4 * 32
             tasks.cancel_scope.cancel()
 
@@ -361,15 +365,15 @@ async def test_a_donor_that_is_not_read_from_waits_and_serves_the_others(network
         def __getattr__(self, name: str) -> object:
             return getattr(endpoint, name)
 
-    donor = StateDonor(Stalling(), 0, chunk_bytes=8)
+    contents = Contents(Stalling(), SystemClock(), chunk_bytes=8)
     empty = torch.zeros(0)
-    donor.hold(1, "r", OuterState(torch.zeros(100), empty, empty, empty))
+    StateDonor(contents, 0).hold(1, STATE.digest, OuterState(torch.zeros(100), empty, empty, empty))
     with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(donor.run)
+            tasks.start_soon(contents.run)
             for peer in (stalled, PeerId("reads")):
                 for chunk in range(10):
-                    donor.receive(Received(peer, ReadState("r", chunk)))
+                    contents.receive(Received(peer, Read(STATE, chunk)))
             await until(lambda: sent.count(PeerId("reads")) == 10)
             assert sent.count(stalled) == 1
             tasks.cancel_scope.cancel()

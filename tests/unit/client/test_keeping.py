@@ -30,6 +30,7 @@ class Desk:
         self.changes = 0
         self.posted: list[MayLeave] = []
         config = load_config(None, {"model_pipeline": {"stages": 2}}, {})
+        self.endpoint = self
         self.keeping = Keeping(config, self, self, self, lambda _: None)  # type: ignore[arg-type]
 
     def post(self, peer: PeerId, message: MayLeave) -> None:

@@ -16,11 +16,13 @@ from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, ReadState, Record, StateChunk
+from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
+from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Read
 
 KEY = StepKey(0, 1, 42, 0)
 BALLOT = Ballot(1, PeerId("C"), 1)
+STATE, SNAPSHOT = (ContentName(kind, 0, "hash") for kind in (ContentKind.STATE, ContentKind.SNAPSHOT))
 RECORD = seal(Record("run", 5, BALLOT, "0", (), (), (), {}), PeerId("C"), lambda _: b"")
 
 
@@ -42,7 +44,7 @@ def test_a_message_says_where_a_process_is(message: Message, point: tuple[str, i
     assert point_of(message) == point
 
 
-@pytest.mark.parametrize(("point", "message"), [("fetch", StateChunk("hash", 0)), ("donate", ReadState("hash", 0))])
+@pytest.mark.parametrize(("point", "message"), [("fetch", Chunk(STATE, 0)), ("donate", Read(STATE, 0))])
 def test_a_transfer_of_state_is_of_the_last_record_that_is_known(point: str, message: Message, tmp_path: Path) -> None:
     dead: list[str] = []
     points = DeathPoints([parse_death(f"server:0@{point}#5")], tmp_path, lambda: dead.append(point))
@@ -50,6 +52,8 @@ def test_a_transfer_of_state_is_of_the_last_record_that_is_known(point: str, mes
     watch.receive(Received(PeerId("D"), message, ()))
     assert not dead
     watch.receive(Received(PeerId("C"), CommitRecord(BALLOT, RECORD), ()))
+    watch.receive(Received(PeerId("D"), type(message)(SNAPSHOT, 0), ()))
+    assert not dead
     watch.receive(Received(PeerId("D"), message, ()))
     assert dead == [point]
 

@@ -150,7 +150,7 @@ def test_a_step_that_was_not_run_to_its_end_cannot_be_committed() -> None:
 def test_evaluation_uses_the_round_s_parameters_and_buffers_and_changes_nothing() -> None:
     stage = compute(0)
     stage.start_round()
-    held = stage.parameters_flat()
+    held = stage.averaged.parameters.flat()
     expected = stage.evaluate(image(0))
     run(stage, KEY)
     stage.commit(KEY, 1.0, 0.1, False)
@@ -168,7 +168,7 @@ def test_evaluation_uses_the_round_s_parameters_and_buffers_and_changes_nothing(
 def test_evaluation_between_a_forward_and_its_backward_does_not_disturb_them() -> None:
     disturbed, alone = compute(0), compute(0)
     for stage in (disturbed, alone):
-        base = stage.parameters_flat()
+        base = stage.averaged.parameters.flat()
         stage.base_parameters = lambda base=base: base
         run(stage, OTHER)
         stage.commit(OTHER, 1.0, 0.1, False)
@@ -183,9 +183,9 @@ def test_flat_state_goes_out_and_in() -> None:
     source, target = compute(0), compute(0)
     run(source, KEY)
     source.commit(KEY, 1.0, 0.1, False)
-    target.load_parameters(source.parameters_flat())
-    target.load_float_buffers(source.float_buffers_flat())
-    target.load_integer_buffers(source.integer_buffers_flat())
+    target.averaged.parameters.load(source.averaged.parameters.flat())
+    target.averaged.floats.load(source.averaged.floats.flat())
+    target.averaged.integers.load(source.averaged.integers.flat())
     count = len(list(source.module.parameters())) + len(list(source.module.buffers()))
     assert is_same(state(source)[:count], state(target))
 
@@ -218,9 +218,17 @@ def test_a_snapshot_is_a_copy() -> None:
     assert torch.equal(content, before)
 
 
+def test_a_snapshot_has_all_that_memory_is_counted_for() -> None:
+    stage = trained(compute(0), range(1))
+    marks = len(list(stage.module.parameters()))
+    assert stage.snapshot().numel() == marks + stage.parts.num_bytes
+    local = [*stage.module.parameters(), *stage.module.buffers(), *stage.optimizer.state_tensors]
+    assert stage.parts.num_bytes == sum(tensor.nbytes for tensor in local)
+
+
 def test_after_a_snapshot_evaluation_is_of_what_the_round_began_from() -> None:
     fresh, resumed = compute(0), compute(0)
-    held = resumed.parameters_flat()
+    held = resumed.averaged.parameters.flat()
     resumed.base_parameters = lambda: held
     resumed.start_round(trained(compute(0), range(3)).snapshot(), 3)
     assert torch.equal(resumed.evaluate(image(3)), fresh.evaluate(image(3)))

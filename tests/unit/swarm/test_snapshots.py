@@ -97,31 +97,29 @@ def test_a_buddy_keeps_only_the_newest_whole_snapshot_of_each_owner() -> None:
     store = buddy()
     for steps in (2, 4):
         assert store.offered(ME, snapshot(steps=steps)) == ""
-        assert store.completed(ME, f"digest of {steps}")
+        store.completed(ME)
     assert store.whole(ME) == snapshot(steps=4)
     assert store.used_bytes == 100
     assert store.offered(A, snapshot(A)) == ""
-    assert store.completed(A, "digest of 2")
+    store.completed(A)
     assert store.used_bytes == 200
 
 
 def test_what_is_not_whole_does_not_replace_what_is() -> None:
     store = buddy()
     store.offered(ME, snapshot(steps=2))
-    store.completed(ME, "digest of 2")
-    store.offered(ME, snapshot(steps=4))
-    assert not store.completed(ME, "something else")
-    assert (store.whole(ME), store.coming(ME), store.used_bytes) == (snapshot(steps=2), None, 100)
+    store.completed(ME)
     store.offered(ME, snapshot(steps=4))
     store.lost(ME)
-    assert (store.whole(ME), store.used_bytes) == (snapshot(steps=2), 100)
-    assert not store.completed(ME, "digest of 4")
+    assert (store.whole(ME), store.coming(ME), store.used_bytes) == (snapshot(steps=2), None, 100)
+    store.completed(ME)
+    assert store.whole(ME) == snapshot(steps=2)
 
 
 def test_a_snapshot_that_does_not_fit_is_refused_and_the_one_before_stays() -> None:
     store = buddy(250)
     store.offered(ME, snapshot(steps=2), 20)
-    store.completed(ME, "digest of 2")
+    store.completed(ME)
     assert "130" in store.offered(ME, snapshot(steps=4), 31)
     assert store.offered(ME, snapshot(steps=4), 30) == ""
     assert "room for 0" in store.offered(A, snapshot(A))
@@ -141,7 +139,7 @@ def test_a_buddy_refuses_what_is_old_of_its_own_stage_or_not_the_senders() -> No
 def test_the_next_record_makes_room() -> None:
     store = buddy()
     store.offered(ME, snapshot())
-    store.completed(ME, "digest of 2")
+    store.completed(ME)
     store.offered(ME, snapshot(steps=4))
     store.offered(A, snapshot(A, round=4))
     store.recorded(3)
@@ -167,9 +165,9 @@ def search(generation: int = 2) -> SnapshotSearch:
 def test_the_newest_snapshot_of_all_buddies_is_taken_once() -> None:
     machine = search()
     assert machine.offered(A, snapshot(steps=2), 0.1) == []
-    assert machine.offered(B, snapshot(steps=4), 0.2) == [Take(B, snapshot(steps=4))]
+    assert machine.offered(B, snapshot(steps=4), 0.2) == [Take(snapshot(steps=4))]
     assert not machine.is_settled(BASE)
-    assert machine.received("digest of 4", 0.3) == []
+    assert machine.received(True, 0.3) == []
     assert machine.is_settled(BASE)
     assert machine.take(BASE) == snapshot(steps=4)
     assert machine.take(BASE) is None
@@ -179,8 +177,8 @@ def test_one_whose_content_is_wrong_gives_way_to_the_next_best() -> None:
     machine = search()
     machine.offered(A, snapshot(steps=2), 0.1)
     machine.offered(B, snapshot(steps=4), 0.2)
-    assert machine.received("something else", 0.3) == [Take(A, snapshot(steps=2))]
-    machine.received("digest of 2", 0.4)
+    assert machine.received(False, 0.3) == [Take(snapshot(steps=2))]
+    machine.received(True, 0.4)
     assert machine.take(BASE) == snapshot(steps=2)
 
 
@@ -192,14 +190,25 @@ def test_a_buddy_that_stops_in_the_middle_gives_way_as_well(how: str) -> None:
     machine.progressed(2.5)
     assert machine.tick(4.0) == []
     effects = machine.refused(B, 4.1) if how == "lost" else machine.tick(4.5)
-    assert effects == [Take(A, snapshot(steps=2))]
+    assert effects == [Take(snapshot(steps=2))]
+
+
+def test_what_several_have_comes_from_all_of_them_until_none_is_left() -> None:
+    machine = search()
+    machine.offered(A, snapshot(), 0.1)
+    assert machine.offered(B, snapshot(), 0.2) == [Take(snapshot())]
+    assert machine.givers == {A, B}
+    assert machine.refused(A, 0.3) == []
+    assert (machine.taking, machine.givers) == (snapshot(), {B})
+    machine.refused(B, 0.4)
+    assert machine.is_over
 
 
 def test_nobody_waits_longer_than_its_patience_for_a_silent_buddy() -> None:
     machine = search()
     machine.offered(A, snapshot(), 0.1)
     assert machine.wake_at_s == 2.0
-    assert machine.tick(2.0) == [Take(A, snapshot())]
+    assert machine.tick(2.0) == [Take(snapshot())]
     assert machine.tick(4.0) == []
     assert machine.is_over
     assert machine.wake_at_s is None
@@ -229,7 +238,7 @@ def test_what_does_not_continue_the_state_is_not_taken_then_nor_later() -> None:
     machine.refused(B, 0.1)
     assert machine.is_settled(Base(4, "next", HASHES))
     assert not machine.is_settled(BASE)
-    machine.received("digest of 2", 0.2)
+    machine.received(True, 0.2)
     assert machine.take(Base(2, "before", HASHES)) is None  # on its way to what the snapshot continues
     assert machine.take(Base(3, "another chain", HASHES)) is None
     assert machine.take(BASE) is None

@@ -1,9 +1,10 @@
 """Every message of the data plane, by protocol.
 
 `base` holds what all share, `step` the training step (prepare and commit), `round` the outer round, `collective` what
-the members of a group exchange, `snapshot` what servers keep of each other, `feed` the data server's leases, `control`
-what the client says to its trainers and they to it. `Message` is a tagged union: a frame carries exactly one of these
-types, and bytes that fit none are refused by the decoder.
+the members of a group exchange, `transfer` how peers get states and snapshots from each other, `snapshot` what servers
+keep of each other, `feed` the data server's leases, `control` what the client says to its trainers and they to it.
+`Message` is a tagged union: a frame carries exactly one of these types, and bytes that fit none are refused by the
+decoder.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from shoal.wire.messages.feed import FeedMessage
 from shoal.wire.messages.round import RoundMessage
 from shoal.wire.messages.snapshot import SnapshotMessage
 from shoal.wire.messages.step import StepMessage
+from shoal.wire.messages.transfer import TransferMessage
 
-Message = CollectiveMessage | ControlMessage | FeedMessage | RoundMessage | SnapshotMessage | StepMessage
+Message = (
+    CollectiveMessage | ControlMessage | FeedMessage | RoundMessage | SnapshotMessage | StepMessage | TransferMessage
+)
 """What a frame may carry."""
 
 __all__ = [
@@ -30,4 +34,5 @@ __all__ = [
     "SnapshotMessage",
     "StepMessage",
     "Traffic",
+    "TransferMessage",
 ]

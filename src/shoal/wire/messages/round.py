@@ -19,13 +19,7 @@ coordinator                          replica of that stage
   | -- Restore (record, basis) ---->  |
   | <- Swapped                         |
 
-A replica that is told of a record whose bytes it has not staged gets them from those that hold it (`StateTransfer`):
-
-newcomer                             donor, of the same stage
-  | -- AskState -------------------->  |
-  | <- StateOffer / NoState            |
-  | -- ReadState ------------------->  |   several at a time, from several donors
-  | <- StateChunk / NoState            |
+A replica that is told of a record whose bytes it has not staged gets them from those that hold it (`transfer`).
 
 A server is sent to another stage:
 
@@ -296,48 +290,6 @@ class Swapped(Struct, frozen=True, tag="swapped"):
     sent_bytes: dict[str, int]
 
 
-class AskState(Struct, frozen=True, tag="ask_state"):
-    """Does the receiver have the state that this record names for this stage; or, with `is_average`, what the ring of
-    its round has made of the contributions, from which that state follows?"""
-
-    stage: int
-    record_hash: str
-    is_average: bool = False
-
-
-class StateOffer(Struct, frozen=True, tag="state_offer"):
-    """It does. `chunk_hashes` are the SHA-256 of the chunks of the outer parameters, the outer momentum, the floating
-    and the integer buffers, 32 bytes each; with `is_average` of the average, which has no momentum."""
-
-    record_hash: str
-    chunk_hashes: bytes
-    is_average: bool = False
-
-
-class NoState(Struct, frozen=True, tag="no_state"):
-    """It does not, or not any more; the sender holds `base_round` (-1: nothing that it would give)."""
-
-    record_hash: str
-    base_round: int
-    is_average: bool = False
-
-
-class ReadState(Struct, frozen=True, tag="read_state"):
-    """Send a chunk of it."""
-
-    record_hash: str
-    chunk: int
-    is_average: bool = False
-
-
-class StateChunk(Struct, frozen=True, tag="state_chunk"):
-    """The chunk. One tensor of bytes."""
-
-    record_hash: str
-    chunk: int
-    is_average: bool = False
-
-
 class Move(Struct, frozen=True, tag="move"):
     """Serve `stage` from now on, in the same process. `urgent`: it has no replica, so no round's end is waited for."""
 
@@ -371,11 +323,6 @@ RoundMessage = (
     | CommitRecord
     | Restore
     | Swapped
-    | AskState
-    | StateOffer
-    | NoState
-    | ReadState
-    | StateChunk
     | Move
     | Moving
 )

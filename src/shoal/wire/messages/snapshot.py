@@ -1,16 +1,14 @@
-"""Snapshots of replicas, kept by servers of other stages (docs/protocol.md, "Snapshots").
+"""Copies of replicas that are kept by servers of other stages (docs/protocol.md, "Snapshots").
 
 owner                                buddy, of another stage
   | -- OfferSnapshot -------------->  |   every `diloco.snapshot_every_steps` commits
-  | <- TakeSnapshot / NoSnapshot      |
-  | -- SnapshotChunk -------------->  |   one after the other
-  | <- SnapshotKept / NoSnapshot      |   it has the hash that was said: the one before is dropped
+  |                                   |   gets the content (`transfer`)
+  | <- SnapshotKept / NoSnapshot      |   it is whole: the one before is dropped
 
 the owner, started again             the same buddy
   | -- AskSnapshot ---------------->  |
   | <- OfferSnapshot / NoSnapshot     |
-  | -- TakeSnapshot --------------->  |
-  | <- SnapshotChunk                  |
+  |    gets the content (`transfer`)  |
 """
 
 from __future__ import annotations
@@ -23,12 +21,13 @@ from shoal.ids import PeerId
 from shoal.wire.messages.base import Struct
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.transfer import ContentKind, ContentName
 
 
 class Snapshot(Struct, frozen=True):
     """A replica at the boundary after the steps of `log`: `generation` counts the replicas that `peer` has been. It
-    trained from the state of record `round`, which has these hashes. Its content is `num_bytes` long, with this SHA-256
-    (hex): parameters, buffers and the inner optimizer's state."""
+    trained from the state of record `round`, which has these hashes. Its content is `num_bytes` long: parameters,
+    buffers and the inner optimizer's state. `digest` (hex) is the SHA-256 of the SHA-256 of its chunks."""
 
     peer: PeerId
     stage: int
@@ -40,6 +39,11 @@ class Snapshot(Struct, frozen=True):
     num_bytes: Annotated[int, msgspec.Meta(ge=1)]
     digest: str
 
+    @property
+    def name(self) -> ContentName:
+        """Of its content."""
+        return ContentName(ContentKind.SNAPSHOT, self.stage, self.digest)
+
 
 class OfferSnapshot(Struct, frozen=True, tag="offer_snapshot"):
     """An encoded `Snapshot`, whose content the sender has. `seal` is the owner's: nobody else can make or check it."""
@@ -48,24 +52,11 @@ class OfferSnapshot(Struct, frozen=True, tag="offer_snapshot"):
     seal: bytes
 
 
-class TakeSnapshot(Struct, frozen=True, tag="take_snapshot"):
-    """Send the content with this hash."""
-
-    digest: str
-
-
 class NoSnapshot(Struct, frozen=True, tag="no_snapshot"):
-    """The content with this hash is not wanted, or was not what it should be; in answer to AskSnapshot, with an empty
-    hash: there is none."""
+    """The content with this hash is not kept here; in answer to AskSnapshot, with an empty hash: there is none."""
 
     digest: str
     reason: str
-
-
-class SnapshotChunk(Struct, frozen=True, tag="snapshot_chunk"):
-    """The next part of a content. One tensor of bytes."""
-
-    digest: str
 
 
 class SnapshotKept(Struct, frozen=True, tag="snapshot_kept"):
@@ -81,4 +72,4 @@ class AskSnapshot(Struct, frozen=True, tag="ask_snapshot"):
     generation: int
 
 
-SnapshotMessage = OfferSnapshot | TakeSnapshot | NoSnapshot | SnapshotChunk | SnapshotKept | AskSnapshot
+SnapshotMessage = OfferSnapshot | NoSnapshot | SnapshotKept | AskSnapshot

@@ -1,11 +1,11 @@
-"""How a replica gets the state of its stage from those that hold it: a pure machine, events in, effects out.
+"""How a peer gets a content by its name from those that have it: a pure machine, events in, effects out.
 
     donors -> AskDonor -> offered: hash of each chunk -> Request, several at a time from each -> Store ...
                  '-> refused: asked again later                                              -> Verify -> TransferDone
 
-The record says what the whole must hash to; what the chunks must hash to is a donor's word. So a chunk that differs
+The name says what the whole must hash to; what the chunks must hash to is a donor's word. So a chunk that differs
 from what its sender had offered convicts the sender at once and costs only itself. Offers that contradict each other
-are tried in turn, the most frequent first; one whose whole does not hash to the record's convicts all who made it.
+are tried in turn, the most frequent first; one whose whole is not what is named convicts all who made it.
 A donor that is lost or slow is replaced in the middle; what is stored stays, whoever sent it.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from shoal.ids import PeerId
 
 CHUNK_BYTES = 1 << 20
-"""Size of a chunk; the same on all replicas."""
+"""Size of a chunk of a state; the same on all replicas."""
 DIGEST_BYTES = 32
 """Size of a chunk's SHA-256."""
 
@@ -70,7 +70,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class AskDonor:
-    """Ask a peer whether it holds the record and what its chunks hash to."""
+    """Ask a peer whether it has the content and what its chunks hash to."""
 
     peer: PeerId
 
@@ -92,12 +92,12 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """All chunks are stored: compare the whole with the record, then report `verified`."""
+    """All chunks are stored: compare the whole with the name, then report `verified`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distrust:
-    """A donor's bytes are not what it or the record says: it is asked for nothing any more."""
+    """A donor's bytes are not what it or the name says: it is asked for nothing any more."""
 
     peer: PeerId
     reason: str
@@ -105,7 +105,7 @@ class Distrust:
 
 @dataclass(frozen=True, slots=True)
 class Nobody:
-    """Nobody who answers holds the record's bytes; reported once until somebody does."""
+    """Nobody who answers has the content; reported once until somebody does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,12 @@ class Late:
     """It has taken too long; whoever was distrusted gets another chance."""
 
     num_missing: int
+    num_chunks: int
 
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
-    """What is stored is the state that the record names."""
+    """What is stored is what the name says."""
 
 
 TransferEffect = AskDonor | Request | Store | Verify | Distrust | Nobody | Late | TransferDone
@@ -130,7 +131,7 @@ class TransferSettings:
 
     Attributes:
         window: most chunks that are requested from one donor at a time.
-        retry_s: pause before a peer is asked again that does not hold the record, or does not answer.
+        retry_s: pause before a peer is asked again that does not have the content, or does not answer.
         slow_s: after this time without a chunk from a donor, the others help it.
         timeout_s: for the whole transfer, from the first offer on.
     """
@@ -154,8 +155,8 @@ class _Donor:
     slow: bool = False
 
 
-class StateTransfer:
-    """One transfer of the state that one record names.
+class ContentTransfer:
+    """One transfer of one content.
 
     Attributes:
         sources: number of chunks that came from each donor.
@@ -188,13 +189,18 @@ class StateTransfer:
 
     @property
     def distrusted(self) -> frozenset[PeerId]:
-        """Those whose bytes were not what they had offered, or not the record's: they are asked for nothing now."""
+        """Those whose bytes were not what they had offered, or not what is named: they are asked for nothing now."""
         return frozenset(peer for peer, donor in self._donors.items() if donor.wrong)
+
+    @property
+    def offer(self) -> bytes:
+        """The hashes of the chunks that are stored or wanted: of the offer that is believed now."""
+        return self._offer or b""
 
     # -- events
 
     def peers(self, present: Collection[PeerId], now_s: float) -> Effects:
-        """Who may hold the record, to be called whenever that changes; those that are not named any more are lost."""
+        """Who may have the content, to be called whenever that changes; those that are not named any more are lost."""
         effects: Effects = []
         for peer in [peer for peer in self._donors if peer not in present]:
             self._drop(peer)
@@ -206,7 +212,7 @@ class StateTransfer:
         return effects + self._advance(now_s)
 
     def offered(self, peer: PeerId, digests: bytes, now_s: float) -> Effects:
-        """A peer holds the record; `digests` are the SHA-256 of its chunks, one after the other."""
+        """A peer has the content; `digests` are the SHA-256 of its chunks, one after the other."""
         donor = self._donors.get(peer)
         if donor is None or donor.wrong or donor.offer is not None:
             return []
@@ -220,7 +226,7 @@ class StateTransfer:
         return self._advance(now_s)
 
     def refused(self, peer: PeerId, now_s: float) -> Effects:
-        """A peer does not hold the record, not yet or not any more."""
+        """A peer does not have the content, not yet or not any more."""
         donor = self._donors.get(peer)
         if donor is None:
             return []
@@ -253,7 +259,7 @@ class StateTransfer:
         return effects + self._advance(now_s)
 
     def verified(self, is_right: bool, now_s: float) -> Effects:
-        """The whole is, or is not, what the record names."""
+        """The whole is, or is not, what is named."""
         self._verifying = False
         if is_right:
             self._done = True
@@ -261,7 +267,7 @@ class StateTransfer:
         effects: Effects = []
         for peer, donor in sorted(self._donors.items()):
             if donor.offer is not None and donor.offer == self._offer:
-                effects += self._distrust(peer, "the chunks that it offers are not those of the record")
+                effects += self._distrust(peer, "the chunks that it offers are not those that are named")
         self._choose(None)
         return effects + self._advance(now_s)
 
@@ -270,7 +276,7 @@ class StateTransfer:
         effects: Effects = []
         settings = self._settings
         if self._deadline_s is not None and now_s >= self._deadline_s and not self._verifying:
-            effects.append(Late(len(self._left)))
+            effects.append(Late(len(self._left), self._num_chunks))
             self._deadline_s = None
             for peer, donor in self._donors.items():
                 self._drop(peer)

@@ -7,15 +7,15 @@ import hashlib
 import pytest
 
 from shoal.ids import PeerId
-from shoal.swarm.state_transfer import (
+from shoal.swarm.content_transfer import (
     AskDonor,
     ChunkPlace,
     ChunkPlan,
+    ContentTransfer,
     Distrust,
     Late,
     Nobody,
     Request,
-    StateTransfer,
     Store,
     TransferDone,
     TransferEffect,
@@ -35,8 +35,8 @@ def offer(num_chunks: int, wrong: tuple[int, ...] = ()) -> bytes:
     return b"".join(sha(chunk, -1 if chunk in wrong else 1) for chunk in range(num_chunks))
 
 
-def begin(num_chunks: int, *peers: PeerId) -> StateTransfer:
-    transfer = StateTransfer(num_chunks, SETTINGS)
+def begin(num_chunks: int, *peers: PeerId) -> ContentTransfer:
+    transfer = ContentTransfer(num_chunks, SETTINGS)
     assert transfer.peers(peers, 0.0) == [AskDonor(peer) for peer in peers]
     return transfer
 
@@ -148,11 +148,11 @@ def test_who_does_not_hold_the_record_is_asked_again_and_nobody_is_reported_once
 
 
 def test_nobody_is_reported_when_there_is_nobody() -> None:
-    assert StateTransfer(1, SETTINGS).peers((), 0.0) == [Nobody()]
+    assert ContentTransfer(1, SETTINGS).peers((), 0.0) == [Nobody()]
 
 
 def test_a_stage_without_state_is_verified_at_once() -> None:
-    assert StateTransfer(0, SETTINGS).peers((), 0.0) == [Verify()]
+    assert ContentTransfer(0, SETTINGS).peers((), 0.0) == [Verify()]
 
 
 def test_after_its_time_everybody_gets_another_chance() -> None:
@@ -160,7 +160,7 @@ def test_after_its_time_everybody_gets_another_chance() -> None:
     transfer.offered(A, offer(1), 0.0)
     transfer.received(A, 0, b"", 0.1)
     effects = transfer.tick(60.5)
-    assert effects == [Late(1), AskDonor(A)]
+    assert effects == [Late(1, 1), AskDonor(A)]
     assert requests(transfer.offered(A, offer(1), 60.6)) == [(A, 0)]
 
 

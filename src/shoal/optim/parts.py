@@ -1,0 +1,122 @@
+"""What a replica of a stage is, listed once: who copies, counts, averages or restores one goes over its parts.
+
+part            a round makes of it      of it a record names          a snapshot has it
+parameters      an outer step            outer parameters, momentum    yes
+floats          their weighted average   buffers                       yes
+integers        their maximum            buffers                       yes
+inner           nothing, it stays local  -                             yes
+
+Shapes: N elements of the parameters, F of the floating buffers, I of the integer buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shoal.optim.flat import FlatLayout, packed, unpack
+from shoal.optim.inner import InnerOptimizer
+
+
+class FlatPart:
+    """Tensors of a replica that rounds see as one vector; they stay the same objects for ever.
+
+    Args:
+        loaded: is told that they were replaced.
+    """
+
+    def __init__(self, layout: FlatLayout, tensors: Sequence[Tensor], loaded: Callable[[], None] | None = None) -> None:
+        self.layout = layout
+        self.tensors = list(tensors)
+        self._loaded = loaded
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def flat(self, out: Tensor | None = None) -> Tensor:
+        """A copy as one vector."""
+        return self.layout.flatten(self.tensors, out)
+
+    def load(self, flat: Tensor) -> None:
+        """Replace the values."""
+        self.layout.unflatten(flat, self.tensors)
+        if self._loaded is not None:
+            self._loaded()
+
+
+class AveragedParts(NamedTuple):
+    """Those that a round replaces, in the order in which they are hashed and sent."""
+
+    parameters: FlatPart
+    floats: FlatPart
+    integers: FlatPart
+
+    @classmethod
+    def of(
+        cls,
+        parameters: Iterable[tuple[str, Tensor]],
+        buffers: Iterable[tuple[str, Tensor]],
+        loaded: Callable[[], None] | None = None,
+    ) -> AveragedParts:
+        """The parts that named tensors are.
+
+        Args:
+            loaded: is told that buffers were replaced.
+        """
+        named, floats, integers = dict(parameters), dict[str, Tensor](), dict[str, Tensor]()
+        for name, buffer in buffers:
+            kind = floats if buffer.is_floating_point() else integers
+            kind[name] = buffer
+        return cls(
+            FlatPart(FlatLayout.of_named(named.items()), list(named.values())),
+            FlatPart(FlatLayout.of_named(floats.items()), list(floats.values()), loaded),
+            FlatPart(FlatLayout.of_named(integers.items(), torch.int64), list(integers.values()), loaded),
+        )
+
+
+class ReplicaParts:
+    """All parts of a replica.
+
+    Attributes:
+        averaged: those that a round replaces.
+        inner: the state of the inner optimizer; for each parameter from its first gradient on.
+    """
+
+    def __init__(self, averaged: AveragedParts, inner: InnerOptimizer) -> None:
+        self.averaged = averaged
+        self.inner = inner
+
+    @classmethod
+    def of_module(cls, module: nn.Module, inner: InnerOptimizer, loaded: Callable[[], None]) -> ReplicaParts:
+        """The parts of a module that is built; see `AveragedParts.of`."""
+        return cls(AveragedParts.of(module.named_parameters(), module.named_buffers(), loaded), inner)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all parts, once every parameter has had a gradient."""
+        return sum(part.num_bytes for part in self.averaged) + self.inner.state_bytes
+
+    def snapshot(self) -> Tensor:
+        """A copy of all parts, as bytes on the CPU."""
+        has_state = torch.tensor(self.inner.has_state, dtype=torch.bool)
+        return packed(chain([has_state], self._tensors(self.inner.state_tensors)))
+
+    def restore(self, snapshot: Tensor) -> None:
+        """Make all parts what they were when a snapshot was made.
+
+        Raises:
+            StateMismatch: it is not one of this stage.
+        """
+        count = len(self.averaged.parameters.tensors)
+        states = self.inner.begin_state([bool(has) for has in snapshot[:count]])
+        unpack(snapshot[count:], list(self._tensors(states)))
+
+    def _tensors(self, states: Sequence[Tensor]) -> Iterator[Tensor]:
+        """All tensors of all parts."""
+        return chain(*(part.tensors for part in self.averaged), states)

@@ -1,0 +1,72 @@
+"""Content that peers get from each other, in chunks that are checked one by one (docs/protocol.md, "Transfer").
+
+who wants it                         who may have it
+  | -- Want ----------------------->  |
+  | <- Have / Missing                 |
+  | -- Read ----------------------->  |   several at a time, from several peers
+  | <- Chunk / Missing                |
+"""
+
+from __future__ import annotations
+
+import enum
+
+from shoal.wire.messages.base import Struct
+
+
+class ContentKind(enum.StrEnum):
+    """What a content is: the state of a stage that a record names; what the ring of its round has made of the
+    contributions, from which that state follows; or a replica at a step boundary."""
+
+    STATE = "state"
+    AVERAGE = "average"
+    SNAPSHOT = "snapshot"
+
+
+class ContentName(Struct, frozen=True):
+    """Names a content of one stage. `digest` is the hash of the record; of a snapshot the SHA-256 of the hashes of its
+    chunks. Both in hex."""
+
+    kind: ContentKind
+    stage: int
+    digest: str
+
+
+class Want(Struct, frozen=True, tag="want"):
+    """Does the receiver have it?"""
+
+    name: ContentName
+
+
+class Have(Struct, frozen=True, tag="have"):
+    """It does. `chunk_hashes` are the SHA-256 of its chunks, 32 bytes each, one vector after the other. Those of a
+    state are outer parameters, outer momentum, floating and integer buffers; of an average the same without momentum; a
+    snapshot is one vector."""
+
+    name: ContentName
+    chunk_hashes: bytes
+
+
+class Missing(Struct, frozen=True, tag="missing"):
+    """It does not, or not any more. `base_round` is the newest record whose state of this stage the sender gives (-1:
+    none)."""
+
+    name: ContentName
+    base_round: int
+
+
+class Read(Struct, frozen=True, tag="read"):
+    """Send a chunk of it."""
+
+    name: ContentName
+    chunk: int
+
+
+class Chunk(Struct, frozen=True, tag="chunk"):
+    """The chunk. One tensor of bytes."""
+
+    name: ContentName
+    chunk: int
+
+
+TransferMessage = Want | Have | Missing | Read | Chunk
