@@ -36,10 +36,10 @@ from shoal.events.run import (
     RoleCounted,
     RunLaunched,
     ShareEvaluated,
-    StepCommitted,
+    StepReported,
     TrainerFinished,
 )
-from shoal.events.stages import ChainLost, MoveEnded, StageFound, StageRestored
+from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.base import StepRange
@@ -99,10 +99,10 @@ class Saved:
 
 
 DiaryEvent = (
-    (RunLaunched | ClientStarted | StepCommitted | ShareEvaluated | TrainerFinished | RoleCounted)
+    (RunLaunched | ClientStarted | StepReported | ShareEvaluated | TrainerFinished | RoleCounted)
     | (ServerLost | TrainerLost | DataServerLost | LossFound)
     | (ServerHeard | ServerBack | TrainerReady | DataServerBack)
-    | (StageRestored | StageFound | MoveEnded | ChainLost)
+    | (StageBeganAnew | StageStands | MoveEnded | ChainLost)
 )
 """What the next start counts again. Of the end of a round it learns from the record, and closes the round itself."""
 

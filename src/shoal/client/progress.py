@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal.events.run import RoundBegun, RoundRecorded, ShareEvaluated, StepCommitted, TrainerFinished
+from shoal.events.run import RoundBegun, RoundRecorded, ShareEvaluated, StepReported, TrainerFinished
 
 RATE_WINDOW_S = 10.0
 """The rate is that of so long a time, or of four steps if they take longer."""
@@ -40,7 +40,7 @@ class Progress:
     _trainer_bytes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     _round_losses: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
-    def step(self, event: StepCommitted) -> None:
+    def step(self, event: StepReported) -> None:
         """Count one committed step."""
         self.steps += 1
         self.samples += event.num_samples

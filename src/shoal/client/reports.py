@@ -13,7 +13,7 @@ from shoal.client.shares import Shares
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock, Deadline
 from shoal.events.base import Event
-from shoal.events.run import RoundShared, ShareEvaluated, StepCommitted, TrainerFinished, TrainingDiverging
+from shoal.events.run import RoundShared, ShareEvaluated, StepReported, TrainerFinished, TrainingDiverging
 from shoal.events.trainers import ReportOfStranger, TrainerWithoutPath
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
@@ -166,7 +166,7 @@ class Reports:
         if report.key.number <= self.last_number(report.slot):
             return  # its trainer cannot know that it was counted before the client was started again
         self._note(
-            StepCommitted(
+            StepReported(
                 slot=report.slot,
                 number=report.key.number,
                 attempt=report.key.attempt,
@@ -214,7 +214,7 @@ class Reports:
     def _take(self, event: Event) -> None:
         """What only the round that is trained needs to know, and no total."""
         match event:
-            case StepCommitted():
+            case StepReported():
                 self.shares.step(event)
             case TrainerFinished() if event.round == self._round:
                 self._done.add(event.slot)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shoal.events.run import StepCommitted
+from shoal.events.run import StepReported
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.shares import Speed, bounds, known
@@ -52,7 +52,7 @@ class Shares:
         self._busy_s.clear()
         self._last_at_s.clear()
 
-    def step(self, event: StepCommitted) -> None:
+    def step(self, event: StepReported) -> None:
         """Count one committed step."""
         path = self._paths.get(event.slot)
         if path is None:

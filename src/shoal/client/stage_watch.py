@@ -1,7 +1,7 @@
 """Which stages nobody serves while a run goes on, what had to be restored, and what was lost when two sides have met.
 
 Stuck((1,)) -> `TrainingStopped` -> `TrainingStands` now and then -> Stuck(()) -> `TrainingResumed`
-                          '-> Restored -> `StageRestored`             ChainLeft -> `ChainLost`
+                          '-> Restored -> `StageBeganAnew`             ChainLeft -> `ChainLost`
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from shoal.averaging.coordinator import CoordinatorEvent
 from shoal.client.ledger import Ledger
 from shoal.events.stages import (
     ChainLost,
-    StageFound,
-    StageRestored,
+    StageBeganAnew,
+    StageStands,
     TrainingResumed,
     TrainingStands,
     TrainingStopped,
@@ -95,9 +95,9 @@ class StageWatch:
     def _restore(self, event: Restored) -> None:
         basis, in_round = event.basis, event.round + 1
         if basis is None:
-            self._ledger.note(StageFound(event.stage, in_round))
+            self._ledger.note(StageStands(event.stage, in_round))
         else:
-            self._ledger.note(StageRestored(event.stage, in_round, basis.round, basis.hashes.parameters))
+            self._ledger.note(StageBeganAnew(event.stage, in_round, basis.round, basis.hashes.parameters))
 
     def _leave(self, event: ChainLeft) -> None:
         left, kept = event.left, event.kept

@@ -8,7 +8,7 @@ from shoal.averaging.audit import Audit
 from shoal.client.model_export import ModelLeft
 from shoal.client.totals import RunTotals
 from shoal.config import Config
-from shoal.events.stages import StageRestored
+from shoal.events.stages import StageBeganAnew
 from shoal.swarm.incidents import Incident, steps_lost_by
 from shoal.wire.messages.base import Traffic
 
@@ -101,7 +101,7 @@ def _after_s(at_s: float | None, since_s: float) -> float | None:
     return None if at_s is None else round(at_s - since_s, 3)
 
 
-def _restored(stage: StageRestored) -> dict[str, Any]:
+def _restored(stage: StageBeganAnew) -> dict[str, Any]:
     return {
         "stage": stage.stage,
         "in_round": stage.in_round,

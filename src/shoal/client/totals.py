@@ -22,10 +22,10 @@ from shoal.events.run import (
     RunLaunched,
     RunTakenOver,
     ShareEvaluated,
-    StepCommitted,
+    StepReported,
     TrainerFinished,
 )
-from shoal.events.stages import ChainLost, MoveEnded, StageFound, StageRestored
+from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
 from shoal.ids import PeerId
 from shoal.swarm.incidents import Incidents
 
@@ -98,7 +98,7 @@ class RunTotals:
     progress: Progress = field(default_factory=Progress)
     counted: Counted = field(default_factory=Counted)
     incidents: Incidents = field(default_factory=Incidents)
-    stages_restored: list[StageRestored] = field(default_factory=list[StageRestored])
+    stages_restored: list[StageBeganAnew] = field(default_factory=list[StageBeganAnew])
     chains_lost: list[ChainLost] = field(default_factory=list[ChainLost])
 
     @property
@@ -116,7 +116,7 @@ class RunTotals:
         match event:
             case RunLaunched():
                 self.launched_s = event.at_s
-            case StepCommitted():
+            case StepReported():
                 self.progress.step(event)
                 self.last_numbers[event.slot] = event.number
             case ShareEvaluated():
@@ -138,7 +138,7 @@ class RunTotals:
                 self._taken_over(event)
             case MoveEnded():
                 self.servers_moved += event.from_stage != event.to_stage
-            case StageRestored() | StageFound():
+            case StageBeganAnew() | StageStands():
                 self._restored(event)
             case ChainLost():
                 self.chains_lost.append(event)
@@ -165,10 +165,10 @@ class RunTotals:
         self.last_numbers.clear()
         self.progress.eval_losses.clear()
 
-    def _restored(self, event: StageRestored | StageFound) -> None:
+    def _restored(self, event: StageBeganAnew | StageStands) -> None:
         """The same stage of the same round may be restored once more, or stand after all."""
         place = event.in_round, event.stage
         kept = [each for each in self.stages_restored if (each.in_round, each.stage) != place]
-        if isinstance(event, StageRestored):
+        if isinstance(event, StageBeganAnew):
             kept.append(event)
         self.stages_restored = sorted(kept, key=lambda each: (each.in_round, each.stage))

@@ -24,7 +24,7 @@ class ClientStarted(Event, frozen=True, tag="client.started"):
     """A client has read what an earlier start of it has left, and goes on from there."""
 
 
-class StepCommitted(Event, frozen=True, tag="step.committed"):
+class StepReported(Event, frozen=True, tag="step.reported"):
     """A trainer has committed a step, or skipped it because its loss or gradient was not finite.
 
     Attributes:

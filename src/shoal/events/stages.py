@@ -55,7 +55,7 @@ class TrainingResumed(Event, frozen=True, tag="training.resumed"):
         return f"{_name(self.stages)} {'are' if len(self.stages) > 1 else 'is'} served again: training goes on"
 
 
-class StageRestored(Event, frozen=True, tag="stage.restored"):
+class StageBeganAnew(Event, frozen=True, tag="stage.began_anew"):
     """No server held the state of a stage any more, so the stage starts again from an older one.
 
     Attributes:
@@ -82,7 +82,7 @@ class StageRestored(Event, frozen=True, tag="stage.restored"):
         )
 
 
-class StageFound(Event, frozen=True, tag="stage.found"):
+class StageStands(Event, frozen=True, tag="stage.stands"):
     """A server has come back with the state that had been given up for lost, before another one was built on."""
 
     stage: int

@@ -26,7 +26,7 @@ class TrainersSilent(Event, frozen=True, tag="trainer.silent"):
     waited_s: float
 
 
-class TrainerWithoutPath(Event, frozen=True, tag="trainer.stuck"):
+class TrainerWithoutPath(Event, frozen=True, tag="trainer.no_path"):
     """A trainer finds no server that answers in some stages."""
 
     level: ClassVar[int] = logging.WARNING

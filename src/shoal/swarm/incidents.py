@@ -27,8 +27,8 @@ from shoal.events.losses import (
     TrainerReady,
     TrainingGoesOn,
 )
-from shoal.events.run import RoundBegun, StepCommitted
-from shoal.events.stages import StageRestored
+from shoal.events.run import RoundBegun, StepReported
+from shoal.events.stages import StageBeganAnew
 from shoal.ids import PeerId
 
 _NUM_STEPS = 64
@@ -109,7 +109,7 @@ class Incidents:
                 self._back("trainer", str(event.slot), event.at_s)
             case DataServerBack():
                 self._back("data_server", "", event.at_s)
-            case StepCommitted():
+            case StepReported():
                 return self._step(event)
             case _:
                 pass
@@ -163,7 +163,7 @@ class Incidents:
         for incident in self._away(kind, key):
             incident.back_s = at_s
 
-    def _step(self, event: StepCommitted) -> Sequence[Event]:
+    def _step(self, event: StepReported) -> Sequence[Event]:
         """A step may have been committed before a loss of which the client has heard earlier."""
         slot, at_s = event.slot, event.at_s
         steps_s = self._steps_s.setdefault(slot, [])
@@ -187,7 +187,7 @@ class Incidents:
 
 
 def steps_lost_by(
-    incidents: Sequence[Incident], lost: Iterable[LostStep], restored: Sequence[StageRestored]
+    incidents: Sequence[Incident], lost: Iterable[LostStep], restored: Sequence[StageBeganAnew]
 ) -> tuple[list[int], int]:
     """Return how many steps each incident has cost, and how many were lost for another reason.
 
@@ -205,7 +205,7 @@ def steps_lost_by(
     return costs, others
 
 
-def _cause(incidents: Sequence[Incident], step: LostStep, restored: Sequence[StageRestored]) -> int | None:
+def _cause(incidents: Sequence[Incident], step: LostStep, restored: Sequence[StageBeganAnew]) -> int | None:
     servers = [(index, each) for index, each in enumerate(incidents) if each.kind == "server"]
     for index, incident in reversed(servers):
         if incident.key == step.peer and incident.round == step.round:

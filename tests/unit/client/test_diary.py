@@ -34,16 +34,16 @@ from shoal.events.run import (
     RoundRecorded,
     RunLaunched,
     ShareEvaluated,
-    StepCommitted,
+    StepReported,
     TrainerFinished,
 )
-from shoal.events.stages import ChainLost, MoveEnded, StageFound, StageRestored
+from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
 from shoal.wire.messages.base import Hop, SampleRange, StepRange
 
 A = PeerId("a")
-STEP = StepCommitted(1, 8, 2, 4, math.inf, True, 0.5, 12.5)
+STEP = StepReported(1, 8, 2, 4, math.inf, True, 0.5, 12.5)
 EVENTS = (
     RunLaunched(2.0),
     STEP,
@@ -59,9 +59,9 @@ EVENTS = (
     TrainerReady(1, 2, 14.0),
     DataServerBack(2, 14.5),
     STEP,
-    StageRestored(1, 3, 0, "ab"),
-    StageRestored(0, 3, 0, "cd"),
-    StageFound(1, 3),
+    StageBeganAnew(1, 3, 0, "ab"),
+    StageBeganAnew(0, 3, 0, "cd"),
+    StageStands(1, 3),
     MoveEnded(A, "server 0", 1, 0),
     ChainLost(2, "ef", 1, 40, 6, 3, "01"),
     ShareEvaluated(1, 1, 6.5, 10),

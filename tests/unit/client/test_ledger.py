@@ -16,12 +16,12 @@ from shoal.client.ledger import FILE_NAME, Ledger
 from shoal.clock import SystemClock
 from shoal.errors import StorageError
 from shoal.events.losses import ServerLost
-from shoal.events.run import ClientStarted, RoleCounted, RoundBegun, RunLaunched, StepCommitted, TrainingDiverging
+from shoal.events.run import ClientStarted, RoleCounted, RoundBegun, RunLaunched, StepReported, TrainingDiverging
 from shoal.events.stages import TrainingStopped
 from shoal.ids import PeerId
 
 LOST = ServerLost(PeerId("a"), "server 0", 1, 0.0, "", (), (0,), 5.0)
-STEP = StepCommitted(0, 1, 0, 4, math.inf, False, 0.5, 7.0)
+STEP = StepReported(0, 1, 0, 4, math.inf, False, 0.5, 7.0)
 
 
 class Clock(SystemClock):

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from shoal.client.progress import RATE_WINDOW_S, Progress
-from shoal.events.run import RoundBegun, RoundRecorded, ShareEvaluated, StepCommitted, TrainerFinished
+from shoal.events.run import RoundBegun, RoundRecorded, ShareEvaluated, StepReported, TrainerFinished
 
 
-def step(loss: float, num_samples: int = 4, *, skipped: bool = False, at_s: float = 1.0) -> StepCommitted:
-    return StepCommitted(0, 0, 0, num_samples, loss, skipped, 0.5, at_s)
+def step(loss: float, num_samples: int = 4, *, skipped: bool = False, at_s: float = 1.0) -> StepReported:
+    return StepReported(0, 0, 0, num_samples, loss, skipped, 0.5, at_s)
 
 
 def recorded(**sent_bytes: int) -> RoundRecorded:

@@ -19,7 +19,7 @@ from shoal.events.run import (
     EvaluationDone,
     RoundBegun,
     ShareEvaluated,
-    StepCommitted,
+    StepReported,
     TrainerFinished,
 )
 from shoal.ids import PeerId, StepKey
@@ -266,14 +266,14 @@ async def test_what_is_reported_again_counts_once_and_is_noted_once(desk: Desk) 
     assert progress.eval_losses == {0: 2.0}
     noted = [type(event) for event in desk.ledger.noted]
     # How often a trainer says that it is done makes no difference.
-    assert noted == [StepCommitted] * 2 + [ShareEvaluated, EvaluationDone] + [TrainerFinished] * 2
+    assert noted == [StepReported] * 2 + [ShareEvaluated, EvaluationDone] + [TrainerFinished] * 2
 
 
 async def test_a_client_that_was_started_again_knows_who_is_done_and_what_each_pipeline_has_trained(desk: Desk) -> None:
     for message in (step(0), step(0, 1), done(0)):
         desk.hear(0, message)
     shared = desk.reports.shares.of_round()
-    desk.ledger.earlier = [event for event in desk.ledger.noted if isinstance(event, StepCommitted | TrainerFinished)]
+    desk.ledger.earlier = [event for event in desk.ledger.noted if isinstance(event, StepReported | TrainerFinished)]
     desk.reports.resume(1, PIPELINES)
     assert desk.reports.shares.of_round() == shared
     assert desk.reports.is_done(0)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from shoal.client.shares import Shares, evaluation_shares
-from shoal.events.run import StepCommitted
+from shoal.events.run import StepReported
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
 from shoal.wire.messages.base import Hop
@@ -18,8 +18,8 @@ def pipeline(slot: int, *peers: str) -> Pipeline:
     return Pipeline(slot, tuple(Hop(PeerId(peer), ()) for peer in peers))
 
 
-def step(slot: int, num_samples: int, duration_s: float, at_s: float = 0.0) -> StepCommitted:
-    return StepCommitted(slot, 0, 0, num_samples, 5.0, False, duration_s, at_s)
+def step(slot: int, num_samples: int, duration_s: float, at_s: float = 0.0) -> StepReported:
+    return StepReported(slot, 0, 0, num_samples, 5.0, False, duration_s, at_s)
 
 
 FIRST, SECOND, THIRD = pipeline(0, "a", "b"), pipeline(1, "c", "d"), pipeline(2, "e", "f")

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client.stage_watch import StageWatch
-from shoal.events.stages import ChainLost, StageFound, StageRestored, TrainingStands
+from shoal.events.stages import ChainLost, StageBeganAnew, StageStands, TrainingStands
 from shoal.ids import PeerId
 from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import ChainLeft, ReplicaIn, Restored, Stuck
@@ -76,7 +76,7 @@ async def test_what_is_lost_is_said_precisely(basis_round: int, round: int, roun
     stages = StageWatch(ledger)
     stages.take(Restored(1, round, Basis(basis_round, StageHashes("p", "m", "b"))))
     stages.take(Restored(1, round, None))
-    assert ledger.noted == [StageRestored(1, round + 1, basis_round, "p"), StageFound(1, round + 1)]
+    assert ledger.noted == [StageBeganAnew(1, round + 1, basis_round, "p"), StageStands(1, round + 1)]
     lost, found = ledger.said
     assert f"the state of stage 1 is lost: no server holds it any more; what it learnt in {rounds} is gone" in lost
     assert f"it starts again from {origin}" in lost

@@ -14,8 +14,8 @@ from shoal.client.totals import RunTotals
 from shoal.config import Config
 from shoal.events.base import Event
 from shoal.events.losses import ServerBack, ServerHeard, ServerLost
-from shoal.events.run import RoundBegun, RoundRecorded, RunLaunched, StepCommitted
-from shoal.events.stages import ChainLost, StageRestored
+from shoal.events.run import RoundBegun, RoundRecorded, RunLaunched, StepReported
+from shoal.events.stages import ChainLost, StageBeganAnew
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.incidents import LostStep
 from shoal.wire.messages.base import Traffic
@@ -53,14 +53,14 @@ def test_every_loss_is_told_with_what_followed_and_the_sums_of_the_steps_are_tho
         RunLaunched(10.0),
         RoundBegun(1, 4, 2, 2, 4),
         lost(A, 1, 22.0, 0, 1, silent_s=2.0),
-        StepCommitted(0, 3, 0, 4, 1.0, False, 1.0, 23.0),
-        StepCommitted(1, 3, 2, 4, 1.0, False, 1.0, 24.5),
+        StepReported(0, 3, 0, 4, 1.0, False, 1.0, 23.0),
+        StepReported(1, 3, 2, 4, 1.0, False, 1.0, 24.5),
         RoundBegun(2, 4, 2, 2, 4),
         lost(B, 0, 30.0),
         ServerHeard(B, "server b", 1.0),
         ServerBack(B, "server b", 0, 2.0, 32.0),
         lost(C, 1, 40.0, 0),
-        StageRestored(1, 3, 0, "pp"),
+        StageBeganAnew(1, 3, 0, "pp"),
     )
     steps = (
         *(LostStep(1, 1, A),) * 3,
@@ -99,7 +99,7 @@ def test_every_loss_is_told_with_what_followed_and_the_sums_of_the_steps_are_tho
 
 
 def test_restored_stages_and_chains_that_were_left_are_told() -> None:
-    found = summary(totals_of(StageRestored(1, 5, 2, "pp"), ChainLost(5, "ab", 3, 40, 6, 7, "cd")))
+    found = summary(totals_of(StageBeganAnew(1, 5, 2, "pp"), ChainLost(5, "ab", 3, 40, 6, 7, "cd")))
     assert found["stages_restored"] == [{"stage": 1, "in_round": 5, "lost_rounds": [3, 4], "parameters": "pp"}]
     assert found["chains_left"] == [
         {"base_round": 5, "record": "ab", "common_round": 3, "samples": 40, "samples_freed": 6}

@@ -14,7 +14,7 @@ from shoal.clock import SystemClock
 from shoal.control.membership import Membership
 from shoal.control.records import StageRecord
 from shoal.events.losses import LossFound, ServerLost, TrainerLost
-from shoal.events.run import StepCommitted
+from shoal.events.run import StepReported
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LauncherAnswer, LostProcess, StartTrainer
 from shoal.testing.registry import LocalRegistry
@@ -64,7 +64,7 @@ class Story:
     dialled: list[PeerId] = field(default_factory=list[PeerId])
 
     def step(self, slot: int, at_s: float, attempt: int = 0) -> None:
-        self.ledger.note(StepCommitted(slot, 0, attempt, 4, 5.0, False, 0.5, 1000 + at_s))
+        self.ledger.note(StepReported(slot, 0, attempt, 4, 5.0, False, 0.5, 1000 + at_s))
 
     def lose(self, peer: PeerId, at_s: float, silent_s: float = 0.0) -> None:
         self.clock.time_s = 1000 + at_s

@@ -17,8 +17,8 @@ from shoal.events.losses import (
     TrainerReady,
     TrainingGoesOn,
 )
-from shoal.events.run import RoundBegun, StepCommitted
-from shoal.events.stages import StageRestored
+from shoal.events.run import RoundBegun, StepReported
+from shoal.events.stages import StageBeganAnew
 from shoal.ids import PeerId
 from shoal.swarm.incidents import Incident, Incidents, LostStep, steps_lost_by
 
@@ -29,8 +29,8 @@ def server_lost(peer: PeerId, at_s: float, *slots: int, silent_s: float = 0.0, s
     return ServerLost(peer, f"server {peer}", stage, silent_s, "", (), slots, at_s)
 
 
-def step(slot: int, at_s: float, attempt: int = 0) -> StepCommitted:
-    return StepCommitted(slot, 0, attempt, 4, 1.0, False, 0.5, at_s)
+def step(slot: int, at_s: float, attempt: int = 0) -> StepReported:
+    return StepReported(slot, 0, attempt, 4, 1.0, False, 0.5, at_s)
 
 
 def after(*events: Event) -> Incidents:
@@ -176,6 +176,6 @@ def test_the_rounds_of_a_stage_that_starts_again_are_lost_with_its_last_server()
         server_lost(B, 2.0, stage=1),
         server_lost(A, 2.0, stage=0),
     )
-    restored = StageRestored(1, 4, 1, "p")
+    restored = StageBeganAnew(1, 4, 1, "p")
     lost = [LostStep(2, 1, A), LostStep(3, 1, B), LostStep(1, 1, B), LostStep(2, 0, B)]
     assert steps_lost_by(incidents.all, lost, (restored,)) == ([0, 2, 0], 2)
