@@ -86,7 +86,9 @@ class Ledger:
             self.note(following)
 
     def close(self) -> None:
-        """Close the file; it is opened again if something happens after all."""
+        """The run is over, here at least: what still happens is counted, and no next start has to know it."""
+        if self._diary is not None:
+            self._diary.close()
         if self._file is not None:
             self._file.close()
 

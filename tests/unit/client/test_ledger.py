@@ -123,8 +123,10 @@ def test_a_diary_that_cannot_be_written_ends_the_run_before_anything_is_counted(
     monkeypatch.setattr("shoal.client.diary._append", full)
     with pytest.raises(StorageError, match=r"client\.state"):
         ledger.note(STEP)
-    diary.close()
     assert ledger.totals.progress.steps == 0
+    ledger.close()
+    ledger.note(STEP)
+    assert ledger.totals.progress.steps == 1, "of a run that ends for it there is a summary all the same"
 
 
 def test_the_file_is_bounded_as_logs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
