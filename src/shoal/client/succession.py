@@ -48,21 +48,18 @@ class Succession:
         clock: Clock,
         leads: Callable[[], bool],
         ledger: Ledger,
-        name_of: Callable[[PeerId], str] = str,
     ) -> None:
         """Know of no client yet.
 
         Args:
             membership: lists the clients; its owner removes a client whose connection ends.
             leads: whether this client coordinates; while it does, no other client ends the run.
-            name_of: returns what people call a client.
         """
         self._run_id = run_id
         self._endpoint = endpoint
         self._membership = membership
         self._clock = clock
         self._ledger = ledger
-        self._name_of = name_of
         self._order = ClientOrder(endpoint.peer_id)
         self._changed = anyio.Event()
         self._over: tuple[str, bool] | None = None
@@ -122,7 +119,7 @@ class Succession:
                     self._endpoint.post(hop.peer, AskRun())
                 for peer in set(self._order.reachable) - told:
                     told.add(peer)
-                    self._ledger.note(ClientWaits(peer, self._name_of(peer), self._run_id))
+                    self._ledger.note(ClientWaits(peer, peer, self._run_id))
                 wake_at_s = self._order.wake_at_s(now_s)
                 if self._is_kept:
                     again_s = ANSWER_WITHIN_S if self._asked else ASK_AGAIN_S
