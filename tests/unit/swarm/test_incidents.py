@@ -175,7 +175,9 @@ def test_the_rounds_of_a_stage_that_starts_again_are_lost_with_its_last_server()
         RoundBegun(3, 8, 1, 1, 2),
         server_lost(B, 2.0, stage=1),
         server_lost(A, 2.0, stage=0),
+        RoundBegun(5, 8, 1, 1, 2),
+        server_lost(A, 3.0, stage=1),
     )
     restored = StageBeganAnew(1, 4, 1, "p")
     lost = [LostStep(2, 1, A), LostStep(3, 1, B), LostStep(1, 1, B), LostStep(2, 0, B)]
-    assert steps_lost_by(incidents.all, lost, (restored,)) == ([0, 2, 0], 2)
+    assert steps_lost_by(incidents.all, lost, (restored,)) == ([0, 2, 0, 0], 2)
