@@ -111,6 +111,15 @@ def without_nan(value: Any) -> Any:
             return value
 
 
+def json_line(values: dict[str, Any]) -> str:
+    """Return values as one JSON object, without a line break."""
+    # A field may be any object: its text is better than a lost line.
+    try:
+        return json.dumps(values, default=str, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(without_nan(values), default=str, ensure_ascii=False, allow_nan=False)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, process, logger, event, then the fields."""
 
@@ -131,11 +140,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        # A field may be any object: its text is better than a lost line.
-        try:
-            return json.dumps(line, default=str, ensure_ascii=False, allow_nan=False)
-        except ValueError:
-            return json.dumps(without_nan(line), default=str, ensure_ascii=False, allow_nan=False)
+        return json_line(line)
 
 
 class TerminalFormatter(logging.Formatter):
@@ -161,8 +166,8 @@ class TerminalFormatter(logging.Formatter):
 class _FileHandler(RotatingFileHandler):
     """Says once when the file cannot be written; what is logged until it can is lost, and the process goes on."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8")
+    def __init__(self, path: Path, *, delay: bool = False) -> None:
+        super().__init__(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", delay=delay)
         self._is_failing = self._has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -182,6 +187,22 @@ class _FileHandler(RotatingFileHandler):
     def close(self) -> None:
         with suppress(OSError):  # it has been said
             super().close()
+
+
+class LinesFile:
+    """A file of lines beside the logs: bounded as they are, each line there at once, and no line worth a process."""
+
+    def __init__(self, path: Path) -> None:
+        """Remember the path: the file is opened for its first line."""
+        self._handler = _FileHandler(path, delay=True)
+
+    def write(self, line: str) -> None:
+        """Append a line; where that fails, standard error says so once."""
+        self._handler.emit(logging.makeLogRecord({"msg": line}))
+
+    def close(self) -> None:
+        """Close the file; another line opens it again."""
+        self._handler.close()
 
 
 def _say_unwritable(path: Path, error: OSError) -> None:

@@ -52,8 +52,17 @@ def test_the_summary_has_every_field_with_its_type(short_run: Launched) -> None:
     sent = summary["bytes_sent"]
     assert set(sent) == {"activations", "gradients", "pseudo_gradients", "state", "control"}
     assert all(sent[kind] > 0 for kind in ("activations", "gradients", "pseudo_gradients", "control")), sent
-    assert summary["failovers"] == []
-    assert summary["steps_lost"] == {"0": 0, "1": 0}
+    assert (summary["failovers"], summary["incidents"]) == ([], [])
+    assert (summary["steps_lost"], summary["steps_lost_otherwise"]) == ({"0": 0, "1": 0}, 0)
+
+
+def test_what_has_happened_is_in_a_file_beside_the_logs(short_run: Launched) -> None:
+    lines = (short_run.require_log_dir() / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert events[0]["event"] == "run.launched"
+    assert [event["round"] for event in events if event["event"] == "round.recorded"] == [1, 2]
+    assert "model.left" in {event["event"] for event in events}
+    assert all(event["time"] and event["level"] == "INFO" for event in events)
 
 
 def test_a_short_run_trains_on_a_whole_swarm(short_run: Launched) -> None:

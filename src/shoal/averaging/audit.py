@@ -16,6 +16,7 @@ from shoal.averaging.signing import unsealer
 from shoal.errors import RecordRejected, RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, suspects
+from shoal.swarm.incidents import LostStep
 from shoal.swarm.records import GENERATIONS_APART, uncounted
 from shoal.swarm.sample_ranges import count, merge
 from shoal.wire.messages.base import SampleRange
@@ -41,6 +42,7 @@ class Audit:
         lost: By stage, the steps that the stage has no part in: those that none of its replicas held when their round
             ended, those held only by replicas whose contribution did not count, and all steps of the rounds that were
             lost when the stage was restored.
+        lost_steps: Each of these steps, with its round and the server that has computed it for the stage.
         suspects: By round, the replicas whose contribution or bytes were not as they should be.
     """
 
@@ -52,6 +54,7 @@ class Audit:
     missing: int
     lost: Mapping[int, Collection[StepKey]]
     unreached: int = 0
+    lost_steps: tuple[LostStep, ...] = ()
     suspects: tuple[tuple[int, Suspect], ...] = ()
     first_round: int = 1
     samples_before: int = 0
@@ -115,6 +118,11 @@ def audit_of(
             if outcome.restored is not None:
                 first = outcome.restored.round + 1
                 lost[outcome.stage].update(step for step in steps if first <= step[0] < record.round)
+    lost_steps = {
+        (stage, key): LostStep(round, stage, steps[round, key].path[stage])
+        for stage, of_stage in lost.items()
+        for round, key in of_stage
+    }
     num_stages = max((len(entry.path) for entry in steps.values()), default=0)
     inherited = merge(before)
     everything = [*inherited, *(item for entry in steps.values() for item in entry.samples)]
@@ -133,6 +141,7 @@ def audit_of(
         missing=missing,
         unreached=_missing(distinct, distinct, num_samples_per_pass) - missing,
         lost={stage: frozenset(key for _, key in lost[stage]) for stage in range(num_stages)},
+        lost_steps=tuple(sorted(lost_steps.values())),
         suspects=tuple((record.round, suspect) for record in records for suspect in suspects(record)),
         first_round=min(lines, default=0),
         samples_before=count(inherited),

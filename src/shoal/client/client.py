@@ -6,7 +6,6 @@ membership -> RoundLoop -> RoundCoordinator, trainers, data server
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,19 +20,17 @@ from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
 from shoal.averaging.journal import Genesis, keep_steps, write_genesis
 from shoal.averaging.signing import Signer
-from shoal.client.adoption import adopt
-from shoal.client.chain_watch import ChainWatch
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
-from shoal.client.diary import ChainsLeft, Counts, Diary, RoundPlan, Saved, ServersMoved, StagesRestored
+from shoal.client.diary import Diary, RoundPlan, Saved
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
 from shoal.client.keeping import Keeping
-from shoal.client.loss_notices import LossNotices, ServerNames
+from shoal.client.ledger import Ledger
+from shoal.client.loss_notices import ServerNames
 from shoal.client.model_export import ModelExport
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
-from shoal.client.resumption import count_again
 from shoal.client.rounds import RoundLoop
 from shoal.client.run_status import StatusAnswers
 from shoal.client.stage_fetch import StageFetch
@@ -50,9 +47,10 @@ from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
+from shoal.events.run import ClientResumed, DataSized
 from shoal.ids import PeerId
 from shoal.runtime.hardware import machine_type, program_versions
-from shoal.runtime.launcher_messages import Adopt, ReplaceDataServer
+from shoal.runtime.launcher_messages import Adopt, Adoption, ReplaceDataServer
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
@@ -63,17 +61,12 @@ from shoal.wire.messages.control import Heartbeat
 
 TRAINER_START_TIMEOUT_S = 20.0
 
-logger = logging.getLogger(__name__)
-
 
 class Client:
     """Trains a run from its first round to its last, with the servers of a membership.
 
     Attributes:
-        reports: what the trainers have reported, with the running totals.
-        watch: what broke, and when the first step was committed.
-        stages: which stages have no server, and which had to be restored.
-        chains: which ones were left when sides of a split have met.
+        ledger: what has happened, and what it comes to.
         model: what is left of it when the run ends.
     """
 
@@ -120,9 +113,10 @@ class Client:
         """
         self._config, self._run_id, self._log_dir = config, run_id, log_dir
         self._endpoint, self._membership = endpoint, membership
-        self._diary, self._launcher, self._clock, self._age_s = diary, launcher, clock, age_s
+        self._diary, self._launcher, self._clock = diary, launcher, clock
         saved = diary.saved
-        self._num_train = saved.num_train
+        self.ledger = Ledger(clock, diary, age_s=age_s, log_dir=log_dir, show=notice)
+        name_of = ServerNames(own_servers, lambda: membership.view)
         self._feed = Feed(
             endpoint=endpoint, data_server=data_server, trainer=-1, generation=diary.generation, clock=clock
         )
@@ -133,23 +127,22 @@ class Client:
             membership=membership,
             clock=clock,
             leads=lambda: self._coordinator.leads,
-            notice=notice,
+            ledger=self.ledger,
         )
         self.trainers = TrainerPool(
             endpoint=endpoint,
             launcher=launcher,
+            ledger=self.ledger,
             start_timeout_s=TRAINER_START_TIMEOUT_S,
             above=GENERATIONS_APART if succeeds else 0,
         )
-        name_of = ServerNames(own_servers, lambda: membership.view)
-        self.watch = Watch(
+        self._watch = Watch(
             membership=membership,
             trainers=self.trainers,
-            slots_of_replica=lambda peer: self.rounds.slots_of(peer),
-            age_s=age_s,
+            ledger=self.ledger,
             clock=clock,
-            notices=LossNotices(clock=clock, notice=notice, name_of=name_of),
-            note=diary.note,
+            name_of=name_of,
+            slots_of_replica=lambda peer: self.rounds.slots_of(peer),
             is_moving=lambda peer: self._reassignment.is_moving(peer),
             dial=lambda peer: endpoint.post(peer, Heartbeat()),
         )
@@ -181,42 +174,46 @@ class Client:
             trainers=self.trainers,
             swarm_numbers=self._swarm_numbers,
             on_stuck=lambda _: self.rounds.update_trainers(),
-            note=diary.note,
             divergence=Divergence(config.diloco),
             clock=clock,
-            notice=notice,
+            ledger=self.ledger,
         )
-        self.counters = CounterTotals(
-            endpoint, self.reports.post, clock, note=lambda peer, all: diary.note(Counts(peer, all))
-        )
+        self.counters = CounterTotals(endpoint, self.reports.post, clock, self.ledger)
         self._reassignment = Reassignment(
             endpoint=endpoint,
             coordinator=self._coordinator,
             membership=membership,
             clock=clock,
             num_stages=config.num_stages,
-            notice=notice,
+            ledger=self.ledger,
             name_of=name_of,
-            note=lambda number: diary.note(ServersMoved(number)),
         )
         self._fencing = Fencing(
             endpoint=endpoint,
             clock=clock,
+            ledger=self.ledger,
             replicas=lambda: [replica.peer for replica in membership.view.replicas],
         )
         self._data = DataLink(
             endpoint=endpoint,
             data_server=data_server,
             clock=clock,
+            ledger=self.ledger,
             trainers=lambda: {slot: self.trainers.generations[slot] for slot in self.trainers.present},
             replace=lambda: launcher.request(ReplaceDataServer()),
-            on_lost=self.watch.data_server_lost,
+            on_lost=self._watch.data_server_lost,
         )
-        self.chains = ChainWatch(notice=notice, note=lambda chains: diary.note(ChainsLeft(chains)))
-        self.stages = StageWatch(clock=clock, notice=notice, note=lambda stages: diary.note(StagesRestored(stages)))
+        self._stages = StageWatch(self.ledger)
         self._contents = Contents(endpoint, clock)
         self._fetch = StageFetch(self._contents, membership)
-        self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, notice)
+        self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, self.ledger)
+        takeover = Takeover(
+            trainers=self.trainers,
+            reports=self.reports,
+            fencing=self._fencing,
+            data=self._data,
+            ledger=self.ledger,
+        )
         self.rounds: RoundLoop = RoundLoop(
             config=config,
             log_dir=log_dir,
@@ -225,21 +222,22 @@ class Client:
             membership=membership,
             trainers=self.trainers,
             reports=self.reports,
-            takeover=Takeover(trainers=self.trainers, reports=self.reports, fencing=self._fencing, data=self._data),
+            takeover=takeover,
             divergence=self.reports.divergence,
             data=self._data,
             reassignment=self._reassignment,
             clock=clock,
+            ledger=self.ledger,
             saved=saved,
             save=self._save,
             expected_servers=expected_servers,
             succeeds=succeeds,
             patient=patient,
-            stages=self.stages,
+            stages=self._stages,
             before_close=self._keeping.settled,
         )
         self._training = anyio.CancelScope()
-        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping.state, clock, notice)
+        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping.state, clock, self.ledger)
         if diary.is_resumed:
             self._resume()
         else:
@@ -263,33 +261,39 @@ class Client:
         Raises:
             ShoalError: the run failed.
         """
+        try:
+            await self._run()
+        finally:
+            self.ledger.close()
+
+    def stop(self) -> None:
+        """Train no more; `run` returns when it has left the model."""
+        self._training.cancel()
+
+    async def _run(self) -> None:
         if self._diary.is_resumed and not self._diary.saved.is_finished:
-            adopt(await self._launcher.request(Adopt()), self._diary.saved.plan, self.trainers, self.watch)
+            self._adopt(await self._launcher.request(Adopt()))
         async with anyio.create_task_group() as tasks:
-            parts = (self.watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
+            parts = (self._watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
             transfers = (self._fetch, self._contents, self._keeping)
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller)
-            seen = (self._membership, self.reports, self.stages, self.trainers, self._clock)
+            seen = (self._membership, self.reports, self._stages, self.trainers, self._clock)
             handlers = (*parts, *asked, StatusAnswers(self._endpoint, self._config, *seen))
-            tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self.watch.notices.connection_ended)
+            tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
             tasks.start_soon(self._contents.run)
             async with self.model.left_at_the_end(lambda: self.ends_run):
                 with self._training:
                     await self._train()
             tasks.cancel_scope.cancel()
 
-    def stop(self) -> None:
-        """Train no more; `run` returns when it has left the model."""
-        self._training.cancel()
-
     async def _train(self) -> None:
         if self._diary.saved.is_finished:
             return
         async with anyio.create_task_group() as tasks:
-            for part in (self._coordinator, self.stages, self._data, self._feed, self._keeping):
+            for part in (self._coordinator, self._stages, self._data, self._feed, self._keeping):
                 tasks.start_soon(part.run)
             tasks.start_soon(self._coordinator.deposed)
-            tasks.start_soon(self.watch.notices.run, self._coordinator.changed, lambda: self._coordinator.holders or {})
+            tasks.start_soon(self._watch.run, self._coordinator.changed, lambda: self._coordinator.holders or {})
             if self.must_wait:
                 if not await self._succession.turn():
                     tasks.cancel_scope.cancel()
@@ -298,21 +302,20 @@ class Client:
                 self._on_turn()
             tasks.start_soon(self.counters.run)  # not before: its monitor would write into the W&B run of who trains
             tasks.start_soon(self.reports.follow, self._membership.changed)
-            if not self._num_train:
+            if not self.ledger.totals.num_train:
                 sizes = await self._feed.hello()
-                self._num_train, self.reports.num_holdout = sizes.num_train, sizes.num_holdout
+                self.ledger.note(DataSized(sizes.num_train, sizes.num_holdout))
             await self.rounds.run()
             tasks.cancel_scope.cancel()
 
     def _found(self, peer: PeerId) -> None:
         self._membership.found(peer)
-        self.watch.notices.found(peer)
+        self._watch.found(peer)
         self._succession.peer_up(peer)
 
     def _round_event(self, event: CoordinatorEvent) -> None:
         """Act on what happens to replicas between records."""
-        self.stages.take(event)
-        self.chains.take(event)
+        self._stages.take(event)
         if isinstance(event, Overtaken):
             self.rounds.overtaken()
         self.rounds.update_trainers()
@@ -327,73 +330,52 @@ class Client:
             RecordRejected: a step log in `log_dir` is damaged.
             OSError: it cannot be read.
         """
+        self.counters.settle()
+        totals = self.ledger.totals
         return build_summary(
             config=self._config,
             run_id=self._run_id,
-            progress=self.reports.progress,
-            audit=await anyio.to_thread.run_sync(audit, self._log_dir, self._num_train),
-            replicas=self.rounds.num_replicas,
-            outer_rounds=self.rounds.rounds,
-            hashes=self.rounds.hashes,
-            seconds_to_first_step=self.watch.seconds_to_first_step,
-            failovers=self.watch.failovers.as_json(),
-            counters=self.counters.totals(),
-            servers_moved=self._reassignment.moved,
-            stages_restored=self.stages.as_json(),
-            chains_left=self.chains.as_json(),
+            totals=totals,
+            audit=await anyio.to_thread.run_sync(audit, self._log_dir, totals.num_train),
             model=self.model.left,
             exit_reason=exit_reason,
         )
 
     def _save(self, plan: RoundPlan | None) -> None:
         """Put down how things stand at the beginning of a round, or (None) at the end of the run."""
-        rounds = self.rounds
+        self.counters.settle()
         saved = Saved(
             run_id=self._run_id,
+            totals=self.ledger.totals,
             generation=self._diary.generation,
             ballot_number=self._coordinator.ballot.number,
             plan=plan,
             is_finished=plan is None,
-            rounds=rounds.rounds,
-            num_replicas=rounds.num_replicas,
-            idle_rounds=rounds.idle_rounds,
-            durations_s=rounds.durations_s,
-            hashes=dict(rounds.hashes),
             recorded=self._data.recorded,
-            num_train=self._num_train,
-            num_holdout=self.reports.num_holdout,
-            progress=self.reports.progress,
-            last_numbers=dict(self.reports.last_numbers),
-            seconds_to_first_step=self.watch.seconds_to_first_step,
-            failovers=self.watch.failovers,
             servers=self._membership.servers,
-            counted=self.counters.counted,
-            stages_restored=self.stages.restored,
-            servers_moved=self._reassignment.moved,
-            base=rounds.base,
+            base=self.rounds.base,
             chain=self._data.chain,
-            chains_left=self.chains.left,
         )
         self._diary.save(saved)
 
     def _resume(self) -> None:
-        """Know again what an earlier start has known."""
-        saved, events = self._diary.saved, self._diary.events
+        """Go on where an earlier start was; the ledger has its totals."""
+        saved = self._diary.saved
         round, pipelines = (0, ()) if saved.plan is None else (saved.plan.round, saved.plan.pipelines)
-        self.watch.seconds_to_first_step, self.watch.failovers = saved.seconds_to_first_step, saved.failovers
-        self.reports.resume(saved.progress, saved.last_numbers, round, pipelines, events, saved.num_holdout)
-        counted, me = saved.counted, self._endpoint.peer_id
-        self._reassignment.moved = saved.servers_moved
-        self.stages.resume(saved.stages_restored)
-        self.chains.resume(saved.chains_left)
-        count_again(events, me, counted, self.watch, self.stages, self.chains, self._reassignment)
-        self.counters.resume(counted)
+        self.reports.resume(round, pipelines)
         self._data.know(max(0, round - 1), saved.recorded, saved.chain)
         # The registry takes a moment to be read; it corrects this as soon as it is.
         self._membership.update(saved.servers)
-        logger.info(
-            "client.resumed", extra={"generation": self._diary.generation, "round": round, "events": len(events)}
-        )
+        self.ledger.note(ClientResumed(self._diary.generation, round, len(self.ledger.earlier)))
+
+    def _adopt(self, adoption: Adoption) -> None:
+        """Take over what the launcher still runs, and note what broke while there was no client."""
+        plan = self._diary.saved.plan
+        known = {} if plan is None else plan.generations
+        self.trainers.adopt({**known, **adoption.generations}, adoption.running)
+        slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
+        for lost in adoption.lost:
+            self._watch.process_ended(lost, slots)
 
     def _swarm_numbers(self) -> Mapping[str, float]:
         return swarm_numbers(

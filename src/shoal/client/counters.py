@@ -1,20 +1,21 @@
 """The counters of all roles of a run, summed up: refused connections, dropped records, lost peers, ...
 
 every role -- Metrics ("counters/...") --> CounterTotals -- sums --> Reports, summary
-     '<------------- AskCounters (at the end) ---'    '-- what has changed --> diary
+     '<------------- AskCounters (at the end) ---'    '-- what has changed --> Ledger
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
 
+from shoal.client.ledger import Ledger
+from shoal.client.totals import THIS_CLIENT, counts_anew
 from shoal.clock import Clock
 from shoal.control.counter_report import INTERVAL_S
+from shoal.events.run import RoleCounted
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.dispatch import Rest, dispatch
@@ -31,37 +32,6 @@ _MAX_COUNT: Final = 1 << 53
 _ASKED: Final = 1
 
 
-@dataclass
-class Counted:
-    """What the processes of a run have counted.
-
-    Attributes:
-        latest: what the last process of each peer has counted.
-        earlier: the sum over that peer's earlier processes: a process that is started again counts from 0.
-    """
-
-    latest: dict[PeerId, dict[str, int]] = field(default_factory=dict[PeerId, dict[str, int]])
-    earlier: dict[PeerId, dict[str, int]] = field(default_factory=dict[PeerId, dict[str, int]])
-
-    def take(self, peer: PeerId, counts: Mapping[str, int]) -> None:
-        """Take the newest counts of a peer."""
-        before = self.latest.get(peer, {})
-        if any(counts.get(name, 0) < count for name, count in before.items()):
-            self.started_again(peer)
-        self.latest[peer] = dict(counts)
-
-    def started_again(self, peer: PeerId) -> None:
-        """The peer's process has ended; the next one begins with nothing."""
-        self.earlier[peer] = dict(Counter(self.earlier.get(peer, {})) + Counter(self.latest.pop(peer, {})))
-
-    def sums(self) -> dict[str, int]:
-        """Return the sums by name."""
-        sums = Counter[str]()
-        for counts in (*self.latest.values(), *self.earlier.values()):
-            sums.update(counts)
-        return dict(sorted(sums.items()))
-
-
 class CounterTotals:
     """Gathers what peers have counted. A `transport.dispatch.Handler`."""
 
@@ -70,51 +40,56 @@ class CounterTotals:
         endpoint: Endpoint,
         tell: Callable[[Mapping[str, float]], None],
         clock: Clock,
-        note: Callable[[PeerId, dict[str, int]], None] = lambda _peer, _counts: None,
+        ledger: Ledger,
     ) -> None:
         """Start with nothing but this process's own counters.
 
         Args:
             tell: passes the sums on to the monitor whenever they have changed.
-            note: writes a process's counts down.
         """
         self._endpoint = endpoint
         self._tell = tell
         self._clock = clock
-        self._note = note
-        self._counted = Counted()
+        self._ledger = ledger
+        self._counted = ledger.totals.counted
+        # A peer may report often, so it is noted every few seconds what it has said last.
+        self._heard: dict[PeerId, dict[str, int]] = {}
         self._connected: set[PeerId] = set()
         self._unanswered: set[PeerId] = set()
         self._all_answered = anyio.Event()
 
-    @property
-    def counted(self) -> Counted:
-        """What all processes have counted until now, this one included."""
-        self._counted.take(self._endpoint.peer_id, self._endpoint.metrics.counts())
-        return self._counted
-
-    def resume(self, counted: Counted) -> None:
-        """Go on from what an earlier start of this client knew; its own process counted that as well."""
-        self._counted = counted
-        counted.started_again(self._endpoint.peer_id)
-
     def totals(self) -> dict[str, int]:
-        """Return the sums by name."""
-        return self.counted.sums()
+        """Return the sums by name of what all processes have counted until now, this one included."""
+        self.settle()
+        return self._counted.sums()
+
+    def settle(self) -> None:
+        """Note what has been heard of, and what this process has counted."""
+        heard, self._heard = self._heard | {THIS_CLIENT: dict(self._endpoint.metrics.counts())}, {}
+        for peer, counts in heard.items():
+            self._note(peer, counts)
+
+    def _note(self, peer: PeerId, counts: dict[str, int]) -> None:
+        if self._counted.latest.get(peer, {}) != counts:
+            self._ledger.note(RoleCounted(peer, counts))
 
     def receive(self, event: Received) -> bool:
         """Take a report of counters."""
         message, peer = event.message, event.peer
         if not isinstance(message, Metrics):
             return False
-        known = self._counted.latest
+        known = self._counted.latest.keys() | self._heard.keys()
         if peer in known or len(known) < _MAX_PEERS:
             counts = {
                 name.removeprefix(COUNTERS): int(value)
                 for name, value in message.values.items()
                 if name.startswith(COUNTERS) and len(name) <= _MAX_NAME_CHARS and 0 <= value <= _MAX_COUNT
             }
-            self._counted.take(peer, dict(list(counts.items())[:_MAX_NAMES]))
+            counts = dict(list(counts.items())[:_MAX_NAMES])
+            before = self._heard.get(peer, {})
+            if counts_anew(before, counts):
+                self._note(peer, before)
+            self._heard[peer] = counts
             self._connected.add(peer)
         if message.round == _ASKED:
             self._answered(peer)
@@ -153,13 +128,8 @@ class CounterTotals:
     async def run(self) -> None:
         """Pass on and write down what has changed, until cancelled."""
         told: dict[str, int] = {}
-        noted = dict(self.counted.latest)
         while True:
             await self._clock.sleep_s(INTERVAL_S)
-            latest = self.counted.latest
-            for peer in [peer for peer, counts in latest.items() if noted.get(peer) != counts]:
-                noted[peer] = latest[peer]
-                self._note(peer, latest[peer])
             totals = self.totals()
             if totals != told:
                 told = totals

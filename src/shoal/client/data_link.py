@@ -6,14 +6,16 @@ trainers say what they have leased (`data.feed`), so that nothing is trained twi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import anyio
 
+from shoal.client.ledger import Ledger
 from shoal.clock import Backoff, Clock
 from shoal.errors import RemoteProtocolError
+from shoal.events.losses import DataServerBack
+from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.swarm.takeover import Settled
@@ -28,8 +30,6 @@ from shoal.wire.messages.feed import (
     ReleaseTrainer,
     ResumeRound,
 )
-
-logger = logging.getLogger(__name__)
 
 _CLIENT = -1
 """Who the client is in a `DataHello`: none of the slots."""
@@ -54,6 +54,7 @@ class DataLink:
         endpoint: Endpoint,
         data_server: Hop,
         clock: Clock,
+        ledger: Ledger,
         trainers: Callable[[], Mapping[int, int]],
         on_lost: Callable[[], None],
         replace: Callable[[], Awaitable[object]],
@@ -63,11 +64,13 @@ class DataLink:
         Args:
             data_server: of the same host as the client.
             trainers: returns the slots whose trainer is there now, with their generations.
+            on_lost: notes that it is lost.
             replace: ends a data server that hangs but is not dead, so that it is started again.
         """
         self._endpoint = endpoint
         self._server = data_server.peer
         self._clock = clock
+        self._ledger = ledger
         self._trainers = trainers
         self._on_lost = on_lost
         self._replace = replace
@@ -108,7 +111,6 @@ class DataLink:
             return
         if self._is_up:
             self._is_up = False
-            logger.warning("data_server.lost")
             self._on_lost()
         self._is_told = False
         self._lost.set()
@@ -122,7 +124,7 @@ class DataLink:
             await self._backoff.wait(self._clock)
             self._tell()
             if not await self._is_heard():
-                logger.warning("data_server.frozen", extra={"waited_s": _FROZEN_S})
+                self._ledger.note(DataServerFrozen(_FROZEN_S))
                 await self._replace()
 
     async def _is_heard(self) -> bool:
@@ -223,7 +225,7 @@ class DataLink:
             return
         self._backoff.reset()
         self._is_up = True
-        logger.info("data_server.back", extra={"round": self._base_round + 1})
+        self._ledger.note(DataServerBack(self._base_round + 1, self._ledger.now_s()))
         plan, base_round, chain = self._sent
         if (base_round, chain) != (self._base_round, self._chain):
             self._post_record()

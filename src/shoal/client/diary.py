@@ -13,21 +13,36 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from shoal.client.counters import Counted
-from shoal.client.failovers import Failovers
-from shoal.client.progress import Progress
+from shoal.client.totals import RunTotals
 from shoal.control.records import VerifiedRecord
 from shoal.errors import RecordRejected, StorageError
-from shoal.ids import PeerId
+from shoal.events.losses import (
+    DataServerBack,
+    DataServerLost,
+    LossFound,
+    ServerBack,
+    ServerHeard,
+    ServerLost,
+    TrainerLost,
+    TrainerReady,
+)
+from shoal.events.run import (
+    ClientStarted,
+    RoleCounted,
+    RunLaunched,
+    ShareEvaluated,
+    StepReported,
+    TrainerFinished,
+)
+from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.base import StepRange, Struct
-from shoal.wire.messages.control import EvalReport, StepReport, TrainerDone
+from shoal.wire.messages.base import StepRange
 
 FILE_NAME = "client.state"
 _LENGTH_BYTES = 4
@@ -54,135 +69,45 @@ class RoundPlan:
     speeds: tuple[float, ...] = ()
 
 
-class RestoredStage(Struct, frozen=True):
-    """A stage whose state was lost.
-
-    Attributes:
-        in_round: the round in which it starts again.
-        lost_rounds: the first and the last round of which nothing is left of the stage.
-        parameters: the hash of the parameters from which the stage starts again.
-    """
-
-    stage: int
-    in_round: int
-    lost_rounds: tuple[int, int]
-    parameters: str
-
-
-class LeftChain(Struct, frozen=True):
-    """A chain of records that was not chosen when it met another one.
-
-    Attributes:
-        base_round: of its newest record.
-        record: the hash of its newest record.
-        common_round: the last round that the chain which stands shares with it.
-        samples: how many it has recorded, including those of the common rounds.
-        samples_freed: how many of them the other chain has not recorded.
-    """
-
-    base_round: int
-    record: str
-    common_round: int
-    samples: int
-    samples_freed: int
-
-
 @dataclass
 class Saved:
     """Everything that a client knows beyond the records, when a round begins.
 
     Attributes:
+        totals: what all events until then come to.
         generation: which start of the client has written this, counted from 1.
         ballot_number: 0 before the first ballot.
         plan: None before the first round.
         is_finished: the run is trained and evaluated.
-        rounds, num_replicas, idle_rounds, durations_s: see `client.rounds`.
-        hashes: of each stage's outer parameters.
         recorded: samples of all records.
-        last_numbers: the last step that each slot has reported.
-        seconds_to_first_step: see `client.watch`; None before that step.
         servers: as the registry named them.
-        stages_restored: see `client.stage_watch`.
-        servers_moved: see `client.reassignment`.
         base: hash of the record on top of which the round is trained.
         chain: hash of the record from which the run went on when another client last overtook this one; empty: none.
-        chains_left: see `client.chain_watch`.
     """
 
     run_id: str
+    # Without a default: in a file of an older version they are not, and a run does not go on from nothing.
+    totals: RunTotals
     generation: int = 1
     ballot_number: int = 0
     plan: RoundPlan | None = None
     is_finished: bool = False
-    rounds: int = 0
-    num_replicas: int = 0
-    idle_rounds: int = 0
-    durations_s: list[float] = field(default_factory=list[float])
-    hashes: dict[int, str] = field(default_factory=dict[int, str])
     recorded: Ranges = ()
-    num_train: int = 0
-    num_holdout: int = 0
-    progress: Progress = field(default_factory=Progress)
-    last_numbers: dict[int, int] = field(default_factory=dict[int, int])
-    seconds_to_first_step: float | None = None
-    failovers: Failovers = field(default_factory=Failovers)
     servers: tuple[VerifiedRecord, ...] = ()
-    counted: Counted = field(default_factory=Counted)
-    stages_restored: tuple[RestoredStage, ...] = ()
-    servers_moved: int = 0
     base: str = ""
     chain: str = ""
-    chains_left: tuple[LeftChain, ...] = ()
 
 
-class ClientStarted(Struct, frozen=True, tag="started"):
-    """A client has read the file and goes on from it."""
-
-
-class SlotDone(Struct, frozen=True, tag="done"):
-    """A trainer has done its steps."""
-
-    generation: int
-    report: TrainerDone
-
-
-class Lost(Struct, frozen=True, tag="lost"):
-    """A process was lost; see `Failovers.lost`."""
-
-    kind: str
-    slots: tuple[int, ...]
-    at_s: float
-
-
-class Counts(Struct, frozen=True, tag="counts"):
-    """What a process has counted since it was started."""
-
-    peer: PeerId
-    counts: dict[str, int]
-
-
-class StagesRestored(Struct, frozen=True, tag="restored"):
-    """All stages that had to be restored so far."""
-
-    stages: tuple[RestoredStage, ...]
-
-
-class ServersMoved(Struct, frozen=True, tag="moved"):
-    """How many servers have come to another stage so far."""
-
-    number: int
-
-
-class ChainsLeft(Struct, frozen=True, tag="chains_left"):
-    """All chains of records that were left so far."""
-
-    chains: tuple[LeftChain, ...]
-
-
-Event = ClientStarted | StepReport | EvalReport | SlotDone | Lost | Counts | StagesRestored | ServersMoved | ChainsLeft
+DiaryEvent = (
+    (RunLaunched | ClientStarted | StepReported | ShareEvaluated | TrainerFinished | RoleCounted)
+    | (ServerLost | TrainerLost | DataServerLost | LossFound)
+    | (ServerHeard | ServerBack | TrainerReady | DataServerBack)
+    | (StageBeganAnew | StageStands | MoveEnded | ChainLost)
+)
+"""What the next start counts again. Of the end of a round it learns from the record, and closes the round itself."""
 
 _decode_saved = msgspec.msgpack.Decoder(Saved).decode
-_decode_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
+_decode_event: Callable[[bytes], DiaryEvent] = msgspec.msgpack.Decoder(DiaryEvent).decode
 
 
 class Diary:
@@ -190,7 +115,7 @@ class Diary:
 
     Attributes:
         saved: how things stood when the round began.
-        events: what an earlier start has counted since then.
+        events: what earlier starts have counted since then, and that this one was started.
         generation: which start of the client this is, counted from 1.
     """
 
@@ -204,16 +129,17 @@ class Diary:
         """
         self._path = directory / FILE_NAME
         self._file: int | None = None
-        self.saved = Saved(run_id)
-        self.events: tuple[Event, ...] = ()
+        self.saved = Saved(run_id, RunTotals())
+        self.events: tuple[DiaryEvent, ...] = ()
         if self._path.exists():
             self.saved, self.events, num_bytes = _read(self._path)
             if self.saved.run_id != run_id:
                 raise RecordRejected(f"{self._path} is of run {self.saved.run_id}, this is run {run_id}: remove it")
-            self.generation = self.saved.generation + sum(isinstance(event, ClientStarted) for event in self.events) + 1
+            self.events += (ClientStarted(),)
+            self.generation = self.saved.generation + sum(isinstance(event, ClientStarted) for event in self.events)
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             os.ftruncate(self._file, num_bytes)
-            self.note(ClientStarted())
+            self.note(self.events[-1])
         elif any(path.stem != "round_0000" for path in (directory / "rounds").glob("round_*.json")):
             raise RecordRejected(
                 f"{self._path} is gone, but {directory / 'rounds'} holds records: without it nobody knows where the "
@@ -247,7 +173,7 @@ class Diary:
         self.close()
         self._file = file
 
-    def note(self, event: Event) -> None:
+    def note(self, event: DiaryEvent) -> None:
         """Append what has been counted; nothing after `close`.
 
         Raises:
@@ -275,7 +201,7 @@ def _storing(path: Path) -> Generator[None]:
         ) from error
 
 
-def _append(file: int, what: Saved | Event) -> None:
+def _append(file: int, what: Saved | DiaryEvent) -> None:
     body = msgspec.msgpack.encode(what)
     content = len(body).to_bytes(_LENGTH_BYTES) + body
     # In one call, so that a process that is killed leaves all of it or a beginning, which is recognised.
@@ -284,7 +210,7 @@ def _append(file: int, what: Saved | Event) -> None:
         raise OSError(f"only {written} of {len(content)} bytes were written; is the disk full?")
 
 
-def _read(path: Path) -> tuple[Saved, tuple[Event, ...], int]:
+def _read(path: Path) -> tuple[Saved, tuple[DiaryEvent, ...], int]:
     """Return what a file holds, and how many bytes of it are whole."""
     content = path.read_bytes()
     parts: list[bytes] = []

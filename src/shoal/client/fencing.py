@@ -5,24 +5,25 @@ Whom to ask, for how long, and what the answers prove is decided in `swarm/takeo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection
 
 import anyio
 
+from shoal.client.ledger import Ledger
 from shoal.clock import Clock
+from shoal.events.trainers import TrainerFenced
 from shoal.ids import PeerId
 from shoal.swarm.takeover import Settled, TakeoverMachine
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.step import Fenced
 
-logger = logging.getLogger(__name__)
-
 
 class Fencing:
     """The client's side of `Fence`. A `transport.dispatch.Handler`."""
 
-    def __init__(self, *, endpoint: Endpoint, clock: Clock, replicas: Callable[[], Collection[PeerId]]) -> None:
+    def __init__(
+        self, *, endpoint: Endpoint, clock: Clock, ledger: Ledger, replicas: Callable[[], Collection[PeerId]]
+    ) -> None:
         """Fence no trainer yet.
 
         Args:
@@ -30,6 +31,7 @@ class Fencing:
         """
         self._endpoint = endpoint
         self._clock = clock
+        self._ledger = ledger
         self._replicas = replicas
         self._round = 0
         self._named: Collection[PeerId] | None = None
@@ -78,23 +80,18 @@ class Fencing:
             del self._machines[slot]
         everyone = None if self._named is None else {*self._replicas(), *self._named}
         settled = machine.settled(everyone, self._steady)
-        _log(slot, lowest, settled, self._clock.now_s() - begun_s)
+        self._ledger.note(
+            TrainerFenced(
+                slot=slot,
+                lowest=lowest,
+                committed=len(settled.committed),
+                in_doubt=len(settled.in_doubt),
+                complete=settled.complete,
+                after_s=round(self._clock.now_s() - begun_s, 3),
+            )
+        )
         return settled
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
-
-
-def _log(slot: int, lowest: int, settled: Settled, waited_s: float) -> None:
-    logger.info(
-        "trainer.fenced",
-        extra={
-            "slot": slot,
-            "lowest": lowest,
-            "committed": len(settled.committed),
-            "in_doubt": len(settled.in_doubt),
-            "complete": settled.complete,
-            "after_s": round(waited_s, 3),
-        },
-    )

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import anyio
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator
 from shoal.client.diary import RoundPlan
+from shoal.client.ledger import Ledger
 from shoal.client.stage_watch import StageWatch
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.errors import ControlError, NoPipeline
-
-logger = logging.getLogger(__name__)
+from shoal.events.stages import ServersFewer, StagesMissing
 
 _SETTLE_S = 1.0
 
 
 async def wait_for_servers(
-    membership: Membership, config: Config, expected: int, *, patient: bool, on_gap: Callable[[], None]
+    membership: Membership, config: Config, ledger: Ledger, expected: int, *, patient: bool, on_gap: Callable[[], None]
 ) -> None:
     """Wait for the servers that were started with this client; go on with fewer if some do not come.
 
@@ -35,7 +34,7 @@ async def wait_for_servers(
     stages = config.num_stages
     with anyio.move_on_after(None if patient else config.servers_timeout_s):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_look_for_gap, membership, stages, on_gap)
+            tasks.start_soon(_look_for_gap, membership, stages, ledger, on_gap)
             await membership.wait_for(
                 lambda view: len(view.replicas) >= expected and view.max_pipelines(stages) > 0,
             )
@@ -43,10 +42,10 @@ async def wait_for_servers(
         return
     if not membership.view.max_pipelines(stages):
         raise NoPipeline(no_replica(membership.view.missing_stages(stages)))
-    logger.warning("servers.fewer", extra={"expected": expected, "found": len(membership.view.replicas)})
+    ledger.note(ServersFewer(expected, len(membership.view.replicas)))
 
 
-async def _look_for_gap(membership: Membership, num_stages: int, on_gap: Callable[[], None]) -> None:
+async def _look_for_gap(membership: Membership, num_stages: int, ledger: Ledger, on_gap: Callable[[], None]) -> None:
     """Servers that start together on several hosts may not see each other in time, and take the same stage."""
 
     def has_gap() -> bool:
@@ -59,7 +58,7 @@ async def _look_for_gap(membership: Membership, num_stages: int, on_gap: Callabl
             while has_gap():
                 await membership.changed()
         if timer.cancelled_caught:
-            logger.warning("stages.missing", extra={"stages": membership.view.missing_stages(num_stages)})
+            ledger.note(StagesMissing(tuple(membership.view.missing_stages(num_stages))))
             on_gap()
             return
 

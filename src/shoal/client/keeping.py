@@ -9,8 +9,7 @@ A newcomer asks the clients as it asks the replicas of its stage, and gets it by
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import anyio
@@ -21,17 +20,17 @@ from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.replica_state import OuterState
 from shoal.averaging.state_donor import StateDonor
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
+from shoal.client.ledger import Ledger
 from shoal.client.stage_fetch import StageFetch, state_bytes
 from shoal.config.schema import Config
 from shoal.errors import RemoteProtocolError
+from shoal.events.stages import ServerLeaving, StageKept, StageNotKept, StageReleased
 from shoal.ids import PeerId
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.records import outcome_of, record_hash
 from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
-
-logger = logging.getLogger(__name__)
 
 _GONE_S = 5.0
 """So long may a server take to end that may leave."""
@@ -54,21 +53,20 @@ class Keeping:
         contents: Contents,
         coordinator: RoundCoordinator,
         fetch: StageFetch,
-        notice: Callable[[str], None],
+        ledger: Ledger,
     ) -> None:
         """Keep nothing.
 
         Args:
             contents: gives what is kept to newcomers.
             coordinator: names the holders of the newest record, and is told what this client keeps.
-            notice: tells the user something that stays on the screen.
         """
         self._config = config
         self._contents = contents
         self._endpoint = contents.endpoint
         self._coordinator = coordinator
         self._fetch = fetch
-        self._notice = notice
+        self._ledger = ledger
         self._layouts: list[StageLayout] = []
         self._kept: dict[int, _KeptState] = {}
         self._leaving: dict[PeerId, Leave] = {}
@@ -132,7 +130,7 @@ class Keeping:
         if self._coordinator.stages.get(peer, stage) != stage or not 0 <= stage < self._config.num_stages:
             raise RemoteProtocolError(f"{peer} leaves stage {stage}, which it does not serve")
         if peer not in self._leaving:
-            logger.info("server.leaving", extra={"peer": peer, "stage": stage})
+            self._ledger.note(ServerLeaving(peer, stage))
         self._leaving[peer] = message
         self._answer(peer, stage)
 
@@ -191,7 +189,7 @@ class Keeping:
             state = await self._fetch.fetch(stage, layout, record, digest)
         if state is None:
             self._refused[stage] = (digest, reason)
-            logger.warning("stage.not_kept", extra={"stage": stage, "round": record.round, "reason": reason})
+            self._ledger.note(StageNotKept(stage, record.round, reason))
             return
         if (older := self._kept.get(stage)) is not None:
             older.donor.release()
@@ -199,11 +197,7 @@ class Keeping:
         donor.hold(record.round, digest, state)
         self._kept[stage] = _KeptState(record.round, digest, state, donor)
         self._coordinator.keep(stage, digest)
-        logger.info("stage.kept", extra={"stage": stage, "round": record.round, "record": digest})
-        self._notice(
-            f"the last servers of stage {stage} leave: its state after round {record.round} is kept here, and given to "
-            "the next server of this stage"
-        )
+        self._ledger.note(StageKept(stage, record.round, digest))
 
     async def _drop_what_is_old(self) -> None:
         """What is kept of a record is needed until the next one is committed, whose bytes the stage's members hold."""
@@ -216,4 +210,4 @@ class Keeping:
             ]:
                 self._kept.pop(stage).donor.release()
                 self._coordinator.keep(stage, None)
-                logger.info("stage.released", extra={"stage": stage, "round": round})
+                self._ledger.note(StageReleased(stage, round))

@@ -6,7 +6,6 @@ without the file nobody could check what they hold.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import anyio
@@ -14,15 +13,14 @@ import anyio.to_thread
 
 from shoal.averaging.coordinator import RoundOutcome
 from shoal.averaging.journal import follows, write_round
-from shoal.wire.messages.round import Record
-
-logger = logging.getLogger(__name__)
+from shoal.client.ledger import Ledger
+from shoal.events.run import RoundNotWritten
 
 _PATIENCE_S = 5.0
 """So long may the disk take; then the client ends without the file."""
 
 
-async def write_last(standing: RoundOutcome | None, log_dir: Path) -> Record | None:
+async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledger) -> bool:
     """Write the record that the replicas were told to swap to, if it is the next one. Shielded, and bounded in time.
 
     Args:
@@ -30,14 +28,14 @@ async def write_last(standing: RoundOutcome | None, log_dir: Path) -> Record | N
         log_dir: of this client; may hold records of another chain.
 
     Returns:
-        The record that was written; None: there was nothing to write.
+        Whether it was written.
 
     Raises:
         RecordRejected: a file that is there is no record.
         StorageError: it cannot be written.
     """
     if standing is None:
-        return None
+        return False
 
     def write() -> bool:
         is_next = follows(log_dir, standing.record)
@@ -46,7 +44,6 @@ async def write_last(standing: RoundOutcome | None, log_dir: Path) -> Record | N
         return is_next
 
     with anyio.move_on_after(_PATIENCE_S, shield=True):
-        is_written = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
-        return standing.record if is_written else None
-    logger.error("round.not_written", extra={"round": standing.record.round, "waited_s": _PATIENCE_S})
-    return None
+        return await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+    ledger.note(RoundNotWritten(standing.record.round, _PATIENCE_S))
+    return False

@@ -8,7 +8,6 @@ It is fetched as a newcomer fetches it, over the connections that the client has
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,15 +20,15 @@ from shoal.averaging.journal import last_record
 from shoal.averaging.replica_state import OuterState
 from shoal.checkpoint.model_folder import ModelFolder, has_model_of
 from shoal.checkpoint.model_layout import stage_layouts
+from shoal.client.ledger import Ledger
 from shoal.client.stage_fetch import StageFetch, state_bytes
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.errors import RecordRejected, RoundAborted, ShoalError, StateMismatch, StorageError
+from shoal.events.run import ModelFetching, ModelMissing, ModelWritten
 from shoal.runtime.role import leaves
 from shoal.swarm.records import record_hash
 from shoal.wire.messages.round import Record, SignedRecord
-
-logger = logging.getLogger(__name__)
 
 FOLDER = "model"
 _MOST_S = 3600.0
@@ -61,21 +60,20 @@ class ModelExport:
         fetch: StageFetch,
         kept: Callable[[int, str], OuterState | None],
         clock: Clock,
-        notice: Callable[[str], None],
+        ledger: Ledger,
     ) -> None:
         """Leave nothing yet.
 
         Args:
             log_dir: holds the records; the model's folder is made in it.
             kept: see `Keeping.state`.
-            notice: tells the user something that stays on the screen.
         """
         self.left = ModelLeft(reason="the run has not ended")
         self._config, self._run_id, self._log_dir = config, run_id, log_dir
         self._fetch = fetch
         self._kept = kept
         self._clock = clock
-        self._notice = notice
+        self._ledger = ledger
 
     @asynccontextmanager
     async def left_at_the_end(self, ends_run: Callable[[], bool]) -> AsyncGenerator[None]:
@@ -101,14 +99,13 @@ class ModelExport:
                 return
             with anyio.move_on_after(_MOST_S):
                 self.left = await self._leave(*newest)
-                logger.info("model.left", extra={"folder": str(self.left.folder), "round": self.left.round})
+                self._ledger.note(ModelWritten(str(self.left.folder), self.left.round))
                 return
             reason = f"its parameters had not all come within {_MOST_S:.0f} s"
         except* (RecordRejected, StateMismatch, StorageError, OSError) as errors:
             reason = "; ".join(map(str, leaves(errors)))
         self.left = ModelLeft(reason=reason)
-        logger.error("model.not_left", extra={"reason": reason})
-        self._notice(f"no model is left: {reason}")
+        self._ledger.note(ModelMissing(reason))
 
     async def _leave(self, record: Record, signed: SignedRecord) -> ModelLeft:
         if has_model_of(self._log_dir / FOLDER, record_hash(signed)):
@@ -141,4 +138,4 @@ class ModelExport:
         while True:
             await self._clock.sleep_s(_SAY_EVERY_S)
             done = min(1.0, self._fetch.fetched_bytes / max(1, num_bytes))
-            self._notice(f"fetching the model from the servers: {done:.0%} of {num_bytes / 1e6:,.0f} MB")
+            self._ledger.note(ModelFetching(round(done, 3), num_bytes))

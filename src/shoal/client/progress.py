@@ -1,4 +1,4 @@
-"""What the run has achieved so far, from the reports of trainers and rounds. Plain bookkeeping, no I/O."""
+"""What the run has achieved so far, from what trainers and rounds have come to. A part of `client.totals`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal.wire.messages.control import EvalReport, StepReport, TrainerDone
+from shoal.events.run import RoundBegun, RoundRecorded, ShareEvaluated, StepReported, TrainerFinished
 
 RATE_WINDOW_S = 10.0
 """The rate is that of so long a time, or of four steps if they take longer."""
@@ -34,58 +34,67 @@ class Progress:
     eval_losses: dict[int, float] = field(default_factory=dict[int, float])
     pipelines_max: int = 0
     trainers_max: int = 0
-    _eval_shares: dict[int, dict[int, EvalReport]] = field(default_factory=dict[int, dict[int, EvalReport]])
+    _eval_shares: dict[int, dict[int, ShareEvaluated]] = field(default_factory=dict[int, dict[int, ShareEvaluated]])
     _recent: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     _ring_bytes: dict[str, int] = field(default_factory=dict[str, int])
     _trainer_bytes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     _round_losses: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
-    def step(self, report: StepReport, now_s: float) -> None:
+    def step(self, event: StepReported) -> None:
         """Count one committed step."""
         self.steps += 1
-        self.samples += report.num_samples
-        self.skipped_steps += report.skipped
-        self.last_step_at_s = now_s
+        self.samples += event.num_samples
+        self.skipped_steps += event.skipped
+        self.last_step_at_s = event.at_s
         if self.first_step_at_s is None:
-            self.first_step_at_s = now_s
-        if not report.skipped:
+            self.first_step_at_s = event.at_s
+        if not event.skipped:
             if self.loss_first is None:
-                self.loss_first = report.loss
-            self.loss_last = report.loss
-            self._round_losses.append((report.loss, report.num_samples))
-        self._recent.append((now_s, report.num_samples))
-        window_s = max(RATE_WINDOW_S, 4 * report.duration_s)
-        while self._recent and self._recent[0][0] < now_s - window_s:
+                self.loss_first = event.loss
+            self.loss_last = event.loss
+            self._round_losses.append((event.loss, event.num_samples))
+        self._recent.append((event.at_s, event.num_samples))
+        window_s = max(RATE_WINDOW_S, 4 * event.duration_s)
+        while self._recent and self._recent[0][0] < event.at_s - window_s:
             del self._recent[0]
 
-    def evaluated(self, report: EvalReport, num_holdout: int) -> float | None:
+    def evaluated(self, event: ShareEvaluated, num_holdout: int) -> float | None:
         """Add one trainer's share; return the mean loss once the whole held-out set has been evaluated.
 
         Shares are added in the order of the slots, so that the mean does not depend on who was first.
         """
-        shares = self._eval_shares.setdefault(report.base_round, {})
-        shares[report.slot] = report
+        shares = self._eval_shares.setdefault(event.base_round, {})
+        shares[event.slot] = event
         num_samples = sum(share.num_samples for share in shares.values())
         if num_samples < num_holdout or not num_samples:
             return None
-        self.eval_losses[report.base_round] = sum(shares[slot].loss_sum for slot in sorted(shares)) / num_samples
-        return self.eval_losses[report.base_round]
+        loss = sum(shares[slot].loss_sum for slot in sorted(shares)) / num_samples
+        self.eval_losses[event.base_round] = loss
+        return loss
 
     def has_share(self, base_round: int, slot: int) -> bool:
         """Return whether a slot's share of the evaluation of record `base_round` is there."""
         return slot in self._eval_shares.get(base_round, {})
 
-    def begin_evaluation(self, base_round: int) -> None:
-        """Forget shares of an earlier attempt: the held-out set may have been cut differently."""
-        self._eval_shares.pop(base_round, None)
+    def begin_round(self, event: RoundBegun) -> None:
+        """A round begins, or the evaluation at the end, which is none.
 
-    def done(self, report: TrainerDone, generation: int) -> None:
-        """Take what a trainer has sent since its start; a report that is repeated changes nothing."""
-        self._trainer_bytes[f"{report.slot}.{generation}"] = dict(report.sent_bytes)
+        Shares of an earlier attempt to evaluate are forgotten: the held-out set may have been cut differently.
+        """
+        if event.steps:
+            self.round = event.round
+        self.pipelines_max = max(self.pipelines_max, event.pipelines)
+        self.trainers_max = max(self.trainers_max, event.trainers)
+        self._eval_shares.pop(event.round - 1, None)
 
-    def add_sent(self, sent_bytes: Mapping[str, int]) -> None:
-        """Add bytes that replicas have sent in a round, by traffic."""
-        self._ring_bytes = dict(Counter(self._ring_bytes) + Counter(sent_bytes))
+    def done(self, event: TrainerFinished) -> None:
+        """Take what a trainer has sent since its start; what is said again changes nothing."""
+        self._trainer_bytes[f"{event.slot}.{event.generation}"] = dict(event.sent_bytes)
+
+    def recorded(self, event: RoundRecorded) -> None:
+        """A round is over: add what its replicas have sent; the next round has a loss of its own."""
+        self._ring_bytes = dict(Counter(self._ring_bytes) + Counter(event.sent_bytes))
+        self._round_losses.clear()
 
     @property
     def sent_bytes(self) -> Mapping[str, int]:
@@ -95,12 +104,11 @@ class Progress:
             total.update(sent)
         return total
 
-    def take_round_loss(self) -> float | None:
-        """Return the mean training loss over the round's samples, and start the next round's."""
+    @property
+    def round_loss(self) -> float | None:
+        """The mean training loss over the round's samples; None without one."""
         total = sum(n for _, n in self._round_losses)
-        mean = sum(loss * n for loss, n in self._round_losses) / total if total else None
-        self._round_losses.clear()
-        return mean
+        return sum(loss * n for loss, n in self._round_losses) / total if total else None
 
     def recent_samples_per_s(self) -> float:
         """Return the rate over the last seconds, see `RATE_WINDOW_S`."""

@@ -8,14 +8,15 @@ replica says itself to the coordinator, and by what was ordered.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 
 from shoal.averaging.coordinator import RoundCoordinator
+from shoal.client.ledger import Ledger
 from shoal.clock import Clock
 from shoal.control.membership import Membership
+from shoal.events.stages import MoveEnded, MoveFailed, MoveOrdered
 from shoal.ids import PeerId
 from shoal.swarm import reassignment
 from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, MoveSettings, SendOrder
@@ -23,15 +24,9 @@ from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import Move, Moving
 
-logger = logging.getLogger(__name__)
-
 
 class Reassignment:
-    """Orders moves. A `transport.dispatch.Handler`.
-
-    Attributes:
-        moved: how many servers have come to another stage.
-    """
+    """Orders moves. A `transport.dispatch.Handler`."""
 
     def __init__(
         self,
@@ -41,26 +36,21 @@ class Reassignment:
         membership: Membership,
         clock: Clock,
         num_stages: int,
-        notice: Callable[[str], None] = lambda _: None,
+        ledger: Ledger,
         name_of: Callable[[PeerId], str] = str,
-        note: Callable[[int], None] = lambda _: None,
         settings: MoveSettings | None = None,
     ) -> None:
         """Order nothing yet; `run` does the work.
 
         Args:
             coordinator: servers are sent under its ballot.
-            notice: tells the user something that stays on the screen.
-            note: writes down how many servers have moved so far.
         """
-        self.moved = 0
         self._endpoint = endpoint
         self._coordinator = coordinator
         self._membership = membership
         self._clock = clock
-        self._notice = notice
+        self._ledger = ledger
         self._name_of = name_of
-        self._note = note
         self._machine = MoveOrders(num_stages, settings)
         self._holders: Mapping[PeerId, int] = {}
         self._wake = anyio.Event()
@@ -171,25 +161,20 @@ class Reassignment:
     def _do(self, effects: Sequence[MoveEffect]) -> None:
         for effect in effects:
             move = effect.move
-            places = {"peer": move.peer, "from_stage": move.origin, "to_stage": move.stage}
+            places = move.peer, self._name_of(move.peer), move.origin, move.stage
             match effect:
                 case SendOrder():
                     order = Move(self._coordinator.ballot, self._coordinator.round, move.stage, move.urgent)
                     self._endpoint.post(move.peer, order)
                 case Begun():
-                    logger.info("move.ordered", extra={**places, "urgent": move.urgent})
-                    self._notice(f"{self._name_of(move.peer)} {_announcement(move, self._is_placing)}")
+                    self._ledger.note(MoveOrdered(*places, move.urgent, _reason(move, self._is_placing)))
                 case Ended(_, MoveEnd.ARRIVED):
-                    self.moved += move.origin != move.stage
-                    self._note(self.moved)
-                    logger.info("move.ended", extra=places)
-                    self._notice(f"{self._name_of(move.peer)} serves stage {move.stage}")
+                    self._ledger.note(MoveEnded(*places))
                 case Ended(_, how, reason):
-                    logger.warning("move.failed", extra={**places, "how": str(how), "reason": reason})
-                    self._notice(f"{self._name_of(move.peer)} does not move to stage {move.stage}: {reason or how}")
+                    self._ledger.note(MoveFailed(*places, str(how), reason))
 
 
-def _announcement(move: reassignment.StageMove, is_placing: bool) -> str:
-    gains = "had no replica" if move.urgent else "has fewer servers than the others"
-    why = "not all servers saw each other when they chose" if is_placing else f"stage {move.stage} {gains}"
-    return f"moves from stage {move.origin} to stage {move.stage}: {why}"
+def _reason(move: reassignment.StageMove, is_placing: bool) -> str:
+    if is_placing:
+        return "not all servers saw each other when they chose"
+    return f"stage {move.stage} {'had no replica' if move.urgent else 'has fewer servers than the others'}"

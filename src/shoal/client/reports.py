@@ -1,25 +1,25 @@
-"""What the trainers report: counted in `Progress`, passed on to the monitor, and waited for by the round loop."""
+"""What the trainers report: noted in the ledger, passed on to the monitor, and waited for by the round loop."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 
-from shoal.client.diary import Event, SlotDone
 from shoal.client.divergence import Divergence
+from shoal.client.ledger import Ledger
 from shoal.client.progress import Progress
 from shoal.client.shares import Shares
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock, Deadline
+from shoal.events.base import Event
+from shoal.events.run import RoundShared, ShareEvaluated, StepReported, TrainerFinished, TrainingDiverging
+from shoal.events.trainers import ReportOfStranger, TrainerWithoutPath
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import EvalReport, Metrics, StepReport, TrainerDone, TrainerStuck
-
-logger = logging.getLogger(__name__)
 
 _MONITOR_RESTS_S = 1.0
 """How long a monitor that was lost gets no numbers: it may be gone for good, and each number would dial it."""
@@ -30,7 +30,6 @@ class Reports:
 
     Attributes:
         shares: what each pipeline has trained in the round.
-        num_holdout: size of the held-out set; 0 until the data server has said it.
     """
 
     def __init__(
@@ -43,8 +42,7 @@ class Reports:
         on_stuck: Callable[[TrainerStuck], None],
         divergence: Divergence,
         clock: Clock,
-        note: Callable[[StepReport | EvalReport | SlotDone], None] = lambda _: None,
-        notice: Callable[[str], None] = lambda _: None,
+        ledger: Ledger,
     ) -> None:
         """Remember where numbers go.
 
@@ -52,25 +50,20 @@ class Reports:
             trainers: only their reports count.
             swarm_numbers: returns what the view says now, by name as in `monitor.status.Status`.
             on_stuck: called when a trainer finds no complete path through the stages.
-            notice: tells the user something that stays on the screen.
         """
-        self.progress = Progress()
         self.shares = Shares()
-        self.num_holdout = 0
         self._endpoint = endpoint
         self._monitor = monitor.peer
         self._trainers = trainers
         self._swarm_numbers = swarm_numbers
         self._on_stuck = on_stuck
-        self._note = note
+        self._ledger = ledger
         self.divergence = divergence
-        self._notice = notice
         self._clock = clock
         self._monitor_rests = Deadline.after(clock, 0.0)
         self._monitor_lost = anyio.Event()
         self._round = 0
         self._done: set[int] = set()
-        self._last_number: dict[int, int] = {}
         self._changed = anyio.Event()
         endpoint.introduce(monitor)
 
@@ -80,7 +73,7 @@ class Reports:
         if not isinstance(message, StepReport | EvalReport | TrainerDone | TrainerStuck):
             return False
         if self._trainers.slot_of(event.peer) != message.slot:
-            logger.warning("report.stranger", extra={"peer": event.peer, "slot": message.slot})
+            self._ledger.note(ReportOfStranger(event.peer, message.slot))
             return True
         match message:
             case StepReport():
@@ -90,7 +83,7 @@ class Reports:
             case TrainerDone():
                 self._trainer_done(message)
             case TrainerStuck():
-                logger.warning("trainer.stuck", extra={"slot": message.slot, "stages": message.stages})
+                self._ledger.note(TrainerWithoutPath(message.slot, message.stages))
                 self._on_stuck(message)
         return True
 
@@ -100,75 +93,32 @@ class Reports:
             self._monitor_rests = Deadline.after(self._clock, _MONITOR_RESTS_S)
             self._monitor_lost.set()
 
-    def resume(
-        self,
-        progress: Progress,
-        last_numbers: Mapping[int, int],
-        round: int,
-        pipelines: Sequence[Pipeline],
-        events: Iterable[Event],
-        num_holdout: int,
-    ) -> None:
-        """Go on where an earlier start of this client was.
-
-        Args:
-            progress: as it was when the round began.
-            last_numbers: as `last_number` was when the round began.
-            events: counted since the round began.
-        """
-        self.progress, self.num_holdout, self._round = progress, num_holdout, round
-        self._last_number = dict(last_numbers)
-        self.shares.begin_round(pipelines)
-        for event in events:
-            match event:
-                case StepReport():
-                    self._count_step(event)
-                case EvalReport():
-                    progress.evaluated(event, num_holdout)
-                case SlotDone(generation, report):
-                    self._count_done(report, generation)
-                case _:
-                    pass
-
     @property
-    def last_numbers(self) -> Mapping[int, int]:
-        """The last step that each slot's trainers have reported."""
-        return self._last_number
+    def progress(self) -> Progress:
+        """What the trainers have achieved so far."""
+        return self._ledger.totals.progress
 
-    def begin_round(self, round: int, pipelines: Sequence[Pipeline], *, trains: bool) -> None:
-        """Forget who was done in the round before.
-
-        Args:
-            trains: False for the evaluation at the end, which is not a round.
-        """
+    def begin_round(self, round: int, pipelines: Sequence[Pipeline]) -> None:
+        """Forget who was done in the round before."""
         self._round = round
         self.shares.begin_round(pipelines)
-        if trains:
-            self.progress.round = round
-        self.progress.begin_evaluation(round - 1)
         self._done = set()
 
-    def begin_anew(self) -> None:
-        """The run goes on from a chain of records of others: steps have numbers again that were reported already, and
-        what was evaluated was something else."""
-        self._last_number.clear()
-        self.progress.eval_losses.clear()
+    def resume(self, round: int, pipelines: Sequence[Pipeline]) -> None:
+        """Go on in a round in which an earlier start of this client was."""
+        self.begin_round(round, pipelines)
+        for event in self._ledger.earlier:
+            self._take(event)
 
     def round_over(self, number: int) -> None:
         """Say how a round was shared between the pipelines."""
         shared = self.shares.of_round()
-        logger.info(
-            "round.shared",
-            extra={
-                "round": number,
-                "samples": dict(sorted(shared.samples.items())),
-                "samples_per_s": {slot: round(speed, 1) for slot, speed in sorted(shared.samples_per_s.items())},
-                "waited_s": shared.waited_s,
-            },
-        )
-        total = sum(shared.samples.values())
-        if len(shared.samples) > 1:
-            self.post({f"share/{slot}": num / total for slot, num in sorted(shared.samples.items())})
+        samples = dict(sorted(shared.samples.items()))
+        speeds = {slot: round(speed, 1) for slot, speed in sorted(shared.samples_per_s.items())}
+        self._ledger.note(RoundShared(number, samples, speeds, shared.waited_s))
+        total = sum(samples.values())
+        if len(samples) > 1:
+            self.post({f"share/{slot}": num / total for slot, num in samples.items()})
 
     async def all_done(self, slots: frozenset[int]) -> None:
         """Wait until these slots' trainers have done their steps, or are excused."""
@@ -186,7 +136,7 @@ class Reports:
 
     def last_number(self, slot: int) -> int:
         """Return the number of the last step that a slot's trainers have reported; -1 before the first."""
-        return self._last_number.get(slot, -1)
+        return self._ledger.totals.last_numbers.get(slot, -1)
 
     def post(self, values: Mapping[str, float]) -> None:
         """Send numbers about the run to the monitor, if it is there."""
@@ -215,12 +165,21 @@ class Reports:
     def _step(self, report: StepReport) -> None:
         if report.key.number <= self.last_number(report.slot):
             return  # its trainer cannot know that it was counted before the client was started again
-        progress = self.progress
-        self._note(report)
-        self._count_step(report)
+        self._note(
+            StepReported(
+                slot=report.slot,
+                number=report.key.number,
+                attempt=report.key.attempt,
+                num_samples=report.num_samples,
+                loss=report.loss,
+                skipped=report.skipped,
+                duration_s=report.duration_s,
+                at_s=report.at_s,
+            )
+        )
         if (warning := self.divergence.step(report.skipped)) is not None:
-            logger.warning("training.diverging", extra={"reason": warning})
-            self._notice(warning)
+            self._ledger.note(TrainingDiverging(warning))
+        progress = self.progress
         self.post(
             {
                 "step": float(progress.steps),
@@ -235,30 +194,32 @@ class Reports:
         )
         self._notify()
 
-    def _count_step(self, report: StepReport) -> None:
-        self.progress.step(report, report.at_s)
-        self.shares.step(report)
-        self._last_number[report.slot] = report.key.number
-
     def _evaluated(self, report: EvalReport) -> None:
-        if report.base_round in self.progress.eval_losses:
+        losses = self.progress.eval_losses
+        if report.base_round in losses:
             return
-        self._note(report)
-        loss = self.progress.evaluated(report, self.num_holdout)
-        if loss is not None:
-            logger.info("evaluation.done", extra={"base_round": report.base_round, "loss": loss})
-            self.post({"loss/eval": loss, "samples": float(self.progress.samples)})
+        self._note(ShareEvaluated(report.slot, report.base_round, report.loss_sum, report.num_samples))
+        if report.base_round in losses:
+            self.post({"loss/eval": losses[report.base_round], "samples": float(self.progress.samples)})
 
     def _trainer_done(self, report: TrainerDone) -> None:
         generation = self._trainers.generations[report.slot]
-        self._note(SlotDone(generation, report))
-        self._count_done(report, generation)
+        self._note(TrainerFinished(report.slot, generation, report.round, report.sent_bytes))
         self._notify()
 
-    def _count_done(self, report: TrainerDone, generation: int) -> None:
-        self.progress.done(report, generation)
-        if report.round == self._round:
-            self._done.add(report.slot)
+    def _note(self, event: Event) -> None:
+        self._ledger.note(event)
+        self._take(event)
+
+    def _take(self, event: Event) -> None:
+        """What only the round that is trained needs to know, and no total."""
+        match event:
+            case StepReported():
+                self.shares.step(event)
+            case TrainerFinished() if event.round == self._round:
+                self._done.add(event.slot)
+            case _:
+                pass
 
     def _notify(self) -> None:
         self._changed.set()

@@ -9,7 +9,6 @@ What a round commits is the coordinator's; this module says when it begins and e
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from shoal.client.divergence import Divergence
 from shoal.client.gathering import is_where_it_was, lead, look_for_servers, settled, wait_for_servers
 from shoal.client.homes import Homes
 from shoal.client.last_words import write_last
+from shoal.client.ledger import Ledger
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.shares import evaluation_shares
@@ -34,15 +34,13 @@ from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.errors import ControlError
+from shoal.events.run import EvaluationIncomplete, RoundBegun, RoundRecorded, RoundSlow, RoundTakenUp, RunTakenOver
 from shoal.ids import PeerId
 from shoal.swarm.records import parameters_of
 from shoal.swarm.round_deadline import boundary_s
 from shoal.transport.base import Endpoint
 from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.control import Evaluation, StartRound
-from shoal.wire.messages.round import Record
-
-logger = logging.getLogger(__name__)
 
 _MAX_IDLE_ROUNDS = 2
 """So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
@@ -55,10 +53,6 @@ class RoundLoop:
     """Runs the outer rounds.
 
     Attributes:
-        hashes: of each stage's outer parameters after the last record.
-        rounds: records committed by this client.
-        num_replicas: replicas that took part at most, all stages together.
-        idle_rounds: how many of the last rounds have trained nothing.
         base: hash of the record on top of which the round is trained.
     """
 
@@ -77,6 +71,7 @@ class RoundLoop:
         data: DataLink,
         reassignment: Reassignment,
         clock: Clock,
+        ledger: Ledger,
         saved: Saved,
         save: Callable[[RoundPlan | None], None],
         expected_servers: int,
@@ -95,11 +90,6 @@ class RoundLoop:
             patient: wait for them, or for one complete pipeline if there are 0, however long it takes.
             before_close: returns when a round may be ended.
         """
-        self.hashes = dict(saved.hashes)
-        self.rounds = saved.rounds
-        self.num_replicas = saved.num_replicas
-        self.idle_rounds = saved.idle_rounds
-        self.durations_s = list(saved.durations_s)
         self._config = config
         self._log_dir = log_dir
         self._endpoint = endpoint
@@ -113,6 +103,7 @@ class RoundLoop:
         self._data = data
         self._reassignment = reassignment
         self._clock = clock
+        self._ledger = ledger
         self._expected_servers = expected_servers
         self._succeeds = succeeds
         self._patient = patient
@@ -153,8 +144,9 @@ class RoundLoop:
         try:
             await self._run()
         finally:
-            if (record := await write_last(self._coordinator.standing, self._log_dir)) is not None:
-                self._note(record)
+            standing = self._coordinator.standing
+            if await write_last(standing, self._log_dir, self._ledger) and standing is not None:
+                self._note(standing, None)
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -163,7 +155,12 @@ class RoundLoop:
             tasks.start_soon(look_for_servers, self._membership, self._stages)
             expected = 0 if self._left is not None else self._expected_servers
             await wait_for_servers(
-                self._membership, self._config, expected, patient=self._patient, on_gap=self._coordinator.stand
+                self._membership,
+                self._config,
+                self._ledger,
+                expected,
+                patient=self._patient,
+                on_gap=self._coordinator.stand,
             )
             if not expected and self._left is None:
                 await settled(self._membership)
@@ -211,21 +208,19 @@ class RoundLoop:
         if plan is None:
             return None
         self._homes.pipelines = plan.pipelines
-        logger.info("round.taken_up", extra={"round": plan.round, "base_round": leading.base_round})
+        self._ledger.note(RoundTakenUp(plan.round, leading.base_round))
         if outcome is None or leading.base_round == plan.round - 1:
             return plan
-        await self._recorded(outcome)
-        self.durations_s.append(self._clock.now_s() - plan.begun_s)
+        await self._recorded(outcome, plan.begun_s)
         return None
 
     async def _succeed(self, leading: Leading) -> RoundPlan | None:
         """Know what the record says that stands, and end the round after it as it is; raises as `_recorded` does."""
         self._homes.pipelines = ()
-        self._reports.begin_anew()
-        self.rounds, self.idle_rounds = leading.base_round, 0
-        self.hashes = await inherit(leading, self._log_dir, self._trainers, self._data)
+        hashes = await inherit(leading, self._log_dir, self._trainers, self._data)
+        self._ledger.note(RunTakenOver(leading.base_round, len(leading.holders), hashes))
         if leading.base_round < self._config.diloco.outer_steps:
-            await self._close(leading.base_round + 1)
+            await self._close(leading.base_round + 1, None)
 
     async def _evaluate_last(self, round: int, left: RoundPlan | None) -> None:
         """Evaluate the last record; again, with new trainers, if some were lost with their shares."""
@@ -233,18 +228,17 @@ class RoundLoop:
         for _ in range(_MAX_EVALUATIONS):
             await self._train(round, StepRange(first, first), left)
             left = None
-            if not self._reports.num_holdout or round - 1 in self._reports.progress.eval_losses:
+            if not self._ledger.totals.num_holdout or round - 1 in self._reports.progress.eval_losses:
                 return
-            logger.warning("evaluation.incomplete", extra={"base_round": round - 1})
+            self._ledger.note(EvaluationIncomplete(round - 1))
 
     async def _round(self, round: int, left: RoundPlan | None) -> None:
         begun_s = self._clock.now_s() if left is None else left.begun_s
         numbers = self._config.diloco.steps_of(round)
         await self._train(round, StepRange(numbers.start, numbers.stop) if left is None else left.steps, left)
-        await self._close(round)
-        self.durations_s.append(self._clock.now_s() - begun_s)
+        await self._close(round, begun_s)
 
-    async def _close(self, round: int) -> None:
+    async def _close(self, round: int, begun_s: float | None) -> None:
         """End the round and act on its record; raises as `_recorded` does."""
         await self._before_close()
         slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
@@ -253,7 +247,7 @@ class RoundLoop:
         self._coordinator.close_round(
             round, slots, lowest, None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
         )
-        await self._recorded(await self._finished(round))
+        await self._recorded(await self._finished(round), begun_s)
 
     async def _train(self, round: int, steps: StepRange, left: RoundPlan | None) -> None:
         """Let the trainers evaluate what stands, where that is due, and do their steps; returns at the boundary."""
@@ -301,15 +295,14 @@ class RoundLoop:
 
     async def _begin(self, round: int, steps: StepRange) -> None:
         """Form the pipelines of a round and start its trainers."""
-        await self._homes.form(self.durations_s[-1] if self.durations_s else 0.0)
+        durations_s = self._ledger.totals.durations_s
+        await self._homes.form(durations_s[-1] if durations_s else 0.0)
         await self._trainers.ensure(len(self._homes.pipelines))
-        progress = self._reports.progress
-        progress.pipelines_max = max(progress.pipelines_max, len(self._homes.pipelines))
-        progress.trainers_max = max(progress.trainers_max, len(self._trainers.present))
-        self.num_replicas = max(self.num_replicas, len(self._homes.holders))
         if not self._config.run.deterministic:
             self._speeds = self._reports.shares.speeds(self._homes.pipelines)
-        self._reports.begin_round(round, self._homes.pipelines, trains=bool(steps))
+        self._reports.begin_round(round, self._homes.pipelines)
+        sizes = len(self._homes.pipelines), len(self._trainers.present), len(self._homes.holders)
+        self._ledger.note(RoundBegun(round, len(steps), *sizes))
         generations, self.base = dict(self._trainers.generations), self._coordinator.record_hash
         self._save(RoundPlan(round, steps, self._homes.pipelines, generations, self._clock.now_s(), self._speeds))
         if steps:
@@ -337,7 +330,7 @@ class RoundLoop:
 
     def _evaluation_shares(self, base_round: int) -> list[Evaluation | None]:
         is_evaluated = self._config.run.evaluates(base_round, self._config.diloco.outer_steps)
-        num_samples = self._reports.num_holdout if is_evaluated else 0
+        num_samples = self._ledger.totals.num_holdout if is_evaluated else 0
         return evaluation_shares(base_round, num_samples, len(self._homes.pipelines), self._speeds)
 
     async def _finished(self, round: int) -> RoundOutcome:
@@ -347,10 +340,13 @@ class RoundLoop:
                 return await self._coordinator.finish_round(round)
             if not self._stages.missing:
                 waited_s = self._config.diloco.averaging_timeout_s
-                logger.warning("round.slow", extra={"round": round, "waited_s": waited_s})
+                self._ledger.note(RoundSlow(round, waited_s))
 
-    async def _recorded(self, outcome: RoundOutcome) -> None:
+    async def _recorded(self, outcome: RoundOutcome, begun_s: float | None) -> None:
         """Write the record down and act on it.
+
+        Args:
+            begun_s: when this client has begun the round; None: it has not.
 
         Raises:
             ControlError: too many rounds in a row have trained nothing.
@@ -361,26 +357,33 @@ class RoundLoop:
         # It is forced to the disk, which may take long; the event loop has connections to keep.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)
-        self._note(record)
+        self._note(outcome, begun_s)
         self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
         self._homes.holders = outcome.holders
         if record.round < self._config.diloco.outer_steps:
             self._reassignment.recorded(outcome.holders, record.round)
-        self._reports.round_over(record.round)
-        self._reports.progress.add_sent(outcome.sent_bytes)
-        loss = self._reports.progress.take_round_loss()
-        logger.info("round.recorded", extra={"round": record.round, "loss": loss, "hashes": self.hashes})
-        if loss is not None:
-            self._reports.post({"loss/round": loss, "samples": float(self._reports.progress.samples)})
         self._divergence.round_over(*(sum(map(len, ranges)) for ranges in (record.samples, record.skipped)))
-        self.idle_rounds = 0 if record.samples or record.skipped else self.idle_rounds + 1
-        if self.idle_rounds > _MAX_IDLE_ROUNDS:
-            raise ControlError(f"{self.idle_rounds} rounds have passed without a step: see the trainers' logs")
+        idle_rounds = self._ledger.totals.idle_rounds
+        if idle_rounds > _MAX_IDLE_ROUNDS:
+            raise ControlError(f"{idle_rounds} rounds have passed without a step: see the trainers' logs")
 
-    def _note(self, record: Record) -> None:
+    def _note(self, outcome: RoundOutcome, begun_s: float | None) -> None:
         """A record is on the disk."""
-        self.rounds += 1
-        self.hashes = parameters_of(record)
+        record, progress = outcome.record, self._reports.progress
+        self._reports.round_over(record.round)
+        loss = progress.round_loss
+        self._ledger.note(
+            RoundRecorded(
+                round=record.round,
+                loss=loss,
+                hashes=parameters_of(record),
+                trained=bool(record.samples or record.skipped),
+                sent_bytes=dict(outcome.sent_bytes),
+                duration_s=None if begun_s is None else self._clock.now_s() - begun_s,
+            )
+        )
+        if loss is not None:
+            self._reports.post({"loss/round": loss, "samples": float(progress.samples)})
 
     def update_trainers(self) -> None:
         """Tell every trainer of the round which replicas it may use now; to be called when these have changed."""
@@ -393,4 +396,5 @@ class RoundLoop:
     def _boundary_deadline_s(self, round: int) -> float | None:
         run, is_last = self._config.run, round == self._config.diloco.outer_steps
         # What a slow trainer has under way in the last round, nobody trains in a later one.
-        return None if run.deterministic else boundary_s(() if is_last else self.durations_s, run.first_deadline_s)
+        durations_s = () if is_last else self._ledger.totals.durations_s
+        return None if run.deterministic else boundary_s(durations_s, run.first_deadline_s)

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from shoal.events.run import StepReported
 from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.shares import Speed, bounds, known
-from shoal.wire.messages.control import Evaluation, StepReport
+from shoal.wire.messages.control import Evaluation
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ class Shares:
         self._busy_s.clear()
         self._last_at_s.clear()
 
-    def step(self, report: StepReport) -> None:
+    def step(self, event: StepReported) -> None:
         """Count one committed step."""
-        path = self._paths.get(report.slot)
+        path = self._paths.get(event.slot)
         if path is None:
             return
-        self._speeds[path].measured(report.num_samples, report.duration_s)
-        self._samples[report.slot] += report.num_samples
-        self._busy_s[report.slot] += report.duration_s
-        self._last_at_s[report.slot] = report.at_s
+        self._speeds[path].measured(event.num_samples, event.duration_s)
+        self._samples[event.slot] += event.num_samples
+        self._busy_s[event.slot] += event.duration_s
+        self._last_at_s[event.slot] = event.at_s
 
     def speeds(self, pipelines: Iterable[Pipeline]) -> tuple[float, ...]:
         """Return samples per second of these pipelines; 0: not known."""

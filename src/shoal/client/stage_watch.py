@@ -1,24 +1,27 @@
-"""Which stages nobody serves while a run goes on, and which had to be restored: for the user, and for who waits.
+"""Which stages nobody serves while a run goes on, what had to be restored, and what was lost when two sides have met.
 
-Stuck((1,)) -> "training has stopped ..." -> said again now and then -> Stuck(()) -> "... training goes on"
-                          '-> Restored -> what is lost
+Stuck((1,)) -> `TrainingStopped` -> `TrainingStands` now and then -> Stuck(()) -> `TrainingResumed`
+                          '-> Restored -> `StageBeganAnew`             ChainLeft -> `ChainLost`
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import anyio
-import msgspec
 
 from shoal.averaging.coordinator import CoordinatorEvent
-from shoal.client.diary import RestoredStage
-from shoal.clock import Clock
-from shoal.swarm.round_effects import Restored, Stuck
-
-logger = logging.getLogger(__name__)
+from shoal.client.ledger import Ledger
+from shoal.events.stages import (
+    ChainLost,
+    StageBeganAnew,
+    StageStands,
+    TrainingResumed,
+    TrainingStands,
+    TrainingStopped,
+    TrainingWaits,
+)
+from shoal.swarm.round_effects import ChainLeft, Restored, Stuck
 
 REPEAT_S = 30.0
 """Between messages while training waits."""
@@ -31,27 +34,15 @@ class StageWatch:
         missing: stages that have no server now.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        notice: Callable[[str], None],
-        note: Callable[[tuple[RestoredStage, ...]], None] = lambda _: None,
-        repeat_s: float = REPEAT_S,
-    ) -> None:
+    def __init__(self, ledger: Ledger, *, repeat_s: float = REPEAT_S) -> None:
         """Begin with all stages served.
 
         Args:
-            notice: tells the user something that stays on the screen.
-            note: writes down all stages that were restored so far.
             repeat_s: pause between messages while training waits.
         """
         self.missing: tuple[int, ...] = ()
-        self._clock = clock
-        self._notice = notice
-        self._note = note
+        self._ledger = ledger
         self._repeat_s = repeat_s
-        self._restored: dict[tuple[int, int], RestoredStage] = {}
         self._changed = anyio.Event()
         self._since_s = 0.0
 
@@ -62,6 +53,8 @@ class StageWatch:
                 self._miss(stages)
             case Restored():
                 self._restore(event)
+            case ChainLeft():
+                self._leave(event)
             case _:
                 pass
 
@@ -83,61 +76,41 @@ class StageWatch:
             with anyio.move_on_after(self._repeat_s) as timer:
                 await changed.wait()
             if timer.cancelled_caught:
-                waited_s = round(self._clock.now_s() - self._since_s)
-                self._notice(f"no replica serves {_name(self.missing)} since {waited_s} s; training waits for servers")
-
-    @property
-    def restored(self) -> tuple[RestoredStage, ...]:
-        """What was restored, in the order of the rounds and stages."""
-        return tuple(self._restored[key] for key in sorted(self._restored))
-
-    def resume(self, restored: Iterable[RestoredStage]) -> None:
-        """Know again what an earlier start of this client has seen restored."""
-        self._restored = {(each.in_round, each.stage): each for each in restored}
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """Return what was restored, for the summary."""
-        return [msgspec.structs.asdict(each) | {"lost_rounds": list(each.lost_rounds)} for each in self.restored]
+                waited_s = round(self._ledger.now_s() - self._since_s)
+                self._ledger.note(TrainingStands(self.missing, waited_s))
 
     def _miss(self, stages: Sequence[int]) -> None:
         before, self.missing = self.missing, tuple(stages)
         if not stages:
-            logger.info("training.resumed", extra={"stages": before})
-            self._notice(f"{_name(before)} {_is(before)} served again: training goes on")
+            self._ledger.note(TrainingResumed(before))
         elif not before:
-            self._since_s = self._clock.now_s()
-            logger.warning("training.stopped", extra={"stages": stages})
-            self._notice(f"training has stopped: no replica serves {_name(stages)}; it waits for servers")
+            self._since_s = self._ledger.now_s()
+            self._ledger.note(TrainingStopped(self.missing))
         else:
             # It stands as it stood; only what it waits for is another.
-            logger.info("training.waits", extra={"stages": stages})
-            self._notice(f"training waits for servers of {_name(stages)} now")
+            self._ledger.note(TrainingWaits(self.missing))
         self._changed.set()
         self._changed = anyio.Event()
 
     def _restore(self, event: Restored) -> None:
-        stage, basis, in_round = event.stage, event.basis, event.round + 1
+        basis, in_round = event.basis, event.round + 1
         if basis is None:
-            self._restored.pop((in_round, stage), None)
-            self._note(self.restored)
-            self._notice(f"a server has come back with the state of stage {stage}: it stands, nothing of it is lost")
+            self._ledger.note(StageStands(event.stage, in_round))
+        else:
+            self._ledger.note(StageBeganAnew(event.stage, in_round, basis.round, basis.hashes.parameters))
+
+    def _leave(self, event: ChainLeft) -> None:
+        left, kept = event.left, event.kept
+        if any(each.record == left.hash for each in self._ledger.totals.chains_lost):
             return
-        first, last = basis.round + 1, event.round
-        rounds = f"round {last}" if first == last else f"rounds {first} to {last}"
-        origin = (
-            f"its state after round {basis.round}" if basis.round else "its initial parameters (seed, configuration)"
+        self._ledger.note(
+            ChainLost(
+                base_round=left.round,
+                record=left.hash,
+                common_round=event.common_round,
+                samples=event.num_samples,
+                samples_freed=event.num_freed,
+                kept_round=kept.round,
+                kept_record=kept.hash,
+            )
         )
-        self._restored[in_round, stage] = RestoredStage(stage, in_round, (first, last), basis.hashes.parameters)
-        self._note(self.restored)
-        self._notice(
-            f"the state of stage {stage} is lost: no server holds it any more; what it learnt in {rounds} is gone, "
-            f"and it starts again from {origin}"
-        )
-
-
-def _is(stages: Sequence[int]) -> str:
-    return "are" if len(stages) > 1 else "is"
-
-
-def _name(stages: Sequence[int]) -> str:
-    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"

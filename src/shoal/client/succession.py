@@ -11,7 +11,6 @@ have left ends with the steps that it has; closing it is what tells which sample
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,20 +20,20 @@ import anyio.to_thread
 from shoal.averaging.coordinator import Leading
 from shoal.averaging.journal import set_aside, write_round
 from shoal.client.data_link import DataLink
+from shoal.client.ledger import Ledger
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
 from shoal.control.run_question import ANSWER_WITHIN_S, ASK_AGAIN_S, peers_to_ask
 from shoal.errors import ControlError
+from shoal.events.run import ClientWaits, RunEnded
 from shoal.ids import PeerId
 from shoal.swarm.client_order import ClientOrder
 from shoal.swarm.records import GENERATIONS_APART, parameters_of, used_samples
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import AskRun, TellRun
-
-logger = logging.getLogger(__name__)
 
 
 class Succession:
@@ -48,20 +47,19 @@ class Succession:
         membership: Membership,
         clock: Clock,
         leads: Callable[[], bool],
-        notice: Callable[[str], None],
+        ledger: Ledger,
     ) -> None:
         """Know of no client yet.
 
         Args:
             membership: lists the clients; its owner removes a client whose connection ends.
             leads: whether this client coordinates; while it does, no other client ends the run.
-            notice: tells the user something that stays on the screen.
         """
         self._run_id = run_id
         self._endpoint = endpoint
         self._membership = membership
         self._clock = clock
-        self._notice = notice
+        self._ledger = ledger
         self._order = ClientOrder(endpoint.peer_id)
         self._changed = anyio.Event()
         self._over: tuple[str, bool] | None = None
@@ -121,8 +119,7 @@ class Succession:
                     self._endpoint.post(hop.peer, AskRun())
                 for peer in set(self._order.reachable) - told:
                     told.add(peer)
-                    logger.info("client.waits", extra={"for": peer})
-                    self._notice(f"run {self._run_id} has a client, {peer}: this one waits, and goes on if it is lost")
+                    self._ledger.note(ClientWaits(peer, peer, self._run_id))
                 wake_at_s = self._order.wake_at_s(now_s)
                 if self._is_kept:
                     again_s = ANSWER_WITHIN_S if self._asked else ASK_AGAIN_S
@@ -133,7 +130,7 @@ class Succession:
         reason, ended_well = self._over or ("", True)
         if not ended_well:
             raise ControlError(reason)
-        self._notice(reason)
+        self._ledger.note(RunEnded(reason))
         return False
 
     def _has_no_client(self, now_s: float) -> bool:
@@ -197,7 +194,6 @@ async def inherit(leading: Leading, log_dir: Path, trainers: TrainerPool, data: 
         StorageError: the record cannot be written.
     """
     outcome = leading.outcome
-    logger.warning("run.taken_over", extra={"base_round": leading.base_round, "holders": len(leading.holders)})
     if outcome is None:
         return {}
     record = outcome.record

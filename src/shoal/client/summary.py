@@ -6,28 +6,17 @@ from typing import Any
 
 from shoal.averaging.audit import Audit
 from shoal.client.model_export import ModelLeft
-from shoal.client.progress import Progress
+from shoal.client.totals import RunTotals
 from shoal.config import Config
+from shoal.events.stages import StageBeganAnew
+from shoal.swarm.incidents import Incident, steps_lost_by
 from shoal.wire.messages.base import Traffic
+
+_OF_A_CHAIN = ("base_round", "record", "common_round", "samples", "samples_freed")
 
 
 def build_summary(
-    *,
-    config: Config,
-    run_id: str,
-    progress: Progress,
-    audit: Audit,
-    replicas: int,
-    outer_rounds: int,
-    hashes: dict[int, str],
-    seconds_to_first_step: float | None,
-    failovers: list[dict[str, Any]],
-    counters: dict[str, int],
-    servers_moved: int,
-    stages_restored: list[dict[str, Any]],
-    chains_left: list[dict[str, Any]],
-    model: ModelLeft,
-    exit_reason: str,
+    *, config: Config, run_id: str, totals: RunTotals, audit: Audit, model: ModelLeft, exit_reason: str
 ) -> dict[str, Any]:
     """Return the client's part of the summary.
 
@@ -36,25 +25,19 @@ def build_summary(
 
     Args:
         audit: computed from the step logs, so duplicates and missing samples do not depend on lease counters.
-        replicas: the most that took part in a round, all stages together.
-        outer_rounds: how many records were committed.
-        hashes: of each stage's final outer parameters.
-        seconds_to_first_step: from the launcher's start to the first committed step; None: there was none.
-        failovers: see `client.failovers`.
-        counters: sums over all roles that have reported.
-        stages_restored: see `client.stage_watch`.
-        chains_left: see `client.chain_watch`.
     """
+    progress = totals.progress
     evaluated = sorted(progress.eval_losses)
+    costs, otherwise = steps_lost_by(totals.incidents.all, audit.lost_steps, totals.stages_restored)
     return {
         "run_id": run_id,
         "config": config.experiment_prefix,
         "stages": config.num_stages,
-        "replicas": replicas,
+        "replicas": totals.num_replicas,
         "pipelines_max": progress.pipelines_max,
         "trainers": progress.trainers_max,
         "inner_steps": config.diloco.inner_steps,
-        "outer_rounds": outer_rounds,
+        "outer_rounds": totals.rounds,
         "first_round_seen": audit.first_round,
         "samples_before": audit.samples_before,
         "samples": audit.samples,
@@ -70,18 +53,58 @@ def build_summary(
         "eval_loss_last": progress.eval_losses[evaluated[-1]] if evaluated and evaluated[-1] else None,
         "eval_losses": {str(base_round): progress.eval_losses[base_round] for base_round in evaluated},
         "samples_per_s": round(progress.mean_samples_per_s(), 3),
-        "seconds_to_first_step": seconds_to_first_step,
+        "seconds_to_first_step": totals.seconds_to_first_step,
         "bytes_sent": {str(traffic): progress.sent_bytes.get(str(traffic), 0) for traffic in Traffic},
-        "hashes": {str(stage): digest for stage, digest in sorted(hashes.items())},
+        "hashes": {str(stage): digest for stage, digest in sorted(totals.hashes.items())},
         "steps_lost": {str(stage): lost for stage, lost in sorted(audit.steps_lost.items())},
-        "failovers": failovers,
-        "counters": counters,
-        "servers_moved": servers_moved,
-        "stages_restored": stages_restored,
-        "chains_left": chains_left,
+        "steps_lost_otherwise": otherwise,
+        "failovers": [_failover(incident, totals) for incident in totals.incidents.all],
+        "incidents": [_told(*each, totals) for each in zip(totals.incidents.all, costs, strict=True)],
+        "counters": totals.counted.sums(),
+        "servers_moved": totals.servers_moved,
+        "stages_restored": [_restored(each) for each in totals.stages_restored],
+        "chains_left": [{name: getattr(each, name) for name in _OF_A_CHAIN} for each in totals.chains_lost],
         "suspects": [{"round": round, **suspect._asdict()} for round, suspect in audit.suspects],
         "model": None if model.folder is None else str(model.folder),
         "model_round": model.round if model.folder is not None else None,
         "model_missing": model.reason or None,
         "exit": exit_reason,
+    }
+
+
+def _failover(incident: Incident, totals: RunTotals) -> dict[str, Any]:
+    """Say how long the trainers that it hit were without a step since it was noticed; null where none followed."""
+    return {
+        "kind": incident.kind,
+        "at_s": round(totals.since_launch_s(incident.noticed_s), 3),
+        "recovered_after_s": _after_s(incident.recovered_s, incident.noticed_s),
+    }
+
+
+def _told(incident: Incident, steps_lost: int, totals: RunTotals) -> dict[str, Any]:
+    """Say who was lost, and what followed how long after it was heard last; null: that has not followed."""
+    return {
+        "kind": incident.kind,
+        "who": incident.who,
+        "stage": incident.stage,
+        "round": incident.round,
+        "at_s": round(totals.since_launch_s(incident.began_s), 3),
+        "noticed_after_s": _after_s(incident.noticed_s, incident.began_s),
+        "recovered_after_s": _after_s(incident.recovered_s, incident.began_s),
+        "back_after_s": _after_s(incident.back_s, incident.began_s),
+        "steps_lost": steps_lost,
+        "replayed": incident.replayed,
+    }
+
+
+def _after_s(at_s: float | None, since_s: float) -> float | None:
+    return None if at_s is None else round(at_s - since_s, 3)
+
+
+def _restored(stage: StageBeganAnew) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "in_round": stage.in_round,
+        "lost_rounds": [stage.base_round + 1, stage.in_round - 1],
+        "parameters": stage.parameters,
     }

@@ -9,7 +9,6 @@ of that, and what follows from it, is decided in `swarm/takeover.py` and `swarm/
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 
@@ -18,14 +17,14 @@ from anyio.abc import TaskGroup
 
 from shoal.client.data_link import DataLink
 from shoal.client.fencing import Fencing
+from shoal.client.ledger import Ledger
 from shoal.client.reports import Reports
 from shoal.client.trainers import TrainerPool
 from shoal.errors import ControlError
+from shoal.events.trainers import TrainerGivenUp, TrainerNotReplaced, TrainerReplaced
 from shoal.ids import PeerId
 from shoal.swarm.takeover import Settled, next_number
 from shoal.wire.messages.base import StepRange
-
-logger = logging.getLogger(__name__)
 
 MAX_PER_ROUND = 3
 """A slot whose trainers are lost more often than this in one round does no more steps in it."""
@@ -37,12 +36,15 @@ GoOn = Callable[[int, StepRange], None]
 class Takeover:
     """Replaces the trainers that are lost in a round."""
 
-    def __init__(self, *, trainers: TrainerPool, reports: Reports, fencing: Fencing, data: DataLink) -> None:
+    def __init__(
+        self, *, trainers: TrainerPool, reports: Reports, fencing: Fencing, data: DataLink, ledger: Ledger
+    ) -> None:
         """Connect the parts."""
         self._trainers = trainers
         self._reports = reports
         self._fencing = fencing
         self._data = data
+        self._ledger = ledger
 
     def begin_round(self, round: int, named: Collection[PeerId] | None, connected: Collection[PeerId]) -> None:
         """See `Fencing.begin_round`."""
@@ -68,7 +70,7 @@ class Takeover:
             try:
                 await self._replace(slot, steps, go_on, is_there)
             except ControlError as error:
-                logger.error("trainer.not_replaced", extra={"slot": slot, "reason": str(error)})
+                self._ledger.note(TrainerNotReplaced(slot, str(error)))
                 self._reports.excuse(slot)
             busy.discard(slot)
             look(tasks)
@@ -78,7 +80,7 @@ class Takeover:
                 if self._reports.is_done(slot):
                     continue
                 if taken[slot] >= MAX_PER_ROUND:
-                    logger.error("trainer.given_up", extra={"slot": slot, "starts": taken[slot]})
+                    self._ledger.note(TrainerGivenUp(slot, taken[slot]))
                     self._reports.excuse(slot)
                     continue
                 taken[slot] += 1
@@ -118,5 +120,5 @@ class Takeover:
         released = await self._data.release(slot, generation - 1, settled)
         last = self._reports.last_number(slot)
         next_step = next_number(settled, steps, last, released.next_step, is_known=released.is_known)
-        logger.info("trainer.replaced", extra={"slot": slot, "generation": generation, "next_step": next_step})
+        self._ledger.note(TrainerReplaced(slot, generation, next_step))
         return next_step

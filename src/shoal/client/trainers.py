@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import anyio
 
+from shoal.client.ledger import Ledger
 from shoal.errors import ControlError
+from shoal.events.losses import TrainerReady
+from shoal.events.trainers import TrainersSilent, TrainerStale
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LauncherRequest, Reply, StartTrainer
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import TrainerHello
-
-logger = logging.getLogger(__name__)
 
 
 class Launcher(Protocol):
@@ -36,7 +36,9 @@ class TrainerPool:
     A slot's trainer counts as present from its hello on until its connection ends.
     """
 
-    def __init__(self, *, endpoint: Endpoint, launcher: Launcher, start_timeout_s: float, above: int = 0) -> None:
+    def __init__(
+        self, *, endpoint: Endpoint, launcher: Launcher, ledger: Ledger, start_timeout_s: float, above: int = 0
+    ) -> None:
         """Start with no trainer.
 
         Args:
@@ -46,6 +48,7 @@ class TrainerPool:
         self._above = above
         self._endpoint = endpoint
         self._launcher = launcher
+        self._ledger = ledger
         self._start_timeout_s = start_timeout_s
         self._hops: dict[int, Hop] = {}
         self._generations: dict[int, int] = {}
@@ -107,16 +110,14 @@ class TrainerPool:
         if not isinstance(hello, TrainerHello):
             return False
         if hello.generation != self._generations.get(hello.slot) or hello.hop.peer != event.peer:
-            logger.warning(
-                "trainer.stale", extra={"peer": event.peer, "slot": hello.slot, "generation": hello.generation}
-            )
+            self._ledger.note(TrainerStale(event.peer, hello.slot, hello.generation))
             return True
         self._endpoint.introduce(hello.hop)
         self._hops[hello.slot] = hello.hop
         self._arrived[hello.slot] = hello.generation
         self._rounds[hello.slot] = hello.round
         self._booting.discard(hello.slot)
-        logger.info("trainer.ready", extra={"slot": hello.slot, "generation": hello.generation})
+        self._ledger.note(TrainerReady(hello.slot, hello.generation, self._ledger.now_s()))
         self._notify()
         return True
 
@@ -125,7 +126,6 @@ class TrainerPool:
         slot = self.slot_of(peer)
         if slot is not None:
             del self._hops[slot]
-            logger.warning("trainer.lost", extra={"slot": slot})
             self._notify()
 
     async def ensure(self, num_slots: int) -> None:
@@ -148,7 +148,7 @@ class TrainerPool:
                 f"trainers {silent} were started but did not report within {self._start_timeout_s:.0f} s; "
                 "see their logs"
             )
-        logger.warning("trainer.silent", extra={"slots": silent, "waited_s": self._start_timeout_s})
+        self._ledger.note(TrainersSilent(tuple(silent), self._start_timeout_s))
 
     def advance(self, slot: int) -> int:
         """Return the generation of the slot's next trainer; earlier ones are not believed any more."""

@@ -1,103 +1,141 @@
-"""Corrects the client's view by what its connections show, and notes what broke and when steps went on.
+"""Corrects the client's view by what its connections show, and notes who is lost, heard again and back.
 
-A `transport.dispatch.Handler` that takes no message: it only looks at them, so it comes first.
+A `transport.dispatch.Handler` that takes no message; it comes first, while the others still know who is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 
-from shoal.client.diary import Lost
-from shoal.client.failovers import Failovers
-from shoal.client.loss_notices import LossNotices
+from shoal.client.ledger import Ledger
 from shoal.client.trainers import TrainerPool
-from shoal.clock import Clock
+from shoal.clock import Clock, utc_time_of_day
 from shoal.control.membership import Membership
+from shoal.events.losses import DataServerLost, LossFound, ServerBack, ServerHeard, ServerLost, TrainerLost
 from shoal.ids import PeerId
-from shoal.transport.base import Received
-from shoal.wire.messages.control import StepReport
+from shoal.runtime.launcher_messages import LostProcess
+from shoal.swarm.view import Replica
+from shoal.transport.base import PeerLost, Received
+
+SAME_LOSS_S = 1.0
+"""An earlier start of the client may have seen a loss of which the launcher tells."""
 
 
 class Watch:
-    """Sees every event of the client's endpoint before the others do.
-
-    Attributes:
-        seconds_to_first_step: from the launch to the first committed step; None before it.
-    """
+    """Sees every event of the client's endpoint before the others do."""
 
     def __init__(
         self,
         *,
         membership: Membership,
         trainers: TrainerPool,
-        slots_of_replica: Callable[[PeerId], frozenset[int]],
-        age_s: Callable[[], float],
+        ledger: Ledger,
         clock: Clock,
-        notices: LossNotices,
-        note: Callable[[Lost], None] = lambda _: None,
+        name_of: Callable[[PeerId], str],
+        slots_of_replica: Callable[[PeerId], frozenset[int]],
         is_moving: Callable[[PeerId], bool] = lambda _: False,
         dial: Callable[[PeerId], None] = lambda _: None,
     ) -> None:
         """Begin to watch.
 
         Args:
-            trainers: only their reports count.
+            name_of: returns what people call a server.
             slots_of_replica: returns the slots whose home pipeline runs over a peer.
-            age_s: returns the seconds since the run was launched.
-            note: writes the loss down.
             dial: tries once to connect with a server that was lost. This process may only have been frozen itself;
                 without a connection the view ignores the server until its next announcement, seconds later.
             is_moving: whether a server is on its way to another stage; it then ends its connections but is not lost.
         """
-        self.failovers = Failovers()
-        self.seconds_to_first_step: float | None = None
-        self.notices = notices
-        self._note = note
-        self._clock = clock
         self._membership = membership
         self._trainers = trainers
-        self.slots_of_replica = slots_of_replica
-        self._age_s = age_s
+        self._ledger = ledger
+        self._incidents = ledger.totals.incidents
+        self._clock = clock
+        self._name_of = name_of
+        self._slots_of_replica = slots_of_replica
         self._is_moving = is_moving
         self._dial = dial
+        self._ended: PeerLost | None = None
 
     def receive(self, event: Received) -> bool:
-        """Look at step reports; takes nothing."""
-        report = event.message
-        if isinstance(report, StepReport) and self._trainers.slot_of(event.peer) == report.slot:
-            self.step_committed(report)
+        """See `transport.dispatch.Handler`."""
         return False
 
-    def step_committed(self, report: StepReport) -> None:
-        """A trainer has committed a step; of one that is reported again nothing new follows."""
-        at_s = self._age_s() - (self._clock.now_s() - report.at_s)
-        if self.seconds_to_first_step is None:
-            self.seconds_to_first_step = round(at_s, 3)
-        self.failovers.step_committed(report.slot, at_s)
-        self.notices.step_committed(report.slot, report.at_s)
-
-    def lost(self, kind: str, slots: Iterable[int], at_s: float | None = None) -> None:
-        """A process of this kind was lost, now or so many seconds after the launch, and these slots needed it."""
-        loss = Lost(kind, tuple(slots), self._age_s() if at_s is None else at_s)
-        self._note(loss)
-        self.failovers.lost(loss.kind, loss.slots, loss.at_s)
-
-    def data_server_lost(self) -> None:
-        """The data server is lost: all trainers need it."""
-        self.lost("data_server", self._trainers.present)
-        self.notices.lost("the data server", self._trainers.present)
+    def connection_ended(self, lost: PeerLost) -> None:
+        """Learn how a connection has ended; comes before anybody says what that means."""
+        self._ended = lost
 
     def peer_lost(self, peer: PeerId) -> None:
         """A connection has ended, which beats whatever the registry says."""
+        silent_s, since = self._silence(peer)
         if (slot := self._trainers.slot_of(peer)) is not None:
-            self.lost("trainer", {slot})
-            self.notices.lost(f"trainer {slot}", {slot}, peer)
+            self._ledger.note(TrainerLost(slot, silent_s, since, self._ledger.now_s()))
         server = self._membership.view.replica(peer)
-        if server is not None and not self._is_moving(peer):
-            slots = self.slots_of_replica(peer)
-            self.lost("server", slots)
-            others = [other for other in self._membership.view.by_stage(server.stage) if other.peer != peer]
-            self.notices.server_lost(server, others, slots)
+        # One that the registry names again, and that still cannot be reached, is lost once.
+        if server is not None and not self._is_moving(peer) and not self._incidents.is_missing(peer):
+            self._ledger.note(self._server_lost(server, silent_s, since))
         self._membership.lost(peer)
         if server is not None:
             self._dial(peer)
+
+    def data_server_lost(self) -> None:
+        """The data server is lost: all trainers need it."""
+        self._ledger.note(DataServerLost(tuple(self._trainers.present), self._ledger.now_s()))
+
+    def process_ended(self, lost: LostProcess, slots: tuple[int, ...]) -> None:
+        """A process of this host has ended while this client was not there, or shortly before.
+
+        Args:
+            slots: of the round in which the client was.
+        """
+        at_s = (self._ledger.totals.launched_s or 0.0) + lost.at_s
+        # Of the client's own end nobody else tells.
+        if self._incidents.is_known(lost.role, at_s, 0.0 if lost.role == "client" else SAME_LOSS_S):
+            return
+        who = f"the {lost.role.replace('_', ' ')}"
+        if lost.role == "trainer":
+            who, slots = f"trainer {lost.index}", (lost.index,)
+        if lost.peer is not None:
+            who, slots = self._name_of(lost.peer), tuple(self._slots_of_replica(lost.peer))
+        peer = lost.peer or PeerId("")
+        self._ledger.note(LossFound(lost.role, who, slots, at_s, self._ledger.now_s(), peer))
+
+    def found(self, peer: PeerId) -> None:
+        """There is a connection with a peer."""
+        if self._incidents.is_missing(peer):
+            self._ledger.note(ServerHeard(peer, self._name_of(peer), self._away_s(peer)))
+
+    async def run(self, changed: Callable[[], Awaitable[None]], holders: Callable[[], Mapping[PeerId, int]]) -> None:
+        """Note who has caught up, whenever a replica has said something, until cancelled."""
+        while True:
+            await changed()
+            self.caught_up(holders())
+
+    def caught_up(self, holders: Mapping[PeerId, int]) -> None:
+        """These replicas hold the record that stands, and take part, with their stages."""
+        for peer in self._incidents.returning() & holders.keys():
+            away_s = self._away_s(peer)
+            self._ledger.note(ServerBack(peer, self._name_of(peer), holders[peer], away_s, self._ledger.now_s()))
+
+    def _server_lost(self, server: Replica, silent_s: float, since: str) -> ServerLost:
+        others = [other for other in self._membership.view.by_stage(server.stage) if other.peer != server.peer]
+        return ServerLost(
+            peer=server.peer,
+            who=self._name_of(server.peer),
+            stage=server.stage,
+            silent_s=silent_s,
+            since=since,
+            over=tuple(self._name_of(other.peer) for other in others),
+            slots=tuple(self._slots_of_replica(server.peer)),
+            at_s=self._ledger.now_s(),
+        )
+
+    def _silence(self, peer: PeerId) -> tuple[float, str]:
+        """For how long nothing had been heard of a peer when its connection was given up, and since what time of day.
+
+        0 if its end was told.
+        """
+        silent_s = self._ended.silent_s if self._ended is not None and self._ended.peer == peer else 0.0
+        return silent_s, utc_time_of_day(self._clock.unix_s() - silent_s)
+
+    def _away_s(self, peer: PeerId) -> float:
+        return round(self._ledger.now_s() - self._incidents.began_s(peer), 3)

@@ -47,7 +47,7 @@ async def collect(client: Client, log_dir: Path, num_train: int, exit_reason: st
         OSError: it cannot be read.
     """
     return ClusterResult(
-        hashes=client.rounds.hashes,
+        hashes=client.ledger.totals.hashes,
         records=tuple(record for record, _ in read_records(log_dir)),
         steps={round: read_steps(log_dir, round) for round in rounds_with_steps(log_dir)},
         audit=audit(log_dir, num_train),

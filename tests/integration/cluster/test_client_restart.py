@@ -26,6 +26,7 @@ NOT_REPEATED = (
     "samples_per_s",
     "seconds_to_first_step",
     "failovers",
+    "incidents",
     "bytes_sent",
     "counters",
     # Of the step that was reported first and last: trainers that step at the same time may come in either order.
@@ -116,6 +117,9 @@ async def test_a_run_whose_client_dies_ends_as_if_it_had_not(make_cluster: MakeC
         check_agreement(cluster, result)
     check_same(result, expected)
     assert [failover["kind"] for failover in result.summary["failovers"]] == ["client"]
+    [incident] = result.summary["incidents"]
+    assert (incident["kind"], incident["who"], incident["noticed_after_s"]) == ("client", "the client", 0.0)
+    assert 0 < incident["back_after_s"] < 60
     assert [record.generations for record in result.records] == [{0: 1, 1: 1}] * 4, "no trainer was started again"
 
 
@@ -270,7 +274,7 @@ async def test_a_client_that_is_started_again_knows_how_many_servers_have_moved(
         cluster.when(Open, action=lambda: cluster.kill_server(4), number=5)
 
         def die_once_it_has_moved() -> None:
-            if cluster.client._reassignment.moved:
+            if cluster.client.ledger.totals.servers_moved:
                 cluster.kill_client()
             else:
                 cluster.when(Close, action=die_once_it_has_moved)

@@ -51,6 +51,8 @@ def check_agreement(cluster: Cluster, result: ClusterResult, not_evaluated: int 
             assert held == result.hashes[server.stage]
             assert server.replica.member.base_round == 4
     assert list(result.progress.eval_losses) == [round for round in range(5) if round != not_evaluated]
+    costs = sum(incident["steps_lost"] for incident in result.summary["incidents"])
+    assert costs + result.summary["steps_lost_otherwise"] == sum(result.summary["steps_lost"].values())
 
 
 @pytest.mark.usual("Open-3-False", "Prepared-2-True", "Commit-3-False")
@@ -90,6 +92,10 @@ async def test_a_server_dies_in_a_step_and_another_replica_takes_over(
     [failover] = result.summary["failovers"]
     assert failover["kind"] == "server"
     assert failover["recovered_after_s"] < 5
+    [incident] = result.summary["incidents"]
+    assert (incident["kind"], incident["stage"], incident["round"]) == ("server", stage, 2)
+    assert incident["steps_lost"] == 2 + died_after_commit
+    assert incident["back_after_s"] is None
 
 
 @pytest.mark.usual("RingPart", "CommitRecord")

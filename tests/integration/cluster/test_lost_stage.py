@@ -29,7 +29,7 @@ def later(cluster: Cluster, call: Callable[[], Awaitable[object]]) -> Callable[[
 
 async def run(cluster: Cluster) -> tuple[ClusterResult, list[str]]:
     notices: list[str] = []
-    cluster.client.stages._notice = notices.append
+    cluster.client.ledger._show = notices.append
     with anyio.fail_after(240):
         return await cluster.run(), notices
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 
 import anyio
 import pytest
+from tests.unit.client.noted import NotedLedger
 
 from shoal.client.counters import CounterTotals
+from shoal.client.totals import THIS_CLIENT
 from shoal.clock import SystemClock
 from shoal.control import counter_report
 from shoal.control.counter_report import counters_reported
+from shoal.events.run import ClientStarted, RoleCounted
 from shoal.ids import PeerId
 from shoal.transport.base import Received
 from shoal.transport.dispatch import Rest, counters_of, dispatch
@@ -50,11 +53,11 @@ def _nobody(values: Mapping[str, float]) -> None:
     """Is told the sums."""
 
 
-def _totals() -> CounterTotals:
+def _totals(ledger: NotedLedger | None = None) -> CounterTotals:
     network = MemoryNetwork()
     endpoint = network.endpoint(PeerId("client"))
     endpoint.metrics.counter("refused").add(2)
-    return CounterTotals(endpoint, _nobody, _Clock())
+    return CounterTotals(endpoint, _nobody, _Clock(), ledger or NotedLedger())
 
 
 def _report(totals: CounterTotals, peer: str, **counts: float) -> bool:
@@ -81,11 +84,13 @@ async def test_a_peer_that_was_started_again_adds_to_what_it_had_counted() -> No
 
 
 async def test_a_client_that_is_started_again_goes_on_from_what_was_counted_before() -> None:
-    first = _totals()
+    ledger = NotedLedger()
+    first = _totals(ledger)
     _report(first, "a", refused=3)
     _report(first, "b", lost=1)
-    again = _totals()
-    again.resume(first.counted)
+    first.settle()
+    ledger.note(ClientStarted())
+    again = _totals(ledger)
     # Its own process has counted 2 again; "a" lives on, "b" was started again as well.
     _report(again, "a", refused=4)
     _report(again, "b", refused=1)
@@ -94,33 +99,35 @@ async def test_a_client_that_is_started_again_goes_on_from_what_was_counted_befo
 
 
 async def test_what_has_changed_is_written_down_and_nothing_else() -> None:
-    network, noted = MemoryNetwork(), list[tuple[PeerId, dict[str, int]]]()
+    network, ledger = MemoryNetwork(), NotedLedger()
     endpoint, clock = network.endpoint(PeerId("client")), _StoppedClock()
-    totals = CounterTotals(endpoint, _nobody, clock, lambda peer, counts: noted.append((peer, counts)))
+    totals = CounterTotals(endpoint, _nobody, clock, ledger)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(totals.run)
         await clock.passes()
-        assert noted == []
+        assert ledger.noted == []
         _report(totals, "a", refused=1)
         _report(totals, "a", refused=3)
         endpoint.metrics.counter("lost").add(1)
         await clock.passes()
-        assert sorted(noted) == [(PeerId("a"), {"refused": 3}), (PeerId("client"), {"lost": 1})]
+        changed = [RoleCounted(PeerId("a"), {"refused": 3}), RoleCounted(THIS_CLIENT, {"lost": 1})]
+        assert ledger.noted == changed
         await clock.passes()
-        assert [peer for peer, _ in noted].count(PeerId("a")) == 1
+        assert ledger.noted == changed
         tasks.cancel_scope.cancel()
 
 
 async def test_what_no_counter_can_be_is_left_out_and_memory_is_bounded() -> None:
-    totals = _totals()
+    ledger = NotedLedger()
+    totals = _totals(ledger)
     assert not totals.receive(Received(PeerId("a"), Heartbeat()))
     _report(totals, "a", b=math.nan, c=math.inf, d=-1.0, e=1e300, f=1.0, **{"x" * 500: 1.0})
     totals.receive(Received(PeerId("a"), Metrics("server", PeerId("a"), 0, {"loss/train": 1.0, COUNTERS + "f": 1.0})))
     assert totals.totals() == {"f": 1, "refused": 2}
     for i in range(5000):
         _report(totals, f"p{i}", **{f"n{j}": 1.0 for j in range(300 if i == 0 else 1)})
-    assert len(totals.counted.latest) == 4096
     assert len(totals.totals()) <= 202
+    assert len(ledger.totals.counted.latest) == 4096
 
 
 async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -133,7 +140,7 @@ async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pyt
         if values.get(wanted) == 7.0:
             told.set()
 
-    totals = CounterTotals(client, tell, _Clock())
+    totals = CounterTotals(client, tell, _Clock(), NotedLedger())
     server.metrics.counter("refused", offence="tls").add(7)
 
     async def hear() -> None:
@@ -156,7 +163,7 @@ async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pyt
 async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report() -> None:
     network = MemoryNetwork()
     server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
-    totals = CounterTotals(client, _nobody, _StoppedClock())
+    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger())
     with anyio.fail_after(240):
         async with counters_reported(server, "server", lambda: client.hop, _StoppedClock()):
             server.metrics.counter("refused").add(7)
@@ -170,7 +177,7 @@ async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report
 async def test_who_still_runs_is_asked_and_who_is_lost_is_not_waited_for() -> None:
     network = MemoryNetwork()
     client, server, gone = (network.endpoint(PeerId(name)) for name in ("client", "server", "gone"))
-    totals = CounterTotals(client, _nobody, _StoppedClock())
+    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger())
     async with anyio.create_task_group() as tasks:
         for endpoint in (server, gone):
             endpoint.introduce(client.hop)
@@ -194,7 +201,7 @@ async def test_who_still_runs_is_asked_and_who_is_lost_is_not_waited_for() -> No
 async def test_a_report_that_was_under_way_is_no_answer() -> None:
     network = MemoryNetwork()
     client, server = (network.endpoint(PeerId(name)) for name in ("client", "server"))
-    totals = CounterTotals(client, _nobody, _StoppedClock())
+    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger())
     _report(totals, "server", refused=1)
     client.introduce(server.hop)
     done = list[int]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from tests.unit.client.noted import NotedLedger
 
 from shoal.client import data_link
 from shoal.client.data_link import DataLink
@@ -31,6 +32,7 @@ class Desk:
             endpoint=network.endpoint(CLIENT),
             data_server=self.server.hop,
             clock=SystemClock(),
+            ledger=NotedLedger(),
             trainers=dict,
             on_lost=lambda: None,
             replace=self._replace,

@@ -6,66 +6,85 @@ import math
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from shoal.client.counters import Counted
-from shoal.client.diary import (
-    FILE_NAME,
-    ClientStarted,
-    Counts,
-    Diary,
-    Lost,
-    RestoredStage,
-    RoundPlan,
-    Saved,
-    ServersMoved,
-    SlotDone,
-    StagesRestored,
-)
-from shoal.client.failovers import Failovers
-from shoal.client.progress import Progress
+from shoal.client.diary import FILE_NAME, Diary, RoundPlan, Saved
+from shoal.client.ledger import Ledger
+from shoal.client.totals import RunTotals
+from shoal.clock import SystemClock
 from shoal.control.records import StageRecord, VerifiedRecord
 from shoal.errors import RecordRejected
-from shoal.ids import PeerId, StepKey
+from shoal.events.base import Event
+from shoal.events.losses import (
+    DataServerBack,
+    DataServerLost,
+    LossFound,
+    ServerBack,
+    ServerHeard,
+    ServerLost,
+    TrainerLost,
+    TrainerReady,
+)
+from shoal.events.run import (
+    ClientStarted,
+    DataSized,
+    RoleCounted,
+    RoundBegun,
+    RoundRecorded,
+    RunLaunched,
+    ShareEvaluated,
+    StepReported,
+    TrainerFinished,
+)
+from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
+from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
 from shoal.wire.messages.base import Hop, SampleRange, StepRange
-from shoal.wire.messages.control import EvalReport, StepReport, TrainerDone
 
-STEP = StepReport(1, 2, StepKey(1, 1, 8, 0), 4, math.inf, 1.0, 0.1, True, 0.5, 12.5)
-RESTORED = (RestoredStage(1, 3, (1, 2), "ab"),)
+A = PeerId("a")
+STEP = StepReported(1, 8, 2, 4, math.inf, True, 0.5, 12.5)
 EVENTS = (
+    RunLaunched(2.0),
     STEP,
-    EvalReport(0, 1, 3.5, 10),
-    SlotDone(2, TrainerDone(0, 2, 4, 16, {"control": 3})),
-    Lost("server", (0,), 1.5),
-    Counts(PeerId("a"), {"refused": 2}),
-    StagesRestored(RESTORED),
-    ServersMoved(2),
+    ShareEvaluated(0, 1, 3.5, 10),
+    TrainerFinished(0, 2, 2, {"control": 3}),
+    ServerLost(A, "server 0", 1, 0.5, "07:00:00Z", ("server 1",), (0, 1), 13.0),
+    TrainerLost(1, 0.0, "07:00:00Z", 13.0),
+    DataServerLost((0, 1), 13.5),
+    LossFound("client", "the client", (0, 1), 14.0, 15.0),
+    RoleCounted(A, {"refused": 2}),
+    ServerHeard(A, "server 0", 2.0),
+    ServerBack(A, "server 0", 1, 3.0, 15.5),
+    TrainerReady(1, 2, 14.0),
+    DataServerBack(2, 14.5),
+    STEP,
+    StageBeganAnew(1, 3, 0, "ab"),
+    StageBeganAnew(0, 3, 0, "cd"),
+    StageStands(1, 3),
+    MoveEnded(A, "server 0", 1, 0),
+    ChainLost(2, "ef", 1, 40, 6, 3, "01"),
+    ShareEvaluated(1, 1, 6.5, 10),
 )
+BEFORE = (DataSized(100, 20), RoundBegun(1, 4, 1, 1, 2), RoundRecorded(1, 2.5, {0: "ab"}, True, {"control": 1}, 1.5))
+"""What the plan of the second round has put down."""
+
+
+def totals_of(*events: Event) -> RunTotals:
+    totals = RunTotals()
+    for event in events:
+        totals.apply(event)
+    return totals
 
 
 def saved() -> Saved:
-    progress = Progress(steps=3, loss_last=2.5, eval_losses={0: 5.0})
-    progress.step(STEP, 12.5)
-    progress.evaluated(EvalReport(0, 1, 3.5, 10), 20)
-    progress.done(TrainerDone(0, 1, 4, 16, {"activations": 7}), 1)
-    failovers = Failovers()
-    failovers.lost("trainer", {0, 1}, 2.0)
-    path = (Hop(PeerId("a"), ("memory:a",)), Hop(PeerId("b"), ("memory:b",)))
+    path = (Hop(A, ("memory:a",)), Hop(PeerId("b"), ("memory:b",)))
     return Saved(
         run_id="run",
+        totals=totals_of(*BEFORE),
         plan=RoundPlan(2, StepRange(4, 8), (Pipeline(0, path),), {0: 1}, 7.5),
-        rounds=1,
-        durations_s=[1.5],
-        hashes={0: "ab"},
         recorded=(SampleRange(0, 0, 8),),
-        progress=progress,
-        last_numbers={0: 3},
-        failovers=failovers,
-        servers=(VerifiedRecord("stage.0", PeerId("a"), 5, math.inf, StageRecord(("memory:a",), 1.0, stage=0)),),
-        counted=Counted({PeerId("a"): {"refused": 1}}, {PeerId("b"): {"lost": 1}}),
-        stages_restored=RESTORED,
-        servers_moved=1,
+        servers=(VerifiedRecord("stage.0", A, 5, math.inf, StageRecord(("memory:a",), 1.0, stage=0)),),
     )
 
 
@@ -85,7 +104,7 @@ def again(directory: Path, run_id: str = "run") -> Diary:
 
 def test_a_first_start_has_nothing_to_go_on_from(tmp_path: Path) -> None:
     diary = again(tmp_path)
-    assert (diary.generation, diary.is_resumed, diary.saved, diary.events) == (1, False, Saved("run"), ())
+    assert (diary.generation, diary.is_resumed, diary.saved, diary.events) == (1, False, Saved("run", RunTotals()), ())
 
 
 def test_the_next_start_reads_what_was_saved_and_what_was_noted_since(tmp_path: Path) -> None:
@@ -93,17 +112,43 @@ def test_the_next_start_reads_what_was_saved_and_what_was_noted_since(tmp_path: 
     diary = again(tmp_path)
     assert (diary.generation, diary.is_resumed) == (2, True)
     assert diary.saved == saved()
-    assert diary.events == EVENTS
+    assert diary.events == (*EVENTS, ClientStarted())
+
+
+@pytest.mark.parametrize("number", range(len(EVENTS) + 1))
+def test_a_client_that_dies_after_any_event_is_followed_by_one_with_the_same_totals(
+    tmp_path: Path, number: int
+) -> None:
+    diary = Diary(tmp_path, "run")
+    ledger = Ledger(SystemClock(), diary)
+    for event in BEFORE:
+        ledger.note(event)
+    diary.save(Saved("run", ledger.totals))
+    for event in EVENTS[:number]:
+        ledger.note(event)
+    diary.close()
+    following = Ledger(SystemClock(), again(tmp_path)).totals
+    counted = ledger.totals.counted
+    counted.started_again(PeerId(""))
+    assert following == ledger.totals
+    assert number < len(EVENTS) or (following.servers_moved, following.progress.eval_losses) == (1, {1: 0.5})
+
+
+def test_a_file_of_an_older_version_is_refused_and_not_taken_for_a_run_without_a_step(tmp_path: Path) -> None:
+    body = msgspec.msgpack.encode({"run_id": "run", "generation": 1, "rounds": 3, "servers_moved": 1})
+    (tmp_path / FILE_NAME).write_bytes(len(body).to_bytes(4) + body)
+    with pytest.raises(RecordRejected, match=r"client\.state does not say .*`totals`.*start a new run"):
+        Diary(tmp_path, "run")
 
 
 def test_starts_are_counted_also_when_they_save_nothing(tmp_path: Path) -> None:
     assert [again(tmp_path).generation for _ in range(3)] == [1, 2, 3]
     diary = Diary(tmp_path, "run")
-    diary.save(Saved("run", generation=diary.generation))
+    diary.save(Saved("run", RunTotals(), generation=diary.generation))
     diary.close()
     assert diary.generation == 4
     diary = again(tmp_path)
-    assert (diary.generation, diary.events) == (5, ())
+    assert (diary.generation, diary.events) == (5, (ClientStarted(),))
 
 
 def test_what_one_round_has_noted_is_gone_with_the_next_plan(tmp_path: Path) -> None:
@@ -131,7 +176,7 @@ def test_what_is_noted_after_a_torn_end_is_read(tmp_path: Path) -> None:
     diary = Diary(tmp_path, "run")
     diary.note(STEP)
     diary.close()
-    assert again(tmp_path).events == (*EVENTS[:-1], ClientStarted(), STEP)
+    assert again(tmp_path).events == (*EVENTS[:-1], ClientStarted(), STEP, ClientStarted())
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0", b"\0\0\0\3abc", b"\0\0\0\1\x80"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from tests.unit.client.noted import NotedLedger
 
 from shoal.client.fencing import Fencing
 from shoal.clock import SystemClock
@@ -30,7 +31,9 @@ class Desk:
         self.client = network.endpoint(PeerId("client"))
         for replica in self.replicas.values():
             self.client.introduce(replica.hop)
-        self.fencing = Fencing(endpoint=self.client, clock=SystemClock(), replicas=lambda: self.live)
+        self.fencing = Fencing(
+            endpoint=self.client, clock=SystemClock(), ledger=NotedLedger(), replicas=lambda: self.live
+        )
         self.named = {A, B}
         self.fencing.begin_round(3, self.named, ())
         self.settled: Settled | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.unit.client.noted import NotedLedger
 
 from shoal.client.keeping import Keeping
 from shoal.config import load_config
@@ -31,7 +32,7 @@ class Desk:
         self.posted: list[MayLeave] = []
         config = load_config(None, {"model_pipeline": {"stages": 2}}, {})
         self.endpoint = self
-        self.keeping = Keeping(config, self, self, self, lambda _: None)  # type: ignore[arg-type]
+        self.keeping = Keeping(config, self, self, self, NotedLedger())  # type: ignore[arg-type]
 
     def post(self, peer: PeerId, message: MayLeave) -> None:
         assert peer == LAST

@@ -6,15 +6,22 @@ from dataclasses import dataclass, field
 
 import anyio
 import pytest
+from tests.unit.client.noted import NotedLedger
 
 from shoal.client.counters import CounterTotals
-from shoal.client.diary import SlotDone
 from shoal.client.divergence import Divergence
-from shoal.client.progress import Progress
 from shoal.client.reports import Reports
 from shoal.client.trainers import TrainerPool
 from shoal.clock import SystemClock
 from shoal.config.training import DilocoConfig
+from shoal.events.run import (
+    DataSized,
+    EvaluationDone,
+    RoundBegun,
+    ShareEvaluated,
+    StepReported,
+    TrainerFinished,
+)
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
 from shoal.swarm.routing import Pipeline
@@ -85,11 +92,17 @@ class Desk:
     pool: TrainerPool
     monitor: MemoryEndpoint
     client: MemoryEndpoint
+    ledger: NotedLedger
     stuck: list[TrainerStuck] = field(default_factory=list)
-    noted: list[StepReport | EvalReport | SlotDone] = field(default_factory=list)
 
     def hear(self, slot: int, message: Message) -> bool:
         return self.reports.receive(Received(PeerId(f"T{slot}"), message))
+
+    def begin_round(self, round: int, steps: int = 4) -> None:
+        """As the round loop does."""
+        self.ledger.note(RoundBegun(round, steps, 2, 2, 4))
+        self.reports.begin_round(round, PIPELINES)
+        self.ledger.noted.clear()
 
     def lose(self, slot: int) -> None:
         """As a dispatcher does: the pool first."""
@@ -119,23 +132,24 @@ async def desk() -> Desk:
     network = MemoryNetwork()
     endpoint, monitor = network.endpoint(PeerId("client")), network.endpoint(PeerId("monitor"))
     launcher, clock = Launcher(), _Clock()
-    pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=5)
+    ledger = NotedLedger()
+    pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, ledger=ledger, start_timeout_s=5)
     stuck: list[TrainerStuck] = []
-    noted: list[StepReport | EvalReport | SlotDone] = []
     reports = Reports(
         endpoint=endpoint,
         monitor=monitor.hop,
         trainers=pool,
         swarm_numbers=lambda: {"pipelines": 2.0},
         on_stuck=stuck.append,
-        note=noted.append,
+        ledger=ledger,
         divergence=Divergence(DilocoConfig()),
         clock=clock,
     )
-    reports.num_holdout = 10
+    ledger.note(DataSized(100, 10))
     await pool.ensure(2)
-    reports.begin_round(1, PIPELINES, trains=True)
-    return Desk(reports, clock, pool, monitor, endpoint, stuck, noted)
+    desk = Desk(reports, clock, pool, monitor, endpoint, ledger, stuck)
+    desk.begin_round(1)
+    return desk
 
 
 def step(slot: int, number: int = 0) -> StepReport:
@@ -198,7 +212,7 @@ async def test_all_trainers_of_the_round_are_waited_for(desk: Desk) -> None:
     assert await waits(desk, both), "that was the round before"
     desk.hear(1, done(1))
     assert not await waits(desk, both)
-    desk.reports.begin_round(2, PIPELINES, trains=True)
+    desk.begin_round(2)
     assert await waits(desk, both)
 
 
@@ -219,7 +233,7 @@ async def test_the_last_reported_step_of_a_slot_is_known(desk: Desk) -> None:
 
 
 async def test_the_last_evaluation_is_no_round(desk: Desk) -> None:
-    desk.reports.begin_round(2, PIPELINES, trains=False)
+    desk.begin_round(2, steps=0)
     assert desk.reports.progress.round == 1
     desk.hear(0, done(0, round=2))
     assert not await waits(desk, frozenset({0}))
@@ -250,32 +264,32 @@ async def test_what_is_reported_again_counts_once_and_is_noted_once(desk: Desk) 
     progress = desk.reports.progress
     assert (progress.steps, progress.samples, progress.sent_bytes) == (2, 8, {"control": 1})
     assert progress.eval_losses == {0: 2.0}
-    assert desk.noted[:3] == said[:3]
+    noted = [type(event) for event in desk.ledger.noted]
     # How often a trainer says that it is done makes no difference.
-    assert desk.noted[3:] == [SlotDone(1, done(0))] * 2
+    assert noted == [StepReported] * 2 + [ShareEvaluated, EvaluationDone] + [TrainerFinished] * 2
 
 
-async def test_a_client_that_was_started_again_counts_on_from_what_was_noted(desk: Desk) -> None:
-    for message in (step(0), EvalReport(0, 0, 20.0, 10), step(0, 1), done(0)):
+async def test_a_client_that_was_started_again_knows_who_is_done_and_what_each_pipeline_has_trained(desk: Desk) -> None:
+    for message in (step(0), step(0, 1), done(0)):
         desk.hear(0, message)
-    before = desk.reports.progress
-    desk.reports.resume(Progress(round=1), {1: 3}, 1, PIPELINES, desk.noted, 10)
-    after = desk.reports.progress
-    assert after == before
-    assert after.first_step_at_s == 7.0
+    shared = desk.reports.shares.of_round()
+    desk.ledger.earlier = [event for event in desk.ledger.noted if isinstance(event, StepReported | TrainerFinished)]
+    desk.reports.resume(1, PIPELINES)
+    assert desk.reports.shares.of_round() == shared
     assert desk.reports.is_done(0)
     assert not desk.reports.is_done(1)
-    assert desk.reports.last_numbers == {0: 1, 1: 3}
     desk.hear(0, step(0, 1))
-    assert after.steps == 2
+    assert desk.reports.progress.steps == 2
     desk.hear(1, step(1, 4))
-    assert after.steps == 3
+    assert desk.reports.progress.steps == 3
+    desk.reports.resume(2, PIPELINES)
+    assert not desk.reports.is_done(0), "that was the round before"
 
 
 async def test_counters_reach_the_monitor_with_the_round_that_is_trained(desk: Desk) -> None:
-    desk.reports.begin_round(4, PIPELINES, trains=True)
+    desk.begin_round(4)
     desk.client.metrics.counter("refused").add(1)
-    totals = CounterTotals(desk.client, desk.reports.post, _OneTick())
+    totals = CounterTotals(desk.client, desk.reports.post, _OneTick(), desk.ledger)
     with pytest.raises(_Enough):
         await totals.run()
     assert [(message.round, message.values) for message in await desk.messages()] == [(4, {"counters/refused": 1.0})]

@@ -11,7 +11,8 @@ from shoal.config import Config
 
 def waited_s(durations_s: Sequence[float], round: int, **run: object) -> float | None:
     config = Config.model_validate({"diloco": {"outer_steps": 9}, "run": run})
-    loop = SimpleNamespace(_config=config, durations_s=durations_s)
+    ledger = SimpleNamespace(totals=SimpleNamespace(durations_s=durations_s))
+    loop = SimpleNamespace(_config=config, _ledger=ledger)
     return RoundLoop._boundary_deadline_s(loop, round)  # type: ignore[arg-type]
 
 

@@ -10,9 +10,10 @@ from tests.unit.test_clock import ManualClock
 
 from shoal.client.progress import Progress
 from shoal.client.run_status import StatusAnswers
-from shoal.ids import PeerId, StepKey
+from shoal.events.run import StepReported
+from shoal.ids import PeerId
 from shoal.transport.base import Received
-from shoal.wire.messages.control import AskCounters, AskStatus, RunStatus, StepReport
+from shoal.wire.messages.control import AskCounters, AskStatus, RunStatus
 
 
 class Asked:
@@ -40,8 +41,7 @@ class Asked:
 
     def step(self, number: int) -> None:
         now_s = self.clock.now_s()
-        key = StepKey(0, 1, number, 0)
-        self.progress.step(StepReport(0, 1, key, 4, 2.5 - number, 1.0, 0.1, False, 1.0, now_s), now_s)
+        self.progress.step(StepReported(0, number, 0, 4, 2.5 - number, False, 1.0, now_s))
 
 
 def test_whoever_asks_is_answered_and_other_questions_are_left_to_others() -> None:

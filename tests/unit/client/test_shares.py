@@ -7,18 +7,19 @@ from itertools import pairwise
 import pytest
 
 from shoal.client.shares import Shares, evaluation_shares
-from shoal.ids import PeerId, StepKey
+from shoal.events.run import StepReported
+from shoal.ids import PeerId
 from shoal.swarm.routing import Pipeline
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import Evaluation, StepReport
+from shoal.wire.messages.control import Evaluation
 
 
 def pipeline(slot: int, *peers: str) -> Pipeline:
     return Pipeline(slot, tuple(Hop(PeerId(peer), ()) for peer in peers))
 
 
-def step(slot: int, num_samples: int, duration_s: float, at_s: float = 0.0) -> StepReport:
-    return StepReport(slot, 1, StepKey(slot, 1, 0, 0), num_samples, 5.0, 1.0, 0.1, False, duration_s, at_s)
+def step(slot: int, num_samples: int, duration_s: float, at_s: float = 0.0) -> StepReported:
+    return StepReported(slot, 0, 0, num_samples, 5.0, False, duration_s, at_s)
 
 
 FIRST, SECOND, THIRD = pipeline(0, "a", "b"), pipeline(1, "c", "d"), pipeline(2, "e", "f")

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 from anyio.abc import TaskGroup
+from tests.unit.client.noted import NotedLedger
 
 from shoal.client import succession
 from shoal.client.succession import Succession
@@ -50,7 +51,8 @@ class Waiting:
         self.endpoint = self.network.endpoint(ME)
         self.first = self.network.endpoint(FIRST)
         self.membership = Membership(SystemClock())
-        self.notices: list[str] = []
+        self.ledger = NotedLedger()
+        self.notices = self.ledger.said
         self.turn: list[bool] = []
         self.succession = Succession(
             run_id="run",
@@ -58,7 +60,7 @@ class Waiting:
             membership=self.membership,
             clock=SystemClock(),
             leads=lambda: False,
-            notice=self.notices.append,
+            ledger=self.ledger,
         )
         self._sequence = 0
         self.hear(ME, "client", ClientRecord(("memory:me",), 1.0, waits=True))

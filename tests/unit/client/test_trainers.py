@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import anyio
 import pytest
+from tests.unit.client.noted import NotedLedger
 
 from shoal.client.trainers import TrainerPool
 from shoal.errors import ControlError
@@ -41,7 +42,10 @@ class Launcher:
 
 def make_pool(launcher: Launcher, start_timeout_s: float = 5.0, above: int = 0) -> TrainerPool:
     endpoint = MemoryNetwork().endpoint(PeerId("client"))
-    return TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=start_timeout_s, above=above)
+    ledger = NotedLedger()
+    return TrainerPool(
+        endpoint=endpoint, launcher=launcher, ledger=ledger, start_timeout_s=start_timeout_s, above=above
+    )
 
 
 def say_hello(pool: TrainerPool) -> Callable[[int, int], None]:

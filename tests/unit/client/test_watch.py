@@ -1,152 +1,275 @@
-"""What a lost connection changes at once, and which steps end a failover."""
+"""What a lost connection changes at once, and what is said from the first sign of a loss to its end."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import anyio
 import pytest
+from tests.unit.client.noted import NotedLedger
 
-from shoal.client.diary import Lost
-from shoal.client.loss_notices import LossNotices
 from shoal.client.trainers import TrainerPool
 from shoal.client.watch import Watch
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
 from shoal.control.records import StageRecord
-from shoal.ids import PeerId, StepKey
-from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
+from shoal.events.losses import LossFound, ServerLost, TrainerLost
+from shoal.events.run import StepReported
+from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import LauncherAnswer, LostProcess, StartTrainer
 from shoal.testing.registry import LocalRegistry
-from shoal.transport.base import Received
+from shoal.transport.base import PeerLost, Received
+from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import StepReport, TrainerHello
+from shoal.wire.messages.control import Heartbeat, TrainerHello
 
 pytestmark = pytest.mark.anyio
 
-SERVER, TRAINER = PeerId("server"), PeerId("T0")
+FIRST, SECOND, OTHER = PeerId("first"), PeerId("second"), PeerId("other")
+"""Servers: two of stage 0 and one of stage 1."""
+SLOTS = {FIRST: frozenset({0, 1}), OTHER: frozenset({0, 1})}
+"""The trainers whose steps run over a server."""
+
+
+class Clock(SystemClock):
+    """The machine has run for 1000 seconds longer than the run, which was launched at 07:00."""
+
+    time_s = 1000.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def unix_s(self) -> float:
+        return 7 * 3600 + self.time_s - 1000
 
 
 class Launcher:
     pool: TrainerPool
 
     async def request(self, asked: StartTrainer) -> LauncherAnswer:
-        hello = TrainerHello(asked.slot, asked.generation, Hop(TRAINER, ("memory:T0",)))
-        self.pool.receive(Received(TRAINER, hello))
+        peer = PeerId(f"T{asked.slot}")
+        self.pool.receive(Received(peer, TrainerHello(asked.slot, asked.generation, Hop(peer, ("memory:T",)))))
         return LauncherAnswer()
 
 
-async def make_watch(
-    dialled: list[PeerId] | None = None, said: list[str] | None = None
-) -> tuple[Watch, Membership, list[float]]:
+@dataclass
+class Story:
+    """A client with three servers and two trainers; times are seconds after the launch."""
+
+    clock: Clock
+    ledger: NotedLedger
+    watch: Watch
+    membership: Membership
+    dialled: list[PeerId] = field(default_factory=list[PeerId])
+
+    def step(self, slot: int, at_s: float, attempt: int = 0) -> None:
+        self.ledger.note(StepReported(slot, 0, attempt, 4, 5.0, False, 0.5, 1000 + at_s))
+
+    def lose(self, peer: PeerId, at_s: float, silent_s: float = 0.0) -> None:
+        self.clock.time_s = 1000 + at_s
+        self.watch.connection_ended(PeerLost(peer, "", silent_s))
+        self.watch.peer_lost(peer)
+
+    def find(self, peer: PeerId, at_s: float) -> None:
+        self.clock.time_s = 1000 + at_s
+        self.membership.found(peer)
+        self.watch.found(peer)
+
+    def failovers(self) -> list[tuple[str, float, float | None]]:
+        """Kind, time of the notice, time of the recovery."""
+        return [
+            (each.kind, each.noticed_s - 1000, None if each.recovered_s is None else each.recovered_s - 1000)
+            for each in self.ledger.totals.incidents.all
+        ]
+
+
+@pytest.fixture
+async def story() -> Story:
+    clock = Clock()
     registry = LocalRegistry(SystemClock())
-    registry.of(SERVER).advertise(StageRecord(("memory:server",), 0.0, stage=0))
-    membership = registry.watch()
-    launcher = Launcher()
+    for peer, stage in ((FIRST, 0), (SECOND, 0), (OTHER, 1)):
+        registry.of(peer).advertise(StageRecord((f"memory:{peer}",), 0.0, stage=stage))
+    membership, launcher, dialled = registry.watch(), Launcher(), list[PeerId]()
+    ledger = NotedLedger(clock)
     endpoint = MemoryNetwork().endpoint(PeerId("client"))
-    pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, start_timeout_s=5)
-    await pool.ensure(1)
-    now_s = [0.0]
+    pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, ledger=ledger, start_timeout_s=5)
+    await pool.ensure(2)
     watch = Watch(
         membership=membership,
         trainers=pool,
-        slots_of_replica=lambda _: frozenset({0}),
-        age_s=lambda: now_s[0],
-        clock=Clock(now_s),
-        notices=LossNotices(clock=Clock(now_s), notice=said.append if said is not None else str, name_of=str),
-        dial=lambda peer: None if dialled is None else dialled.append(peer),
+        ledger=ledger,
+        clock=clock,
+        name_of=str,
+        slots_of_replica=lambda peer: SLOTS.get(peer, frozenset()),
+        dial=dialled.append,
     )
-    return watch, membership, now_s
+    ledger.noted.clear()
+    return Story(clock, ledger, watch, membership, dialled)
 
 
-class Clock(SystemClock):
-    """The machine has run for 1000 seconds longer than the run."""
-
-    def __init__(self, age_s: list[float]) -> None:
-        self._age_s = age_s
-
-    def now_s(self) -> float:
-        return 1000.0 + self._age_s[0]
-
-
-def step(slot: int = 0, at_s: float = 0.0) -> StepReport:
-    return StepReport(slot, 1, StepKey(slot, 1, 0, 0), 4, 5.0, 1.0, 0.1, False, 0.5, 1000.0 + at_s)
-
-
-async def test_a_lost_server_leaves_the_view_and_its_failover_ends_with_the_next_step() -> None:
-    watch, membership, now_s = await make_watch()
-    assert membership.view.replica(SERVER) is not None
+async def test_a_lost_server_leaves_the_view_at_once_and_is_one_loss_until_it_is_heard(story: Story) -> None:
+    assert story.membership.view.replica(FIRST) is not None
     with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(membership.changed)
+            tasks.start_soon(story.membership.changed)
             await anyio.wait_all_tasks_blocked()
-            watch.peer_lost(SERVER)
-    assert membership.view.replica(SERVER) is None
-    now_s[0] = 1.5
-    assert not watch.receive(Received(TRAINER, step(at_s=1.5)))
-    watch.peer_lost(SERVER)
-    assert watch.failovers.as_json() == [{"kind": "server", "at_s": 0.0, "recovered_after_s": 1.5}]
+            story.lose(FIRST, 1.0)
+    assert story.membership.view.replica(FIRST) is None
+    story.membership.found(FIRST)  # the registry names it again
+    story.lose(FIRST, 1.5)
+    story.step(0, 2.0)
+    story.step(1, 2.5)
+    assert story.failovers() == [("server", 1.0, 2.5)]
 
 
-async def test_a_lost_trainer_is_a_failover_and_any_other_peer_is_none() -> None:
-    watch, _, _ = await make_watch()
-    watch.peer_lost(PeerId("monitor"))
-    watch.peer_lost(TRAINER)
-    assert [each["kind"] for each in watch.failovers.as_json()] == ["trainer"]
+async def test_a_lost_trainer_is_a_loss_and_any_other_peer_is_none(story: Story) -> None:
+    story.lose(PeerId("monitor"), 1.0)
+    story.lose(PeerId("T0"), 2.0)
+    assert [type(event) for event in story.ledger.noted] == [TrainerLost]
 
 
-async def test_the_first_step_is_timed_once_and_only_by_a_trainer_of_the_run() -> None:
-    watch, _, now_s = await make_watch()
-    for peer, report, at_s in (
-        (PeerId("x"), step(at_s=1.0), 1.0),
-        (TRAINER, step(1, 2.0), 2.0),
-        (TRAINER, step(at_s=3.0), 3.0),
-    ):
-        now_s[0] = at_s
-        watch.receive(Received(peer, report))
-    assert watch.seconds_to_first_step == 3.0
-    now_s[0] = 4.0
-    watch.receive(Received(TRAINER, step()))
-    assert watch.seconds_to_first_step == 3.0
+async def test_a_step_counts_from_when_it_was_committed_whenever_it_is_heard_of(story: Story) -> None:
+    story.watch.process_ended(LostProcess("client", 2.0), (0,))
+    story.clock.time_s = 1005.0
+    story.step(0, 1.5)
+    assert story.failovers() == [("client", 2.0, None)], "it was committed before"
+    story.step(0, 2.25)
+    assert story.failovers() == [("client", 2.0, 2.25)]
+    assert story.ledger.totals.seconds_to_first_step == 1.5
+    assert story.ledger.said == [], "trainers do not stop for a client"
 
 
-async def test_a_step_counts_from_when_it_was_committed_whenever_it_is_heard_of() -> None:
-    watch, _, now_s = await make_watch()
-    now_s[0] = 5.0
-    noted: list[Lost] = []
-    watch._note = noted.append
-    watch.lost("client", (0,), 2.0)
-    watch.receive(Received(TRAINER, step(at_s=1.5)))
-    assert watch.failovers.as_json()[0]["recovered_after_s"] is None, "it was committed before"
-    watch.receive(Received(TRAINER, step(at_s=2.25)))
-    assert watch.failovers.as_json() == [{"kind": "client", "at_s": 2.0, "recovered_after_s": 0.25}]
-    assert watch.seconds_to_first_step == 1.5
-    assert noted == [Lost("client", (0,), 2.0)]
-
-
-async def test_a_lost_server_is_dialled_once_and_nobody_else_is() -> None:
-    dialled: list[PeerId] = []
-    watch, membership, _ = await make_watch(dialled)
-    watch.peer_lost(TRAINER)
-    watch.peer_lost(PeerId("stranger"))
-    assert dialled == []
-    watch.peer_lost(SERVER)
-    watch.peer_lost(SERVER)  # it could not be reached
-    assert dialled == [SERVER]
-    membership.found(SERVER)
-    watch.peer_lost(SERVER)
-    assert dialled == [SERVER, SERVER]
-
-
-async def test_the_user_is_told_who_is_lost_and_when_the_trainer_that_it_hit_trains_again() -> None:
-    said: list[str] = []
-    watch, _, now_s = await make_watch(said=said)
-    watch.step_committed(step(at_s=1.0))
-    now_s[0] = 2.0
-    watch.peer_lost(SERVER)
-    watch.peer_lost(TRAINER)
-    watch.data_server_lost()
-    now_s[0] = 4.0
-    watch.step_committed(step(at_s=3.5))
-    assert said == [
-        "server (stage 0) is gone: its connection has closed; nobody else serves stage 0",
-        "trainer 0 trains again after 2.5 s without a step (server, trainer 0 and the data server lost)",
+async def test_what_the_launcher_tells_is_noted_once_and_not_what_an_earlier_start_has_seen(story: Story) -> None:
+    story.lose(FIRST, 3.0)
+    ended = [
+        LostProcess("server", 2.5, 0, FIRST),
+        LostProcess("trainer", 2.0, 1),
+        LostProcess("client", 2.9),
+        LostProcess("client", 2.95),
+        LostProcess("data_server", 4.0),
+        LostProcess("server", 9.0, 2, OTHER),
     ]
+    for each in ended * 2:
+        story.watch.process_ended(each, (0, 1))
+    found = [event for event in story.ledger.noted if isinstance(event, LossFound)]
+    assert [(event.kind, event.who, event.slots, event.at_s - 1000) for event in found] == [
+        ("trainer", "trainer 1", (1,), 2.0),
+        ("client", "the client", (0, 1), pytest.approx(2.9)),
+        ("client", "the client", (0, 1), pytest.approx(2.95)),
+        ("data_server", "the data server", (0, 1), 4.0),
+        ("server", "other", (0, 1), 9.0),
+    ]
+
+
+async def test_a_lost_server_is_dialled_once_and_nobody_else_is(story: Story) -> None:
+    story.lose(PeerId("T0"), 1.0)
+    story.lose(PeerId("stranger"), 1.0)
+    assert story.dialled == []
+    story.lose(FIRST, 1.0)
+    story.lose(FIRST, 1.0)  # it could not be reached
+    assert story.dialled == [FIRST]
+    story.membership.found(FIRST)
+    story.lose(FIRST, 1.0)
+    assert story.dialled == [FIRST, FIRST]
+
+
+async def test_a_freeze_is_told_from_its_first_second_to_the_moment_at_which_the_server_has_caught_up(
+    story: Story,
+) -> None:
+    story.step(0, 2.8)
+    story.lose(FIRST, 5.1, silent_s=2.1)
+    story.step(0, 5.0)
+    story.step(0, 5.5)
+    story.step(0, 5.6)
+    story.watch.caught_up({FIRST: 0})
+    story.watch.found(SECOND)
+    story.find(FIRST, 17.0)
+    story.find(FIRST, 17.0)
+    story.watch.caught_up({SECOND: 0})
+    story.clock.time_s = 1018.0
+    story.watch.caught_up({FIRST: 0, SECOND: 0})
+    story.watch.caught_up({FIRST: 0, SECOND: 0})
+    assert story.ledger.said == [
+        "first (stage 0) has said nothing for 2.1 s (since 07:00:03Z), so it is frozen or cut off; its work goes on "
+        "over second",
+        "trainer 0 trains again after 2.2 s without a step (first lost)",
+        "first is heard again after 14.0 s; it catches up",
+        "first has caught up, 15.0 s after it was heard last: it serves stage 0 again",
+    ]
+
+
+async def test_a_kill_is_told_and_what_it_cost_each_trainer_that_it_hit(story: Story) -> None:
+    story.step(0, 1.0)
+    story.step(1, 2.0)
+    story.lose(OTHER, 2.5)
+    story.step(1, 4.0)
+    story.step(0, 4.5)
+    assert story.ledger.said == [
+        "other (stage 1) is gone: its connection has closed; nobody else serves stage 1",
+        "trainer 1 trains again after 2.0 s without a step (other lost)",
+        "trainer 0 trains again after 3.5 s without a step (other lost)",
+    ]
+
+
+async def test_of_a_spare_nobody_has_to_take_over(story: Story) -> None:
+    story.lose(SECOND, 0.5)
+    story.step(0, 1.0)
+    assert story.ledger.said == [
+        "second (stage 0) is gone: its connection has closed; no trainer's steps ran over it, first serves on"
+    ]
+
+
+async def test_a_server_that_is_lost_again_before_it_has_caught_up_is_told_again_with_the_first_loss_s_time(
+    story: Story,
+) -> None:
+    story.lose(SECOND, 0.0)
+    story.find(SECOND, 1.0)
+    story.lose(SECOND, 4.0, silent_s=1.0)
+    story.find(SECOND, 9.0)
+    assert [type(event) for event in story.ledger.noted].count(ServerLost) == 2
+    assert story.ledger.said[-1] == "second is heard again after 9.0 s; it catches up"
+
+
+async def test_a_trainer_that_is_frozen_is_replaced_and_one_that_has_ended_is_its_host_s_to_tell(story: Story) -> None:
+    story.lose(PeerId("T0"), 5.0, silent_s=3.0)
+    story.lose(PeerId("T1"), 5.0)
+    story.step(1, 6.0)
+    assert story.ledger.said == [
+        "trainer 0 has said nothing for 3.0 s (since 07:00:02Z), so it is frozen or cut off; "
+        "another one takes its place",
+        "trainer 1 trains again after 1.0 s without a step (trainer 1 lost)",
+    ]
+
+
+async def test_several_losses_at_once_are_named_together(story: Story) -> None:
+    story.step(0, 1.0)
+    story.lose(OTHER, 2.0)
+    story.lose(PeerId("T0"), 2.0)
+    story.watch.data_server_lost()
+    story.step(0, 3.5)
+    assert (
+        story.ledger.said[-1]
+        == "trainer 0 trains again after 2.5 s without a step (other, trainer 0 and the data server lost)"
+    )
+
+
+async def test_how_a_connection_has_ended_is_known_before_the_handlers_act_on_it() -> None:
+    network = MemoryNetwork()
+    client, server = (network.endpoint(PeerId(name)) for name in ("client", "server"))
+    client.introduce(server.hop)
+    client.post(server.peer_id, Heartbeat())
+    told: list[str] = []
+
+    class Handler:
+        def receive(self, event: object) -> bool:
+            return True
+
+        def peer_lost(self, peer: PeerId) -> None:
+            told.append("handler")
+            scope.cancel()
+
+    network.kill(server.peer_id)
+    with anyio.fail_after(240), anyio.CancelScope() as scope:
+        await dispatch(client, (Handler(),), on_lost=lambda lost: told.append(lost.peer))
+    assert told == ["server", "handler"]

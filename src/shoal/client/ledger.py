@@ -1,0 +1,102 @@
+"""Where everything goes that happens to a run, as its client sees it.
+
+event --note--> diary, if it is counted
+           '--> log
+           '--> events.jsonl, but for what comes with every step
+           '--> the user's screen, if it says something
+           '--> RunTotals --what follows from it--> note
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.client.diary import Diary, DiaryEvent
+from shoal.client.totals import RunTotals
+from shoal.clock import Clock, utc_iso
+from shoal.events.base import Event, emit
+from shoal.events.run import RunLaunched
+from shoal.log import LinesFile, json_line
+
+FILE_NAME = "events.jsonl"
+
+logger = logging.getLogger(__name__)
+
+
+class Ledger:
+    """What has happened in one run.
+
+    Attributes:
+        totals: what all of it comes to. Only `note` changes them.
+        earlier: what earlier starts of this client have counted since the round began; the totals have it.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        diary: Diary | None = None,
+        *,
+        age_s: Callable[[], float] = lambda: 0.0,
+        log_dir: Path | None = None,
+        show: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Go on from what an earlier start of this client has left.
+
+        Args:
+            diary: None: nothing is left, and nothing is written down for a next start.
+            age_s: returns the seconds since the run was launched.
+            log_dir: gets `events.jsonl`; None: there is none.
+            show: shows the user a line that stays on the screen.
+        """
+        self._clock = clock
+        self._diary = diary
+        self._show = show
+        self._file = None if log_dir is None else LinesFile(log_dir / FILE_NAME)
+        self.totals = RunTotals() if diary is None else diary.saved.totals
+        self.earlier: Sequence[DiaryEvent] = () if diary is None else diary.events
+        for event in self.earlier:
+            self.totals.apply(event)
+        if self.totals.launched_s is None:
+            self.note(RunLaunched(clock.now_s() - age_s()))
+
+    def now_s(self) -> float:
+        """Return the time of an event that happens now."""
+        return self._clock.now_s()
+
+    def note(self, event: Event) -> None:
+        """Something has happened.
+
+        Raises:
+            StorageError: it is to be counted and cannot be written into the diary.
+        """
+        if self._diary is not None and isinstance(event, DiaryEvent):
+            self._diary.note(event)
+        emit(logger, event)
+        said = event.say()
+        if self._file is not None and event.level > logging.DEBUG:
+            self._file.write(json_line(self._values(event, said)))
+        if said:
+            self._show(said)
+            if event.do:
+                self._show(f"  {event.do}")
+        for following in self.totals.apply(event):
+            self.note(following)
+
+    def close(self) -> None:
+        """The run is over, here at least: what still happens is counted, and no next start has to know it."""
+        if self._diary is not None:
+            self._diary.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _values(self, event: Event, said: str) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "time": utc_iso(self._clock.unix_s()),
+            "level": logging.getLevelName(event.level),
+            "event": event.name,
+            **event.fields(),
+        }
+        return values | {"says": said} if said else values

@@ -1,0 +1,174 @@
+"""What is lost while a run goes on, and when it is back; `swarm.incidents` joins them. Times are monotonic seconds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import ClassVar
+
+from shoal.events.base import Event
+from shoal.ids import PeerId
+
+
+class ServerLost(Event, frozen=True, tag="server.lost"):
+    """The client has lost its connection with a server: the server's process or host has ended, is frozen or cut off.
+
+    Attributes:
+        silent_s: for how long nothing was heard of it; 0 if the end of its process was told.
+        since: time of day at which it was heard last.
+        over: the servers that are left in its stage.
+        slots: trainers whose steps ran over it.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    peer: PeerId
+    who: str
+    stage: int
+    silent_s: float
+    since: str
+    over: tuple[str, ...]
+    slots: tuple[int, ...]
+    at_s: float
+
+    def say(self) -> str:
+        """Say who is lost, and over whom the work goes on."""
+        others = listed(self.over)
+        if not self.over:
+            onwards = f"nobody else serves stage {self.stage}"
+        elif self.slots:
+            onwards = f"its work goes on over {others}"
+        else:
+            onwards = f"no trainer's steps ran over it, {others} {'serve' if len(self.over) > 1 else 'serves'} on"
+        return f"{self.who} (stage {self.stage}) {_how(self.silent_s, self.since)}; {onwards}"
+
+
+class TrainerLost(Event, frozen=True, tag="trainer.lost"):
+    """The client has lost its connection with a trainer; another one takes its place.
+
+    Attributes:
+        silent_s: for how long nothing was heard of it; 0 if the end of its process was told.
+        since: time of day at which it was heard last.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    slot: int
+    silent_s: float
+    since: str
+    at_s: float
+
+    def say(self) -> str:
+        """Say that it is frozen; that its process has ended its launcher says."""
+        if not self.silent_s:
+            return ""
+        return f"trainer {self.slot} {_how(self.silent_s, self.since)}; another one takes its place"
+
+
+class DataServerLost(Event, frozen=True, tag="data_server.lost"):
+    """The client has lost its connection with its data server, which its launcher starts again."""
+
+    level: ClassVar[int] = logging.WARNING
+    slots: tuple[int, ...]
+    at_s: float
+
+
+class LossFound(Event, frozen=True, tag="loss.found"):
+    """A client that was started again hears of a process that has ended meanwhile: often the client itself.
+
+    Attributes:
+        kind: the role of the process.
+        slots: trainers that needed it.
+        at_s: when it ended.
+        found_s: when the client has heard of it.
+    """
+
+    kind: str
+    who: str
+    slots: tuple[int, ...]
+    at_s: float
+    found_s: float
+    peer: PeerId = PeerId("")
+
+
+class ServerHeard(Event, frozen=True, tag="server.heard_again"):
+    """There is a connection again with a server that was lost.
+
+    Attributes:
+        after_s: since it was heard last.
+    """
+
+    peer: PeerId
+    who: str
+    after_s: float
+
+    def say(self) -> str:
+        """Say for how long it was away."""
+        return f"{self.who} is heard again after {self.after_s:.1f} s; it catches up"
+
+
+class ServerBack(Event, frozen=True, tag="server.back"):
+    """A server that was lost holds the newest record again, and takes part.
+
+    Attributes:
+        after_s: since it was heard last before it was lost.
+    """
+
+    peer: PeerId
+    who: str
+    stage: int
+    after_s: float
+    at_s: float
+
+    def say(self) -> str:
+        """Say how long that took."""
+        after = f"{self.after_s:.1f} s after it was heard last"
+        return f"{self.who} has caught up, {after}: it serves stage {self.stage} again"
+
+
+class TrainerReady(Event, frozen=True, tag="trainer.ready"):
+    """A slot's trainer has said hello."""
+
+    slot: int
+    generation: int
+    at_s: float
+
+
+class DataServerBack(Event, frozen=True, tag="data_server.back"):
+    """The data server answers again.
+
+    Attributes:
+        round: that is trained.
+    """
+
+    round: int
+    at_s: float
+
+
+class TrainingGoesOn(Event, frozen=True, tag="training.goes_on"):
+    """A trainer has committed its first step after losses that it was hit by.
+
+    Attributes:
+        paused_s: its longest time without a step since the first sign of them.
+        lost: what was lost.
+    """
+
+    slot: int
+    paused_s: float
+    lost: tuple[str, ...]
+
+    def say(self) -> str:
+        """Say what the losses have cost it."""
+        without = f"{self.paused_s:.1f} s without a step"
+        return f"trainer {self.slot} trains again after {without} ({listed(self.lost)} lost)"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Name several in a sentence."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _how(silent_s: float, since: str) -> str:
+    if not silent_s:
+        return "is gone: its connection has closed"
+    return f"has said nothing for {silent_s:.1f} s (since {since}), so it is frozen or cut off"

@@ -1,0 +1,278 @@
+"""How a run goes, as its client sees it: what its totals are made of (`client.totals`), and the course of its rounds.
+
+Times are monotonic seconds of the client's host. What comes with every step, or every few seconds, is for DEBUG.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+from shoal.events.base import Event
+from shoal.ids import PeerId
+
+# -- what is counted in a round
+
+
+class RunLaunched(Event, frozen=True, tag="run.launched"):
+    """The run was launched on this host, or a client of this host was to continue it."""
+
+    at_s: float
+
+
+class ClientStarted(Event, frozen=True, tag="client.started"):
+    """A client has read what an earlier start of it has left, and goes on from there."""
+
+
+class StepReported(Event, frozen=True, tag="step.reported"):
+    """A trainer has committed a step, or skipped it because its loss or gradient was not finite.
+
+    Attributes:
+        number: counted over the whole run.
+        attempt: how often it was begun before.
+        loss: mean over the samples, in nats.
+    """
+
+    level: ClassVar[int] = logging.DEBUG
+    slot: int
+    number: int
+    attempt: int
+    num_samples: int
+    loss: float
+    skipped: bool
+    duration_s: float
+    at_s: float
+
+
+class ShareEvaluated(Event, frozen=True, tag="evaluation.share"):
+    """A trainer has evaluated its share of the held-out set.
+
+    Attributes:
+        base_round: of the record that is evaluated.
+        loss_sum: over the samples of the share, in nats.
+    """
+
+    level: ClassVar[int] = logging.DEBUG
+    slot: int
+    base_round: int
+    loss_sum: float
+    num_samples: int
+
+
+class TrainerFinished(Event, frozen=True, tag="trainer.done"):
+    """A trainer has done its steps of a round.
+
+    Attributes:
+        sent_bytes: since its start, by kind of traffic.
+    """
+
+    level: ClassVar[int] = logging.DEBUG
+    slot: int
+    generation: int
+    round: int
+    sent_bytes: dict[str, int]
+
+
+class RoleCounted(Event, frozen=True, tag="role.counted"):
+    """What a process has counted since it was started has changed.
+
+    Attributes:
+        peer: empty for the client itself.
+    """
+
+    level: ClassVar[int] = logging.DEBUG
+    peer: PeerId
+    counts: dict[str, int]
+
+
+# -- the course of the run
+
+
+class ClientResumed(Event, frozen=True, tag="client.resumed"):
+    """A client that was started again knows what its earlier start knew.
+
+    Attributes:
+        generation: which start it is, counted from 1.
+        round: in which the earlier start was; 0: in none.
+        events: how many things had been counted in it, this start included.
+    """
+
+    generation: int
+    round: int
+    events: int
+
+
+class DataSized(Event, frozen=True, tag="data.sized"):
+    """The data server has said how many samples there are to train on and to evaluate with."""
+
+    num_train: int
+    num_holdout: int
+
+
+class RoundBegun(Event, frozen=True, tag="round.begun"):
+    """The trainers are about to be told of a round; after the last one, of the evaluation at the end.
+
+    Attributes:
+        steps: of each trainer; 0 in that evaluation.
+        trainers: that are there.
+        replicas: that hold the record before, all stages together.
+    """
+
+    round: int
+    steps: int
+    pipelines: int
+    trainers: int
+    replicas: int
+
+
+class RoundTakenUp(Event, frozen=True, tag="round.taken_up"):
+    """A client that was started again goes on in the round in which its earlier start was."""
+
+    round: int
+    base_round: int
+
+
+class RoundShared(Event, frozen=True, tag="round.shared"):
+    """How a round's work was shared between the pipelines.
+
+    Attributes:
+        samples: trained by each slot.
+        samples_per_s: of each slot, while it trained.
+        waited_s: from the last step of the first trainer that was done to the last step of the last trainer.
+    """
+
+    round: int
+    samples: dict[int, int]
+    samples_per_s: dict[int, float]
+    waited_s: float
+
+
+class RoundRecorded(Event, frozen=True, tag="round.recorded"):
+    """The record of a round is committed and on the disk.
+
+    Attributes:
+        loss: mean over the samples that its trainers have reported, in nats; None without one.
+        hashes: of each stage's outer parameters.
+        trained: whether it has any step in it.
+        sent_bytes: by its replicas, by kind of traffic.
+        duration_s: since the client has begun the round; None if it has not.
+    """
+
+    round: int
+    loss: float | None
+    hashes: dict[int, str]
+    trained: bool
+    sent_bytes: dict[str, int]
+    duration_s: float | None
+
+
+class RoundSlow(Event, frozen=True, tag="round.slow"):
+    """A round has been ended, and its record is not there yet."""
+
+    level: ClassVar[int] = logging.WARNING
+    round: int
+    waited_s: float
+
+
+class RoundNotWritten(Event, frozen=True, tag="round.not_written"):
+    """The client ends, and the disk has not taken the last record in time."""
+
+    level: ClassVar[int] = logging.ERROR
+    round: int
+    waited_s: float
+
+
+class EvaluationDone(Event, frozen=True, tag="evaluation.done"):
+    """The whole held-out set has been evaluated.
+
+    Attributes:
+        base_round: of the record that was evaluated.
+        loss: mean over the samples, in nats.
+    """
+
+    base_round: int
+    loss: float
+
+
+class EvaluationIncomplete(Event, frozen=True, tag="evaluation.incomplete"):
+    """Trainers were lost with their shares of the last evaluation, which is done again."""
+
+    level: ClassVar[int] = logging.WARNING
+    base_round: int
+
+
+class TrainingDiverging(Event, frozen=True, tag="training.diverging"):
+    """Many steps in a row were skipped, because loss or gradient was not finite."""
+
+    level: ClassVar[int] = logging.WARNING
+    reason: str
+
+    def say(self) -> str:
+        """Say so, and which key of the configuration to change."""
+        return self.reason
+
+
+class RunTakenOver(Event, frozen=True, tag="run.taken_over"):
+    """This client goes on with a run that clients of other hosts have trained until now.
+
+    Attributes:
+        base_round: of the record that stands.
+        holders: how many replicas hold it.
+        hashes: of each stage's outer parameters.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    base_round: int
+    holders: int
+    hashes: dict[int, str]
+
+
+class ClientWaits(Event, frozen=True, tag="client.waits", rename={"peer": "for"}):
+    """The run has a client already: this one goes on with it when that one is lost."""
+
+    peer: PeerId
+    who: str
+    run_id: str
+
+    def say(self) -> str:
+        """Say for whom."""
+        return f"run {self.run_id} has a client, {self.who}: this one waits, and goes on if it is lost"
+
+
+class RunEnded(Event, frozen=True, tag="run.ended"):
+    """The run of another client has ended while this one has waited."""
+
+    reason: str
+
+    def say(self) -> str:
+        """Say how."""
+        return self.reason
+
+
+class ModelWritten(Event, frozen=True, tag="model.left"):
+    """The trained model is on the disk."""
+
+    folder: str
+    round: int
+
+
+class ModelMissing(Event, frozen=True, tag="model.not_left"):
+    """The run leaves no model."""
+
+    level: ClassVar[int] = logging.ERROR
+    reason: str
+
+    def say(self) -> str:
+        """Say why."""
+        return f"no model is left: {self.reason}"
+
+
+class ModelFetching(Event, frozen=True, tag="model.fetching"):
+    """The client fetches the model from the servers, which takes a while."""
+
+    share: float
+    num_bytes: int
+
+    def say(self) -> str:
+        """Say how far it is."""
+        return f"fetching the model from the servers: {self.share:.0%} of {self.num_bytes / 1e6:,.0f} MB"

@@ -1,0 +1,246 @@
+"""What becomes of the stages of a run, of the servers between them, and of chains of records that meet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import ClassVar
+
+from shoal.events.base import Event
+from shoal.ids import PeerId
+
+# -- stages without a server
+
+
+class TrainingStopped(Event, frozen=True, tag="training.stopped"):
+    """A stage has no server that takes part, so nothing can be trained."""
+
+    level: ClassVar[int] = logging.WARNING
+    do: ClassVar[str] = "start servers on any machine of the swarm: they take the stage that has none"
+    stages: tuple[int, ...]
+
+    def say(self) -> str:
+        """Say which."""
+        return f"training has stopped: no replica serves {_name(self.stages)}; it waits for servers"
+
+
+class TrainingWaits(Event, frozen=True, tag="training.waits"):
+    """Training stands still as before; the stages without a server are others now."""
+
+    stages: tuple[int, ...]
+
+    def say(self) -> str:
+        """Say which."""
+        return f"training waits for servers of {_name(self.stages)} now"
+
+
+class TrainingStands(Event, frozen=True, tag="training.stands"):
+    """Training has stood still for a while; said again and again."""
+
+    stages: tuple[int, ...]
+    waited_s: int
+
+    def say(self) -> str:
+        """Say for which stages, and since when."""
+        return f"no replica serves {_name(self.stages)} since {self.waited_s} s; training waits for servers"
+
+
+class TrainingResumed(Event, frozen=True, tag="training.resumed"):
+    """Every stage has a server again."""
+
+    stages: tuple[int, ...]
+
+    def say(self) -> str:
+        """Say which had none."""
+        return f"{_name(self.stages)} {'are' if len(self.stages) > 1 else 'is'} served again: training goes on"
+
+
+class StageBeganAnew(Event, frozen=True, tag="stage.began_anew"):
+    """No server held the state of a stage any more, so the stage starts again from an older one.
+
+    Attributes:
+        in_round: the round in which it starts again.
+        base_round: after which it had the state from which it starts; 0: the initial parameters.
+        parameters: their hash.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    stage: int
+    in_round: int
+    base_round: int
+    parameters: str
+
+    def say(self) -> str:
+        """Say what is lost, and from where it goes on."""
+        lost = _rounds(self.base_round + 1, self.in_round - 1)
+        origin = "its initial parameters (seed, configuration)"
+        if self.base_round:
+            origin = f"its state after round {self.base_round}"
+        return (
+            f"the state of stage {self.stage} is lost: no server holds it any more; what it learnt in {lost} is gone, "
+            f"and it starts again from {origin}"
+        )
+
+
+class StageStands(Event, frozen=True, tag="stage.stands"):
+    """A server has come back with the state that had been given up for lost, before another one was built on."""
+
+    stage: int
+    in_round: int
+
+    def say(self) -> str:
+        """Say that nothing is lost."""
+        return f"a server has come back with the state of stage {self.stage}: it stands, nothing of it is lost"
+
+
+class StageKept(Event, frozen=True, tag="stage.kept"):
+    """The last servers of a stage leave, and the client keeps its state for the next one."""
+
+    stage: int
+    round: int
+    record: str
+
+    def say(self) -> str:
+        """Say so."""
+        return (
+            f"the last servers of stage {self.stage} leave: its state after round {self.round} is kept here, and given "
+            "to the next server of this stage"
+        )
+
+
+class StageNotKept(Event, frozen=True, tag="stage.not_kept"):
+    """The last servers of a stage leave, and the client cannot keep its state."""
+
+    level: ClassVar[int] = logging.WARNING
+    stage: int
+    round: int
+    reason: str
+
+
+class StageReleased(Event, frozen=True, tag="stage.released"):
+    """A stage whose state the client has kept has servers again, which hold a newer one."""
+
+    stage: int
+    round: int
+
+
+class ServersFewer(Event, frozen=True, tag="servers.fewer"):
+    """Some servers that were started with the run have not come in time: it begins without them."""
+
+    level: ClassVar[int] = logging.WARNING
+    expected: int
+    found: int
+
+
+class StagesMissing(Event, frozen=True, tag="stages.missing"):
+    """Enough servers have come for all stages, but some stages have none."""
+
+    level: ClassVar[int] = logging.WARNING
+    stages: tuple[int, ...]
+
+
+# -- servers between stages
+
+
+class ServerLeaving(Event, frozen=True, tag="server.leaving"):
+    """A server has asked whether it may leave."""
+
+    peer: PeerId
+    stage: int
+
+
+class MoveOrdered(Event, frozen=True, tag="move.ordered"):
+    """The client sends a server to another stage.
+
+    Attributes:
+        urgent: that stage has none.
+        reason: in words.
+    """
+
+    peer: PeerId
+    who: str
+    from_stage: int
+    to_stage: int
+    urgent: bool
+    reason: str
+
+    def say(self) -> str:
+        """Say from where to where, and why."""
+        return f"{self.who} moves from stage {self.from_stage} to stage {self.to_stage}: {self.reason}"
+
+
+class MoveEnded(Event, frozen=True, tag="move.ended"):
+    """A server that was sent to another stage serves it."""
+
+    peer: PeerId
+    who: str
+    from_stage: int
+    to_stage: int
+
+    def say(self) -> str:
+        """Say so."""
+        return f"{self.who} serves stage {self.to_stage}"
+
+
+class MoveFailed(Event, frozen=True, tag="move.failed"):
+    """A server that was sent to another stage does not come to it.
+
+    Attributes:
+        how: in a word.
+        reason: what the server has said; empty: nothing.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    peer: PeerId
+    who: str
+    from_stage: int
+    to_stage: int
+    how: str
+    reason: str
+
+    def say(self) -> str:
+        """Say why."""
+        return f"{self.who} does not move to stage {self.to_stage}: {self.reason or self.how}"
+
+
+# -- chains of records
+
+
+class ChainLost(Event, frozen=True, tag="chain.lost"):
+    """Two sides of the swarm that had gone on apart have met, and the run goes on with one of them.
+
+    Attributes:
+        base_round: of the newest record of the side that is lost.
+        record: the hash of that record.
+        common_round: the last round that both sides share.
+        samples: how many the lost side has recorded, including those of the common rounds.
+        samples_freed: how many of them only the lost side has recorded; they are trained on again.
+        kept_round: of the newest record of the side that stands.
+        kept_record: the hash of that record.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    base_round: int
+    record: str
+    common_round: int
+    samples: int
+    samples_freed: int
+    kept_round: int
+    kept_record: str
+
+    def say(self) -> str:
+        """Say what stands and what is lost."""
+        lost = _rounds(self.common_round + 1, self.base_round)
+        return (
+            f"two sides of the swarm, which have gone on apart after round {self.common_round}, have met: the run goes "
+            f"on from record {self.kept_round} ({self.kept_record[:8]}); what the other side trained in {lost} is lost "
+            f"({self.record[:8]}), and {self.samples_freed} samples that it alone has used are trained on again"
+        )
+
+
+def _rounds(first: int, last: int) -> str:
+    return f"round {last}" if first == last else f"rounds {first} to {last}"
+
+
+def _name(stages: Sequence[int]) -> str:
+    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"

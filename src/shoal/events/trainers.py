@@ -1,0 +1,92 @@
+"""What a client sees of its trainers and its data server, beside what is lost and what is counted."""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+from shoal.events.base import Event
+from shoal.ids import PeerId
+
+
+class TrainerStale(Event, frozen=True, tag="trainer.stale"):
+    """A trainer has said hello whose slot has another one: it belongs to an earlier start, or is none of this run."""
+
+    level: ClassVar[int] = logging.WARNING
+    peer: PeerId
+    slot: int
+    generation: int
+
+
+class TrainersSilent(Event, frozen=True, tag="trainer.silent"):
+    """Trainers were started and have not said hello in time; the round goes on without them."""
+
+    level: ClassVar[int] = logging.WARNING
+    slots: tuple[int, ...]
+    waited_s: float
+
+
+class TrainerWithoutPath(Event, frozen=True, tag="trainer.no_path"):
+    """A trainer finds no server that answers in some stages."""
+
+    level: ClassVar[int] = logging.WARNING
+    slot: int
+    stages: tuple[int, ...]
+
+
+class TrainerFenced(Event, frozen=True, tag="trainer.fenced"):
+    """Every live server refuses a lost trainer from now on, and has said what it had done.
+
+    Attributes:
+        lowest: the lowest generation of the slot that they do not refuse.
+        committed: steps that it has committed in the round.
+        in_doubt: steps that it may have committed.
+        complete: nothing else of it can turn up.
+        after_s: how long that took.
+    """
+
+    slot: int
+    lowest: int
+    committed: int
+    in_doubt: int
+    complete: bool
+    after_s: float
+
+
+class TrainerReplaced(Event, frozen=True, tag="trainer.replaced"):
+    """The next trainer of a slot goes on where the lost one has stopped."""
+
+    slot: int
+    generation: int
+    next_step: int
+
+
+class TrainerNotReplaced(Event, frozen=True, tag="trainer.not_replaced"):
+    """The next trainer of a slot could not be started: the slot does no more steps in this round."""
+
+    level: ClassVar[int] = logging.ERROR
+    slot: int
+    reason: str
+
+
+class TrainerGivenUp(Event, frozen=True, tag="trainer.given_up"):
+    """A slot has lost too many trainers in one round, and does no more steps in it."""
+
+    level: ClassVar[int] = logging.ERROR
+    slot: int
+    starts: int
+
+
+class ReportOfStranger(Event, frozen=True, tag="report.stranger"):
+    """A peer has reported for a slot whose trainer it is not; its report is ignored."""
+
+    level: ClassVar[int] = logging.WARNING
+    peer: PeerId
+    slot: int
+
+
+class DataServerFrozen(Event, frozen=True, tag="data_server.frozen"):
+    """The data server can be dialled and does not answer, so its launcher is asked for another one."""
+
+    level: ClassVar[int] = logging.WARNING
+    waited_s: float

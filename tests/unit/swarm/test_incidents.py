@@ -1,0 +1,183 @@
+"""Each kind of loss from its first sign to its end, and what it cost."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.events.base import Event
+from shoal.events.losses import (
+    DataServerBack,
+    DataServerLost,
+    LossFound,
+    ServerBack,
+    ServerHeard,
+    ServerLost,
+    TrainerLost,
+    TrainerReady,
+    TrainingGoesOn,
+)
+from shoal.events.run import RoundBegun, StepReported
+from shoal.events.stages import StageBeganAnew
+from shoal.ids import PeerId
+from shoal.swarm.incidents import Incident, Incidents, LostStep, steps_lost_by
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def server_lost(peer: PeerId, at_s: float, *slots: int, silent_s: float = 0.0, stage: int = 0) -> ServerLost:
+    return ServerLost(peer, f"server {peer}", stage, silent_s, "", (), slots, at_s)
+
+
+def step(slot: int, at_s: float, attempt: int = 0) -> StepReported:
+    return StepReported(slot, 0, attempt, 4, 1.0, False, 0.5, at_s)
+
+
+def after(*events: Event) -> Incidents:
+    incidents = Incidents()
+    for event in events:
+        incidents.apply(event)
+    return incidents
+
+
+def times(incident: Incident) -> tuple[float, float, float | None, float | None]:
+    return incident.began_s, incident.noticed_s, incident.recovered_s, incident.back_s
+
+
+STORIES: dict[str, tuple[list[Event], str, tuple[float, float, float | None, float | None]]] = {
+    "a server that was killed": (
+        [
+            server_lost(A, 10.0, 0, 2),
+            step(1, 10.5),
+            step(0, 11.0),
+            step(2, 12.5),
+            step(2, 13.0),
+            ServerHeard(A, "", 3.0),
+            ServerBack(A, "", 0, 5.0, 15.0),
+        ],
+        "server",
+        (10.0, 10.0, 12.5, 15.0),
+    ),
+    "a server that was frozen": (
+        [server_lost(A, 10.0, 0, silent_s=2.0), step(0, 10.25)],
+        "server",
+        (8.0, 10.0, 10.25, None),
+    ),
+    "a server that no trainer used": ([server_lost(A, 3.0)], "server", (3.0, 3.0, 3.0, None)),
+    "a trainer": (
+        [TrainerLost(1, 0.0, "", 1.0), TrainerReady(1, 2, 2.0), step(1, 4.0)],
+        "trainer",
+        (1.0, 1.0, 4.0, 2.0),
+    ),
+    "a frozen trainer": ([TrainerLost(1, 0.5, "", 1.0), TrainerReady(0, 2, 2.0)], "trainer", (0.5, 1.0, None, None)),
+    "the data server": (
+        [DataServerLost((0, 1), 1.0), step(0, 1.5), DataServerBack(1, 2.0), step(1, 3.0)],
+        "data_server",
+        (1.0, 1.0, 3.0, 2.0),
+    ),
+    "the client": (
+        [LossFound("client", "", (0,), 5.0, 6.0), step(0, 4.9), step(0, 5.5)],
+        "client",
+        (5.0, 5.0, 5.5, 6.0),
+    ),
+    "a trainer while there was no client": (
+        [LossFound("trainer", "", (1,), 5.0, 6.0), TrainerReady(1, 2, 7.0), step(1, 8.0)],
+        "trainer",
+        (5.0, 5.0, 8.0, 7.0),
+    ),
+    "a server while there was no client": (
+        [LossFound("server", "", (), 5.0, 6.0, A), ServerHeard(A, "", 2.0), ServerBack(A, "", 0, 4.0, 9.0)],
+        "server",
+        (5.0, 5.0, 5.0, 9.0),
+    ),
+    "the data server while there was no client": (
+        [LossFound("data_server", "", (0,), 5.0, 6.0), DataServerBack(1, 7.0), step(0, 7.5)],
+        "data_server",
+        (5.0, 5.0, 7.5, 7.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_loss_is_told_from_its_first_sign_to_its_end(story: str) -> None:
+    events, kind, expected = STORIES[story]
+    [incident] = after(*events).all
+    assert (incident.kind, times(incident)) == (kind, expected)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_machine_that_is_written_down_anywhere_goes_on_as_if_it_had_not_been(story: str) -> None:
+    events, _, _ = STORIES[story]
+    for number in range(len(events)):
+        written = msgspec.msgpack.encode(after(*events[:number]))
+        again = msgspec.msgpack.decode(written, type=Incidents)
+        for event in events[number:]:
+            again.apply(event)
+        assert again == after(*events)
+
+
+def test_losses_are_kept_apart_and_in_order() -> None:
+    incidents = after(TrainerLost(1, 0.0, "", 1.0), server_lost(A, 2.0, 1), step(1, 4.0))
+    assert [(each.kind, each.recovered_s) for each in incidents.all] == [("trainer", 4.0), ("server", 4.0)]
+
+
+def test_a_server_is_missing_until_it_is_heard_and_returns_until_it_takes_part() -> None:
+    incidents = after(server_lost(A, 1.0))
+    assert (incidents.is_missing(A), incidents.is_missing(B), incidents.returning()) == (True, False, set())
+    incidents.apply(ServerHeard(A, "", 1.0))
+    assert (incidents.is_missing(A), incidents.returning()) == (False, {A})
+    incidents.apply(server_lost(A, 4.0, silent_s=1.0))
+    assert (incidents.is_missing(A), incidents.began_s(A)) == (True, 1.0)
+    incidents.apply(ServerHeard(A, "", 6.0))
+    incidents.apply(ServerBack(A, "", 0, 8.0, 9.0))
+    assert (incidents.is_missing(A), incidents.returning()) == (False, set())
+    assert [each.back_s for each in incidents.all] == [9.0, 9.0]
+
+
+def test_a_loss_is_known_by_its_kind_and_its_time() -> None:
+    incidents = after(server_lost(A, 10.0))
+    assert incidents.is_known("server", 10.5, 1.0)
+    assert not incidents.is_known("server", 11.5, 1.0)
+    assert not incidents.is_known("client", 10.0, 1.0)
+
+
+def test_the_first_step_of_each_slot_says_for_how_long_it_had_none_and_what_was_begun_again() -> None:
+    incidents = after(step(0, 2.8), server_lost(A, 5.1, 0, 1, silent_s=2.1))
+    assert incidents.apply(step(0, 5.0)) == ()
+    assert incidents.apply(step(0, 5.5, attempt=2)) == (TrainingGoesOn(0, 2.2, ("server a",)),)
+    assert incidents.apply(step(0, 5.6, attempt=1)) == ()
+    assert incidents.apply(step(1, 6.0, attempt=1)) == (TrainingGoesOn(1, 3.0, ("server a",)),)
+    assert incidents.all[0].replayed == 3
+
+
+def test_a_round_is_that_of_the_training_also_while_the_last_record_is_evaluated() -> None:
+    incidents = after(RoundBegun(4, 8, 1, 1, 2), RoundBegun(5, 0, 1, 1, 2), server_lost(A, 1.0))
+    assert incidents.all[0].round == 4
+
+
+def test_a_step_is_lost_with_the_server_that_has_computed_it() -> None:
+    incidents = after(
+        RoundBegun(1, 8, 1, 1, 2),
+        server_lost(A, 1.0),
+        TrainerLost(0, 0.0, "", 1.5),
+        RoundBegun(2, 8, 1, 1, 2),
+        server_lost(B, 2.0),
+        server_lost(A, 3.0),
+    )
+    lost = [LostStep(1, 0, A), LostStep(1, 0, A), LostStep(2, 0, A), LostStep(2, 0, B), LostStep(1, 0, B)]
+    assert steps_lost_by(incidents.all, lost, ()) == ([2, 0, 1, 1], 1)
+
+
+def test_the_rounds_of_a_stage_that_starts_again_are_lost_with_its_last_server() -> None:
+    incidents = after(
+        RoundBegun(1, 8, 1, 1, 2),
+        server_lost(A, 1.0, stage=1),
+        RoundBegun(3, 8, 1, 1, 2),
+        server_lost(B, 2.0, stage=1),
+        server_lost(A, 2.0, stage=0),
+        RoundBegun(5, 8, 1, 1, 2),
+        server_lost(A, 3.0, stage=1),
+    )
+    restored = StageBeganAnew(1, 4, 1, "p")
+    lost = [LostStep(2, 1, A), LostStep(3, 1, B), LostStep(1, 1, B), LostStep(2, 0, B)]
+    assert steps_lost_by(incidents.all, lost, (restored,)) == ([0, 2, 0, 0], 2)
