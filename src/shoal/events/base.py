@@ -44,7 +44,7 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
 
     def fields(self) -> dict[str, Any]:
         """The values by name, as a log line has them; a field that is None is left out."""
-        values = ((name, getattr(self, field)) for field, name in fields_of(type(self)).items())
+        values = ((name, getattr(self, field)) for field, name in field_names(type(self)).items())
         return {name: value for name, value in values if value is not None}
 
 
@@ -53,7 +53,7 @@ def name_of(kind: type[Event]) -> str:
     return str(kind.__struct_config__.tag)
 
 
-def fields_of(kind: type[Event]) -> dict[str, str]:
+def field_names(kind: type[Event]) -> dict[str, str]:
     """The names that a kind's fields have in logs, by those that they have in Python."""
     return dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
 
@@ -80,7 +80,9 @@ def emit(logger: logging.Logger, event: Event, *, error: BaseException | None = 
         error: its traceback is written too.
         level: where it is not that of the kind.
     """
-    logger.log(event.level if level is None else level, event.name, extra=event.fields(), exc_info=error)
+    level = event.level if level is None else level
+    if logger.isEnabledFor(level):
+        logger.log(level, event.name, extra=event.fields(), exc_info=error)
 
 
 def tell(logger: logging.Logger, event: Event, show: Callable[[str], None], *, level: int | None = None) -> None:
