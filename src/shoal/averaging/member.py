@@ -28,6 +28,17 @@ from shoal.averaging.snapshot_exchange import SnapshotExchange
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_sync import StateSync
 from shoal.errors import RoundAborted, StateMismatch
+from shoal.events.base import emit
+from shoal.events.rounds import (
+    ReplicaChainLeft,
+    ReplicaNotResumed,
+    ReplicaPutOut,
+    ReplicaRestored,
+    ReplicaResumed,
+    RingStarted,
+    RoundCloseSuperseded,
+    RoundHasSwapped,
+)
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import (
@@ -267,7 +278,7 @@ class RoundMember:
                     self._state.pin(hashes)
                 case ReplicaOut(_, reason):
                     # Who coordinates the round has put it out, and warns of it.
-                    logger.info("replica.out", extra={"round": self._machine.round, "reason": reason})
+                    emit(logger, ReplicaPutOut(reason, round=self._machine.round), level=logging.INFO)
                     self._tell(effect)
                 case Relocate():
                     self._tell(effect)
@@ -288,7 +299,7 @@ class RoundMember:
         try:
             closed = await self._steps.close(round)
         except RoundAborted:
-            logger.info("round.close_superseded", extra={"round": round})
+            emit(logger, RoundCloseSuperseded(round))
             return
         norm = await self._device.run(self._state.gradient_norm) if closed.log else 0.0
         if round != self._machine.round:
@@ -308,7 +319,7 @@ class RoundMember:
         """Average with the quorum's members and stage the outer step."""
         with scope:
             peers = [hop.peer for hop in quorum.members]
-            logger.info("ring.started", extra={"round": quorum.round, "epoch": quorum.epoch, "members": peers})
+            emit(logger, RingStarted(quorum.round, quorum.epoch, peers))
             try:
                 average = await self._ring.run(quorum)
                 hashes = await self._device.run(self._state.stage, average, self._donor.is_followed)
@@ -365,13 +376,12 @@ class RoundMember:
             self._snapshots.recorded(record.round)
             self._resume(self._snapshots)
         if self._machine.is_restored:
-            logger.warning("stage.restored", extra={"round": record.round, "from": self._machine.basis.round})
+            emit(logger, ReplicaRestored(record.round, self._machine.basis.round))
         else:
             self._donor.hold(record.round, self._machine.tip.hash, self._state.base, average)
         if leaves_chain:
-            logger.warning("replica.chain_left", extra={"round": record.round, "stage": self._stage})
-        fields = {"round": record.round, "stage": self._stage, **msgspec.structs.asdict(hashes)}
-        logger.info("round.swapped", extra=fields)
+            emit(logger, ReplicaChainLeft(record.round, self._stage))
+        emit(logger, RoundHasSwapped(record.round, self._stage, **msgspec.structs.asdict(hashes)))
         self._tell(RoundSwapped(record, hashes))
 
     def _resume(self, snapshots: SnapshotExchange) -> None:
@@ -381,5 +391,5 @@ class RoundMember:
             return
         snapshot, content = found
         is_taken = self._steps.resume(snapshot.log, content, snapshot.generation)
-        fields = {"round": self._machine.round, "stage": self._stage, "steps": len(snapshot.log), "taken": is_taken}
-        logger.info("replica.resumed" if is_taken else "replica.not_resumed", extra=fields)
+        resumed = ReplicaResumed if is_taken else ReplicaNotResumed
+        emit(logger, resumed(self._machine.round, self._stage, len(snapshot.log), is_taken))
