@@ -67,7 +67,7 @@ def sample(kind: type[Event]) -> Event:
 
 
 def _value(name: str, hint: Any) -> Any:
-    origin = get_origin(hint) or hint
+    origin: Any = get_origin(hint) or hint
     if origin in (tuple, list, set, frozenset):
         return origin([_value(name, get_args(hint)[0])])
     if isinstance(origin, type) and issubclass(origin, dict):
