@@ -6,7 +6,7 @@ import importlib
 import inspect
 import logging
 from itertools import groupby
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from shoal.events.base import Event, catalogue, field_names
 
@@ -67,9 +67,9 @@ def sample(kind: type[Event]) -> Event:
 
 
 def _value(name: str, hint: Any) -> Any:
-    origin: Any = get_origin(hint) or hint
+    origin = get_origin(hint) or hint
     if origin in (tuple, list, set, frozenset):
-        return origin([_value(name, get_args(hint)[0])])
+        return cast(Any, origin)([_value(name, get_args(hint)[0])])
     if isinstance(origin, type) and issubclass(origin, dict):
         return {}
     if hint in (int, float):
