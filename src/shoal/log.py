@@ -1,6 +1,6 @@
-"""Logging of a process: JSON lines in a file of bounded size, one readable line on a terminal.
+"""Logging of a process: JSON lines in a file of bounded size, or text on standard error.
 
-Call sites write `logger.info("round.committed", extra={"round": 3})`: the message is the name of an event, the fields
+Call sites write `emit(logger, RoundCommitted(...))`, see `events.base`: the message is the name of an event, the fields
 are its values. Both outputs show the same events.
 """
 
@@ -14,18 +14,16 @@ from collections import Counter
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
+from shoal.events.base import Event
 
 MAX_FILE_BYTES = 8 * 2**20
 NUM_OLD_FILES = 2
 
 # What every record carries by itself; everything else was given as a field.
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-_COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRITICAL: "\x1b[31;1m"}
-_NO_COLOUR = "\x1b[0m"
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -64,7 +62,7 @@ class FloodGate:
         self._written: Counter[str] = Counter()  # by source: never more of them than lines
         self._left_out = 0
 
-    def warning(self, event: str, source: str, /, **fields: object) -> None:
+    def emit(self, event: Event, source: str) -> None:
         """Log an event, if there is still room for one of this source."""
         now_s = self._clock.now_s()
         if now_s - self._began_s >= self._window_s:
@@ -73,9 +71,10 @@ class FloodGate:
             self._left_out += 1
             return
         self._written[source] += 1
+        fields = event.fields()
         if self._left_out:
             fields["left_out"], self._left_out = self._left_out, 0
-        self._logger.warning(event, extra=fields)
+        self._logger.log(event.level, event.name, extra=fields)
 
 
 class _OtherLibraries(logging.Filter):
@@ -144,22 +143,18 @@ class JsonFormatter(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """`12:00:03 WARNING server_0 peer.lost peer=12D3... reason=closed`, coloured where the terminal shows colours."""
+    """`12:00:03 WARNING server_0 peer.lost peer=12D3... reason=closed`."""
 
-    def __init__(self, process: str, *, coloured: bool) -> None:
-        """Name the process and say whether escape codes may be written."""
+    def __init__(self, process: str) -> None:
+        """Name the process."""
         super().__init__()
         self._process = process
-        self._coloured = coloured
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text; a traceback follows on lines of its own."""
         fields = "".join(f" {name}={value}" for name, value in fields_of(record).items())
         clock = utc_iso(record.created)[11:19]
         text = f"{clock} {record.levelname} {self._process} {record.getMessage()}{fields}"
-        colour = _COLOURS.get(record.levelno)
-        if self._coloured and colour is not None:
-            text = f"{colour}{text}{_NO_COLOUR}"
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
@@ -213,14 +208,6 @@ def _say_unwritable(path: Path, error: OSError) -> None:
         sys.stderr.flush()
 
 
-class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at that moment, so that a live display which replaces it stays whole."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
 def configure(process: str, log_dir: Path | None, level: int | str = logging.INFO, *, terminal: bool = False) -> None:
     """Set up logging for this process. An earlier set-up is closed and replaced.
 
@@ -243,8 +230,8 @@ def configure(process: str, log_dir: Path | None, level: int | str = logging.INF
         except OSError as error:
             _say_unwritable(path, error)
     if terminal:
-        stderr = _StderrHandler()
-        stderr.setFormatter(TerminalFormatter(process, coloured=sys.stderr.isatty()))
+        stderr = logging.StreamHandler()
+        stderr.setFormatter(TerminalFormatter(process))
         handlers.append(stderr)
     root = logging.getLogger()
     for old in root.handlers[:]:

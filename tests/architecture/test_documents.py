@@ -86,6 +86,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/decisions.md",
+    "docs/events.md",
     "docs/performance.md",
     "docs/protocol.md",
     "docs/reliability.md",

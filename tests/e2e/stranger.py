@@ -113,6 +113,7 @@ _BAD_EVENTS = {
     "run.over",
     "run.taken_over",
     "run.silent",
+    "role.lost",
     "server.lost",
     "scout.lost",
     "role.exited",

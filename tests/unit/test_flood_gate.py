@@ -8,6 +8,13 @@ import pytest
 
 from shoal import log
 from shoal.clock import SystemClock
+from shoal.events.base import Event
+
+
+class Refused(Event, frozen=True, tag="refused"):
+    """Something was refused."""
+
+    source: str
 
 
 class _Clock(SystemClock):
@@ -23,14 +30,14 @@ def test_a_flood_leaves_a_few_lines_of_each_source_and_says_how_many_are_missing
     clock = _Clock()
     gate = log.FloodGate(logging.getLogger("shoal.test"), clock, window_s=10.0, lines_of_source=3, lines=8)
     for _ in range(1000):
-        gate.warning("refused", "mallory", source="mallory")
-    gate.warning("refused", "bob", source="bob")
+        gate.emit(Refused("mallory"), "mallory")
+    gate.emit(Refused("bob"), "bob")
     assert [vars(r)["source"] for r in caplog.records] == ["mallory"] * 3 + ["bob"]
     assert vars(caplog.records[-1])["left_out"] == 997
     for i in range(1000):
-        gate.warning("refused", f"name{i}", source=f"name{i}")
+        gate.emit(Refused(f"name{i}"), f"name{i}")
     assert len(caplog.records) == 8, "many names are no way around it"
     clock.now = 10.0
-    gate.warning("refused", "mallory", source="mallory")
+    gate.emit(Refused("mallory"), "mallory")
     assert vars(caplog.records[-1])["left_out"] == 996
     assert len(gate._written) == 1

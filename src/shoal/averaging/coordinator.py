@@ -12,6 +12,22 @@ import anyio.to_thread
 from shoal.averaging.signing import Signer
 from shoal.clock import Clock
 from shoal.errors import LocalProtocolError, RoundAborted
+from shoal.events.base import emit
+from shoal.events.rounds import (
+    ChainWasLeft,
+    ReplicaCameIn,
+    ReplicaIsSuspect,
+    ReplicaPutOut,
+    RoundCommitted,
+    RoundDeposed,
+    RoundGoesOn,
+    RoundIsReady,
+    RoundIsStuck,
+    RoundOvertaken,
+    SamplesTrainedTwice,
+    StageFound,
+    StageIsRestored,
+)
 from shoal.ids import Ballot, PeerId
 from shoal.runtime.mailbox import Mailbox
 from shoal.swarm.contribution_guard import suspects
@@ -315,46 +331,43 @@ class RoundCoordinator:
                 case Journal():
                     self._to_journal.put(effect)
                 case RecordCommitted(record):
-                    logger.info("round.committed", extra={"round": record.round, "ballot": str(record.ballot)})
+                    emit(logger, RoundCommitted(record.round, str(record.ballot)))
                     self._name_suspects(record)
                     self._committed = effect
                     self._ready = None
                 case RoundReady(tip):
-                    logger.info("round.ready", extra={"base_round": tip.round, "holders": len(effect.holders)})
+                    emit(logger, RoundIsReady(tip.round, len(effect.holders)))
                     self._ready = effect
                 case ReplicaOut(peer, reason):
-                    logger.warning("replica.out", extra={"peer": peer, "reason": reason})
+                    emit(logger, ReplicaPutOut(reason, peer))
                     self._tell(effect)
                 case TrainedTwice(first, second, out):
-                    logger.error("samples.trained_twice", extra={"steps": [str(first), str(second)], "left_out": out})
+                    emit(logger, SamplesTrainedTwice([str(first), str(second)], out))
                 case ReplicaIn(peer):
-                    logger.info("replica.in", extra={"peer": peer, "round": self._machine.tip.round + 1})
+                    emit(logger, ReplicaCameIn(peer, self._machine.tip.round + 1))
                     self._tell(effect)
                 case Stuck(stages):
-                    level, event = (logging.WARNING, "round.stuck") if stages else (logging.INFO, "round.goes_on")
-                    logger.log(level, event, extra={"stages": stages or self._stuck})
+                    emit(logger, RoundIsStuck(stages) if stages else RoundGoesOn(self._stuck))
                     self._stuck = stages
                     self._tell(effect)
                 case Restored(stage, round, basis):
-                    fields = {"stage": stage, "base_round": round}
                     if basis is None:
-                        logger.info("stage.found", extra=fields)
+                        emit(logger, StageFound(stage, round))
                     else:
-                        lost = {"lost_rounds": [basis.round + 1, round], "parameters": basis.hashes.parameters}
-                        logger.warning("stage.restored", extra=fields | lost)
+                        lost_rounds = [basis.round + 1, round]
+                        emit(logger, StageIsRestored(stage, round, lost_rounds, basis.hashes.parameters))
                     self._tell(effect)
                 case ChainLeft(left, kept, common_round, num_samples, num_freed):
                     self._endpoint.metrics.counter("round.chains_left").add()
-                    fields = {"left": left.hash, "left_round": left.round, "kept": kept.hash, "kept_round": kept.round}
-                    lost = {"common_round": common_round, "samples": num_samples, "samples_freed": num_freed}
-                    logger.warning("chain.left", extra=fields | lost)
+                    chains = left.hash, left.round, kept.hash, kept.round
+                    emit(logger, ChainWasLeft(*chains, common_round, num_samples, num_freed))
                     self._tell(effect)
                 case Overtaken(tip):
-                    logger.warning("round.overtaken", extra={"base_round": tip.round, "record": tip.hash})
+                    emit(logger, RoundOvertaken(tip.round, tip.hash))
                     self._ready, self._is_overtaken = None, True
                     self._tell(effect)
                 case Deposed(highest):
-                    logger.warning("round.deposed", extra={"ballot": str(highest)})
+                    emit(logger, RoundDeposed(str(highest)))
                     self._deposed = highest
         self._changed.set()
         self._changed = anyio.Event()
@@ -362,7 +375,7 @@ class RoundCoordinator:
     def _name_suspects(self, record: Record) -> None:
         for suspect in suspects(record):
             self._endpoint.metrics.counter("round.suspects", suspicion=suspect.suspicion.value).add()
-            logger.warning("replica.suspect", extra={"round": record.round, **suspect._asdict()})
+            emit(logger, ReplicaIsSuspect(record.round, **suspect._asdict()))
 
     async def deposed(self) -> None:
         """Wait, however long, until another client coordinates the run.

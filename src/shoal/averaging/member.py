@@ -25,6 +25,17 @@ from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
 from shoal.averaging.round_average import DEFAULT_RING, Device, RingSettings, RoundAverage
 from shoal.averaging.state_source import StateSource
 from shoal.errors import RoundAborted, StateMismatch
+from shoal.events.base import emit
+from shoal.events.rounds import (
+    ReplicaChainLeft,
+    ReplicaNotResumed,
+    ReplicaPutOut,
+    ReplicaRestored,
+    ReplicaResumed,
+    RingStarted,
+    RoundCloseSuperseded,
+    RoundHasSwapped,
+)
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import (
@@ -252,7 +263,7 @@ class RoundMember:
                     self._state.pin(hashes)
                 case ReplicaOut(_, reason):
                     # Who coordinates the round has put it out, and warns of it.
-                    logger.info("replica.out", extra={"round": self._machine.round, "reason": reason})
+                    emit(logger, ReplicaPutOut(reason, round=self._machine.round), level=logging.INFO)
                     self._tell(effect)
                 case Relocate():
                     self._tell(effect)
@@ -273,7 +284,7 @@ class RoundMember:
         try:
             closed = await self._steps.close(round)
         except RoundAborted:
-            logger.info("round.close_superseded", extra={"round": round})
+            emit(logger, RoundCloseSuperseded(round))
             return
         norm = await self._device.run(self._state.gradient_norm) if closed.log else 0.0
         if round != self._machine.round:
@@ -293,7 +304,7 @@ class RoundMember:
         """Average with the quorum's members and stage the outer step."""
         with scope:
             peers = [hop.peer for hop in quorum.members]
-            logger.info("ring.started", extra={"round": quorum.round, "epoch": quorum.epoch, "members": peers})
+            emit(logger, RingStarted(quorum.round, quorum.epoch, peers))
             try:
                 average = await self._ring.run(quorum)
                 hashes = await self._device.run(self._state.stage, average, self._source.is_followed)
@@ -350,11 +361,10 @@ class RoundMember:
         self._source.hold(record.round, self._machine.tip.hash, state, average)
         self._resume()
         if self._machine.is_restored:
-            logger.warning("stage.restored", extra={"round": record.round, "from": self._machine.basis.round})
+            emit(logger, ReplicaRestored(record.round, self._machine.basis.round))
         if leaves_chain:
-            logger.warning("replica.chain_left", extra={"round": record.round, "stage": self._stage})
-        fields = {"round": record.round, "stage": self._stage, **msgspec.structs.asdict(hashes)}
-        logger.info("round.swapped", extra=fields)
+            emit(logger, ReplicaChainLeft(record.round, self._stage))
+        emit(logger, RoundHasSwapped(record.round, self._stage, **msgspec.structs.asdict(hashes)))
         self._tell(RoundSwapped(record, hashes))
 
     def _resume(self) -> None:
@@ -364,5 +374,5 @@ class RoundMember:
             return
         snapshot, content = found
         is_taken = self._steps.resume(snapshot.log, content, snapshot.generation)
-        fields = {"round": self._machine.round, "stage": self._stage, "steps": len(snapshot.log), "taken": is_taken}
-        logger.info("replica.resumed" if is_taken else "replica.not_resumed", extra=fields)
+        resumed = ReplicaResumed if is_taken else ReplicaNotResumed
+        emit(logger, resumed(self._machine.round, self._stage, len(snapshot.log), is_taken))

@@ -22,6 +22,8 @@ from shoal.collective.plan import SEGMENT_BYTES, SMALL_BYTES, Collective, choose
 from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import Reduction, RingVector
 from shoal.errors import MemberFault, RemoteProtocolError
+from shoal.events.base import emit
+from shoal.events.rounds import RingRefused
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import Propose, QuorumTag
@@ -142,7 +144,7 @@ class RoundAverage:
             await group.all_reduce(ring_vectors(share, self._settings.codec))
         except MemberFault as error:
             self._endpoint.metrics.counter("ring.refused").add()
-            logger.warning("ring.refused", extra={"peer": error.peer, "error": str(error)})
+            emit(logger, RingRefused(PeerId(error.peer), str(error)))
             self._endpoint.disconnect(PeerId(error.peer), str(error))
             await anyio.Event().wait()
         return share

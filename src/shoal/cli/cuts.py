@@ -16,6 +16,9 @@ from shoal.cli.exits import USER_ERROR
 from shoal.cli.host import SwarmHost
 from shoal.config import Config
 from shoal.errors import ConfigError, RemoteError
+from shoal.events.base import emit, tell
+from shoal.events.hosts import ModelCut, ProfilerLost
+from shoal.events.servers import UnitCostsProblem, UnitsMeasured
 from shoal.model.costs import counts_by_cost, static_costs
 from shoal.runtime.launcher_messages import CostsFound
 from shoal.server.cost_cache import CostCache, cost_key
@@ -65,15 +68,13 @@ async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[s
         if not measure:
             raise
         # It was killed, as by a system that is short of memory: the figures of the family take none.
-        logger.warning("profiler.lost", extra={"reason": str(error)})
-        notice(f"the units of the model could not be measured, so its own figures decide the cut ({error})")
+        tell(logger, ProfilerLost(str(error)), notice)
         found = await _unit_costs(config, host, measure=False)
     for warning in found.warnings:
-        notice(warning)
+        tell(logger, UnitCostsProblem(warning), notice)
     counts = counts_by_cost(found.costs, config.num_stages)
     if found.source == "measured":
-        stages = " + ".join(map(str, counts))
-        notice(f"measured what the units of the model cost in {found.elapsed_s:.2f} s: {stages} units a stage")
+        tell(logger, UnitsMeasured(found.elapsed_s, list(counts)), notice)
     return with_cut(config, counts)
 
 
@@ -106,4 +107,4 @@ def with_cut(config: Config, counts: Sequence[int]) -> Config:
 
 def log_cut(config: Config) -> None:
     """Say in the launcher's log where the model is cut."""
-    logger.info("model.cut", extra={"units": list(config.model_pipeline.cut or ()), "stages": config.num_stages})
+    emit(logger, ModelCut(list(config.model_pipeline.cut or ()), config.num_stages))

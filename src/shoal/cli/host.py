@@ -28,6 +28,9 @@ from shoal.control.peers_file import read_peers_file
 from shoal.control.scout_spec import ScoutSpec
 from shoal.data_server.spec import DataServerSpec
 from shoal.errors import ConnectionLost, ShoalError
+from shoal.events.base import emit
+from shoal.events.hosts import DataServerKilled
+from shoal.events.registry import DhtJoined
 from shoal.identity import Identity
 from shoal.monitor.spec import MonitorSpec
 from shoal.runtime import launcher_messages as messages
@@ -226,7 +229,7 @@ class SwarmHost:
     def _end_data_server(self) -> None:
         """End a data server that does not answer, for it is frozen; one that has ended comes back by itself."""
         if self._data_server is not None and self._data_server.serves:
-            logger.warning("data_server.killed", extra={"pid": self._data_server.pid})
+            emit(logger, DataServerKilled(self._data_server.pid))
             self.supervisor.kill(self._data_server)
 
     async def answer_when_ready(self, client: RoleHandle, asked: messages.RoleAsks) -> None:
@@ -302,7 +305,7 @@ class SwarmHost:
     def joined(self, handle: RoleHandle, maddrs: Sequence[str]) -> None:
         """Remember by which addresses a role takes part in the DHT."""
         self._joined[handle] = tuple(maddrs)
-        logger.info("dht.joined", extra={"role": str(handle.spec), "maddrs": list(maddrs)})
+        emit(logger, DhtJoined(str(handle.spec), list(maddrs)))
 
     @property
     def maddrs(self) -> tuple[str, ...]:

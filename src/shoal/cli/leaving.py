@@ -15,6 +15,8 @@ import anyio
 
 from shoal.clock import Clock
 from shoal.errors import ConnectionLost
+from shoal.events.base import Event, tell
+from shoal.events.hosts import HostLeaving, HostStageKept, HostStageUnwanted, HostStateLost
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave
 from shoal.runtime.role_handle import RoleHandle
@@ -107,39 +109,26 @@ class HostLeaves:
         last = [state for state in states if state.is_kept or (state.stage is not None and not state.is_done)]
         handed_over = [state for state in last if not state.problem]
         if handed_over:
-            round = max(state.round for state in handed_over)
-            self._once(
-                "last",
-                f"this host is the last with {_name(handed_over)}: it hands over what they have learnt up to round "
-                f"{round}, so that it is not lost. Press Ctrl-C again to leave at once",
-            )
+            self._once(HostLeaving(_stages(handed_over), max(state.round for state in handed_over)), key="last")
         for state in last:
+            if state.stage is None:
+                continue
             if state.is_kept:
-                self._once(
-                    f"kept {state.stage}", f"stage {state.stage} as of round {state.round} is with the client now"
-                )
+                self._once(HostStageKept(state.stage, state.round), key=f"kept {state.stage}")
             elif state.problem:
-                self._once(
-                    f"problem {state.stage} {state.problem}",
-                    f"this host is the last with stage {state.stage}, and nobody takes it ({state.problem}): what it "
-                    f"has learnt is lost if this host leaves. It waits for one for {self._patience_s:.0f} s; press "
-                    "Ctrl-C again to leave at once",
-                )
+                unwanted = HostStageUnwanted(state.stage, state.problem, self._patience_s)
+                self._once(unwanted, key=f"problem {state.stage} {state.problem}")
 
-    def _once(self, key: str, text: str) -> None:
+    def _once(self, event: Event, key: str) -> None:
         if key not in self._told:
             self._told.add(key)
-            logger.info("host.leaving", extra={"reason": text})
-            self._say(text)
+            tell(logger, event, self._say)
 
     def _give_up(self) -> None:
         lost = [state for state in self._servers.values() if not state.is_done and state.stage is not None]
         if lost:
-            text = f"leaving: what {_name(lost)} learnt on this host is lost, unless a server of it comes back"
-            logger.warning("host.state_lost", extra={"reason": text})
-            self._say(text)
+            tell(logger, HostStateLost(_stages(lost)), self._say)
 
 
-def _name(states: list[_LeavingServer]) -> str:
-    stages = sorted({state.stage for state in states if state.stage is not None})
-    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+def _stages(states: list[_LeavingServer]) -> tuple[int, ...]:
+    return tuple(sorted({state.stage for state in states if state.stage is not None}))

@@ -31,6 +31,9 @@ from shoal.cli.run_files import make_log_dir, new_run_id, remove_empty_outputs, 
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.errors import ConfigError, ConnectionLost, ShoalError
+from shoal.events.base import emit, tell
+from shoal.events.hosts import RunEndedByError, RunInterrupted, SwarmOpen
+from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
 from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime import launcher_messages as messages
@@ -204,7 +207,7 @@ class HostRun:
 
     async def _start_each(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         await host.supervisor.preloaded()
-        logger.info("fork_server.ready", extra={"after_s": round(process_age_s(os.getpid()), 2)})
+        emit(logger, ForkServerReady(round(process_age_s(os.getpid()), 2)))
         if self.devices and (unused := unused_gpus(self.config)):
             view.notice(unused)
         await self._settle_cut(host, view)
@@ -237,7 +240,7 @@ class HostRun:
             match event:
                 case messages.MonitorReady(maddrs):
                     ready = True
-                    logger.info("swarm.open", extra={"initial_peers": maddrs})
+                    emit(logger, SwarmOpen(maddrs))
                     host.monitor_known(maddrs)
                     for line in () if self.invite is None else self.invite(maddrs):
                         view.say(line)
@@ -304,9 +307,7 @@ class HostRun:
             self._fail(f"no server is left, and none is started again: {name} has ended ({role.last_error or status})")
         elif not status.ok:
             name = f"{role.spec.role} {role.spec.index}"
-            logger.warning("role.lost", extra={"role": name, "status": str(status)})
-            onwards = "its client replaces it" if role.spec.role == "trainer" else "the swarm goes on without it"
-            view.notice(f"{name} has ended ({role.last_error or status}); {onwards}")
+            tell(logger, RoleLost(name, str(status), role.last_error or str(status)), view.notice)
 
     def _has_servers(self, host: SwarmHost) -> bool:
         """Whether a server runs here, is started again, or has yet to be started."""
@@ -319,7 +320,7 @@ class HostRun:
             case messages.RoleExited(status) if not status.ok and not self._ended.is_set():
                 host.exited(role)
             case messages.RoleRestarting(status=status) if not self._ended.is_set():
-                view.notice(f"{role.spec.role} {role.spec.index} has ended ({status}); it is started again")
+                tell(logger, RoleIsRestarting(f"{role.spec.role} {role.spec.index}", str(status)), view.notice)
                 if role.spec.role == "monitor":
                     view.outdated()
             case messages.RoleRestarted():
@@ -338,13 +339,13 @@ class HostRun:
 
     def _fail(self, message: str, exit_code: int = FAILED) -> None:
         if self.failure is None:
-            logger.error("run.failed", extra={"reason": message})
+            emit(logger, RunEndedByError(message))
             self.failure, self.exit_code = message, exit_code
         self._ended.set()
 
     async def _watch_signals(self, signals: AsyncIterator[signal.Signals]) -> None:
         async for number in signals:
-            logger.info("run.interrupted", extra={"signal": number.name})
+            emit(logger, RunInterrupted(number.name))
             if self._ended.is_set():
                 self._hurry.set()
             else:

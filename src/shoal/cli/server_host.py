@@ -30,10 +30,23 @@ from shoal.cli.servers_row import ServersRow
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared
-from shoal.control.dial_back import REMEDY
 from shoal.control.initial_peers import require_reachable
 from shoal.control.peers_file import PeersFile
 from shoal.errors import BootstrapError, RemoteError, ShoalError
+from shoal.events.base import Event, emit, tell
+from shoal.events.hosts import (
+    PeerFellSilent,
+    PeerHeardAgain,
+    ScoutGivenUp,
+    ScoutLost,
+    ServerJoined,
+    ServerServes,
+    ServersFailed,
+    ServersInterrupted,
+)
+from shoal.events.links import ServerDialled, ServerUndialled
+from shoal.events.processes import RoleIsRestarting, RoleLost
+from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime import launcher_messages as messages
@@ -41,6 +54,8 @@ from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
+
+_CLIENTS_HOST = "the client's host"
 
 GRACE_S = 3.0
 _STOP_ORDER = (("server",), ("scout",))
@@ -185,14 +200,13 @@ class ServerHost:
         async for event in scout.events:
             self._hear(event, scout, host)
         if not self._ended.is_set():
-            logger.warning("scout.lost", extra={"status": str(await scout.wait())})
+            emit(logger, ScoutLost(str(await scout.wait())))
             # The first one was started to find the run. This one only watches it, however often it has to be started.
             scout = await host.start_scout()
             async for event in scout.events:
                 self._hear(event, scout, host)
         if not self._ended.is_set():
-            logger.error("scout.given_up", extra={"status": str(await scout.wait())})
-            self._say(f"nobody on this host hears any more when run {host.run_id} is over: then end it by Ctrl-C")
+            self._tell(ScoutGivenUp(str(await scout.wait()), host.run_id))
 
     async def _follow_server(self, server: RoleHandle, host: SwarmHost) -> None:
         name = f"{server.spec.role} {server.spec.index}"
@@ -206,8 +220,7 @@ class ServerHost:
         if self._ended.is_set() or self._leaves.has_begun:
             return
         reason = server.last_error or str(status)
-        logger.warning("server.lost", extra={"role": name, "reason": reason})
-        self._say(f"{name} has ended ({reason})")
+        self._tell(RoleLost(name, str(status), reason))
         if not self._serving:
             message = f"no server of this host is left; the logs are in {host.log_dir}"
             self._fail(BootstrapError(f"{reason}; {message}") if status.code == USER_ERROR else RemoteError(message))
@@ -217,36 +230,33 @@ class ServerHost:
         name, now_s, row = f"{role.spec.role} {role.spec.index}", self.clock.now_s(), self._row
         match event:
             case messages.ServerReady(stage):
-                self._say(f"{name} serves stage {stage}")
+                self._tell(ServerServes(name, stage))
             case messages.WorkDone(numbers) if row is not None:
                 row.update(role.spec.index, numbers, now_s)
             case messages.PeerSilent(peer, who, silent_s) if row and row.silent(peer, who, now_s - silent_s):
-                self._say(f"{who} has said nothing for {silent_s:.1f} s: frozen or cut off")
+                self._tell(PeerFellSilent(peer, who, silent_s))
             case messages.PeerHeard(peer, who) if row and (since_s := row.heard(peer)) is not None:
-                self._say(f"{who} is heard again after {now_s - since_s:.1f} s")
+                self._tell(PeerHeardAgain(peer, who, now_s - since_s))
             case messages.RunAnnounced(is_announced):
-                back, silent = "is announced again", "is not announced any more: its client is gone without a word"
-                told = back if is_announced else f"{silent}; the servers keep their state and wait (Ctrl-C ends)"
-                self._say(f"run {host.run_id} {told}")
+                self._tell(RunIsAnnounced(host.run_id) if is_announced else RunIsSilent(host.run_id))
                 for line in () if is_announced else continuation(host.config, host.maddrs):
                     self._display.say(line)
             case messages.RunConcluded(reason, ended_well) if not self._ended.is_set():
-                self._say(f"{reason}: the servers of this host leave")
+                self._tell(RunHasEnded(host.run_id, reason))
                 self.exit_code = DONE if ended_well else FAILED
                 self._ended.set()
             case messages.RoleRestarting(status=status) if not self._ended.is_set():
-                self._say(f"{name} has ended ({status}); it is started again")
+                self._tell(RoleIsRestarting(name, str(status)))
             case messages.RoleRestarted():
                 host.restarted(role)
             case messages.DialledBack(reason) if reason:
-                self._say(f"{name} cannot be dialled from the client's host, so nobody trains over it: {reason}")
-                self._say(f"  {REMEDY}")
+                self._tell(ServerUndialled(name, reason, dialled_from=_CLIENTS_HOST))
             case messages.DialledBack():
-                self._say(f"{name} can be dialled from the client's host now")
+                self._tell(ServerDialled(name, dialled_from=_CLIENTS_HOST))
             case messages.JoinedDht(maddrs):
                 host.joined(role, maddrs)
                 if role.spec.role == "server":
-                    self._say(f"{name} has joined; it chooses its stage")
+                    self._tell(ServerJoined(name))
             case messages.ServerMayLeave() | messages.LastOfStage():
                 self._leaves.take(event, role)
             case messages.InitialPeers(maddrs) if self._peers_file is not None:
@@ -256,12 +266,13 @@ class ServerHost:
 
     async def _watch_signals(self, signals: AsyncIterator[signal.Signals], tasks: TaskGroup) -> None:
         async for number in signals:
-            logger.info("servers.interrupted", extra={"signal": number.name})
+            interrupted = ServersInterrupted(number.name)
             if self._ended.is_set() or self._leaves.has_begun:
+                emit(logger, interrupted)
                 self._ended.set()
                 self._hurry.set()
                 continue
-            self._say("leaving; press Ctrl-C again to end at once")
+            self._tell(interrupted)
             self.exit_code = INTERRUPTED
             tasks.start_soon(self._leave)
 
@@ -275,9 +286,12 @@ class ServerHost:
 
     def _fail(self, error: ShoalError) -> None:
         if not self._ended.is_set():
-            logger.error("servers.failed", extra={"reason": str(error)})
+            emit(logger, ServersFailed(str(error)))
             self._failure = error
             self._ended.set()
+
+    def _tell(self, event: Event) -> None:
+        tell(logger, event, self._say)
 
     def _say(self, text: str) -> None:
         self._display.notice(text)

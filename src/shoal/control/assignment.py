@@ -13,6 +13,8 @@ from shoal.control.membership import Membership
 from shoal.control.records import StageRecord
 from shoal.control.registry import Registry
 from shoal.errors import ConfigError, ControlError
+from shoal.events.base import emit
+from shoal.events.registry import StageChosen
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.assignment import StageNeed, assign
 from shoal.swarm.view import Candidate, SwarmView
@@ -66,7 +68,7 @@ class StageChooser:
         stage = assign(self._membership.view, len(self._needs), self._needs).get(self._peer)
         if stage is None:
             raise ControlError("this server does not see its own record in the registry: start it again")
-        logger.info("stage.chosen", extra={"stage": stage, "servers": self._membership.view.num_servers})
+        emit(logger, StageChosen(stage, self._membership.view.num_servers))
         self._registry.advertise(msgspec.structs.replace(self._record, stage=stage))
         return stage
 

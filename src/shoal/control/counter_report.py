@@ -15,6 +15,8 @@ import anyio
 
 from shoal.clock import Clock
 from shoal.control.link_report import log_links
+from shoal.events.base import emit
+from shoal.events.links import RoleCounters, RoleLinks
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import counters_of
@@ -74,5 +76,5 @@ async def counters_logged(endpoint: Endpoint) -> AsyncGenerator[None]:
     try:
         yield
     finally:
-        logger.info("role.counters", extra={"counters": endpoint.metrics.counts()})
-        log_links(endpoint, "role.links", logging.INFO)
+        emit(logger, RoleCounters(endpoint.metrics.counts()))
+        log_links(endpoint, RoleLinks)

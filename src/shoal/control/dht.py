@@ -35,6 +35,8 @@ from shoal.control.maddrs import outward
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import MAX_RECORD_BYTES, TTL_S, VerifiedRecord
 from shoal.errors import BootstrapError, RecordRejected
+from shoal.events.base import emit
+from shoal.events.registry import DhtDeaf, DhtRetrying
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.telemetry import MetricRegistry
@@ -141,7 +143,7 @@ class DhtNode:
             except BootstrapError as error:
                 if not initial_peers or deadline.expired():
                     raise
-                logger.info("dht.retrying", extra={"error": str(error)})
+                emit(logger, DhtRetrying(str(error)))
                 await backoff.wait(clock)
             else:
                 return dht
@@ -221,7 +223,7 @@ class DhtNode:
             # Whatever has happened, other nodes may be the nearest now: stores have to look for them as well.
             lookup.forget_all()
             if not await answers(daemon):
-                logger.warning("dht.deaf")
+                emit(logger, DhtDeaf())
                 self._deaf = True
                 return ()
             await self._look_around(daemon)

@@ -23,6 +23,9 @@ import anyio
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
+from shoal.events.base import emit
+from shoal.events.registry import DhtDaemonKilled, DhtDisconnected
+
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
@@ -123,7 +126,7 @@ async def answers(daemon: P2P) -> bool:
 def _note_end(task: asyncio.Task[None]) -> None:
     """Take the error with which hivemind's reader or writer ends when p2pd dies; `answers` is how it is noticed."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.debug("dht.disconnected", extra={"error": repr(error)})
+        emit(logger, DhtDisconnected(repr(error)))
 
 
 def _control(daemon: P2P) -> Any:
@@ -146,7 +149,7 @@ async def end_daemon(daemon: P2P) -> None:
         control.daemon_connector.open_connection.close()
     child = child_of(daemon)
     if child is not None:
-        logger.warning("dht.daemon_killed", extra={"pid": child.pid})
+        emit(logger, DhtDaemonKilled(child.pid))
         child.kill()
         with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
             await child.wait()

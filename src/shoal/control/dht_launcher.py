@@ -29,6 +29,8 @@ from shoal.control.maddrs import is_loopback
 from shoal.control.record_checker import RecordChecker
 from shoal.control.record_holders import REPLICAS
 from shoal.errors import ConfigError
+from shoal.events.base import emit
+from shoal.events.registry import DhtPortTaken
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class DhtLauncher:
             for maddr in self.host_maddrs:
                 check_port_free(maddr)
         except ConfigError as error:
-            logger.warning("dht.port_taken", extra={"error": str(error)})
+            emit(logger, DhtPortTaken(str(error)))
             return self.any_maddrs
         return self.host_maddrs
 

@@ -20,6 +20,8 @@ import anyio
 from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.control.records import MAX_REASON_CHARS, MAX_UNDIALLED, Undialled
+from shoal.events.base import tell
+from shoal.events.links import ServerDialled, ServerUndialled
 from shoal.ids import PeerId
 from shoal.swarm.view import Candidate
 from shoal.wire.messages.base import Hop
@@ -29,11 +31,6 @@ logger = logging.getLogger(__name__)
 RETRY_S: Final = 10.0
 """Until a server that was dialled in vain is dialled again."""
 _AT_ONCE: Final = 8
-
-REMEDY: Final = (
-    "on its host give an address that leads there (--public-ip), open and forward its TCP port (network.data_port "
-    "fixes it, network.announce_data_port names a router's)"
-)
 
 
 class DialBack:
@@ -104,12 +101,9 @@ class DialBack:
         if bool(before) == bool(reason):
             return
         if reason:
-            logger.warning("server.undialled", extra={"peer": peer, "reason": reason})
-            self._notice(f"server {peer[-8:]} cannot be dialled from this host, so nobody trains over it: {reason}")
-            self._notice(f"  {REMEDY}")
+            tell(logger, ServerUndialled(f"server {peer[-8:]}", reason, peer), self._notice)
         elif not is_gone:
-            logger.info("server.dialled", extra={"peer": peer})
-            self._notice(f"server {peer[-8:]} can be dialled now")
+            tell(logger, ServerDialled(f"server {peer[-8:]}", peer), self._notice)
         worst = list(self._undialled.items())[:MAX_UNDIALLED]
         self._on_change(tuple(Undialled(peer, reason[:MAX_REASON_CHARS]) for peer, reason in worst))
 

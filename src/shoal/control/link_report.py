@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from shoal.events.base import Event, emit
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint
 from shoal.transport.link_meter import LinkEstimate
@@ -12,16 +13,15 @@ from shoal.transport.link_meter import LinkEstimate
 logger = logging.getLogger(__name__)
 
 
-def log_links(endpoint: Endpoint, event: str, level: int, **fields: int) -> None:
+def log_links(endpoint: Endpoint, event: Callable[[dict[str, dict[str, float]]], Event]) -> None:
     """Log what is known of the links with all peers, if anything.
 
     Args:
-        event: name of the log line.
-        fields: added to that line.
+        event: is made of what is known.
     """
     links = link_fields(endpoint.links())
     if links:
-        logger.log(level, event, extra={**fields, "links": links})
+        emit(logger, event(links))
 
 
 def link_fields(links: Mapping[PeerId, LinkEstimate]) -> dict[str, dict[str, float]]:

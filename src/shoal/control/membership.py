@@ -16,6 +16,7 @@ import anyio
 from shoal.clock import Clock
 from shoal.control.records import OtherVersion, StageRecord, VerifiedRecord
 from shoal.control.view_builder import build_view
+from shoal.events.registry import PeerOtherVersion
 from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.swarm.view import SwarmView
@@ -125,7 +126,7 @@ class Membership:
         found = {o.peer: o.record.version for o in self._records.values() if isinstance(o.record, OtherVersion)}
         for peer, version in found.items():
             if self._other_versions.get(peer) != version:
-                self._gate.warning("peer.other_version", peer, peer=peer, reason=f"it {version_misfit(version)}")
+                self._gate.emit(PeerOtherVersion(peer, f"it {version_misfit(version)}"), peer)
         self._other_versions = found
 
     def _rebuild(self) -> None:

@@ -17,6 +17,8 @@ from typing import Final
 import anyio.to_thread
 
 from shoal.control.membership import Membership
+from shoal.events.base import tell
+from shoal.events.registry import PeersUnwritten
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class PeersFile:
 
         Args:
             writer: the role that writes; each role prepares its lines in a file of its own.
-            notice: is told once, in a sentence for the user, if the file cannot be written.
+            notice: shows the user a line; it is used once, if the file cannot be written.
         """
         self._path = log_dir / PEERS_FILE
         self._aside = log_dir / f".{PEERS_FILE}.{writer}"
@@ -51,10 +53,8 @@ class PeersFile:
             self._aside.write_text("".join(f"{maddr}\n" for maddr in maddrs))
             self._aside.replace(self._path)
         except OSError as error:
-            text = f"cannot write {self._path} ({error.strerror or error}): free space there; it may be out of date"
             if not self._is_failing:
-                logger.error("peers.unwritten", extra={"reason": text})
-                self._notice(text)
+                tell(logger, PeersUnwritten(str(self._path), error.strerror or str(error)), self._notice)
             self._is_failing = True
         else:
             self._is_failing = False

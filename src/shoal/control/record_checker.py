@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 
 from shoal.clock import Clock
 from shoal.control.records import MAX_TTL_S, TTL_S, Rejection, VerifiedRecord, unseal
+from shoal.events.base import emit
+from shoal.events.registry import ClockDiffers, RecordRefused
 from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.telemetry import MetricRegistry
@@ -134,7 +136,7 @@ class RecordChecker:
         self._differences_s[opened.peer] = difference_s
         if len(self._differences_s) > _MAX_DIFFERENCES:
             self._differences_s.popitem(last=False)
-        self._gate.warning("clock.differs", opened.peer, peer=opened.peer, ahead_s=round(difference_s))
+        self._gate.emit(ClockDiffers(opened.peer, round(difference_s)), opened.peer)
 
     def _unseal(self, subkey: str, value: bytes) -> VerifiedRecord | Rejection:
         seen = (subkey, value)
@@ -150,8 +152,9 @@ class RecordChecker:
 
     def _reject(self, reason: Rejection, subkey: str) -> bool:
         self._counters[reason].add()
+        refused = RecordRefused(subkey[:64], reason.value)
         if reason not in _USUAL:
-            self._gate.warning("record.rejected", subkey[:64], subkey=subkey[:64], reason=reason.value)
+            self._gate.emit(refused, refused.subkey)
         else:
-            logger.debug("record.rejected", extra={"subkey": subkey[:64], "reason": reason.value})
+            emit(logger, refused, level=logging.DEBUG)
         return False

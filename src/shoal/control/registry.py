@@ -27,6 +27,14 @@ from shoal.control.records import (
 )
 from shoal.control.view_builder import is_server_topic
 from shoal.errors import BootstrapError, InvariantViolation
+from shoal.events.base import emit
+from shoal.events.registry import (
+    RegistryDhtBack,
+    RegistryDhtLost,
+    RegistryDhtUnreachable,
+    RegistryReadGivenUp,
+    RegistryStoreRefused,
+)
 from shoal.identity import Identity
 from shoal.swarm.view import SwarmView
 
@@ -189,7 +197,7 @@ class Registry:
         stored = await self._store.store(topic, value, expires_unix_s)
         if not stored:
             # It is tried again soon, and a neighbour may have it: nobody has to do anything.
-            logger.info("registry.store_refused", extra={"topic": topic})
+            emit(logger, RegistryStoreRefused(topic))
         return stored
 
     async def _watch(self) -> None:
@@ -214,7 +222,7 @@ class Registry:
         with anyio.move_on_after(READ_TIMEOUT_S) as timer:
             self.membership.update(await self._store.get(self._topics, holders))
         if timer.cancelled_caught:
-            logger.warning("registry.read_given_up", extra={"after_s": READ_TIMEOUT_S})
+            emit(logger, RegistryReadGivenUp(READ_TIMEOUT_S))
 
     async def _pause(self, pause_s: float, seen: SwarmView) -> bool:
         """Wait, but not much longer once a peer is lost or found, a caller waits for a change, or the node dies.
@@ -233,13 +241,13 @@ class Registry:
         return is_calm()
 
     async def _revived(self) -> bool:
-        logger.error("registry.dht_lost")
+        emit(logger, RegistryDhtLost())
         try:
             await self._store.revive()
         except BootstrapError as error:
-            logger.warning("registry.dht_unreachable", extra={"error": str(error)})
+            emit(logger, RegistryDhtUnreachable(str(error)))
             return False
-        logger.info("registry.dht_back")
+        emit(logger, RegistryDhtBack())
         self._dirty |= set(self._own)
         self._wake.set()
         return True

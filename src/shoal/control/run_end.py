@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from shoal.errors import RemoteProtocolError
+from shoal.events.base import emit
+from shoal.events.registry import RunHasEnded, RunOverIgnored
 from shoal.ids import PeerId
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
@@ -73,11 +75,11 @@ class RunEndListener:
             raise RemoteProtocolError(f"{event.peer} says that the run is over, and is no client of it")
         if coordinator not in (None, event.peer):
             # It has not heard yet that another client has taken the run over.
-            logger.warning("run.over_ignored", extra={"run": self._run_id, "peer": event.peer})
+            emit(logger, RunOverIgnored(self._run_id, event.peer))
         elif not self._is_over:
             self._is_over = True
             reason, ended_well = how_it_ended(self._run_id, interrupted=message.interrupted, failure=message.failure)
-            logger.info("run.over", extra={"run": self._run_id, "reason": reason})
+            emit(logger, RunHasEnded(self._run_id, reason))
             self._on_over(reason, ended_well)
         return True
 

@@ -35,6 +35,8 @@ from shoal.control.run_question import ASK_AGAIN_S, ask_run, peers_to_ask
 from shoal.control.run_watch import RunWatch
 from shoal.control.scout_spec import ScoutSpec
 from shoal.errors import BootstrapError, ConnectionLost
+from shoal.events.base import emit
+from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent, RunUnconfirmed, ScoutFoundRun, ScoutWatching
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import InitialPeers, RoleReady, RunAnnounced, RunConcluded, ScoutReady
@@ -76,7 +78,7 @@ async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
         else:
             found, told = await _running(registry, spec, identity)
             num_stages, spec = found.num_stages, msgspec.structs.replace(spec, run_id=found.run_id)
-            logger.info("run.found", extra={"run": found.run_id, "client": found.client})
+            emit(logger, ScoutFoundRun(found.run_id, found.client))
             control.tell(ScoutReady(found.run_id, unpack_configuration(told.config)))
         kept = RunRecord(spec.run_id, num_stages, clock.unix_s(), kept=True)
         membership = registry.membership
@@ -133,7 +135,7 @@ async def _watch(
     It is over when its client says so, or when another run has a client and this one has none.
     """
     membership, run_id = registry.membership, kept.run_id
-    logger.info("scout.watching", extra={"run": run_id})
+    emit(logger, ScoutWatching(run_id))
     is_announced, over = True, watch.over
     while over is None:
         now, has_client = membership.view.run, watch.client is not None
@@ -145,7 +147,7 @@ async def _watch(
         # One that is not announced any more may go on: its client may be started again, or another one elsewhere.
         if is_announced != by_client:
             is_announced = by_client
-            logger.info("run.announced" if is_announced else "run.silent", extra={"run": run_id})
+            emit(logger, RunIsAnnounced(run_id) if is_announced else RunIsSilent(run_id))
             control.tell(RunAnnounced(is_announced))
             if is_announced:
                 await registry.withdraw()
@@ -159,7 +161,7 @@ async def _watch(
             await watch.changed()
         over = watch.over
     reason, ended_well = over
-    logger.info("run.over", extra={"run": run_id, "reason": reason})
+    emit(logger, RunHasEnded(run_id, reason))
     control.tell(RunConcluded(reason, ended_well))
 
 
@@ -169,7 +171,7 @@ async def _is_led(run: Run, view: SwarmView, spec: RoleStart, identity: Identity
     try:
         peer, told = await ask_run(spec, identity, run.run_id, hops)
     except ConnectionLost as error:
-        logger.warning("run.unconfirmed", extra={"run": run.run_id, "reason": str(error)})
+        emit(logger, RunUnconfirmed(run.run_id, str(error)))
         return False
     return told.client == peer
 
@@ -197,7 +199,7 @@ async def _running(registry: Registry, spec: RoleStart, identity: Identity) -> t
                     f"run {run.run_id} is announced, but none of its peers can be asked from here, as if the client's "
                     f"TCP port were closed to this host (see network.data_port and --public-ip there): {error}"
                 )
-                logger.warning("run.unconfirmed", extra={"run": run.run_id, "reason": str(error)})
+                emit(logger, RunUnconfirmed(run.run_id, str(error)))
                 # Until they announce themselves anew: of those who are dead the registry speaks for a while.
                 for hop in hops:
                     membership.lost(hop.peer)

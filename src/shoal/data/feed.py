@@ -24,6 +24,8 @@ from shoal.data.microbatch import Cut, cut, microbatches
 from shoal.data.pool import map_pool
 from shoal.data.source import Array
 from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
+from shoal.events.base import emit
+from shoal.events.data import DataServerDialledAgain, LeaseDenied
 from shoal.ids import PeerId, StepKey
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Message
@@ -190,7 +192,7 @@ class Feed:
             await self._lost.wait()
             self._lost = anyio.Event()
             await self._backoff.wait(self._clock)
-            logger.info("data_server.dialled_again", extra={"held": len(self._held), "waiting": len(self._pending)})
+            emit(logger, DataServerDialledAgain(len(self._held), len(self._pending)))
             self._is_lost = False
             self._post(self._introduction())
             for pending in self._pending.values():
@@ -226,7 +228,7 @@ class Feed:
             self._held.clear()
         batch = await self._ask(request, Lease(request, self._trainer, self._generation, round_number, step))
         if isinstance(batch, NoBatch):
-            logger.info("lease.denied", extra={"round": round_number, "step": step, "reason": batch.reason})
+            emit(logger, LeaseDenied(round_number, step, batch.reason))
             return None
         self._held[batch.ticket] = HeldBatch(batch.ticket, batch.samples)
         return batch

@@ -27,6 +27,8 @@ from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet
 from shoal.data.worker_messages import Opening
 from shoal.errors import RemoteProtocolError
+from shoal.events.base import emit
+from shoal.events.data import SamplesRecorded, TrainerReleased, TrainerResumed
 from shoal.ids import PeerId
 from shoal.swarm.lease import Denial, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream
@@ -249,14 +251,14 @@ class DataService:
             case RecordSamples(number, samples, chain):
                 ended = self.table.record(number, samples, chain)
                 self._free_leases(ended)
-                logger.info("samples.recorded", extra={"round": number, "leases_ended": len(ended)})
+                emit(logger, SamplesRecorded(number, len(ended)))
             case ReleaseTrainer(trainer, generation, number, committed, in_doubt, witnesses, complete):
                 if self._awaited.get(trainer) == generation:
                     self._skip(trainer)
                 settled = Settled(number, frozenset(committed), frozenset(in_doubt), witnesses, complete)
                 released = self.table.release_trainer(trainer, generation, settled)
                 self._free_leases(released.leases)
-                logger.info("trainer.released", extra={"trainer": trainer, "leases": len(released.leases)})
+                emit(logger, TrainerReleased(trainer, len(released.leases)))
                 self._endpoint.post(peer, Released(trainer, generation, released.next_step, released.is_known))
 
     def _planned(self, num_slots: int) -> None:
@@ -287,7 +289,7 @@ class DataService:
                 if lease is not None:
                     self._holdings[held.ticket] = _Holding(peer, lease, None)
             del self._awaited[trainer]
-            logger.info("trainer.resumed", extra={"trainer": trainer, "leases": len(hello.held)})
+            emit(logger, TrainerResumed(trainer, len(hello.held)))
         if not self._awaited and self._early:
             self._grant_early()
 

@@ -26,6 +26,8 @@ from shoal.data.source import DataSet
 from shoal.data.worker_messages import DataSetOpened, OpenDataSet, Opening
 from shoal.data.worker_process import WorkerProcess
 from shoal.errors import ConfigError, SampleError
+from shoal.events.base import emit
+from shoal.events.data import DataWorkerDied
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +129,7 @@ class DataWorkers:
                 if worker in self._workers:
                     self._workers.remove(worker)
             self._check(worker, str(status))
-            logger.warning("data_worker.died", extra={"index": index, "pid": worker.pid, "status": str(status)})
+            emit(logger, DataWorkerDied(index, worker.pid, str(status)))
             # Before what has not been begun: somebody may be waiting for these.
             if worker.job is not None:
                 self._waiting.appendleft(worker.job)

@@ -18,6 +18,8 @@ from shoal.control.role_endpoint import open_role_endpoint
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.server import DataService
 from shoal.data_server.spec import DataServerSpec
+from shoal.events.base import emit
+from shoal.events.data import DatasetOpened
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import RoleReady
@@ -50,14 +52,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
     # A download may take long: stopping does not wait for it.
     dataset = await anyio.to_thread.run_sync(open_source, config, abandon_on_cancel=True)
     socket_path = Path(start.socket_path)
-    logger.info(
-        "dataset.opened",
-        extra={
-            "dataset": dataset.name,
-            "num_train": dataset.train.num_samples,
-            "num_holdout": dataset.holdout.num_samples,
-        },
-    )
+    emit(logger, DatasetOpened(dataset.name, dataset.train.num_samples, dataset.holdout.num_samples))
     # The client dials its data server: no address is needed.
     client = None if start.client is None else Hop(start.client, ())
     async with (

@@ -9,8 +9,10 @@ says what has happened; it is what the generated list of events shows.
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Iterator
+import pkgutil
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,10 +21,12 @@ import msgspec
 class Event(msgspec.Struct, frozen=True, tag_field="event"):
     """One thing that has happened. A kind of it is `class ServerLost(Event, frozen=True, tag="server.lost")`.
 
+    A field that is no name in Python is renamed: `rename={"from_": "from"}`.
+
     Attributes:
         level: WARNING where a person may want to act.
-        why: what leads to it, in a sentence; empty where the docstring says it.
-        do: what a person can do about it, in a sentence; empty where there is nothing to do.
+        why: what leads to it; empty where the docstring says it.
+        do: what a person can do about it; empty where there is nothing to do.
     """
 
     level: ClassVar[int] = logging.INFO
@@ -39,13 +43,19 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
         return ""
 
     def fields(self) -> dict[str, Any]:
-        """The values by name, as a log line has them."""
-        return {field: getattr(self, field) for field in self.__struct_fields__}
+        """The values by name, as a log line has them; a field that is None is left out."""
+        values = ((name, getattr(self, field)) for field, name in field_names(type(self)).items())
+        return {name: value for name, value in values if value is not None}
 
 
 def name_of(kind: type[Event]) -> str:
     """The name of a kind of event."""
     return str(kind.__struct_config__.tag)
+
+
+def field_names(kind: type[Event]) -> dict[str, str]:
+    """The names that a kind's fields have in logs, by those that they have in Python."""
+    return dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
 
 
 def kinds(root: type[Event] = Event) -> Iterator[type[Event]]:
@@ -55,6 +65,33 @@ def kinds(root: type[Event] = Event) -> Iterator[type[Event]]:
         yield from kinds(kind)
 
 
-def emit(logger: logging.Logger, event: Event) -> None:
-    """Write an event to the log."""
-    logger.log(event.level, event.name, extra=event.fields())
+def catalogue() -> dict[str, type[Event]]:
+    """Every kind of event that this package defines, by name in alphabetical order."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+    return {name_of(kind): kind for kind in sorted(kinds(), key=name_of) if kind.__module__.startswith(f"{package}.")}
+
+
+def emit(logger: logging.Logger, event: Event, *, error: BaseException | None = None, level: int | None = None) -> None:
+    """Write an event to the log.
+
+    Args:
+        error: its traceback is written too.
+        level: where it is not that of the kind.
+    """
+    level = event.level if level is None else level
+    if logger.isEnabledFor(level):
+        logger.log(level, event.name, extra=event.fields(), exc_info=error)
+
+
+def tell(logger: logging.Logger, event: Event, show: Callable[[str], None], *, level: int | None = None) -> None:
+    """Write an event to the log and show a person the same: what has happened, and below it what to do.
+
+    Args:
+        show: shows one line.
+    """
+    emit(logger, event, level=level)
+    show(event.say())
+    if event.do:
+        show(f"  {event.do}")

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from shoal.events.base import emit
+from shoal.events.servers import UnitBuilt
 from shoal.model.registry import load_family
 from shoal.model.seeding import seeded, unit_seed
 from shoal.model.stage import Family, stage_ranges
@@ -61,6 +63,6 @@ def build_without_values(family: Family, index: int, seed: int) -> nn.Module:
         with torch.device("meta"), _WithoutValues():
             return family.build_unit(index)
     except (RuntimeError, ValueError, TypeError) as error:
-        logger.info("unit.built", extra={"unit": index, "reason": f"{type(error).__name__}: {error}"[:200]})
+        emit(logger, UnitBuilt(index, f"{type(error).__name__}: {error}"[:200]))
     with seeded(unit_seed(seed, index)):
         return family.build_unit(index)

@@ -27,6 +27,8 @@ from shoal.control.records import MonitorRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.errors import ConnectionLost
+from shoal.events.base import emit
+from shoal.events.monitor import WandbUnfinished
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.monitor.spec import MonitorSpec
@@ -156,7 +158,7 @@ class Gatherer:
         if self._wandb_run is not None:
             finished = await anyio.to_thread.run_sync(self._wandb_run.close, _WANDB_CLOSE_TIMEOUT_S)
             if not finished:
-                logger.warning("wandb.unfinished", extra={"timeout_s": _WANDB_CLOSE_TIMEOUT_S})
+                emit(logger, WandbUnfinished(_WANDB_CLOSE_TIMEOUT_S))
 
 
 def listen_maddrs(config: Config) -> tuple[str, ...]:
@@ -192,7 +194,6 @@ def _notice_from_thread(control: RoleControl) -> Callable[[str], None]:
             control.tell(UserNotice(text))
 
     def notice(text: str) -> None:
-        logger.info("notice", extra={"text": text})
         # A loop that has ended refuses: this role is gone, and nobody reads notices.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(send, text)

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from shoal.events.base import tell
+from shoal.events.monitor import WandbMissing, WandbOffline, WandbOnline, WandbStopped
+
 logger = logging.getLogger(__name__)
 
 _INIT_TIMEOUT_S = 15.0
@@ -113,7 +116,7 @@ class WandbRun:
         try:
             import wandb
         except ImportError:
-            self._notice("wandb: not installed, so nothing is logged there (pip install 'shoal[wandb]', or --no-wandb)")
+            tell(logger, WandbMissing(), self._notice)
             return
         api = cast(Any, wandb)
         try:
@@ -124,21 +127,22 @@ class WandbRun:
             run.finish()
             api.teardown()
         except (api.Error, OSError) as error:
-            self._notice(f"wandb: stopped logging ({_first_line(error)}); the run goes on without it")
+            tell(logger, WandbStopped(_first_line(error)), self._notice)
 
     def _start(self, api: Any) -> Any:
+        reason = None
         try:
             run = self._init(api, None)
         except (api.errors.UsageError, api.errors.CommError) as error:
-            logger.info("wandb.offline", extra={"reason": str(error)})
+            reason = str(error)
             run = self._init(api, "offline")
         # Curves over samples can be compared between runs of any batch size and with the baseline.
         run.define_metric("*", step_metric="samples")
         if run.settings.mode == "offline":
             parts = Path(run.settings.sync_dir).parent / f"offline-run-*-{self._settings.run_id}"
-            self._notice(f"wandb: offline; to upload this run: wandb sync {parts}")
+            tell(logger, WandbOffline(str(parts), reason), self._notice)
         elif run.settings.mode == "online":
-            self._notice(f"wandb: {run.url}")
+            tell(logger, WandbOnline(str(run.url)), self._notice)
         return run
 
     def _init(self, api: Any, mode: str | None) -> Any:

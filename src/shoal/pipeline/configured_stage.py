@@ -8,6 +8,8 @@ import logging
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.data.microbatch import usual_sizes
+from shoal.events.base import emit
+from shoal.events.steps import StageCompiled
 from shoal.model.compiled import compile_stage
 from shoal.model.precision import autocast_of
 from shoal.model.stage import Family, StageModule, build_stage
@@ -47,4 +49,4 @@ def _compile(module: StageModule, config: Config) -> None:
     sizes = usual_sizes(config.diloco.batch_size_per_step, config.model_pipeline.microbatches)
     compile_stage(module, sizes, user_cache("compiled"))
     took_s = round(clock.now_s() - begun_s, 3)
-    logger.info("stage.compiled", extra={"stage": module.stage, "sizes": sorted(sizes), "took_s": took_s})
+    emit(logger, StageCompiled(module.stage, sorted(sizes), took_s))

@@ -14,6 +14,8 @@ import anyio
 
 from shoal.clock import Clock
 from shoal.errors import LocalProtocolError, NoPipeline, RoundClosed
+from shoal.events.base import emit
+from shoal.events.steps import StepReplayed, StepSetback
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.eval_driver import EvalDriver
 from shoal.pipeline.microbatch import Microbatch, take
@@ -123,7 +125,7 @@ class StepDriver:
                 self._evaluation.receive(event.peer, message)
             case Opened() | Busy() | Refused() | MicrobatchDone() | Prepared() | Committed() | Aborted() | Broken():
                 if isinstance(message, Refused | Broken | Aborted):
-                    logger.info("step.setback", extra={"peer": event.peer, "answer": repr(message)})
+                    emit(logger, StepSetback(event.peer, repr(message)))
                 self._do(self._machine.handle(event.peer, message, self._clock.now_s()))
             case _:
                 return False
@@ -263,7 +265,7 @@ class StepDriver:
                     self._endpoint.post(to, Heartbeat())
                 case _:
                     if isinstance(effect.message, Open) and effect.message.key.attempt > 0:
-                        logger.info("step.replayed", extra={"key": str(effect.message.key), "peer": effect.to})
+                        emit(logger, StepReplayed(str(effect.message.key), effect.to))
                     self._endpoint.post(effect.to, effect.message)
         if self._machine.ended is not None or self._machine.wake_at_s < self._timer_s:
             self._changed.set()

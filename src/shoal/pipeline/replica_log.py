@@ -23,6 +23,8 @@ from pathlib import Path
 import msgspec
 
 from shoal.errors import RecordRejected
+from shoal.events.base import emit
+from shoal.events.steps import ReplicaLogEnded
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.swarm.step_operations import Operation, OperationKind, StepTotals
@@ -186,7 +188,7 @@ class ReplicaLog:
     def _give_up(self, error: OSError) -> None:
         """A line that is missing makes all later ones useless."""
         self.close()
-        logger.warning("replica_log.ended", extra={"reason": str(error), "effect": "this run cannot be replayed"})
+        emit(logger, ReplicaLogEnded(str(error), "this run cannot be replayed"))
 
 
 def place_of(device: str, num_threads: int, capability: str, gpu: str | None) -> Place:

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from shoal.errors import LocalProtocolError
+from shoal.events.base import emit
+from shoal.events.steps import StepNotSplit
 from shoal.ids import StepKey
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
@@ -265,7 +267,7 @@ class StageCompute:
             self._is_checked = True
             self._splits = halves.is_exact(gradient)
             if not self._splits:
-                logger.warning("step.not_split", extra={"stage": self._stage})
+                emit(logger, StepNotSplit(self._stage))
         return halves if self._splits else None
 
     @contextmanager

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from shoal.codec.raw import from_wire, to_wire
 from shoal.errors import LocalProtocolError
+from shoal.events.base import emit
+from shoal.events.steps import EvaluationFailed
 from shoal.ids import PeerId
 from shoal.pipeline.out_of_memory import is_out_of_memory
 from shoal.pipeline.stage_compute import StageCompute
@@ -115,7 +117,7 @@ class StageEvaluator:
         try:
             result = await device.run(self._evaluate, batch.input, batch.labels)
         except (LocalProtocolError, RuntimeError, ValueError, IndexError) as error:
-            logger.warning("evaluation.failed", exc_info=error)
+            emit(logger, EvaluationFailed(), error=error)
             self._refuse(pair, f"{type(error).__name__}: {error}"[:200])
             return batch.input.shape[0] if is_out_of_memory(error) else 0
         trainer, evaluation, microbatch = pair

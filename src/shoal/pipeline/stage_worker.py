@@ -19,6 +19,8 @@ from torch import Tensor
 
 from shoal.clock import Clock, SystemClock
 from shoal.errors import RoundAborted
+from shoal.events.base import emit
+from shoal.events.steps import StepCapLowered, StepDoesNotFit, StepFailed, StepTensorRefused
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.device_meter import DeviceMeter
 from shoal.pipeline.device_operations import DeviceOperations
@@ -253,7 +255,7 @@ class StageWorker:
             sizes = self._machine.open[message.key].request.microbatch_samples
             problem = payload_misfit(message, tensors, self._compute.module, sizes)
             if problem is not None:
-                logger.warning("step.tensor_refused", extra={"key": str(message.key), "peer": peer, "reason": problem})
+                emit(logger, StepTensorRefused(str(message.key), peer, problem))
                 self._do(self._machine.refuse(message.key, problem))
                 return
             self._payloads.setdefault(message.key, {})[type(message), message.microbatch] = tensors[0]
@@ -309,7 +311,7 @@ class StageWorker:
         except _DEVICE_ERRORS as error:
             if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
                 raise  # half a commit cannot be taken back
-            logger.exception("step.failed", extra={"key": str(key), "operation": operation.kind.name})
+            emit(logger, StepFailed(str(key), operation.kind.name), error=error)
             if sizes and is_out_of_memory(error):
                 self._lower_cap(sizes)
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
@@ -340,11 +342,11 @@ class StageWorker:
         self._endpoint.metrics.counter("step.out_of_memory").add()
         cap = lowered(sizes, self.cap)
         if cap is None:
-            logger.error("step.does_not_fit", extra={"samples": max(sizes)})
+            emit(logger, StepDoesNotFit(max(sizes)))
             return
         if cap == self.cap:
             return
-        logger.warning("step.cap_lowered", extra={"samples": max(sizes), "cap": cap})
+        emit(logger, StepCapLowered(max(sizes), cap))
         self._machine.cap = cap
         if self._events is not None:
             self._events.send_nowait(CapLowered(cap))

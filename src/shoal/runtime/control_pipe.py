@@ -15,6 +15,8 @@ import anyio
 import msgspec
 
 from shoal.errors import ConnectionLost
+from shoal.events.base import emit
+from shoal.events.processes import ControlPipeGarbled, ControlPipeLineTooLong
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.mailbox import Mailbox
 
@@ -82,12 +84,12 @@ class ControlPipe(asyncio.Protocol, Generic[_Received]):
                 message = self._decoder.decode(line)
             except msgspec.DecodeError as error:
                 shown = line[:_SHOWN_BYTES].decode(errors="replace")
-                _logger.error("control_pipe.garbled", extra={"reason": str(error), "line": shown})
+                emit(_logger, ControlPipeGarbled(str(error), shown))
                 self._abort()
                 break
             self._deliver(message)
         if len(rest) > _MAX_LINE_BYTES:
-            _logger.error("control_pipe.line_too_long", extra={"size_bytes": len(rest)})
+            emit(_logger, ControlPipeLineTooLong(len(rest)))
             self._abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -24,6 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shoal.config.emulation import Death
+from shoal.events.base import emit
+from shoal.events.processes import EmulatedDeath
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class DeathPoints:
                 self._mark(death).touch(exist_ok=False)
             except FileExistsError:
                 continue  # it was another process's
-            logger.warning("emulation.death", extra={"point": point, "ordered": death.number, "number": number})
+            emit(logger, EmulatedDeath(point, death.number, number))
             self._die()
 
     def _mark(self, death: Death) -> Path:

@@ -14,6 +14,9 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
 
+from shoal.events.base import emit
+from shoal.events.processes import DeviceThreadFailedAfterCancel
+
 _logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
@@ -61,7 +64,7 @@ class DeviceThread:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([waiter])
                 if not waiter.cancelled() and (error := waiter.exception()) is not None:
-                    _logger.error("device_thread.failed_after_cancel", exc_info=error)
+                    emit(_logger, DeviceThreadFailedAfterCancel(), error=error)
             raise
 
     async def aclose(self) -> None:

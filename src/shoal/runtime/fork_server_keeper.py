@@ -21,6 +21,14 @@ import anyio.abc
 
 from shoal.clock import Clock
 from shoal.errors import ConnectionLost, RemoteError, ShoalError
+from shoal.events.base import emit, tell
+from shoal.events.processes import (
+    ForkServerEnded,
+    ForkServerKilled,
+    ForkServerLost,
+    ForkServerPreloaded,
+    ForkServerRestarted,
+)
 from shoal.runtime.fork_messages import Exited, Forked, ForkFailed, Preloaded, PreloadFailed, Reply
 from shoal.runtime.fork_server_process import ForkServerProcess
 from shoal.runtime.fork_servers import ForkServers
@@ -134,7 +142,7 @@ class ForkServerKeeper:
                 await self._adopt(self._servers.current)
                 await self._replace(history)
             if self.failure is not None:
-                _logger.error("fork_server.lost", extra={"reason": str(self.failure)})
+                emit(_logger, ForkServerLost(str(self.failure)))
                 self._fail_all(self.failure)
                 self._tasks.cancel_scope.cancel()
             # Else the run ends, needs no fork server any more, and until it has ended the tasks follow its roles.
@@ -146,7 +154,7 @@ class ForkServerKeeper:
         with anyio.move_on_after(_END_TIMEOUT_S if self._preloaded.is_set() else 0.0) as timeout:
             await self._servers.current.wait()
         if timeout.cancelled_caught and self._preloaded.is_set():
-            _logger.error("fork_server.killed", extra={"reason": "did not end", "timeout_s": _END_TIMEOUT_S})
+            emit(_logger, ForkServerKilled("did not end", _END_TIMEOUT_S))
         self._servers.kill()
         self._fail_all(self.failure or ConnectionLost("the supervisor has ended"))
 
@@ -187,7 +195,7 @@ class ForkServerKeeper:
     def _receive(self, server: ForkServerProcess, reply: Reply, pidfd: int) -> None:
         match reply:
             case Preloaded():
-                _logger.info("fork_server.preloaded", extra={"pid": server.pid})
+                emit(_logger, ForkServerPreloaded(server.pid))
                 self._first_preloaded.set()
                 self._preloaded.set()
             case PreloadFailed(message):
@@ -264,8 +272,7 @@ class ForkServerKeeper:
             launch.settled.set()
         self._orphans.look()
         if not self._stopping.is_set():
-            extra = {"pid": server.pid, "reason": self._reason, "adopted": len(adopted)}
-            _logger.warning("fork_server.ended", extra=extra)
+            emit(_logger, ForkServerEnded(server.pid, self._reason, len(adopted)))
 
     async def _replace(self, history: RestartHistory) -> None:
         """Start the next fork server, or give up, or do neither if the run ends."""
@@ -285,13 +292,12 @@ class ForkServerKeeper:
                 await self._stopping.wait()
             if self._stopping.is_set():
                 return
-            self._notice(f"the fork server has ended ({reason}); it is started again, roles go on")
             try:
                 server = self._servers.start_again()
             except OSError as error:
                 reason, has_served = f"it cannot be started: {error.strerror}", False
             else:
-                _logger.info("fork_server.restarted", extra={"pid": server.pid})
+                tell(_logger, ForkServerRestarted(server.pid, reason), self._notice)
                 return
 
 

@@ -19,6 +19,8 @@ import anyio
 
 from shoal import log
 from shoal.errors import BootstrapError, ConfigError, ShoalError
+from shoal.events.base import emit
+from shoal.events.processes import RoleCrashed, RoleEndedByError
 from shoal.runtime.control_pipe import RoleControl, open_role_control
 from shoal.runtime.file_limit import hint, raise_file_limit
 from shoal.runtime.launcher_messages import RoleFailed
@@ -79,9 +81,9 @@ def _report(error: Exception, control: RoleControl) -> int:
     causes = list(leaves(error))
     known = [cause for cause in causes if isinstance(cause, ShoalError)]
     if len(known) == len(causes):
-        _logger.error("role.failed", extra={"kind": type(known[0]).__name__, "reason": str(known[0])})
+        emit(_logger, RoleEndedByError(type(known[0]).__name__, str(known[0])))
     else:
-        _logger.critical("role.crashed", exc_info=error)
+        emit(_logger, RoleCrashed(), error=error)
     first = causes[0]
     control.tell(RoleFailed(str(first) + hint(first)))
     return EXIT_USER_ERROR if isinstance(first, ConfigError | BootstrapError) else EXIT_FAILED

@@ -22,6 +22,8 @@ import anyio.abc
 
 from shoal.clock import Clock, Deadline, SystemClock
 from shoal.errors import ConnectionLost, ShoalError
+from shoal.events.base import emit
+from shoal.events.processes import RoleProcessEnded, RoleRestartFailed, RoleStarted, SupervisorKilling
 from shoal.runtime.control_pipe import ControlPipe
 from shoal.runtime.fork_messages import ForkRole
 from shoal.runtime.fork_server_keeper import ForkServerKeeper
@@ -53,7 +55,7 @@ class Supervisor:
         preload: Sequence[str] = (),
         fork_servers: ForkServers | None = None,
         clock: Clock | None = None,
-        notice: Callable[[str], None] | None = None,
+        notice: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Start the fork server, without waiting for it.
 
@@ -65,7 +67,7 @@ class Supervisor:
         """
         self._clock = clock or SystemClock()
         servers = fork_servers or ForkServers(preload, run_dir)
-        self._keeper = ForkServerKeeper(servers, self._clock, notice or _logger.info)
+        self._keeper = ForkServerKeeper(servers, self._clock, notice)
         self._numbers = itertools.count()
         self._handles: list[RoleHandle] = []
         self._launch_by_handle: dict[RoleHandle, Launch] = {}
@@ -131,9 +133,7 @@ class Supervisor:
         await _ended(self._handles, deadline.remaining_s())
         late = [handle for handle in self._handles if handle.running]
         if late:
-            _logger.warning(
-                "supervisor.killing", extra={"roles": [str(role.spec) for role in late], "grace_s": grace_s}
-            )
+            emit(_logger, SupervisorKilling([str(role.spec) for role in late], grace_s))
             self._signal(late, signal.SIGKILL)
             await _ended(late, _KILL_TIMEOUT_S)
 
@@ -223,7 +223,7 @@ class Supervisor:
                 await pipe.aclose()
         handle.pid = launch.pid
         self._launch_by_handle[handle] = launch
-        _logger.info("role.started", extra={"role": str(spec), "pid": launch.pid})
+        emit(_logger, RoleStarted(str(spec), launch.pid))
         return launch
 
     async def _keep(self, handle: RoleHandle, launch: Launch) -> None:
@@ -248,7 +248,7 @@ class Supervisor:
             except ShoalError as error:
                 if self._stopping.is_set():
                     break
-                _logger.error("role.restart_failed", extra={"role": str(handle.spec), "reason": str(error)})
+                emit(_logger, RoleRestartFailed(str(handle.spec), str(error)))
                 handle.events.put(RoleFailed(str(error)))
                 break
             handle.restarts += 1
@@ -266,8 +266,7 @@ class Supervisor:
             await launch.pipe.aclose()
         status = launch.status or KILLED
         level = logging.INFO if status.ok or self._stopping.is_set() else logging.WARNING
-        fields = {"role": str(handle.spec), "pid": launch.pid, "status": str(status)}
-        _logger.log(level, "role.exited", extra=fields)
+        emit(_logger, RoleProcessEnded(str(handle.spec), launch.pid, str(status)), level=level)
         handle.exited(status)
         return status
 

@@ -13,6 +13,8 @@ from typing import Protocol
 import anyio
 
 from shoal.clock import Clock
+from shoal.events.base import emit
+from shoal.events.servers import ServerCanLeave
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave, ToRole
 from shoal.swarm.snapshots import Base
@@ -119,7 +121,7 @@ class Leaving:
             if answer is not None:
                 heard_s = self._clock.now_s()
             if base.round == 0 or self._is_safe(replica, answer):
-                logger.info("server.may_leave", extra={"stage": replica.stage, "round": base.round})
+                emit(logger, ServerCanLeave(replica.stage, base.round))
                 self._go(replica, is_kept=answer is not None and bool(answer.record_hash))
                 return
             problem = "" if answer is None else answer.refused

@@ -12,6 +12,8 @@ import msgspec
 
 from shoal import log
 from shoal.clock import SystemClock
+from shoal.events.base import emit
+from shoal.events.servers import UnitCostsEstimated, UnitCostsKnown, UnitCostsProblem
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
@@ -45,8 +47,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
     profile = found.profile
     elapsed_s = 0.0 if profile is None else round(profile.elapsed_s, 3)
     if profile is not None and profile.num_estimated:
-        logger.info("unit_costs.estimated", extra={"units": profile.num_estimated})
+        emit(logger, UnitCostsEstimated(profile.num_estimated))
     for warning in found.warnings:
-        logger.warning("unit_costs.problem", extra={"reason": warning})
-    logger.info("unit_costs.known", extra={"source": found.source, "elapsed_s": elapsed_s, "costs": found.costs})
+        emit(logger, UnitCostsProblem(warning))
+    emit(logger, UnitCostsKnown(found.source, elapsed_s, found.costs))
     control.tell(CostsFound(found.costs, found.source, elapsed_s, found.warnings))

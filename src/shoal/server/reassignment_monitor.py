@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,6 +25,9 @@ from shoal.averaging.contents import Request
 from shoal.averaging.member import RoundSwapped
 from shoal.control.link_report import log_links
 from shoal.errors import ControlError, RoundAborted, ShoalError
+from shoal.events.base import emit
+from shoal.events.links import RoundLinks
+from shoal.events.servers import ServerDrained, ServerGoesBack, ServerMoved, ServerMoving, ServerStays
 from shoal.ids import PeerId
 from shoal.pipeline.stage_worker import CapLowered
 from shoal.runtime.role import leaves
@@ -143,7 +147,7 @@ class ReassignmentMonitor:
             case RoundSwapped(record):
                 self._announcer.announce(self._replica)
                 self._on_record(record)
-                log_links(self._endpoint, "round.links", logging.DEBUG, round=record.round)
+                log_links(self._endpoint, partial(RoundLinks, round=record.round))
             case CapLowered():
                 self._announcer.announce(self._replica)
             case Relocate() as order:
@@ -180,11 +184,10 @@ class ReassignmentMonitor:
 
     async def _move(self, tasks: TaskGroup, old: LocalReplica, order: Relocate) -> None:
         """Carry out an order."""
-        places = {"from_stage": old.stage, "to_stage": order.stage}
         try:
             new = await self._build(old, order)
         except _MISFITS as error:
-            logger.warning("server.stays", extra={**places, "reason": str(error)})
+            emit(logger, ServerStays(old.stage, order.stage, str(error)))
             old.member.stay(str(error))
             return
         self._start(tasks, new)
@@ -194,14 +197,14 @@ class ReassignmentMonitor:
         self._switch(old, new)
         self._left = given_up = old
         if not await self._loaded(new):
-            logger.error("server.goes_back", extra={**places, "reason": self._failure})
+            emit(logger, ServerGoesBack(old.stage, order.stage, self._failure))
             await old.member.resume()
             self._switch(new, old)
             given_up = new
         self._trial = self._left = None
         await self._end(given_up)
         self._announcer.announce(self._replica)
-        logger.info("server.moved", extra={**places, "stage": self._replica.stage})
+        emit(logger, ServerMoved(old.stage, order.stage, self._replica.stage))
 
     async def _build(self, old: LocalReplica, order: Relocate) -> LocalReplica:
         """Build the new replica before anything is given up: what does not fit here costs nobody anything.
@@ -217,7 +220,7 @@ class ReassignmentMonitor:
         me = self._endpoint.peer_id
         if all(replica.peer == me for replica in self._view().by_stage(old.stage)):
             raise ControlError(f"it is the last replica of stage {old.stage}")
-        logger.info("server.moving", extra={"from_stage": old.stage, "to_stage": order.stage, "urgent": order.urgent})
+        emit(logger, ServerMoving(old.stage, order.stage, order.urgent))
         return await self._rebuild(order.stage)
 
     async def _drain(self, old: LocalReplica, urgent: bool) -> None:
@@ -233,7 +236,7 @@ class ReassignmentMonitor:
                 except RoundAborted:
                     continue  # the next one has begun meanwhile
                 break
-        logger.info("server.drained", extra={"stage": old.stage, "in_time": not timer.cancelled_caught})
+        emit(logger, ServerDrained(old.stage, not timer.cancelled_caught))
 
     def _switch(self, old: LocalReplica, new: LocalReplica) -> None:
         """From now on `new` takes all events, on connections of its own."""

@@ -29,6 +29,8 @@ from shoal.control.run_end import RunEndListener
 from shoal.control.run_question import RunTeller
 from shoal.control.view_builder import server_of
 from shoal.errors import ConfigError
+from shoal.events.base import emit
+from shoal.events.servers import ServerIsReady, ServerTakesLess
 from shoal.identity import Identity, swarm_authority
 from shoal.ids import PeerId, RunId
 from shoal.pipeline.device_pace import emulated_pace
@@ -110,7 +112,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             require_fit(server, needs, (stage,))
             cap = needs[stage].cap_of(server)
             if cap != server.max_microbatch_samples:
-                logger.warning("server.takes_less", extra={"stage": stage, "cap": cap, "memory": asdict(memory)})
+                emit(logger, ServerTakesLess(stage, cap, asdict(memory)))
             return await build_replica(
                 config=config,
                 run_id=RunId(spec.run_id),
@@ -168,8 +170,8 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             tasks.start_soon(monitor.run)
             handlers = watched(deaths, (leaving, monitor, listener, teller))
             tasks.start_soon(dispatch, endpoint, handlers, peer_up, work.lost)
-            place = {"device": spec.device, "threads": await device.run(torch.get_num_threads), "nice": os.nice(0)}
-            logger.info("server.ready", extra={"stage": stage, **place, "peer": endpoint.peer_id})
+            threads = await device.run(torch.get_num_threads)
+            emit(logger, ServerIsReady(stage, spec.device, threads, os.nice(0), endpoint.peer_id))
             control.tell(ServerReady(stage))
             tasks.start_soon(work.run)
             await leaving.run(control.orders)

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from shoal.errors import ShoalError
+from shoal.events.base import emit
+from shoal.events.processes import ProcessFailed
 from shoal.ids import PeerId
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 
@@ -56,7 +58,7 @@ class Process:
                 await main()
         except* ShoalError as errors:
             self.error = _first(errors)
-            logger.warning("process.failed", extra={"peer": self.peer, "reason": str(self.error)})
+            emit(logger, ProcessFailed(self.peer, str(self.error)))
         finally:
             if not self._frozen:
                 self._leave("ended")

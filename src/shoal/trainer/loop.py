@@ -14,6 +14,15 @@ from shoal.clock import Backoff, Clock
 from shoal.config.schema import Config
 from shoal.data.feed import Feed, LeasedBatch
 from shoal.errors import NoPipeline, RemoteProtocolError, RoundAborted, RoundClosed
+from shoal.events.base import emit
+from shoal.events.steps import (
+    ClientDialledAgain,
+    EvaluationFailed,
+    EvaluationRepeated,
+    RoundWasClosed,
+    StepCommitted,
+    StepIsStuck,
+)
 from shoal.ids import PeerId, StepKey
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import StepDriver, StepResult
@@ -123,7 +132,7 @@ class TrainerLoop:
             self._client_lost = anyio.Event()
             await self._backoff.wait(self._clock)
             self._is_alone = False
-            logger.info("client.dialled_again", extra={"reports": len(self._reports)})
+            emit(logger, ClientDialledAgain(len(self._reports)))
             self._say_hello()
 
     def _say_hello(self) -> None:
@@ -154,7 +163,7 @@ class TrainerLoop:
             try:
                 result = await self._train(start, number, batch)
             except RoundClosed as error:
-                logger.info("round.closed", extra={"round": start.round, "step": number, "reason": str(error)})
+                emit(logger, RoundWasClosed(start.round, number, str(error)))
                 self._feed.give_back(batch)
                 break
             if result is None:
@@ -186,7 +195,7 @@ class TrainerLoop:
                 )
                 break
             except NoPipeline as error:
-                logger.warning("trainer.stuck", extra={"round": start.round, "step": number, "reason": str(error)})
+                emit(logger, StepIsStuck(start.round, number, str(error)))
                 stages = tuple(s for s, replicas in enumerate(self._replicas) if not replicas)
                 self._endpoint.post(self._client, TrainerStuck(self._slot, start.round, stages))
                 await self._wait_for_change()
@@ -209,8 +218,7 @@ class TrainerLoop:
         if result.committed:
             self._report(report)
             # Not computed and not written unless asked for: there may be hundreds in a second.
-            committed = {"key": result.key, "path": result.path, "samples": result.num_samples}
-            logger.debug("step.committed", extra={"round": start.round, **committed})
+            emit(logger, StepCommitted(start.round, result.key, result.path, result.num_samples))
         return result
 
     async def _evaluate(self, start: StartRound) -> None:
@@ -224,7 +232,7 @@ class TrainerLoop:
                     part_sum, part_samples = await self._evaluate_batch(start, evaluation.base_round, batch)
                     loss_sum, num_samples = loss_sum + part_sum, num_samples + part_samples
         except RoundAborted as error:
-            logger.warning("evaluation.failed", extra={"base_round": evaluation.base_round, "reason": str(error)})
+            emit(logger, EvaluationFailed(evaluation.base_round, str(error)))
             return
         self._report(EvalReport(self._slot, evaluation.base_round, loss_sum, num_samples))
 
@@ -250,7 +258,7 @@ class TrainerLoop:
                 tried, path = path, self._evaluation_path(start)
                 if path == tried:
                     raise
-                logger.info("evaluation.repeated", extra={"base_round": base_round, "reason": str(error)})
+                emit(logger, EvaluationRepeated(base_round, str(error)))
 
     def _evaluation_path(self, start: StartRound) -> tuple[ReplicaRef, ...]:
         """Return the home path, with the best other replica in place of each that was lost or refused in this round."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.errors import RemoteProtocolError
+from shoal.events.links import ProtocolUnexpected, ProtocolViolated
 from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
@@ -86,14 +87,14 @@ async def dispatch(
                     return
         except RemoteProtocolError as error:
             metrics.counter("protocol.violated", kind=type(event.message).__name__).add()
-            gate.warning("protocol.violated", event.peer, peer=event.peer, error=str(error))
+            gate.emit(ProtocolViolated(event.peer, str(error)), event.peer)
             endpoint.disconnect(event.peer, str(error))
             return
         if is_farewell:
             return  # it means nothing more in this role
         kind = type(event.message).__name__
         metrics.counter("protocol.unexpected", kind=kind).add()
-        gate.warning("protocol.unexpected", event.peer, peer=event.peer, kind=kind)
+        gate.emit(ProtocolUnexpected(event.peer, kind), event.peer)
 
     def take(event: TransportEvent) -> None:
         match event:

@@ -6,6 +6,8 @@ import enum
 import logging
 from collections import Counter
 
+from shoal.events.base import emit
+from shoal.events.links import TransportLost
 from shoal.ids import PeerId
 from shoal.telemetry import MetricRegistry
 from shoal.transport.base import PeerLost
@@ -49,7 +51,7 @@ class Losses:
                 del self._untaken[peer]
 
         self._metrics.counter("transport.lost", cause=cause.value).add()
-        logger.info("transport.lost", extra={"peer": peer, "reason": reason, "cause": cause.value})
+        emit(logger, TransportLost(peer, reason, cause.value))
         if peer in self._leaving:
             self._gone.add(peer)
         self._untaken[peer] += 1

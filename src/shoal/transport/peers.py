@@ -23,6 +23,8 @@ import anyio
 
 from shoal.clock import Clock, SystemClock
 from shoal.errors import ConfigError, HandshakeError, Offence
+from shoal.events.base import emit
+from shoal.events.links import TransportUp
 from shoal.ids import PeerId, RunId
 from shoal.telemetry import MetricRegistry
 from shoal.transport.admission import Admission
@@ -323,7 +325,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         if state.dial is not None and state.dial is not connection:
             state.dial.close("the peer's own connection is used")
         self._metrics.counter("transport.accepted" if connection.dialled is None else "transport.dialled").add()
-        logger.info("transport.up", extra={"peer": theirs.peer, "peer_role": theirs.role})
+        emit(logger, TransportUp(theirs.peer, theirs.role))
         self._losses.up(theirs.peer)
         self._events.put(PeerUp(theirs.peer))
         waiting, state.waiting, state.waiting_bytes = state.waiting, [], 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from shoal.errors import HandshakeError, Offence
+from shoal.events.links import TransportRefused
 from shoal.log import FloodGate
 from shoal.telemetry import MetricRegistry
 from shoal.transport.connection import Connection
@@ -32,11 +33,5 @@ class Refusals:
         self._metrics.counter("transport.refused", offence=offence.value).add()
         # A host may have many names, a peer only one.
         peer = connection.peer or connection.proven or connection.dialled
-        self._gate.warning(
-            "transport.refused",
-            peer or connection.source,
-            peer=peer,
-            source=connection.source,
-            offence=offence.value,
-            reason=str(error),
-        )
+        refused = TransportRefused(peer, connection.source, offence.value, str(error))
+        self._gate.emit(refused, peer or connection.source)

@@ -61,9 +61,9 @@ async def test_the_last_host_names_its_stages_once_and_says_where_their_state_is
         ServerMayLeave(0, 7, True),
         ServerMayLeave(1, 7, True),
     )
-    first, *others = host.lines
+    first, remedy, *others = host.lines
     assert first.startswith("this host is the last with stages 0, 1: it hands over what they have learnt up to round 7")
-    assert first.endswith("Press Ctrl-C again to leave at once")
+    assert remedy == "  press Ctrl-C again to leave at once"
     assert others == [f"stage {stage} as of round 7 is with the client now" for stage in (0, 1)]
 
 

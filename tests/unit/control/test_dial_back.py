@@ -94,7 +94,7 @@ async def test_one_that_cannot_be_dialled_is_told_with_the_remedy_and_again_when
         while len(scene.announced) < 2:
             await anyio.lowlevel.checkpoint()
     assert scene.announced[1] == ()
-    assert scene.notices[2:] == ["server peername can be dialled now"]
+    assert scene.notices[2:] == ["server peername can be dialled from this host now"]
 
 
 async def test_a_server_at_other_addresses_is_dialled_there_at_once() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 import pytest
 
 from shoal.control.counter_report import counters_logged
 from shoal.control.link_report import log_links
+from shoal.events.links import RoleLinks, RoundLinks
 from shoal.ids import PeerId
 from shoal.telemetry import MetricRegistry
 from shoal.transport.base import Endpoint
@@ -40,14 +42,14 @@ def endpoint(links: Mapping[PeerId, LinkEstimate]) -> Endpoint:
 
 def test_what_is_known_of_links_is_logged_in_the_units_of_links(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="shoal")
-    log_links(endpoint(LINKS), "round.links", logging.DEBUG, round=3)
+    log_links(endpoint(LINKS), partial(RoundLinks, round=3))
     [line] = [vars(record) for record in caplog.records]
     assert (line["msg"], line["levelno"], line["round"], line["links"]) == ("round.links", logging.DEBUG, 3, SHOWN)
 
 
 def test_nothing_is_logged_while_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="shoal")
-    log_links(endpoint({PeerId("unknown"): LinkEstimate()}), "round.links", logging.DEBUG)
+    log_links(endpoint({PeerId("unknown"): LinkEstimate()}), RoleLinks)
     assert not caplog.records
 
 

@@ -1,0 +1,186 @@
+"""A launcher: the roles of its host, where the model is cut, how the host joins, leaves and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from logging import ERROR, WARNING
+
+from shoal.events.base import Event
+from shoal.ids import PeerId
+
+
+class SwarmOpen(Event, frozen=True, tag="swarm.open"):
+    """The swarm can be joined at these addresses."""
+
+    initial_peers: tuple[str, ...]
+
+
+class RunEndedByError(Event, frozen=True, tag="run.failed"):
+    """The run on this host ends without its result."""
+
+    level = ERROR
+    reason: str
+
+
+class RunInterrupted(Event, frozen=True, tag="run.interrupted"):
+    """A signal has asked the run to end."""
+
+    signal: str
+
+
+class ModelCut(Event, frozen=True, tag="model.cut"):
+    """Which units of the model each stage has."""
+
+    units: list[int]
+    stages: int
+
+
+class ProfilerLost(Event, frozen=True, tag="profiler.lost"):
+    """The process that measures the units of the model has ended early."""
+
+    level = WARNING
+    why = "it was killed, as by a system that is short of memory"
+    reason: str
+
+    def say(self) -> str:
+        return f"the units of the model could not be measured, so its own figures decide the cut ({self.reason})"
+
+
+class DataServerKilled(Event, frozen=True, tag="data_server.killed"):
+    """The data server is frozen, and is killed at the client's request; it is started again."""
+
+    level = WARNING
+    pid: int | None
+
+
+class ServerJoined(Event, frozen=True, tag="server.joined"):
+    """A server of this host takes part in the DHT."""
+
+    role: str
+
+    def say(self) -> str:
+        return f"{self.role} has joined; it chooses its stage"
+
+
+class ServerServes(Event, frozen=True, tag="server.serves"):
+    """A server of this host serves a stage."""
+
+    role: str
+    stage: int
+
+    def say(self) -> str:
+        return f"{self.role} serves stage {self.stage}"
+
+
+class PeerFellSilent(Event, frozen=True, tag="peer.silent"):
+    """A peer of this host's servers has said nothing for a while."""
+
+    why = "it is frozen, or the network between it and this host is cut"
+    peer: PeerId
+    who: str
+    silent_s: float
+
+    def say(self) -> str:
+        return f"{self.who} has said nothing for {self.silent_s:.1f} s: frozen or cut off"
+
+
+class PeerHeardAgain(Event, frozen=True, tag="peer.heard"):
+    """A peer that was silent to this host's servers speaks again."""
+
+    peer: PeerId
+    who: str
+    after_s: float
+
+    def say(self) -> str:
+        return f"{self.who} is heard again after {self.after_s:.1f} s"
+
+
+class ScoutLost(Event, frozen=True, tag="scout.lost"):
+    """The scout of this host has ended; another one is started."""
+
+    level = WARNING
+    status: str
+
+
+class ScoutGivenUp(Event, frozen=True, tag="scout.given_up"):
+    """The scout of this host has ended too often, and is not started again."""
+
+    level = ERROR
+    do = "when the run is over, end these servers by Ctrl-C"
+    status: str
+    run: str
+
+    def say(self) -> str:
+        return f"nobody on this host hears any more when run {self.run} is over ({self.status})"
+
+
+class ServersInterrupted(Event, frozen=True, tag="servers.interrupted"):
+    """A signal has asked the servers of this host to leave."""
+
+    signal: str
+
+    def say(self) -> str:
+        return "leaving; press Ctrl-C again to end at once"
+
+
+class ServersFailed(Event, frozen=True, tag="servers.failed"):
+    """The servers of this host end with an error."""
+
+    level = ERROR
+    reason: str
+
+
+class HostLeaving(Event, frozen=True, tag="host.leaving"):
+    """This host leaves, is the last one with some stages, and hands over what they have learnt."""
+
+    do = "press Ctrl-C again to leave at once"
+    stages: tuple[int, ...]
+    round: int
+
+    def say(self) -> str:
+        return (
+            f"this host is the last with {_stages(self.stages)}: it hands over what they have learnt up to round "
+            f"{self.round}, so that it is not lost"
+        )
+
+
+class HostStageKept(Event, frozen=True, tag="host.stage_kept"):
+    """The client keeps the state of a stage whose last server leaves."""
+
+    stage: int
+    round: int
+
+    def say(self) -> str:
+        return f"stage {self.stage} as of round {self.round} is with the client now"
+
+
+class HostStageUnwanted(Event, frozen=True, tag="host.stage_unwanted"):
+    """This host leaves, is the last one with a stage, and can hand its state to nobody."""
+
+    level = WARNING
+    do = "start a server of the stage elsewhere, or press Ctrl-C again to leave at once"
+    stage: int
+    problem: str
+    patience_s: float
+
+    def say(self) -> str:
+        return (
+            f"this host is the last with stage {self.stage}, and nobody takes it ({self.problem}): what it has learnt "
+            f"is lost if this host leaves. It waits for one for {self.patience_s:.0f} s"
+        )
+
+
+class HostStateLost(Event, frozen=True, tag="host.state_lost"):
+    """This host leaves with state that nobody else has."""
+
+    level = WARNING
+    why = "no other server of these stages came, and no client kept their state"
+    stages: tuple[int, ...]
+
+    def say(self) -> str:
+        return f"leaving: what {_stages(self.stages)} learnt on this host is lost, unless a server of it comes back"
+
+
+def _stages(stages: Iterable[int]) -> str:
+    numbers = [str(stage) for stage in stages]
+    return f"stage{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

@@ -1,0 +1,187 @@
+"""The registry: the DHT, records in it, the addresses of the swarm, and which run it announces."""
+
+from __future__ import annotations
+
+from logging import DEBUG, ERROR, WARNING
+
+from shoal.events.base import Event
+from shoal.ids import PeerId
+
+
+class DhtJoined(Event, frozen=True, tag="dht.joined"):
+    """A role of this host takes part in the DHT at these addresses."""
+
+    role: str
+    maddrs: list[str]
+
+
+class DhtRetrying(Event, frozen=True, tag="dht.retrying"):
+    """The DHT could not be joined yet; it is tried again."""
+
+    error: str
+
+
+class DhtDeaf(Event, frozen=True, tag="dht.deaf"):
+    """The daemon p2pd of this role does not answer any more; it is started again."""
+
+    level = WARNING
+
+
+class DhtDisconnected(Event, frozen=True, tag="dht.disconnected"):
+    """The connection to p2pd has ended."""
+
+    level = DEBUG
+    error: str
+
+
+class DhtDaemonKilled(Event, frozen=True, tag="dht.daemon_killed"):
+    """The daemon p2pd did not end when asked, and was killed."""
+
+    level = WARNING
+    pid: int
+
+
+class DhtPortTaken(Event, frozen=True, tag="dht.port_taken"):
+    """Another program listens at the port that p2pd had before, so that it takes a free one."""
+
+    level = WARNING
+    error: str
+
+
+class RegistryDhtLost(Event, frozen=True, tag="registry.dht_lost"):
+    """This role's node of the DHT has died; it is started again."""
+
+    level = ERROR
+
+
+class RegistryDhtBack(Event, frozen=True, tag="registry.dht_back"):
+    """This role takes part in the DHT again, and announces itself anew."""
+
+
+class RegistryDhtUnreachable(Event, frozen=True, tag="registry.dht_unreachable"):
+    """The DHT cannot be joined again yet; it is tried again."""
+
+    level = WARNING
+    error: str
+
+
+class RegistryStoreRefused(Event, frozen=True, tag="registry.store_refused"):
+    """No node of the DHT has taken a record; it is stored again soon."""
+
+    topic: str
+
+
+class RegistryReadGivenUp(Event, frozen=True, tag="registry.read_given_up"):
+    """A read of the DHT took too long and was given up; the next one follows."""
+
+    level = WARNING
+    after_s: float
+
+
+class RecordRefused(Event, frozen=True, tag="record.rejected"):
+    """A record of the DHT was not believed."""
+
+    level = WARNING
+    subkey: str
+    reason: str
+
+
+class ClockDiffers(Event, frozen=True, tag="clock.differs"):
+    """The clock of a peer differs from this host's so much that neither believes the other's records."""
+
+    level = WARNING
+    do = "set the clocks of both hosts, best by NTP"
+    peer: PeerId
+    ahead_s: int
+
+
+class PeerOtherVersion(Event, frozen=True, tag="peer.other_version"):
+    """A peer has another version of shoal, and takes no part."""
+
+    level = WARNING
+    do = "install the same version on all hosts"
+    peer: PeerId
+    reason: str
+
+
+class StageChosen(Event, frozen=True, tag="stage.chosen"):
+    """A server has chosen the stage that it serves."""
+
+    stage: int
+    servers: int
+
+
+class PeersUnwritten(Event, frozen=True, tag="peers.unwritten"):
+    """The file with the addresses at which the swarm can be joined could not be written."""
+
+    level = ERROR
+    do = "free space there, or allow this user to write there"
+    path: str
+    reason: str
+
+    def say(self) -> str:
+        return f"cannot write {self.path} ({self.reason}); it may be out of date"
+
+
+class ScoutFoundRun(Event, frozen=True, tag="run.found"):
+    """The scout has found a run that a client announces and that its peers confirm."""
+
+    run: str
+    client: PeerId
+
+
+class RunUnconfirmed(Event, frozen=True, tag="run.unconfirmed"):
+    """A run is announced, and none of its peers could be asked about it."""
+
+    level = WARNING
+    why = "its peers are dead, or their TCP ports are closed to this host"
+    do = "see network.data_port and --public-ip on the client's host"
+    run: str
+    reason: str
+
+
+class ScoutWatching(Event, frozen=True, tag="scout.watching"):
+    """The scout watches the run for the servers of its host."""
+
+    run: str
+
+
+class RunIsAnnounced(Event, frozen=True, tag="run.announced"):
+    """A client announces the run again."""
+
+    run: str
+
+    def say(self) -> str:
+        return f"run {self.run} is announced again"
+
+
+class RunIsSilent(Event, frozen=True, tag="run.silent"):
+    """No client announces the run any more; this host does, so that another client can find it."""
+
+    why = "the client's host is lost or cut off"
+    do = "wait for it, continue the run from another host, or end these servers by Ctrl-C"
+    run: str
+
+    def say(self) -> str:
+        return (
+            f"run {self.run} is not announced any more: its client is gone without a word; the servers keep their "
+            "state and wait"
+        )
+
+
+class RunHasEnded(Event, frozen=True, tag="run.over"):
+    """The run is over, so that the servers of this host leave."""
+
+    run: str
+    reason: str
+
+    def say(self) -> str:
+        return f"{self.reason}: the servers of this host leave"
+
+
+class RunOverIgnored(Event, frozen=True, tag="run.over_ignored"):
+    """A client that no longer leads the run has said that it is over; another one goes on with it."""
+
+    level = WARNING
+    run: str
+    peer: PeerId

@@ -1,0 +1,182 @@
+"""Outer rounds: who takes part, rings, records, chains of them, and what a stage starts again from."""
+
+from __future__ import annotations
+
+from logging import ERROR, WARNING
+
+from shoal.events.base import Event
+from shoal.ids import PeerId
+
+
+class RoundIsReady(Event, frozen=True, tag="round.ready"):
+    """Steps of the next round can be trained: enough replicas hold the base record."""
+
+    base_round: int
+    holders: int
+
+
+class RoundCommitted(Event, frozen=True, tag="round.committed"):
+    """The record of a round is committed."""
+
+    round: int
+    ballot: str
+
+
+class RoundIsStuck(Event, frozen=True, tag="round.stuck"):
+    """The round cannot go on: these stages have no replica that takes part."""
+
+    level = WARNING
+    stages: tuple[int, ...]
+
+
+class RoundGoesOn(Event, frozen=True, tag="round.goes_on"):
+    """The round goes on: these stages have replicas again."""
+
+    stages: tuple[int, ...]
+
+
+class RoundOvertaken(Event, frozen=True, tag="round.overtaken"):
+    """Replicas hold a newer record than the one that this client coordinates from."""
+
+    level = WARNING
+    base_round: int
+    record: str
+
+
+class RoundDeposed(Event, frozen=True, tag="round.deposed"):
+    """Another client coordinates the run."""
+
+    level = WARNING
+    ballot: str
+
+
+class ReplicaCameIn(Event, frozen=True, tag="replica.in"):
+    """A replica takes part in the round."""
+
+    peer: PeerId
+    round: int
+
+
+class ReplicaPutOut(Event, frozen=True, tag="replica.out"):
+    """A replica takes no part in the round any more. The coordinator names the peer, the replica itself the round."""
+
+    level = WARNING
+    reason: str
+    peer: PeerId | None = None
+    round: int | None = None
+
+
+class ReplicaIsSuspect(Event, frozen=True, tag="replica.suspect"):
+    """The contribution of a replica is far from those of the others, or not finite."""
+
+    level = WARNING
+    round: int
+    stage: int
+    peer: PeerId
+    suspicion: str
+    scale: float
+    is_member: bool
+
+
+class SamplesTrainedTwice(Event, frozen=True, tag="samples.trained_twice"):
+    """Two steps of a round share samples, which is a bug; the round leaves these replicas out."""
+
+    level = ERROR
+    steps: list[str]
+    left_out: tuple[PeerId, ...]
+
+
+class StageFound(Event, frozen=True, tag="stage.found"):
+    """A replica with the newest state of a stage has come back; nothing of it is lost."""
+
+    stage: int
+    base_round: int
+
+
+class StageIsRestored(Event, frozen=True, tag="stage.restored"):
+    """Nobody holds the newest state of a stage: it goes on from an older one, and what it learnt since is lost."""
+
+    level = WARNING
+    stage: int
+    base_round: int
+    lost_rounds: list[int]
+    parameters: str
+
+
+class ReplicaRestored(Event, frozen=True, tag="replica.restored", rename={"from_": "from"}):
+    """This replica holds the older state from which its stage goes on."""
+
+    level = WARNING
+    round: int
+    from_: int
+
+
+class ChainWasLeft(Event, frozen=True, tag="chain.left"):
+    """Two chains of records have met, and the run goes on with one; what the other one has trained is lost."""
+
+    level = WARNING
+    left: str
+    left_round: int
+    kept: str
+    kept_round: int
+    common_round: int
+    samples: int
+    samples_freed: int
+
+
+class ReplicaChainLeft(Event, frozen=True, tag="replica.chain_left"):
+    """This replica has left its chain of records for the one with which the run goes on."""
+
+    level = WARNING
+    round: int
+    stage: int
+
+
+class RoundHasSwapped(Event, frozen=True, tag="round.swapped"):
+    """This replica trains on from the state of a committed record; these are the hashes of that state."""
+
+    round: int
+    stage: int
+    parameters: str
+    momentum: str
+    buffers: str
+
+
+class RoundCloseSuperseded(Event, frozen=True, tag="round.close_superseded"):
+    """The steps of a round were to be closed when this replica was past it."""
+
+    round: int
+
+
+class RingStarted(Event, frozen=True, tag="ring.started"):
+    """The members of a stage begin to average."""
+
+    round: int
+    epoch: int
+    members: list[PeerId]
+
+
+class RingRefused(Event, frozen=True, tag="ring.refused"):
+    """A member has sent what does not belong into the average; its connection was closed."""
+
+    level = WARNING
+    peer: PeerId
+    error: str
+
+
+class ReplicaResumed(Event, frozen=True, tag="replica.resumed"):
+    """This replica goes on from the snapshot that a buddy kept for it."""
+
+    round: int
+    stage: int
+    steps: int
+    taken: bool
+
+
+class ReplicaNotResumed(Event, frozen=True, tag="replica.not_resumed"):
+    """The snapshot that a buddy kept for this replica could not be used; its steps of the round are lost."""
+
+    round: int
+    stage: int
+    steps: int
+    taken: bool
