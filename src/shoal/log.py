@@ -11,12 +11,14 @@ import logging
 import math
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
+from shoal.ids import PeerId
 
 MAX_FILE_BYTES = 8 * 2**20
 NUM_OLD_FILES = 2
@@ -28,9 +30,25 @@ _COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRIT
 _NO_COLOUR = "\x1b[0m"
 
 
+_name_of: Callable[[PeerId], str] | None = None
+
+
+def name_peers(name_of: Callable[[PeerId], str] | None) -> None:
+    """From now on say, as `who`, what the `peer` of a line is called. None: this process does not know that."""
+    global _name_of
+    _name_of = name_of
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the fields that the call gave with `extra`."""
-    return {name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES}
+    """Return the fields that the call gave with `extra`, and `who` beside `peer`; see `name_peers`."""
+    fields: dict[str, Any] = {}
+    for name, value in vars(record).items():
+        if name in _OWN_ATTRIBUTES:
+            continue
+        fields[name] = value
+        if name == "peer" and _name_of is not None and isinstance(value, str):
+            fields["who"] = _name_of(PeerId(value))
+    return fields
 
 
 class FloodGate:

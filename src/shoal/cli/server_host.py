@@ -195,7 +195,7 @@ class ServerHost:
             self._say(f"nobody on this host hears any more when run {host.run_id} is over: then end it by Ctrl-C")
 
     async def _follow_server(self, server: RoleHandle, host: SwarmHost) -> None:
-        name = f"{server.spec.role} {server.spec.index}"
+        name = host.name_of(server)
         async for event in server.events:
             self._hear(event, server, host)
         status = await server.wait()
@@ -214,7 +214,7 @@ class ServerHost:
 
     def _hear(self, event: messages.RoleEvent, role: RoleHandle, host: SwarmHost) -> None:
         """Act on what a role says of itself or of the run."""
-        name, now_s, row = f"{role.spec.role} {role.spec.index}", self.clock.now_s(), self._row
+        name, now_s, row = host.name_of(role), self.clock.now_s(), self._row
         match event:
             case messages.ServerReady(stage):
                 self._say(f"{name} serves stage {stage}")

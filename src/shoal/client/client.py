@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from shoal.client.diary import ChainsLeft, Counts, Diary, RoundPlan, Saved, Serv
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
 from shoal.client.keeping import Keeping
-from shoal.client.loss_notices import LossNotices, ServerNames
+from shoal.client.loss_notices import LossNotices
 from shoal.client.model_export import ModelExport
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
@@ -94,7 +94,6 @@ class Client:
         expected_servers: int,
         succeeds: bool = False,
         patient: bool = False,
-        own_servers: Sequence[PeerId] = (),
         notice: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
@@ -111,7 +110,6 @@ class Client:
             succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
             on_turn: called when this client takes the run over.
             notice: tells the user something that stays on the screen.
-            own_servers: of this host, in the order of their numbers.
             patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0.
 
         Raises:
@@ -140,7 +138,10 @@ class Client:
             start_timeout_s=TRAINER_START_TIMEOUT_S,
             above=GENERATIONS_APART if succeeds else 0,
         )
-        name_of = ServerNames(own_servers, lambda: membership.view)
+
+        def name_of(peer: PeerId) -> str:
+            return membership.view.name_of(peer)
+
         self.watch = Watch(
             membership=membership,
             trainers=self.trainers,
@@ -327,6 +328,7 @@ class Client:
             config=self._config,
             run_id=self._run_id,
             progress=self.reports.progress,
+            name_of=self._membership.view.name_of,
             audit=await anyio.to_thread.run_sync(audit, self._log_dir, self._num_train),
             replicas=self.rounds.num_replicas,
             outer_rounds=self.rounds.rounds,

@@ -1,9 +1,9 @@
 """Who is lost, since when, over whom the work goes on, what it cost and when it is back: in words for the user.
 
-    server_lost, lost -> "server 0 (stage 0) has said nothing for 2.1 s ..."
-      step_committed  -> "trainer 0 trains again after 2.9 s without a step (server 0)"
-      found           -> "server 0 is heard again after 14.0 s; it catches up"
-      caught_up       -> "server 0 has caught up ..."
+    server_lost, lost -> "server 0@box2 (stage 0) has said nothing for 2.1 s ..."
+      step_committed  -> "trainer 0 trains again after 2.9 s without a step (server 0@box2 lost)"
+      found           -> "server 0@box2 is heard again after 14.0 s; it catches up"
+      caught_up       -> "server 0@box2 has caught up ..."
 
 Bookkeeping, no I/O. Times are monotonic seconds.
 """
@@ -18,35 +18,13 @@ from itertools import pairwise
 
 from shoal.clock import Clock, utc_time_of_day
 from shoal.ids import PeerId
-from shoal.swarm.view import Replica, SwarmView, network_host
+from shoal.swarm.view import Replica
 from shoal.transport.base import PeerLost
 
 logger = logging.getLogger(__name__)
 
 _NUM_STEPS = 64
 """So many steps of each slot are remembered, to see where it paused."""
-
-
-class ServerNames:
-    """What a server is called where people read it."""
-
-    def __init__(self, own: Sequence[PeerId], view: Callable[[], SwarmView]) -> None:
-        """Know the servers of this host, in the order of their numbers, and where others are looked up."""
-        self._names = {peer: f"server {index}" for index, peer in enumerate(own)}
-        self._view = view
-
-    def __call__(self, peer: PeerId) -> str:
-        """Return `server 1` for one of this host, and the end of its id with its machine for another one.
-
-        A name stands for as long as this process lives: who is lost is not in the view any more.
-        """
-        if peer not in self._names:
-            replica = self._view().replica(peer)
-            if replica is None:
-                return f"server {peer[-8:]}"
-            host = network_host(replica.hop)
-            self._names[peer] = f"server {peer[-8:]}" + (f" on {host}" if host else "")
-        return self._names[peer]
 
 
 @dataclass

@@ -122,7 +122,8 @@ class Succession:
                 for peer in set(self._order.reachable) - told:
                     told.add(peer)
                     logger.info("client.waits", extra={"for": peer})
-                    self._notice(f"run {self._run_id} has a client, {peer}: this one waits, and goes on if it is lost")
+                    name = self._membership.view.name_of(peer)
+                    self._notice(f"run {self._run_id} has a client, {name}: this one waits, and goes on if it is lost")
                 wake_at_s = self._order.wake_at_s(now_s)
                 if self._is_kept:
                     again_s = ANSWER_WITHIN_S if self._asked else ASK_AGAIN_S

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shoal.averaging.audit import Audit
 from shoal.client.model_export import ModelLeft
 from shoal.client.progress import Progress
 from shoal.config import Config
+from shoal.ids import PeerId
 from shoal.wire.messages.base import Traffic
 
 
@@ -16,6 +18,7 @@ def build_summary(
     config: Config,
     run_id: str,
     progress: Progress,
+    name_of: Callable[[PeerId], str],
     audit: Audit,
     replicas: int,
     outer_rounds: int,
@@ -79,7 +82,9 @@ def build_summary(
         "servers_moved": servers_moved,
         "stages_restored": stages_restored,
         "chains_left": chains_left,
-        "suspects": [{"round": round, **suspect._asdict()} for round, suspect in audit.suspects],
+        "suspects": [
+            {"round": round, **suspect._asdict(), "name": name_of(suspect.peer)} for round, suspect in audit.suspects
+        ],
         "model": None if model.folder is None else str(model.folder),
         "model_round": model.round if model.folder is not None else None,
         "model_missing": model.reason or None,

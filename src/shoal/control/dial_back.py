@@ -103,13 +103,14 @@ class DialBack:
             self._undialled[peer] = reason
         if bool(before) == bool(reason):
             return
+        name = self._membership.view.name_of(peer)
         if reason:
             logger.warning("server.undialled", extra={"peer": peer, "reason": reason})
-            self._notice(f"server {peer[-8:]} cannot be dialled from this host, so nobody trains over it: {reason}")
+            self._notice(f"{name} cannot be dialled from this host, so nobody trains over it: {reason}")
             self._notice(f"  {REMEDY}")
         elif not is_gone:
             logger.info("server.dialled", extra={"peer": peer})
-            self._notice(f"server {peer[-8:]} can be dialled now")
+            self._notice(f"{name} can be dialled now")
         worst = list(self._undialled.items())[:MAX_UNDIALLED]
         self._on_change(tuple(Undialled(peer, reason[:MAX_REASON_CHARS]) for peer, reason in worst))
 

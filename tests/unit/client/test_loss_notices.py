@@ -5,10 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from shoal.client.loss_notices import LossNotices, ServerNames
+from shoal.client.loss_notices import LossNotices
 from shoal.clock import SystemClock
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.view import Replica, SwarmView
+from shoal.swarm.view import PeerLabel, Replica, SwarmView
 from shoal.transport.base import PeerLost
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
@@ -30,11 +30,16 @@ class _Clock(SystemClock):
         return 7 * 3600 + self.time_s
 
 
-def _replica(peer: PeerId, stage: int, *addresses: str) -> Replica:
-    return Replica(Hop(peer, addresses), 0.0, stage=StageIndex(stage))
+def _replica(peer: PeerId) -> Replica:
+    return Replica(Hop(peer, ()), 0.0, stage=StageIndex(0))
 
 
-FIRST, SECOND, THIRD = _replica(MY_FIRST, 0), _replica(MY_SECOND, 0), _replica(THEIRS, 0, "tcp:10.0.0.3:4000")
+FIRST, SECOND, THIRD = _replica(MY_FIRST), _replica(MY_SECOND), _replica(THEIRS)
+LABELS = {
+    MY_FIRST: PeerLabel("server", "box1", 0),
+    MY_SECOND: PeerLabel("server", "box1", 1),
+    THEIRS: PeerLabel("server", "box2", 0),
+}
 
 
 class _Story:
@@ -43,9 +48,9 @@ class _Story:
     def __init__(self) -> None:
         self.clock = _Clock()
         self.said: list[tuple[float, str]] = []
-        names = ServerNames((MY_FIRST, MY_SECOND), lambda: SwarmView(replicas=(FIRST, SECOND, THIRD)))
+        view = SwarmView(labels=LABELS)
         self.notices = LossNotices(
-            clock=self.clock, notice=lambda text: self.said.append((self.clock.time_s, text)), name_of=names
+            clock=self.clock, notice=lambda text: self.said.append((self.clock.time_s, text)), name_of=view.name_of
         )
 
     def lose(self, replica: Replica, silent_s: float, *others: Replica, slots: tuple[int, ...] = (0,)) -> None:
@@ -75,12 +80,12 @@ def test_a_freeze_is_told_from_its_first_second_to_the_moment_at_which_the_serve
     assert story.said == [
         (
             5.1,
-            "server 0 (stage 0) has said nothing for 2.1 s (since 07:00:03Z), so it is frozen or cut off; its work "
-            "goes on over server 1 and server oWtheirs on 10.0.0.3",
+            "server 0@box1 (stage 0) has said nothing for 2.1 s (since 07:00:03Z), so it is frozen or cut off; its "
+            "work goes on over server 1@box1 and server 0@box2",
         ),
-        (5.6, "trainer 0 trains again after 2.2 s without a step (server 0 lost)"),
-        (17.0, "server 0 is heard again after 14.0 s; it catches up"),
-        (18.0, "server 0 has caught up, 15.0 s after it was heard last: it serves stage 0 again"),
+        (5.6, "trainer 0 trains again after 2.2 s without a step (server 0@box1 lost)"),
+        (17.0, "server 0@box1 is heard again after 14.0 s; it catches up"),
+        (18.0, "server 0@box1 has caught up, 15.0 s after it was heard last: it serves stage 0 again"),
     ]
 
 
@@ -94,9 +99,9 @@ def test_a_kill_is_told_and_what_it_cost_each_trainer_that_it_hit() -> None:
     story.notices.step_committed(1, 4.0)
     story.notices.step_committed(0, 4.5)
     assert [text for _, text in story.said] == [
-        "server 1 (stage 0) is gone: its connection has closed; nobody else serves stage 0",
-        "trainer 1 trains again after 2.0 s without a step (server 1 lost)",
-        "trainer 0 trains again after 3.5 s without a step (server 1 lost)",
+        "server 1@box1 (stage 0) is gone: its connection has closed; nobody else serves stage 0",
+        "trainer 1 trains again after 2.0 s without a step (server 1@box1 lost)",
+        "trainer 0 trains again after 3.5 s without a step (server 1@box1 lost)",
     ]
 
 
@@ -105,8 +110,8 @@ def test_of_a_spare_nobody_has_to_take_over() -> None:
     story.lose(THIRD, 0.0, FIRST, slots=())
     story.notices.step_committed(0, 1.0)
     assert [text for _, text in story.said] == [
-        "server oWtheirs on 10.0.0.3 (stage 0) is gone: its connection has closed; "
-        "no trainer's steps ran over it, server 0 serves on"
+        "server 0@box2 (stage 0) is gone: its connection has closed; "
+        "no trainer's steps ran over it, server 0@box1 serves on"
     ]
 
 
@@ -119,7 +124,7 @@ def test_a_server_that_is_lost_again_before_it_has_caught_up_is_told_again_with_
     story.clock.time_s = 9.0
     story.notices.found(MY_FIRST)
     assert len(story.said) == 4
-    assert story.said[-1] == (9.0, "server 0 is heard again after 9.0 s; it catches up")
+    assert story.said[-1] == (9.0, "server 0@box1 is heard again after 9.0 s; it catches up")
 
 
 def test_a_trainer_that_is_frozen_is_replaced_and_one_that_has_ended_is_its_host_s_to_tell() -> None:

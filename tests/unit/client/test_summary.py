@@ -10,7 +10,8 @@ from shoal.client.model_export import ModelLeft
 from shoal.client.progress import Progress
 from shoal.client.summary import build_summary
 from shoal.config import Config
-from shoal.ids import StepKey
+from shoal.ids import PeerId, StepKey
+from shoal.swarm.contribution_guard import Suspect, Suspicion
 from shoal.wire.messages.base import Traffic
 
 LOST = tuple(StepKey(0, 1, number, 0) for number in range(4))
@@ -22,6 +23,7 @@ def summary(progress: Progress, **fields: object) -> dict[str, object]:
         "config": Config.model_validate({"model_pipeline": {"stages": 2}, "experiment_prefix": "fish"}),
         "run_id": "fish-1",
         "progress": progress,
+        "name_of": lambda peer: f"server 1@{peer}",
         "audit": audit,
         "replicas": 4,
         "outer_rounds": 2,
@@ -76,3 +78,9 @@ def test_a_run_that_did_nothing_has_a_summary_too() -> None:
 def test_an_evaluation_of_what_was_there_at_the_beginning_says_nothing_about_the_end() -> None:
     found = summary(Progress(eval_losses={0: 5.0}), exit_reason="interrupted")
     assert (found["eval_loss_first"], found["eval_loss_last"]) == (5.0, None)
+
+
+def test_who_is_suspected_is_named_as_everywhere() -> None:
+    suspect = Suspect(1, PeerId("box2"), Suspicion.CLIPPED, 0.5, True)
+    found = summary(Progress(), audit=Audit(2, 9, 30, 0, 0, 0, {}, suspects=((2, suspect),)))["suspects"]
+    assert found == [{"round": 2, **suspect._asdict(), "name": "server 1@box2"}]
