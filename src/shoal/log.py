@@ -11,6 +11,7 @@ import logging
 import math
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.events.base import Event
+from shoal.ids import PeerId
 
 MAX_FILE_BYTES = 8 * 2**20
 NUM_OLD_FILES = 2
@@ -26,9 +28,25 @@ NUM_OLD_FILES = 2
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+_name_of: Callable[[PeerId], str] | None = None
+
+
+def name_peers(name_of: Callable[[PeerId], str] | None) -> None:
+    """From now on say, as `who`, what the `peer` of a line is called. None: this process does not know that."""
+    global _name_of
+    _name_of = name_of
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the fields that the call gave with `extra`."""
-    return {name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES}
+    """Return the fields that the call gave with `extra`, and `who` beside `peer`; see `name_peers`."""
+    fields: dict[str, Any] = {}
+    for name, value in vars(record).items():
+        if name in _OWN_ATTRIBUTES:
+            continue
+        fields[name] = value
+        if name == "peer" and _name_of is not None and isinstance(value, str):
+            fields["who"] = _name_of(PeerId(value))
+    return fields
 
 
 class FloodGate:

@@ -32,7 +32,7 @@ class Hosts:
     def run(
         self, host: str, *command: str, environment: Mapping[str, str] | None = None, start: str = "first"
     ) -> Launched:
-        """Run a script on a host, with its own home and runtime directory; each start has its own logs."""
+        """Run a script on a host, with its own name, home and runtime directory; each start has its own logs."""
         home = self.home(host)
         own = {} if self.lan is None else {"prefix": self.lan.prefix(host), "runtime_dir": self._shared_path}
         if self.lan is not None:
@@ -43,7 +43,7 @@ class Hosts:
                 self.directory / host / start,
                 *flags,
                 command=(script,),
-                environment={"HOME": str(home), **(environment or {})},
+                environment={"HOME": str(home), "SHOAL_NETWORK__HOST_NAME": host, **(environment or {})},
                 **own,
             )
         )

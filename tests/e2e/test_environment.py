@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -37,7 +38,9 @@ def test_a_full_disk_at_the_log_of_one_role_costs_that_log_and_nothing_else(tmp_
         log.symlink_to("/dev/full")
         os.kill(run.pid_of("server:1"), signal.SIGKILL)
         until(
-            lambda: run.output.count("server 1 serves") or _num_starts(run.events("launcher", "role.started")) > 1,
+            lambda: (
+                re.search(r"server 1@\S+ serves", run.output) or _num_starts(run.events("launcher", "role.started")) > 1
+            ),
             START_S,
             "another server",
         )

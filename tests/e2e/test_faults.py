@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 
 # Long enough that a fault in round 2 has rounds before and after it.
 _ROUNDS = 8
-_RUN = (*SMALL, "--diloco.inner-steps=8", f"--diloco.outer-steps={_ROUNDS}")
+_RUN = (*SMALL, "--host-name=box1", "--diloco.inner-steps=8", f"--diloco.outer-steps={_ROUNDS}")
 
 
 def _kill_in_round_2(run: Launched, role: str) -> None:
@@ -54,17 +54,19 @@ def test_the_user_reads_that_a_server_is_frozen_over_whom_its_work_goes_on_and_w
         run.processes()
         frozen = run.pid_of("server:0")
         os.kill(frozen, signal.SIGSTOP)
-        until(lambda: "server 0 (stage" in run.output, END_S, "the notice of the freeze")
+        until(lambda: "server 0@box1 (stage" in run.output, END_S, "the notice of the freeze")
         os.kill(frozen, signal.SIGCONT)
-        until(lambda: "server 0 has caught up" in run.output, START_S, "the notice of its return")
+        until(lambda: "server 0@box1 has caught up" in run.output, START_S, "the notice of its return")
         run.interrupt()
         assert run.ends(END_S) == 130, run.output
         summed_up(run)
-    told = re.search(r"^\d\d:\d\d:\d\dZ  server 0 \(stage \d\) has said nothing for (.*)$", run.output, re.MULTILINE)
+    told = re.search(
+        r"^\d\d:\d\d:\d\dZ  server 0@box1 \(stage \d\) has said nothing for (.*)$", run.output, re.MULTILINE
+    )
     assert told is not None, run.output
-    assert re.search(r"\(since \d\d:\d\d:\d\dZ\), so it is frozen .*; its work goes on over server \d$", told[1]), told[
-        1
-    ]
+    assert re.search(
+        r"\(since \d\d:\d\d:\d\dZ\), so it is frozen .*; its work goes on over server \d@box1$", told[1]
+    ), told[1]
 
 
 def test_a_run_goes_on_over_the_other_replica_while_a_killed_server_is_started_again(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_a_run_goes_on_over_the_other_replica_while_a_killed_server_is_started_a
     assert failover["kind"] == "server"
     assert 0 < failover["at_s"] < summary["seconds_total"]
     assert failover["recovered_after_s"] >= 0
-    assert "server 1 has ended (killed by SIGKILL); it is started again" in run.output
+    assert "server 1@box1 has ended (killed by SIGKILL); it is started again" in run.output
     # It is back with the state of its stage from the others, has the same bytes, and has trained.
     assert len(started) == 2
     assert swapped["parameters"] in recorded["hashes"].values()

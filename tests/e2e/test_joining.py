@@ -63,7 +63,7 @@ def test_a_join_that_cannot_succeed_says_why_and_what_to_do(tmp_path: Path) -> N
         assert "has another swarm key than this host, whose fingerprint is" in key.output
         # One that answers is enough.
         good = join("good", (refused, there))
-        until(lambda: "server 0 serves stage" in good.output, 2 * START_S, "a server")
+        until(lambda: "server 0@other serves stage" in good.output, 2 * START_S, "a server")
         steps = [
             good.output.index(step) for step in ("the swarm answers", "joined; looking", "run sandbox-", "starting 2")
         ]
@@ -83,9 +83,10 @@ def test_a_server_that_nobody_can_dial_is_named_on_both_terminals_and_found_agai
         nobody = "10.77.0.99"
         servers = hosts.run("servers", *command, f"--public-ip={nobody}", environment=variable)
         for run, said in (
-            (servers, "server 0 cannot be dialled from the client's host"),
-            (servers, "server 1 cannot be dialled from the client's host"),
-            (client, "cannot be dialled from this host, so nobody trains over it: 10.77.0.99:"),
+            (servers, "server 0@servers cannot be dialled from the client's host"),
+            (servers, "server 1@servers cannot be dialled from the client's host"),
+            (client, "server 0@servers cannot be dialled from this host, so nobody trains over it: 10.77.0.99:"),
+            (client, "server 1@servers cannot be dialled from this host, so nobody trains over it: 10.77.0.99:"),
         ):
             until(lambda run=run, said=said: said in run.output, START_S, said)
         for run in (client, servers):
@@ -98,9 +99,13 @@ def test_a_server_that_nobody_can_dial_is_named_on_both_terminals_and_found_agai
         assert said.client.answers
         # Its user gives the host the address that it names.
         network.add_address("servers", nobody)
-        until(lambda: "server 0 can be dialled from the client's host now" in servers.output, START_S, "the good news")
+        until(
+            lambda: "server 0@servers can be dialled from the client's host now" in servers.output,
+            START_S,
+            "the good news",
+        )
         client.saw("client_0", "round.recorded", round=1)
-        assert "can be dialled now" in client.output
+        assert "server 0@servers can be dialled now" in client.output
         listed = servers.require_log_dir() / "initial_peers.txt"
         said = _status(hosts, "servers", "training", {}, f"--initial-peers=@{listed}")
         assert said.state.startswith("training round ")
@@ -110,6 +115,11 @@ def test_a_server_that_nobody_can_dial_is_named_on_both_terminals_and_found_agai
         assert [(stage.stage, replica.state, replica.host) for stage in said.stages for replica in stage.replicas] == [
             (stage, "serving", nobody) for stage in (0, 1)
         ]
+        names = {replica.name for stage in said.stages for replica in stage.replicas}
+        assert names == {"server 0@servers", "server 1@servers"}
+        assert said.client.name == "client@client"
+        told = [line for line in client.events("client_0", "server.undialled") if line["who"] in names]
+        assert {line["who"] for line in told} == names
         client.lose_host()
         until(lambda: "is not announced any more" in servers.output, START_S, "the loss of the client")
         others = ",".join(maddr for maddr in listed.read_text().split() if network.address("servers") in maddr)

@@ -40,6 +40,25 @@ def test_a_file_holds_one_object_a_line_with_the_fields_of_the_event(tmp_path: P
     assert (line["round"], line["path"], line["process"], line["level"]) == (3, "/x", "server_0", "INFO")
 
 
+def test_a_line_says_what_its_peer_is_called_while_the_process_knows(tmp_path: Path) -> None:
+    shoal.log.configure("server_0", tmp_path)
+    logger = logging.getLogger("shoal.test")
+    logger.info("peer.lost", extra={"peer": "p1"})
+    shoal.log.name_peers(lambda peer: f"server 1@box-{peer}")
+    for peer in ("p1", None):
+        logger.info("peer.lost", extra={"peer": peer})
+    logger.info("round.committed", extra={"round": 3})
+    shoal.log.name_peers(None)
+    logger.info("peer.lost", extra={"peer": "p1"})
+    assert [line.get("who") for line in _lines(tmp_path / "server_0.log")] == [
+        None,
+        "server 1@box-p1",
+        None,
+        None,
+        None,
+    ]
+
+
 def test_an_exception_is_part_of_its_line(tmp_path: Path) -> None:
     shoal.log.configure("server_0", tmp_path)
     try:

@@ -42,6 +42,7 @@ from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
 from shoal.server.profiler_spec import ProfilerSpec
 from shoal.server.spec import ServerSpec
+from shoal.swarm.view import PeerLabel
 from shoal.trainer.spec import BaselineSpec, TrainerSpec
 from shoal.wire.messages.base import Hop
 
@@ -100,6 +101,12 @@ class SwarmHost:
         """Return the peer id and address that a role has or will have."""
         return Hop(self._identity(role, index).peer_id, (f"unix:{self._socket(role, index)}",))
 
+    def name_of(self, role: RoleHandle) -> str:
+        """Return what the user calls a role of this host; a server as on all other hosts."""
+        name, index = role.spec.role, role.spec.index
+        label = PeerLabel(name, self.config.network.shown_host_name, index)
+        return str(label) if name == "server" else f"{name} {index}"
+
     async def start_monitor(self) -> RoleHandle:
         """Start the first DHT peer; `initial_peers_known` passes its addresses on."""
         if self.network is not None and self.monitor_network is None:
@@ -127,14 +134,11 @@ class SwarmHost:
             )
         )
 
-    async def start_client(
-        self, expected_servers: int, *, num_own: int = 0, patient: bool = False, succeeds: bool = False
-    ) -> RoleHandle:
+    async def start_client(self, expected_servers: int, *, patient: bool = False, succeeds: bool = False) -> RoleHandle:
         """Start the client.
 
         Args:
             expected_servers: how many its first round waits for, for a while.
-            num_own: how many of them this host has.
             patient: it waits for them without a limit.
             succeeds: a client of another host has begun the run.
         """
@@ -144,7 +148,6 @@ class SwarmHost:
             0,
             launcher_pid=os.getpid(),
             expected_servers=expected_servers,
-            own_servers=tuple(self.hop("server", index).peer for index in range(num_own)),
             patient=patient,
             succeeds=succeeds,
             data_server=self.hop("data_server"),

@@ -213,9 +213,8 @@ class HostRun:
         await self._settle_cut(host, view)
         tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0
-        client = self._client = await host.start_client(
-            expected, num_own=len(self.devices), patient=self.invite is not None, succeeds=self.succeeds
-        )
+        patient = self.invite is not None
+        client = self._client = await host.start_client(expected, patient=patient, succeeds=self.succeeds)
         self._client_followed = anyio.Event()
         tasks.start_soon(self._follow_client, tasks, client, host, view)
         for index, device in enumerate(self.devices):
@@ -252,7 +251,7 @@ class HostRun:
                 case _:
                     self._lives_on(event, monitor, host, view)
         # Without its first peer nobody joins the swarm; a swarm that stands does without it.
-        await (self._follow(monitor, host, view) if ready else self._ended_early(monitor))
+        await (self._follow(monitor, host, view) if ready else self._ended_early(monitor, host))
 
     async def _follow_client(self, tasks: TaskGroup, client: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         async for event in client.events:
@@ -282,7 +281,7 @@ class HostRun:
             if not self._ended.is_set():
                 self.exit_code = DONE
                 self._ended.set()
-        await self._ended_early(client)
+        await self._ended_early(client, host)
 
     async def _follow_data_server(self, client: RoleHandle, request: messages.RoleAsks, host: SwarmHost) -> None:
         await host.answer_when_ready(client, request)
@@ -299,15 +298,14 @@ class HostRun:
         status = await role.wait()
         # What one role cannot do with this configuration, its successors could not do either.
         if role.spec.role in ESSENTIAL or (status.code == USER_ERROR and not role.was_ready):
-            await self._ended_early(role)
+            await self._ended_early(role, host)
         elif self._ended.is_set():
             return
         elif self.invite is None and role.spec.role == "server" and not self._has_servers(host):
-            name = f"server {role.spec.index}"
+            name = host.name_of(role)
             self._fail(f"no server is left, and none is started again: {name} has ended ({role.last_error or status})")
         elif not status.ok:
-            name = f"{role.spec.role} {role.spec.index}"
-            tell(logger, RoleLost(name, str(status), role.last_error or str(status)), view.notice)
+            tell(logger, RoleLost(host.name_of(role), str(status), role.last_error or str(status)), view.notice)
 
     def _has_servers(self, host: SwarmHost) -> bool:
         """Whether a server runs here, is started again, or has yet to be started."""
@@ -320,7 +318,7 @@ class HostRun:
             case messages.RoleExited(status) if not status.ok and not self._ended.is_set():
                 host.exited(role)
             case messages.RoleRestarting(status=status) if not self._ended.is_set():
-                tell(logger, RoleIsRestarting(f"{role.spec.role} {role.spec.index}", str(status)), view.notice)
+                tell(logger, RoleIsRestarting(host.name_of(role), str(status)), view.notice)
                 if role.spec.role == "monitor":
                     view.outdated()
             case messages.RoleRestarted():
@@ -330,12 +328,12 @@ class HostRun:
             case _:
                 pass
 
-    async def _ended_early(self, role: RoleHandle) -> None:
+    async def _ended_early(self, role: RoleHandle, host: SwarmHost) -> None:
         status = await role.wait()
         if self._ended.is_set():
             return
         code = USER_ERROR if status.code == USER_ERROR else FAILED
-        self._fail(f"{role.spec.role} {role.spec.index} ended early: {role.last_error or status}", code)
+        self._fail(f"{host.name_of(role)} ended early: {role.last_error or status}", code)
 
     def _fail(self, message: str, exit_code: int = FAILED) -> None:
         if self.failure is None:

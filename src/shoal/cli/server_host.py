@@ -209,7 +209,7 @@ class ServerHost:
             self._tell(ScoutGivenUp(str(await scout.wait()), host.run_id))
 
     async def _follow_server(self, server: RoleHandle, host: SwarmHost) -> None:
-        name = f"{server.spec.role} {server.spec.index}"
+        name = host.name_of(server)
         async for event in server.events:
             self._hear(event, server, host)
         status = await server.wait()
@@ -227,7 +227,7 @@ class ServerHost:
 
     def _hear(self, event: messages.RoleEvent, role: RoleHandle, host: SwarmHost) -> None:
         """Act on what a role says of itself or of the run."""
-        name, now_s, row = f"{role.spec.role} {role.spec.index}", self.clock.now_s(), self._row
+        name, now_s, row = host.name_of(role), self.clock.now_s(), self._row
         match event:
             case messages.ServerReady(stage):
                 self._tell(ServerServes(name, stage))

@@ -7,7 +7,7 @@ membership -> RoundLoop -> RoundCoordinator, trainers, data server
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
 from shoal.client.keeping import Keeping
 from shoal.client.ledger import Ledger
-from shoal.client.loss_notices import ServerNames
 from shoal.client.model_export import ModelExport
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
@@ -88,7 +87,6 @@ class Client:
         expected_servers: int,
         succeeds: bool = False,
         patient: bool = False,
-        own_servers: Sequence[PeerId] = (),
         notice: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
@@ -105,7 +103,6 @@ class Client:
             succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
             on_turn: called when this client takes the run over.
             notice: tells the user something that stays on the screen.
-            own_servers: of this host, in the order of their numbers.
             patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0.
 
         Raises:
@@ -116,7 +113,6 @@ class Client:
         self._diary, self._launcher, self._clock = diary, launcher, clock
         saved = diary.saved
         self.ledger = Ledger(clock, diary, age_s=age_s, log_dir=log_dir, show=notice)
-        name_of = ServerNames(own_servers, lambda: membership.view)
         self._feed = Feed(
             endpoint=endpoint, data_server=data_server, trainer=-1, generation=diary.generation, clock=clock
         )
@@ -136,6 +132,10 @@ class Client:
             start_timeout_s=TRAINER_START_TIMEOUT_S,
             above=GENERATIONS_APART if succeeds else 0,
         )
+
+        def name_of(peer: PeerId) -> str:
+            return membership.view.name_of(peer)
+
         self._watch = Watch(
             membership=membership,
             trainers=self.trainers,
@@ -337,6 +337,7 @@ class Client:
             run_id=self._run_id,
             totals=totals,
             audit=await anyio.to_thread.run_sync(audit, self._log_dir, totals.num_train),
+            name_of=self._membership.view.name_of,
             model=self.model.left,
             exit_reason=exit_reason,
         )

@@ -81,7 +81,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         async def take_part() -> None:
             async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
                 run = RunRecord(spec.run_id, spec.config().num_stages, clock.unix_s())
-                me = ClientRecord(endpoint.addresses, clock.unix_s())
+                me = ClientRecord(endpoint.addresses, clock.unix_s(), host=spec.config().network.shown_host_name)
                 if client.must_wait:
                     registry.advertise(msgspec.structs.replace(me, waits=True))
                 else:
@@ -172,7 +172,6 @@ def _build(
         expected_servers=spec.expected_servers,
         succeeds=spec.succeeds,
         patient=spec.patient,
-        own_servers=spec.own_servers,
         notice=notice,
         on_turn=on_turn,
     )

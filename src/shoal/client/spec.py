@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shoal.config.start import RoleStart
-from shoal.ids import PeerId
 from shoal.wire.messages.base import Hop
 
 
@@ -14,7 +13,6 @@ class ClientSpec(RoleStart, frozen=True, kw_only=True):
         launcher_pid: The run begins, for all ages, when this process was started.
         expected_servers: How many servers the launcher starts with the client; the first round waits a while for them.
         succeeds: A client of another host has begun the run.
-        own_servers: Of this host, in the order of their numbers.
         patient: Wait for them without a limit, or for one complete pipeline if `expected_servers` is 0.
         data_server: Of this host; the client asks the launcher to start it.
     """
@@ -23,6 +21,5 @@ class ClientSpec(RoleStart, frozen=True, kw_only=True):
     expected_servers: int
     succeeds: bool = False
     patient: bool = False
-    own_servers: tuple[PeerId, ...] = ()
     data_server: Hop
     monitor: Hop

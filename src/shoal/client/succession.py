@@ -119,7 +119,8 @@ class Succession:
                     self._endpoint.post(hop.peer, AskRun())
                 for peer in set(self._order.reachable) - told:
                     told.add(peer)
-                    self._ledger.note(ClientWaits(peer, peer, self._run_id))
+                    name = self._membership.view.name_of(peer)
+                    self._ledger.note(ClientWaits(peer, name, self._run_id))
                 wake_at_s = self._order.wake_at_s(now_s)
                 if self._is_kept:
                     again_s = ANSWER_WITHIN_S if self._asked else ASK_AGAIN_S

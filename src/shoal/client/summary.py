@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shoal.averaging.audit import Audit
@@ -9,6 +10,7 @@ from shoal.client.model_export import ModelLeft
 from shoal.client.totals import RunTotals
 from shoal.config import Config
 from shoal.events.stages import StageBeganAnew
+from shoal.ids import PeerId
 from shoal.swarm.incidents import Incident, steps_lost_by
 from shoal.wire.messages.base import Traffic
 
@@ -16,7 +18,14 @@ _OF_A_CHAIN = ("base_round", "record", "common_round", "samples", "samples_freed
 
 
 def build_summary(
-    *, config: Config, run_id: str, totals: RunTotals, audit: Audit, model: ModelLeft, exit_reason: str
+    *,
+    config: Config,
+    run_id: str,
+    totals: RunTotals,
+    audit: Audit,
+    name_of: Callable[[PeerId], str],
+    model: ModelLeft,
+    exit_reason: str,
 ) -> dict[str, Any]:
     """Return the client's part of the summary.
 
@@ -64,7 +73,9 @@ def build_summary(
         "servers_moved": totals.servers_moved,
         "stages_restored": [_restored(each) for each in totals.stages_restored],
         "chains_left": [{name: getattr(each, name) for name in _OF_A_CHAIN} for each in totals.chains_lost],
-        "suspects": [{"round": round, **suspect._asdict()} for round, suspect in audit.suspects],
+        "suspects": [
+            {"round": round, **suspect._asdict(), "name": name_of(suspect.peer)} for round, suspect in audit.suspects
+        ],
         "model": None if model.folder is None else str(model.folder),
         "model_round": model.round if model.folder is not None else None,
         "model_missing": model.reason or None,

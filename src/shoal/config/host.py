@@ -1,6 +1,7 @@
 """Sections `network`, `health`, `servers` and `param_mirror`: addresses, deadlines and processes of a host."""
 
 import re
+import socket
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -13,6 +14,9 @@ from shoal.config.per_server import split_values
 MAX_PORT: Final = 65535
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?")
+HOST_NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}\Z"
+"""What a host may be called: it is shown on the terminals of other hosts, so no character of it has a meaning there."""
+_MAX_HOST_NAME: Final = 32
 Niceness = Annotated[int, Field(ge=0, le=19)]
 
 
@@ -62,6 +66,11 @@ class NetworkConfig(Section):
         default=None,
         description="Address or name under which other hosts reach this one; null: the addresses of its interfaces.",
     )
+    host_name: str | None = Field(
+        default=None,
+        description="What this host is called in the messages and logs of all hosts, as in server 1@box2: up to 32 "
+        "letters, digits, dots, dashes and underscores. null: the machine's own name, up to its first dot.",
+    )
     max_upload_mbit: PositiveFloat | None = Field(
         default=None,
         description="Most that each process of this host sends to other hosts, in millions of bits per second. "
@@ -97,6 +106,21 @@ class NetworkConfig(Section):
             raise ValueError(f"{problem}; give one address or name under which other hosts reach this one")
         return value
 
+    @field_validator("host_name")
+    @classmethod
+    def _check_host_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(HOST_NAME_PATTERN, value):
+            raise ValueError(
+                f"use 1 to {_MAX_HOST_NAME} letters, digits, dots, dashes and underscores, and begin with a letter or "
+                "digit"
+            )
+        return value
+
+    @property
+    def shown_host_name(self) -> str:
+        """`host_name`, with its default."""
+        return self.host_name or cleaned_host_name(socket.gethostname())
+
     @model_validator(mode="after")
     def _check_announced_port(self) -> Self:
         lacking = [name for name in ("data_port", "public_ip") if not getattr(self, name)]
@@ -106,6 +130,12 @@ class NetworkConfig(Section):
                 f"network.data_port: set {' and '.join('network.' + name for name in lacking)} as well"
             )
         return self
+
+
+def cleaned_host_name(name: str) -> str:
+    """Return the part of a machine's name before the first dot, with a dash for each character that is not shown."""
+    label = re.sub(r"[^A-Za-z0-9_-]", "-", name.partition(".")[0]).lstrip("_-")
+    return label[:_MAX_HOST_NAME] or "host"
 
 
 def _host_problem(host: str) -> str | None:

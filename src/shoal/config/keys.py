@@ -30,6 +30,7 @@ ALIASES = {
     "nice": "servers.nice",
     "swarm_key_file": "network.swarm_key_file",
     "public_ip": "network.public_ip",
+    "host_name": "network.host_name",
     "announce_maddrs": "network.announce_maddrs",
     "deterministic": "run.deterministic",
 }

@@ -100,10 +100,11 @@ class DialBack:
             self._undialled[peer] = reason
         if bool(before) == bool(reason):
             return
+        name = self._membership.view.name_of(peer)
         if reason:
-            tell(logger, ServerUndialled(f"server {peer[-8:]}", reason, peer), self._notice)
+            tell(logger, ServerUndialled(name, reason, peer), self._notice)
         elif not is_gone:
-            tell(logger, ServerDialled(f"server {peer[-8:]}", peer), self._notice)
+            tell(logger, ServerDialled(name, peer), self._notice)
         worst = list(self._undialled.items())[:MAX_UNDIALLED]
         self._on_change(tuple(Undialled(peer, reason[:MAX_REASON_CHARS]) for peer, reason in worst))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from shoal import telemetry
+from shoal import log, telemetry
 from shoal.clock import Clock
 from shoal.config.start import RoleStart
 from shoal.control.dht import DhtNode
@@ -33,7 +33,8 @@ async def open_registry(
     metrics: telemetry.MetricRegistry | None = None,
     membership: Membership | None = None,
 ) -> AsyncGenerator[tuple[DhtNode, Registry]]:
-    """Start a DHT node and a registry over it. The caller runs the registry; the node ends with the context.
+    """Start a DHT node and a registry over it. The caller runs the registry; the node ends with the context. As long as
+    it is open, the log of this process says what peers are called.
 
     Args:
         start: its configuration and key say which swarm it is.
@@ -59,7 +60,12 @@ async def open_registry(
         bootstrap_timeout_s=config.network.bootstrap_timeout_s,
         greeter=Greeter(start.swarm_key, config.experiment_prefix),
     ) as node:
-        yield node, Registry(node, identity, swarm, config.num_stages, clock, membership)
+        registry = Registry(node, identity, swarm, config.num_stages, clock, membership)
+        log.name_peers(lambda peer: registry.membership.view.name_of(peer))
+        try:
+            yield node, registry
+        finally:
+            log.name_peers(None)
 
 
 @asynccontextmanager

@@ -15,14 +15,17 @@ import anyio
 
 from shoal.clock import Clock
 from shoal.control.records import OtherVersion, StageRecord, VerifiedRecord
-from shoal.control.view_builder import build_view
+from shoal.control.view_builder import build_view, label_of
 from shoal.events.registry import PeerOtherVersion
 from shoal.ids import PeerId
 from shoal.log import FloodGate
-from shoal.swarm.view import SwarmView
+from shoal.swarm.view import PeerLabel, SwarmView
 from shoal.wire.handshake import version_misfit
 
 logger = logging.getLogger(__name__)
+
+_MAX_LABELS = 4096
+"""A peer must not fill this process's memory: beyond, what was seen first is forgotten."""
 
 
 class Membership:
@@ -34,6 +37,7 @@ class Membership:
         self._records: dict[tuple[PeerId, str], VerifiedRecord] = {}
         self._lost: dict[PeerId, int] = {}
         self._view = SwarmView()
+        self._labels: dict[PeerId, PeerLabel] = {}
         self._changed = anyio.Event()
         self._other_versions: dict[PeerId, int] = {}
         self._gate = FloodGate(logger, clock)
@@ -107,6 +111,7 @@ class Membership:
         now_unix_s = self._clock.unix_s()
         self._records = {key: opened for key, opened in self._records.items() if opened.expires_unix_s > now_unix_s}
         self._note_other_versions()
+        self._note_labels()
         self._rebuild()
 
     def lost(self, peer: PeerId) -> None:
@@ -129,8 +134,18 @@ class Membership:
                 self._gate.emit(PeerOtherVersion(peer, f"it {version_misfit(version)}"), peer)
         self._other_versions = found
 
+    def _note_labels(self) -> None:
+        """Remember what all are called, also after they are gone."""
+        labels = dict(self._labels)
+        for opened in sorted(self._records.values(), key=lambda o: o.sequence):
+            if (label := label_of(opened.record)) is not None:
+                labels.pop(opened.peer, None)
+                labels[opened.peer] = label
+        self._labels = dict(list(labels.items())[-_MAX_LABELS:])
+
     def _rebuild(self) -> None:
-        view = build_view(o for o in self._records.values() if o.sequence > self._lost.get(o.peer, -1))
+        believed = (o for o in self._records.values() if o.sequence > self._lost.get(o.peer, -1))
+        view = build_view(believed, self._labels)
         if view != self._view:
             self._view = view
             self._changed.set()

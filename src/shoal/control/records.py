@@ -19,6 +19,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.config.host import HOST_NAME_PATTERN
 from shoal.errors import SignatureError
 from shoal.identity import Identity, derived_key, verify
 from shoal.ids import PeerId
@@ -40,6 +41,8 @@ SIGNED_AS = b"shoal-record"
 _KEY_LABEL = b"shoal records 1"
 _MAC_BYTES = 32
 _MAX_STAGES = 4096
+MAX_INDEX = 9999
+"""Of a server on its host."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 # An infinite load or age would win every comparison.
@@ -47,6 +50,10 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Moment = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 """Of the wall clock, wherever it stands; but finite."""
 FolderName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+# Shown on terminals: what it may hold is checked before anybody sees it.
+HostName = Annotated[str, msgspec.Meta(pattern=HOST_NAME_PATTERN)]
+UNNAMED = "unnamed"
+"""The host of a peer that does not say what its host is called."""
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(min_length=1, max_length=16)]
 MAX_MADDRS = 4
@@ -58,6 +65,7 @@ Maddrs = Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_MADDRS)]
 class StageRecord(Struct, frozen=True, tag="stage"):
     """A server. `stage` is None while it waits for one; `base_round` is -1 while it holds no record's parameters.
 
+    `host` and `index`, its number there, are for people (`swarm.view.SwarmView.name_of`); nothing is decided by them.
     The other fields are those of `swarm.view.Replica`.
     """
 
@@ -74,6 +82,8 @@ class StageRecord(Struct, frozen=True, tag="stage"):
     device_memory_bytes: Count = 0
     cap: Cap | None = None
     maddrs: Maddrs = ()
+    host: HostName = UNNAMED
+    index: Annotated[int, msgspec.Meta(ge=0, le=MAX_INDEX)] = 0
 
 
 MAX_UNDIALLED = 16
@@ -97,6 +107,7 @@ class ClientRecord(Struct, frozen=True, tag="client"):
     maddrs: Maddrs = ()
     waits: bool = False
     undialled: Annotated[tuple[Undialled, ...], msgspec.Meta(max_length=MAX_UNDIALLED)] = ()
+    host: HostName = UNNAMED
 
 
 class RunRecord(Struct, frozen=True, tag="run"):

@@ -20,12 +20,13 @@ SCHEMA_VERSION: Final = 1
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A server: where it is, and what it does: serving, joining, undialled or waiting for a stage.
+    """A server: what it is called, where it is, and what it does: serving, joining, undialled or waiting for a stage.
 
     `held_round` is the newest round whose record it holds, -1 while it holds none.
     """
 
     peer: str
+    name: str
     host: str
     state: str
     held_round: int
@@ -43,6 +44,7 @@ class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The client: who it is, its addresses, and whether it has answered; if not, why."""
 
     peer: str
+    name: str
     addresses: tuple[str, ...]
     answers: bool
     problem: str = ""
@@ -87,7 +89,7 @@ def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem
     client = _client_of(view)
     undialled = {} if client is None else dict(client.undialled)
     stages = tuple(
-        StageStatus(stage=stage, replicas=tuple(_server(replica, undialled) for replica in view.by_stage(stage)))
+        StageStatus(stage=stage, replicas=tuple(_server(replica, view, undialled) for replica in view.by_stage(stage)))
         for stage in range(run.num_stages)
     )
     known = {} if answer is None else msgspec.structs.asdict(answer)
@@ -95,11 +97,12 @@ def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem
     return SwarmStatus(
         experiment_prefix=prefix,
         run=run.run_id,
-        client=None if client is None else _client(client, answer, problem),
+        client=None if client is None else _client(client, view.name_of(client.peer), answer, problem),
         stages=stages,
         waiting_servers=tuple(
             ServerStatus(
                 peer=each.peer,
+                name=view.name_of(each.peer),
                 host=_host(each.hop),
                 state="undialled" if each.peer in undialled else "waiting for a stage",
                 held_round=NO_BASE,
@@ -131,32 +134,39 @@ def lines_of(status: SwarmStatus) -> Iterator[str]:
         yield f"trainers  {slots or 'none'}"
     if status.client is not None:
         answers = "" if status.client.answers else f", does not answer: {status.client.problem}"
-        yield f"client  {status.client.peer[-8:]} at {', '.join(status.client.addresses) or 'no address'}{answers}"
+        yield f"client  {status.client.name} at {', '.join(status.client.addresses) or 'no address'}{answers}"
 
 
 def _told(server: ServerStatus) -> str:
     reason = f" ({server.problem})" if server.problem else ""
-    return f"{server.host} {server.peer[-8:]} {server.state}{reason}"
+    return f"{server.name} ({server.host}) {server.state}{reason}"
 
 
 def _client_of(view: SwarmView) -> ClientPeer | None:
     return view.clients[0] if view.clients else None
 
 
-def _client(client: ClientPeer, answer: RunStatus | None, problem: str) -> ClientStatus:
+def _client(client: ClientPeer, name: str, answer: RunStatus | None, problem: str) -> ClientStatus:
     return ClientStatus(
         peer=client.peer,
+        name=name,
         addresses=network_places(client.hop),
         answers=answer is not None,
         problem=problem,
     )
 
 
-def _server(replica: Replica, undialled: dict[PeerId, str]) -> ServerStatus:
+def _server(replica: Replica, view: SwarmView, undialled: dict[PeerId, str]) -> ServerStatus:
     problem = undialled.get(replica.peer, "")
     state = "undialled" if problem else "serving" if replica.serving else "joining"
-    host = _host(replica.hop)
-    return ServerStatus(peer=replica.peer, host=host, state=state, held_round=replica.base_round, problem=problem)
+    return ServerStatus(
+        peer=replica.peer,
+        name=view.name_of(replica.peer),
+        host=_host(replica.hop),
+        state=state,
+        held_round=replica.base_round,
+        problem=problem,
+    )
 
 
 def _host(hop: Hop) -> str:

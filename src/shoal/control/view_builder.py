@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from shoal.control.records import (
     ClientRecord,
     MonitorRecord,
+    OtherVersion,
+    Record,
     RunRecord,
     StageRecord,
     VerifiedRecord,
@@ -14,11 +16,11 @@ from shoal.control.records import (
     stage_topic,
 )
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.view import Candidate, ClientPeer, Replica, Run, SwarmView
+from shoal.swarm.view import Candidate, ClientPeer, PeerLabel, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
 
 
-def build_view(records: Iterable[VerifiedRecord]) -> SwarmView:
+def build_view(records: Iterable[VerifiedRecord], labels: Mapping[PeerId, PeerLabel] | None = None) -> SwarmView:
     """Return the picture that these records give.
 
     A server that takes a stage or moves changes its topic and leaves its old record to expire. So of all records of one
@@ -26,6 +28,7 @@ def build_view(records: Iterable[VerifiedRecord]) -> SwarmView:
 
     Args:
         records: verified and not expired; at most one for each peer and topic.
+        labels: see `SwarmView.labels`.
     """
     of_server: dict[PeerId, VerifiedRecord] = {}
     others: list[VerifiedRecord] = []
@@ -47,7 +50,19 @@ def build_view(records: Iterable[VerifiedRecord]) -> SwarmView:
         monitor=next((hop_of(opened) for opened in sorted(monitors, key=lambda o: o.peer)), None),
         run=_run(others),
         maddrs=_maddrs((*others, *of_server.values())),
+        labels=labels or {},
     )
+
+
+def label_of(record: Record | OtherVersion) -> PeerLabel | None:
+    """Return what the peer of this record says that it is called; None where the record does not say it."""
+    match record:
+        case StageRecord():
+            return PeerLabel("server", record.host, record.index)
+        case ClientRecord():
+            return PeerLabel("client", record.host)
+        case _:
+            return None
 
 
 def is_server_topic(topic: str) -> bool:

@@ -10,10 +10,9 @@ from shoal.swarm.view import SwarmView
 from shoal.wire.messages.control import Metrics
 
 SHARED_ROLES = ("client", "baseline")
-"""Roles whose numbers are about the run as a whole: they keep their names. Others are prefixed with role and peer."""
+"""Roles whose numbers are about the run as a whole: they keep their names. Others are prefixed with their peer's."""
 
 _MAX_NAMES = 2000
-_PEER_CHARS = 6
 
 
 class Status:
@@ -30,6 +29,7 @@ class Status:
         self._at_s: dict[str, float] = {}
         self._seen: dict[str, float] = {}
         self._client: PeerId | None = None
+        self._view = SwarmView()
 
     def add(self, message: Metrics, now_s: float) -> dict[str, float]:
         """Take over a message's numbers; return them under the names that they have here, `round` included.
@@ -39,7 +39,7 @@ class Status:
         Args:
             message: its `peer` has sent it.
         """
-        prefix = "" if message.role in SHARED_ROLES else f"{message.role}/{message.peer[-_PEER_CHARS:]}/"
+        prefix = "" if message.role in SHARED_ROLES else f"{self._view.name_of(message.peer)}/"
         named = {prefix + name: value for name, value in message.values.items() if math.isfinite(value)}
         added = {name: v for name, v in named.items() if name in self._values or len(self._values) < _MAX_NAMES}
         if message.role == "client":
@@ -59,6 +59,7 @@ class Status:
 
     def seen(self, view: SwarmView) -> None:
         """Take over what the registry says; it counts as long as no client says better."""
+        self._view = view
         replicas = view.num_replicas(self._num_stages)
         self._seen = {
             "alive_peers": float(view.num_peers),

@@ -22,7 +22,7 @@ from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.death_watch import death_points, watched
 from shoal.control.dial_back import dial_back_heard
 from shoal.control.join import join_swarm
-from shoal.control.records import StageRecord
+from shoal.control.records import MAX_INDEX, StageRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_end import RunEndListener
@@ -103,6 +103,8 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             free_memory_bytes=memory.host_bytes,
             device_memory_bytes=memory.device_bytes,
             max_microbatch_samples=config.servers.max_microbatch_samples,
+            host=config.network.shown_host_name,
+            index=min(spec.index, MAX_INDEX),
         )
         needs = await device.run(stage_needs, config)
         server = server_of(endpoint.peer_id, record)

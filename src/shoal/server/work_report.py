@@ -101,5 +101,5 @@ class WorkReport:
         """What a peer that announces itself is called; trainers, which do not, are their client's to watch."""
         view = self._view()
         if (server := view.replica(peer)) is not None:
-            return f"server {peer[-8:]} (stage {server.stage})"
-        return "the client" if peer in {client.peer for client in view.clients} else ""
+            return f"{view.name_of(peer)} (stage {server.stage})"
+        return f"the client ({view.name_of(peer)})" if peer in {client.peer for client in view.clients} else ""

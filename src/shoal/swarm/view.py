@@ -6,8 +6,9 @@ that hosts no stage yet is a *candidate*; one that does is a *replica* of that s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shoal.ids import PeerId, StageIndex
@@ -15,6 +16,9 @@ from shoal.wire.messages.base import Hop, ReplicaRef
 
 NO_BASE = -1
 """`base_round` of a replica that holds no record's parameters yet; D_0 is computed, so 0 is what a fresh one holds."""
+
+_NAMED_BY = 8
+"""So many of its last characters tell a peer id from others, where a person reads them."""
 
 _UNIX = "unix:"
 """How an address `unix:<machine>:/path` begins."""
@@ -38,6 +42,23 @@ def hosts_of(hop: Hop) -> frozenset[str]:
     homes may use the same ones."""
     found = (address.removeprefix(_UNIX) for address in hop.addresses if address.startswith(_UNIX))
     return frozenset(place.partition(":")[0] for place in found if not place.startswith("/"))
+
+
+@dataclass(frozen=True)
+class PeerLabel:
+    """What a peer says that it is called. It is for people: nothing is decided by it.
+
+    Attributes:
+        index: its number among those of its role on its host; None: its host has one.
+    """
+
+    role: str
+    host: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        number = "" if self.index is None else f" {self.index}"
+        return f"{self.role}{number}@{self.host}"
 
 
 @dataclass(frozen=True)
@@ -147,6 +168,7 @@ class SwarmView:
         run: what the longest-serving client has announced; one that goes on comes before one that has ended. What hosts
             of servers announce counts while no client says anything of that run.
         maddrs: where the DHT can be joined; who is likely to be there for the whole run comes first.
+        labels: of those that announce themselves, and of those that did: who is lost is still spoken of.
     """
 
     replicas: tuple[Replica, ...] = ()
@@ -155,6 +177,11 @@ class SwarmView:
     monitor: Hop | None = None
     run: Run | None = None
     maddrs: tuple[str, ...] = ()
+    labels: Mapping[PeerId, PeerLabel] = field(default_factory=dict[PeerId, PeerLabel])
+
+    def name_of(self, peer: PeerId) -> str:
+        """Return what people call a peer: `server 1@box2`; `server 1@box2#8abcd123` where that is not only one peer."""
+        return self._names.get(peer) or f"peer ...{peer[-_NAMED_BY:]}"
 
     def by_stage(self, stage: int) -> tuple[Replica, ...]:
         """Return the replicas of one stage, by seniority."""
@@ -211,3 +238,9 @@ class SwarmView:
     @cached_property
     def _replica_of(self) -> dict[PeerId, Replica]:
         return {replica.peer: replica for replica in self.replicas}
+
+    @cached_property
+    def _names(self) -> dict[PeerId, str]:
+        texts = {peer: str(label) for peer, label in self.labels.items()}
+        bearers = Counter(texts.values())
+        return {peer: text if bearers[text] == 1 else f"{text}#{peer[-_NAMED_BY:]}" for peer, text in texts.items()}

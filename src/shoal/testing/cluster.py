@@ -344,7 +344,14 @@ class Cluster:
             )
 
         joined = float(self._order.index(number) if number in self._order else number)
-        record = StageRecord(process.endpoint.addresses, joined, pinned=self._pinned, max_microbatch_samples=cap)
+        record = StageRecord(
+            process.endpoint.addresses,
+            joined,
+            pinned=self._pinned,
+            max_microbatch_samples=cap,
+            host="cluster",
+            index=number,
+        )
         monitor = ReassignmentMonitor(
             endpoint=process.endpoint,
             announcer=Announcer(self.registry.of(process.peer), record),

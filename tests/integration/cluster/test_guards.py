@@ -48,6 +48,8 @@ def named(cluster: Cluster, result: ClusterResult) -> list[tuple[Any, ...]]:
         counted = counters.get(f"round.suspects{{suspicion={kind}}}", 0)
         assert counted == sum(suspect["suspicion"] == kind for suspect in suspects)
     number = {server.peer: index for index, server in enumerate(cluster.servers)}
+    for suspect in suspects:
+        assert suspect["name"] == f"server {number[suspect['peer']]}@cluster"
     return [(s["round"], s["stage"], number[s["peer"]], s["suspicion"], s["is_member"]) for s in suspects]
 
 

@@ -17,6 +17,7 @@ from shoal.events.losses import ServerBack, ServerHeard, ServerLost
 from shoal.events.run import RoundBegun, RoundRecorded, RunLaunched, StepReported
 from shoal.events.stages import ChainLost, StageBeganAnew
 from shoal.ids import PeerId, StepKey
+from shoal.swarm.contribution_guard import Suspect, Suspicion
 from shoal.swarm.incidents import LostStep
 from shoal.wire.messages.base import Traffic
 
@@ -31,6 +32,7 @@ def summary(totals: RunTotals, audit: Audit | None = None, **fields: Any) -> dic
         "run_id": "fish-1",
         "totals": totals,
         "audit": audit or found,
+        "name_of": lambda peer: f"server 1@{peer}",
         "model": ModelLeft(Path("/logs/fish-1/model"), 2),
         "exit_reason": "done",
     }
@@ -142,3 +144,9 @@ def test_a_run_that_did_nothing_has_a_summary_too() -> None:
 def test_an_evaluation_of_what_was_there_at_the_beginning_says_nothing_about_the_end() -> None:
     found = summary(RunTotals(progress=Progress(eval_losses={0: 5.0})), exit_reason="interrupted")
     assert (found["eval_loss_first"], found["eval_loss_last"]) == (5.0, None)
+
+
+def test_who_is_suspected_is_named_as_everywhere() -> None:
+    suspect = Suspect(1, PeerId("box2"), Suspicion.CLIPPED, 0.5, True)
+    found = summary(RunTotals(), audit=Audit(2, 9, 30, 0, 0, 0, {}, suspects=((2, suspect),)))["suspects"]
+    assert found == [{"round": 2, **suspect._asdict(), "name": "server 1@box2"}]

@@ -254,6 +254,36 @@ def test_what_nobody_can_dial_is_no_public_address(host: str, reason: str) -> No
     assert f"network.public_ip = {host!r} (--public-ip): {reason}" in str(error.value)
 
 
+@pytest.mark.parametrize("flag", ["--host-name", "--network.host-name"])
+def test_a_host_is_called_as_its_user_says(flag: str) -> None:
+    assert load_config(None, (flag, "box-2.lan_3"), {}).network.shown_host_name == "box-2.lan_3"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 33, "two words", "\x1b[31mred", "box\n", "\u202exob", "-box", "a@b", "a#b"])
+def test_what_could_mean_something_on_a_terminal_is_no_host_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="use 1 to 32 letters, digits, dots, dashes and underscores"):
+        load_config(None, (f"--host-name={name}",), {})
+
+
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [
+        ("box2", "box2"),
+        ("box2.lan", "box2"),
+        ("anna's laptop", "anna-s-laptop"),
+        ("b\u00f6x\x1b[31m", "b-x--31m"),
+        ("_x" * 40, "x" + "_x" * 15 + "_"),
+        ("", "host"),
+        ("...", "host"),
+    ],
+)
+def test_without_a_name_a_host_is_called_as_the_machine(own: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: own)
+    config = load_config(None, (), {})
+    assert config.network.shown_host_name == shown
+    assert load_config(None, ("--host-name", shown), {}).network.host_name == shown
+
+
 def test_no_public_address_is_none() -> None:
     assert load_config(None, {"network": {"public_ip": ""}}, {}).network.public_ip is None
 

@@ -46,7 +46,8 @@ class Scene:
         return self.reasons.get(hop.addresses[0], "")
 
     def comes(self, peer: str, address: str, stage: int | None = 0) -> None:
-        self.says(peer, "candidates" if stage is None else f"stage.{stage}", StageRecord((address,), 1.0, stage=stage))
+        record = StageRecord((address,), 1.0, stage=stage, host="box2", index=1)
+        self.says(peer, "candidates" if stage is None else f"stage.{stage}", record)
 
     def says(self, peer: str, topic: str, record: StageRecord | ClientRecord | GoneRecord) -> None:
         self.sequence = max(self.sequence + 1, int(SystemClock().unix_s() * 1000))
@@ -86,15 +87,13 @@ async def test_one_that_cannot_be_dialled_is_told_with_the_remedy_and_again_when
         while len(scene.dialled) < 5:
             await anyio.lowlevel.checkpoint()
         assert scene.announced == [(Undialled(PeerId("longpeername"), "refused"),)], "said once"
-        assert scene.notices[0] == (
-            "server peername cannot be dialled from this host, so nobody trains over it: refused"
-        )
+        assert scene.notices[0] == ("server 1@box2 cannot be dialled from this host, so nobody trains over it: refused")
         assert "--public-ip" in scene.notices[1]
         scene.reasons.clear()
         while len(scene.announced) < 2:
             await anyio.lowlevel.checkpoint()
     assert scene.announced[1] == ()
-    assert scene.notices[2:] == ["server peername can be dialled from this host now"]
+    assert scene.notices[2:] == ["server 1@box2 can be dialled from this host now"]
 
 
 async def test_a_server_at_other_addresses_is_dialled_there_at_once() -> None:

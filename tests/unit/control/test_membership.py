@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from shoal.clock import SystemClock
+from shoal.control import membership as membership_module
 from shoal.control.membership import Membership
 from shoal.control.records import (
     ClientRecord,
@@ -193,3 +194,44 @@ def test_a_peer_of_another_version_is_seen_and_named_once_but_is_not_in_the_view
     membership.update([_opened("newer", _stage(0), sequence=4)])
     assert [r.peer for r in membership.view.replicas] == ["newer"], "it was downgraded"
     assert membership.other_versions == {"older": 1}
+
+
+def _named(peer: str, host: str, index: int = 0, sequence: int = 1) -> VerifiedRecord:
+    return _opened(peer, StageRecord(ADDRESSES, 0.0, stage=0, host=host, index=index), sequence)
+
+
+def test_a_peer_is_called_what_its_newest_record_says() -> None:
+    membership = Membership(_Clock())
+    assert membership.view.name_of(PeerId("12D3KooW8abcd123")) == "peer ...8abcd123"
+    membership.update([_named("a", "box2", 1, 2), _opened("c", ClientRecord(ADDRESSES, 1.0, host="desk"))])
+    membership.update([_opened("a", StageRecord(ADDRESSES, 0.0, host="old"), 1)])
+    assert [membership.view.name_of(PeerId(peer)) for peer in "ac"] == ["server 1@box2", "client@desk"]
+
+
+def test_two_peers_of_one_name_can_be_told_apart() -> None:
+    membership = Membership(_Clock())
+    membership.update([_named("12D3KooWaaaaaaaa", "box"), _named("12D3KooWbbbbbbbb", "box"), _named("c", "box", 1)])
+    names = [membership.view.name_of(PeerId(peer)) for peer in ("12D3KooWaaaaaaaa", "12D3KooWbbbbbbbb", "c")]
+    assert names == ["server 0@box#aaaaaaaa", "server 0@box#bbbbbbbb", "server 1@box"]
+
+
+def test_who_is_lost_or_gone_keeps_its_name() -> None:
+    clock = _Clock()
+    membership = Membership(clock)
+    membership.update([_named("a", "box2")])
+    membership.lost(PeerId("a"))
+    assert membership.view.replicas == ()
+    assert membership.view.name_of(PeerId("a")) == "server 0@box2"
+    clock.now += 60.0
+    membership.update([_opened("a", GoneRecord(), 2, topic="stage.0", expires=1090.0)])
+    assert membership.view.name_of(PeerId("a")) == "server 0@box2"
+
+
+def test_names_of_ever_new_peers_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "_MAX_LABELS", 8)
+    clock = _Clock()
+    membership = Membership(clock)
+    for number in range(100):
+        clock.now += 31.0
+        membership.update([_opened(f"p{number}", StageRecord(ADDRESSES, 0.0), expires=clock.now + 30.0)])
+    assert set(membership.view.labels) == {PeerId(f"p{number}") for number in range(92, 100)}

@@ -67,7 +67,8 @@ def _checker(clock: _Clock | None = None) -> RecordChecker:
     [
         STAGE,
         StageRecord(ADDRESSES, 0.0),
-        ClientRecord(ADDRESSES, 1.0, waits=True),
+        StageRecord(ADDRESSES, 0.0, host="B" * 32, index=7),
+        ClientRecord(ADDRESSES, 1.0, waits=True, host="box-2.lan_3"),
         RunRecord("sandbox-1", 2, 1.0, ended=True),
         MonitorRecord(ADDRESSES, 1.0),
         GoneRecord(),
@@ -110,6 +111,26 @@ def _kept_mac(**changes: object) -> bytes:
 
 
 BODY = msgspec.msgpack.Encoder().encode
+NO_HOST_NAMES = (
+    "",
+    "x" * 33,
+    "two words",
+    "\x1b[31mred",
+    "box\n",
+    "\u202exob",
+    "b\u00f6x",
+    "-box",
+    "a@b",
+    "a#b",
+    "a/b",
+)
+
+
+def _host(name: str) -> bytes:
+    """A record of a server whose host is called so."""
+    return _envelope(body=BODY(msgspec.structs.replace(STAGE, host=name)))
+
+
 REJECTED = [
     ("larger than allowed", Rejection.OVERSIZED, b"x" * (MAX_RECORD_BYTES + 1)),
     ("no msgpack", Rejection.MALFORMED, with_mac(NAMESPACE, b"\xc1garbage")),
@@ -132,6 +153,8 @@ REJECTED = [
     ("infinite load", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, 0, float("inf")]))),
     ("load that is no number", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["u:a"], 1.0, 0, 0, float("nan")]))),
     ("negative memory", Rejection.MALFORMED, _envelope(body=BODY(["stage", ["unix:/a"], 1.0, 0, -1]))),
+    *[(f"a host called {host!a}", Rejection.MALFORMED, _host(host)) for host in NO_HOST_NAMES],
+    ("a server's number below 0", Rejection.MALFORMED, _envelope(body=BODY(msgspec.structs.replace(STAGE, index=-1)))),
     ("never to expire", Rejection.MALFORMED, _seal(expires=math.inf)),
     ("to expire at no time", Rejection.MALFORMED, _seal(expires=math.nan)),
     ("a stage under another stage's topic", Rejection.WRONG_TOPIC, _seal(topic="stage.0")),

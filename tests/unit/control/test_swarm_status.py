@@ -10,7 +10,7 @@ import pytest
 
 from shoal.control.swarm_status import SwarmStatus, lines_of, swarm_status
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, Replica, Run, SwarmView
+from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, PeerLabel, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus
 
@@ -31,21 +31,26 @@ def _run(**fields: object) -> Run:
 
 
 CLIENT = ClientPeer(_hop("c"), 0.0, undialled=((PeerId("peer-bad"), "10.0.0.3:5000: refused"),))
+LABELS = {PeerId(f"peer-{name}"): PeerLabel("server", f"box-{name}", 0) for name in ("a", "bb", "bad", "idle")}
+LABELS[CLIENT.peer] = PeerLabel("client", "desk")
 SERVERS = (_replica("a", 0), _replica("bb", 0, 5), _replica("bad", 1), _replica("new", 1, NO_BASE, serving=False))
 
 
 def test_a_run_with_a_client_is_said_in_words_and_numbers() -> None:
-    view = SwarmView(SERVERS, (Candidate(_hop("idle"), 0.0),), (CLIENT,), run=_run())
+    view = SwarmView(SERVERS, (Candidate(_hop("idle"), 0.0),), (CLIENT,), run=_run(), labels=LABELS)
     status = swarm_status("sandbox", view, ANSWER, "")
     assert list(lines_of(status)) == [
         "run r-1 (sandbox): training round 7 of 9",
         "round 7/9  step 1,234  loss 2.500  eval loss 2.250  samples/s 60.0  last step 1 s ago",
-        "stage 0  10.0.0.1 peer-a serving  10.0.0.2 peer-bb serving",
-        "stage 1  10.0.0.3 peer-bad undialled (10.0.0.3:5000: refused)  10.0.0.3 peer-new joining",
-        "without a stage  10.0.0.4 eer-idle waiting for a stage",
+        "stage 0  server 0@box-a (10.0.0.1) serving  server 0@box-bb (10.0.0.2) serving",
+        "stage 1  server 0@box-bad (10.0.0.3) undialled (10.0.0.3:5000: refused)  peer ...peer-new (10.0.0.3) joining",
+        "without a stage  server 0@box-idle (10.0.0.4) waiting for a stage",
         "trainers  0, 1",
-        "client  peer-c at 10.0.0.1:5000, [2001:db8::1]:5000",
+        "client  client@desk at 10.0.0.1:5000, [2001:db8::1]:5000",
     ]
+    assert status.client is not None
+    names = [status.client.name, status.stages[0].replicas[0].name, status.waiting_servers[0].name]
+    assert names == ["client@desk", "server 0@box-a", "server 0@box-idle"]
     assert [replica.held_round for stage in status.stages for replica in stage.replicas] == [6, 5, 6, -1]
     assert msgspec.json.decode(msgspec.json.encode(status), type=SwarmStatus) == status
 

@@ -6,12 +6,15 @@ import math
 
 from shoal.ids import PeerId, StageIndex
 from shoal.monitor.status import Status
-from shoal.swarm.view import Replica, SwarmView
+from shoal.swarm.view import PeerLabel, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Metrics
 
+PEER = PeerId("12D3KooWabcdef")
+NAMED = SwarmView(labels={PEER: PeerLabel("server", "box2", 1)})
 
-def _metrics(role: str, values: dict[str, float], round: int = 3, peer: str = "12D3KooWabcdef") -> Metrics:
+
+def _metrics(role: str, values: dict[str, float], round: int = 3, peer: str = PEER) -> Metrics:
     return Metrics(role, PeerId(peer), round, values)
 
 
@@ -19,7 +22,9 @@ def test_numbers_of_the_run_keep_their_names_and_others_are_prefixed() -> None:
     status = Status(2)
     assert status.add(_metrics("client", {"loss/train": 2.5}), 0.0) == {"loss/train": 2.5, "round": 3.0}
     assert status.add(_metrics("baseline", {"loss/baseline": 2.0}, round=1), 0.0) == {"loss/baseline": 2.0}
-    assert status.add(_metrics("server", {"loss/train": 0.0}), 0.0) == {"server/abcdef/loss/train": 0.0}
+    assert status.add(_metrics("server", {"loss/train": 0.0}), 0.0) == {"peer ...oWabcdef/loss/train": 0.0}
+    status.seen(NAMED)
+    assert status.add(_metrics("server", {"loss/train": 0.0}), 0.0) == {"server 1@box2/loss/train": 0.0}
     assert status.values["loss/train"] == 2.5
     assert status.values["round"] == 3.0
 
@@ -34,9 +39,7 @@ def test_the_number_of_names_is_bounded() -> None:
     for i in range(5000):
         status.add(_metrics("server", {f"n{i}": 1.0}), 0.0)
     assert len(status.values) == 2000
-    assert status.add(_metrics("server", {"n1": 7.0}), 0.0) == {"server/abcdef/n1": 7.0}, (
-        "known names are still updated"
-    )
+    assert status.add(_metrics("server", {"n1": 7.0}), 0.0) == {"peer ...oWabcdef/n1": 7.0}, "known still"
 
 
 def test_the_registry_counts_until_the_client_says_better() -> None:

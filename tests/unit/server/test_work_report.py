@@ -11,12 +11,13 @@ from shoal.clock import SystemClock
 from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
 from shoal.server.work_report import WorkReport
-from shoal.swarm.view import ClientPeer, Replica, SwarmView
+from shoal.swarm.view import ClientPeer, PeerLabel, Replica, SwarmView
 from shoal.transport.base import PeerLost
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.round import Record, StageHashes, StageOutcome
 
 ME, OTHER, CLIENT = PeerId("me"), PeerId("12D3KooWtheirs"), PeerId("client")
+LABELS = {OTHER: PeerLabel("server", "box2", 1), CLIENT: PeerLabel("client", "desk")}
 
 
 class _Clock(SystemClock):
@@ -54,7 +55,7 @@ class _Desk:
 
     def __post_init__(self) -> None:
         there = Replica(Hop(OTHER, ()), 0.0, stage=StageIndex(0))
-        view = SwarmView(replicas=(there,), clients=(ClientPeer(Hop(CLIENT, ()), 0.0),))
+        view = SwarmView((there,), clients=(ClientPeer(Hop(CLIENT, ()), 0.0),), labels=LABELS)
         self.report = WorkReport(
             peer=ME,
             replica=lambda: self.replica,
@@ -97,9 +98,9 @@ def test_a_peer_that_falls_silent_is_named_once_and_is_heard_again_once() -> Non
         desk.report.lost(PeerLost(peer, "silent", 2.5))
     for peer in (OTHER, OTHER, PeerId("a trainer")):
         desk.report.found(peer)
-    other = "server oWtheirs (stage 0)"
+    other, client = "server 1@box2 (stage 0)", "the client (client@desk)"
     assert desk.told == [
-        PeerSilent(CLIENT, "the client", 2.5),
+        PeerSilent(CLIENT, client, 2.5),
         PeerSilent(OTHER, other, 2.5),
         PeerHeard(OTHER, other),
     ]
