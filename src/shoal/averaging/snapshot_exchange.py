@@ -24,6 +24,8 @@ from shoal.averaging.snapshot_fetch import SnapshotFetch, offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.averaging.state_source import Resumable
 from shoal.errors import RemoteProtocolError
+from shoal.events.base import emit
+from shoal.events.state import SnapshotForged, SnapshotSearched
 from shoal.ids import PeerId
 from shoal.swarm.snapshots import AskBuddy, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies
 from shoal.swarm.view import SwarmView
@@ -157,7 +159,7 @@ class SnapshotExchange:
         if search is not None and snapshot.peer == self._endpoint.peer_id:
             is_own = hmac.compare_digest(self._settings.seal(offer.body), offer.seal)
             if not is_own:
-                logger.warning("snapshot.forged", extra={"peer": peer})
+                emit(logger, SnapshotForged(peer))
             self._act(search.offered(peer, snapshot, now_s) if is_own else search.refused(peer, now_s))
             return
         self._give_up(peer)
@@ -240,7 +242,7 @@ class SnapshotExchange:
                 self._notify()
         if self._own is not None:
             self._own.cancel()
-        logger.info("snapshot.searched", extra={"stage": self._stage, "asked": len(found)})
+        emit(logger, SnapshotSearched(self._stage, len(found)))
 
     async def _take(self, snapshot: Snapshot) -> None:
         """Get the content of a snapshot of the generation before, in place of another one that nobody gives."""

@@ -23,6 +23,8 @@ from torch import Tensor
 from shoal.averaging.contents import Contents, Request
 from shoal.averaging.round_average import Device
 from shoal.averaging.snapshot_fetch import ANSWER_S, digest_of, offered
+from shoal.events.base import emit
+from shoal.events.state import SnapshotNotKept, SnapshotRefused, SnapshotWasKept
 from shoal.ids import PeerId
 from shoal.swarm.snapshots import Base, buddies, is_due
 from shoal.swarm.view import SwarmView
@@ -157,7 +159,7 @@ class SnapshotOwner:
     async def _give(self, offer: OfferSnapshot, snapshot: Snapshot, base: Base) -> None:
         """Offer a snapshot to the buddies in turn, until one keeps it or its round is over."""
         num_steps = len(snapshot.log)
-        fields = {"round": base.round + 1, "stage": self._stage, "steps": num_steps, "bytes": snapshot.num_bytes}
+        what = (base.round + 1, self._stage, num_steps, snapshot.num_bytes)
         for buddy in buddies(self._view(), self._endpoint.hop, self._stage):
             self._endpoint.introduce(buddy.hop)
             self._talk = (buddy.peer, snapshot.digest)
@@ -166,16 +168,16 @@ class SnapshotOwner:
             answer = await self._answer(base)
             if isinstance(answer, SnapshotKept):
                 self._endpoint.metrics.counter("snapshot.kept").add()
-                logger.info("snapshot.kept", extra={**fields, "buddy": buddy.peer})
+                emit(logger, SnapshotWasKept(*what, buddy.peer))
                 return
             is_over = self._base() != base
             reason = "its round is over" if is_over else "it is lost or does not answer"
             if isinstance(answer, NoSnapshot):
                 reason = answer.reason
-            logger.info("snapshot.refused", extra={**fields, "buddy": buddy.peer, "reason": reason})
+            emit(logger, SnapshotRefused(*what, buddy.peer, reason))
             if is_over:
                 return
-        logger.warning("snapshot.not_kept", extra={**fields, "effect": "a crash now costs more steps"})
+        emit(logger, SnapshotNotKept(*what, "a crash now costs more steps"))
 
     async def _answer(self, base: Base) -> Answer | None:
         """The buddy's answer; None if it is lost, or has neither asked nor said anything, or the round is over."""

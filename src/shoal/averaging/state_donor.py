@@ -14,6 +14,8 @@ from torch import Tensor
 
 from shoal.averaging.contents import Contents, Offered, Request
 from shoal.averaging.replica_state import Contribution, OuterState
+from shoal.events.base import emit
+from shoal.events.state import StateOffered
 from shoal.ids import PeerId
 from shoal.swarm.state_keeping import PieceKey, StateKeeping
 from shoal.wire.messages.transfer import ContentKind, ContentName, Want
@@ -67,5 +69,4 @@ class StateDonor:
     def _asked(self, key: PieceKey, peer: PeerId, request: Request, num_chunks: int) -> None:
         self._keeping.asked(key, peer)
         if isinstance(request, Want):
-            fields = {"peer": peer, "record": key.record_hash, "average": key.is_average, "chunks": num_chunks}
-            logger.info("state.offered", extra=fields)
+            emit(logger, StateOffered(peer, key.record_hash, key.is_average, num_chunks))

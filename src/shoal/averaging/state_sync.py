@@ -19,6 +19,15 @@ from shoal.averaging.replica_state import Contribution, OuterState
 from shoal.averaging.state_donor import content_of
 from shoal.averaging.state_source import Successor, TakeState
 from shoal.errors import StateMismatch
+from shoal.events.base import emit
+from shoal.events.state import (
+    StateDonorDistrusted,
+    StateFetched,
+    StateFetching,
+    StateLate,
+    StateNobody,
+    StateOvertaken,
+)
 from shoal.ids import PeerId
 from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
 from shoal.swarm.round_effects import Fetch
@@ -93,18 +102,17 @@ class _PieceFetch(ContentFetch):
 
     def report(self, effect: Distrust | Nobody | Late) -> None:
         """Say what goes wrong."""
-        fields = {"stage": self._sync.stage, "round": self._round}
+        stage, round = self._sync.stage, self._round
         match effect:
             case Distrust(peer, reason):
-                error = StateMismatch(f"peer {peer} does not give the state of record {self._round}: {reason}")
-                fields = {"peer": peer, "stage": self._sync.stage, "reason": str(error)}
-                logger.warning("state.donor_distrusted", extra=fields)
+                error = StateMismatch(f"peer {peer} does not give the state of record {round}: {reason}")
+                emit(logger, StateDonorDistrusted(peer, stage, str(error)))
             case Nobody():
-                reason = f"stage {self._sync.stage}: nobody holds record {self._round}; waiting for a server that does"
-                logger.warning("state.nobody", extra={**fields, "reason": reason})
+                reason = f"stage {stage}: nobody holds record {round}; waiting for a server that does"
+                emit(logger, StateNobody(stage, round, reason))
             case Late(num_missing, num_chunks):
                 reason = f"{num_missing} of {num_chunks} chunks are missing; everybody is asked again"
-                logger.warning("state.late", extra={**fields, "reason": reason})
+                emit(logger, StateLate(stage, round, reason))
 
 
 class StateSync:
@@ -176,12 +184,12 @@ class StateSync:
         clock = self.contents.clock
         begun_s = clock.now_s()
         self._fetch = fetch
-        fields = {"stage": self.stage, "round": piece.order.record.round, "average": piece.is_average}
-        logger.info("state.fetching", extra={**fields, "chunks": fetch.num_chunks})
+        what = (self.stage, piece.order.record.round, piece.is_average)
+        emit(logger, StateFetching(*what, fetch.num_chunks))
         if not await self.contents.fetch(fetch):
             return False
         took_s = round(clock.now_s() - begun_s, 3)
-        logger.info("state.fetched", extra={**fields, "took_s": took_s, "from": dict(fetch.machine.sources)})
+        emit(logger, StateFetched(*what, took_s, dict(fetch.machine.sources)))
         return True
 
 
@@ -202,4 +210,4 @@ def _say_lost(stage: int, piece: Piece, newest: Fetch, template: OuterState, is_
         )
     what = f"stage {stage}: nobody has what leads to record {round} and on"
     reason = f"{what}; the transfer starts again with record {newest_round}. {cause}"
-    logger.warning("state.overtaken", extra={"stage": stage, "round": round, "reason": reason})
+    emit(logger, StateOvertaken(stage, round, reason))

@@ -21,6 +21,7 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
     """
 
     level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "its process or its host has ended, is frozen, or is cut off from this host"
     peer: PeerId
     who: str
     stage: int
@@ -51,6 +52,7 @@ class TrainerLost(Event, frozen=True, tag="trainer.lost"):
     """
 
     level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "its process has ended or is frozen"
     slot: int
     silent_s: float
     since: str

@@ -205,6 +205,7 @@ class TrainingDiverging(Event, frozen=True, tag="training.diverging"):
     """Many steps in a row were skipped, because loss or gradient was not finite."""
 
     level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "mostly a learning rate that is too high for the model, or samples that are no numbers"
     reason: str
 
     def say(self) -> str:
@@ -260,6 +261,7 @@ class ModelMissing(Event, frozen=True, tag="model.not_left"):
     """The run leaves no model."""
 
     level: ClassVar[int] = logging.ERROR
+    why: ClassVar[str] = "its parameters have not come from the servers in time, or could not be written"
     reason: str
 
     def say(self) -> str:

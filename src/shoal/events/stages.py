@@ -65,6 +65,7 @@ class StageBeganAnew(Event, frozen=True, tag="stage.began_anew"):
     """
 
     level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "all servers that held it have ended, or have stayed away for too long"
     stage: int
     in_round: int
     base_round: int
@@ -191,6 +192,7 @@ class MoveFailed(Event, frozen=True, tag="move.failed"):
     """
 
     level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "its stage cannot spare it, or it has ended on the way"
     peer: PeerId
     who: str
     from_stage: int
@@ -220,6 +222,7 @@ class ChainLost(Event, frozen=True, tag="chain.lost"):
     """
 
     level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "the network between the two sides was cut for longer than a round takes"
     base_round: int
     record: str
     common_round: int
