@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 from itertools import groupby
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from shoal.events.base import Event, catalogue, field_names
+from shoal.events.base import Event, catalogue, field_names, level_name
 
 HEAD = """# Events
 
@@ -32,7 +31,7 @@ def entry(kind: type[Event]) -> str:
     """Return what the page says of one kind."""
     event = sample(kind)
     happened = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-    lines = [f"- **`{event.name}`** {logging.getLevelName(kind.level)}: {happened}"]
+    lines = [f"- **`{event.name}`** {level_name(kind.level)}: {happened}"]
     lines += [
         f"*{title}*: {text}" for title, text in (("Said", event.say()), ("Why", kind.why), ("Do", kind.do)) if text
     ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
-from shoal.events.base import Event
+from shoal.events.base import Event, level_name
 from shoal.ids import PeerId
 
 MAX_FILE_BYTES = 8 * 2**20
@@ -149,7 +149,7 @@ class JsonFormatter(logging.Formatter):
         """Return the record as one line."""
         line: dict[str, Any] = {
             "time": utc_iso(record.created),
-            "level": record.levelname,
+            "level": level_name(record.levelno),
             "process": self._process,
             "logger": record.name,
             "event": record.getMessage(),
@@ -172,7 +172,7 @@ class TerminalFormatter(logging.Formatter):
         """Return the record as text; a traceback follows on lines of its own."""
         fields = "".join(f" {name}={value}" for name, value in fields_of(record).items())
         clock = utc_iso(record.created)[11:19]
-        text = f"{clock} {record.levelname} {self._process} {record.getMessage()}{fields}"
+        text = f"{clock} {level_name(record.levelno)} {self._process} {record.getMessage()}{fields}"
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 

@@ -14,6 +14,7 @@ from shoal.events.base import Event
 class Refused(Event, frozen=True, tag="refused"):
     """Something was refused."""
 
+    level = logging.WARNING
     source: str
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from shoal.client.diary import Diary, DiaryEvent
 from shoal.client.totals import RunTotals
 from shoal.clock import Clock, utc_iso
-from shoal.events.base import Event, emit
+from shoal.events.base import Event, emit, level_name
 from shoal.events.run import RunLaunched
 from shoal.log import LinesFile, json_line
 
@@ -95,7 +95,7 @@ class Ledger:
     def _values(self, event: Event, said: str) -> dict[str, Any]:
         values: dict[str, Any] = {
             "time": utc_iso(self._clock.unix_s()),
-            "level": logging.getLevelName(event.level),
+            "level": level_name(event.level),
             "event": event.name,
             **event.fields(),
         }

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+_LEVELS = {getattr(logging, name): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+
 
 class Event(msgspec.Struct, frozen=True, tag_field="event"):
     """One thing that has happened. A kind of it is `class ServerLost(Event, frozen=True, tag="server.lost")`.
@@ -46,6 +48,11 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
         """The values by name, as a log line has them; a field that is None is left out."""
         values = ((name, getattr(self, field)) for field, name in field_names(type(self)).items())
         return {name: value for name, value in values if value is not None}
+
+
+def level_name(level: int) -> str:
+    """The name of a level as Python has it: a library that is imported may have given it another one."""
+    return _LEVELS.get(level, str(level))
 
 
 def name_of(kind: type[Event]) -> str:

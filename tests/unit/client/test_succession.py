@@ -122,7 +122,7 @@ async def test_it_is_no_turn_while_only_parts_of_the_registry_are_known() -> Non
         found.hear(FIRST, "client", TRAINS)
         await anyio.wait_all_tasks_blocked()
         assert not found.turn
-        assert "has a client, first" in found.notices[0]
+        assert "has a client, client@unnamed#first" in found.notices[0]
         found.network.kill(FIRST)
     assert found.turn == [True]
 
