@@ -9,7 +9,7 @@ To add a rule: a method here, a call where its event happens, and a mutant that 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.ids import StepKey
@@ -119,25 +119,38 @@ class Split(Exception):
     """
 
 
+class Process(NamedTuple):
+    """A replica from one start to the next: what it held is gone with it."""
+
+    peer: str
+    boot: int = 1
+
+
 class ChainSafety:
     """One record per round, whoever commits it, and every replica is on that chain.
 
-    Only where no replica is a member of both may there be two records: then the swarm was split. Or where the one was
-    prepared, but by nobody taken, when its coordinator was lost: a successor may drop it then (docs/protocol.md, "The
-    outer round"). Its `CommitRecord` may still lie with a member that is frozen: that is on a chain of its own when it
-    wakes. Or where a split has taken members from a coordinator that had prepared a record: it goes on with another one
-    under its ballot, without them, and they have the first one committed. Nobody has taken both then.
+    Only where no replica is a member of both may there be two records: then the swarm was split. A replica that was
+    started again is another one, if its coordinator now can reach nobody who has taken the first record. Or where the
+    one was prepared, but by nobody taken, when its coordinator was lost: a successor may drop it then
+    (docs/protocol.md, "The outer round"). Its `CommitRecord` may still lie with a member that is frozen: that is on a
+    chain of its own when it wakes. Or where a split has taken members from a coordinator that had prepared a record: it
+    goes on with another one under its ballot, without them, and they have the first one committed. Nobody has taken
+    both then.
+
+    Args:
+        is_heard: Whether the coordinator of a ballot could reach a process just now, for long enough.
 
     Attributes:
         committed: By round, the hash of its record.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_heard: Callable[[object, Process], bool] = lambda _ballot, _process: True) -> None:
         self.committed: dict[int, str] = {}
-        self._known: dict[int, tuple[str, frozenset[str], object]] = {}
-        self._takers: defaultdict[str, set[str]] = defaultdict(set)
+        self._is_heard = is_heard
+        self._known: dict[int, tuple[str, frozenset[Process], object]] = {}
+        self._takers: defaultdict[str, set[Process]] = defaultdict(set)
 
-    def commits(self, round: int, digest: str, members: Iterable[str], ballot: object = None) -> bool:
+    def commits(self, round: int, digest: str, members: Iterable[Process], ballot: object = None) -> bool:
         """A coordinator commits a record; returns whether it is the first to.
 
         Raises:
@@ -149,7 +162,7 @@ class ChainSafety:
         self.committed[round] = digest
         return is_first
 
-    def swaps(self, who: str, round: int, digest: str, members: Iterable[str], ballot: object = None) -> None:
+    def swaps(self, who: Process, round: int, digest: str, members: Iterable[Process], ballot: object = None) -> None:
         """A replica makes this record its tip: it can only be one that is committed, or about to be.
 
         Raises:
@@ -161,7 +174,7 @@ class ChainSafety:
         self._takers[digest].add(who)
         self._compare(round, digest, members, ballot)
 
-    def _compare(self, round: int, digest: str, members: Iterable[str], ballot: object) -> None:
+    def _compare(self, round: int, digest: str, members: Iterable[Process], ballot: object) -> None:
         here = frozenset(members)
         other, there, its_ballot = self._known.setdefault(round, (digest, here, ballot))
         if other == digest:
@@ -170,6 +183,9 @@ class ChainSafety:
             ballot is not None and ballot == its_ballot and self._takers[digest].isdisjoint(self._takers[other])
         )
         has_kept_apart = is_superseded and self._takers[other].isdisjoint(here)
-        if here.isdisjoint(there) or has_kept_apart:
+        started_again = {member.peer for member in here} & {member.peer for member in there - here}
+        heard = {taker for taker in self._takers[other] if self._is_heard(ballot, taker)} if started_again else ()
+        if has_kept_apart or (here.isdisjoint(there) and not heard):
             raise Split(f"two records of round {round}")
-        raise Broken(f"two records of round {round}; {sorted(here & there)} are members of both")
+        both = sorted({member.peer for member in here} & {member.peer for member in there})
+        raise Broken(f"two records of round {round}; {both} are members of both")

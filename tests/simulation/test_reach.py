@@ -7,7 +7,7 @@ from tests.simulation.membership.world import World as MembershipWorld
 from tests.simulation.placing.world import World as PlacingWorld
 from tests.simulation.round.moving import MovingWorld
 from tests.simulation.round.world import World as RoundWorld
-from tests.simulation.safety import Broken, ChainSafety, Split
+from tests.simulation.safety import Broken, ChainSafety, Process, Split
 from tests.simulation.split.world import SplitWorld
 from tests.simulation.state.slow_world import SlowWorld
 from tests.simulation.step.world import World as StepWorld
@@ -89,28 +89,41 @@ def test_one_that_is_too_slow_arrives_when_a_round_takes_long_enough() -> None:
     assert sum(round >= 12 for round in arrived_in) > 30
 
 
+A, B, C, D = (Process(peer) for peer in ("R0.0", "R0.1", "R1.0", "R1.1"))
+
+
 def test_two_records_of_a_round_are_a_split_only_where_nobody_is_a_member_of_both() -> None:
     chain = ChainSafety()
-    assert chain.commits(1, "one", {"R0.0", "R1.0"})
-    assert not chain.commits(1, "one", {"R0.0", "R1.0"})
+    assert chain.commits(1, "one", {A, C})
+    assert not chain.commits(1, "one", {A, C})
     with pytest.raises(Broken, match="members of both"):
-        chain.swaps("R1.0", 1, "other", {"R0.1", "R1.0"})
+        chain.swaps(C, 1, "other", {B, C})
     with pytest.raises(Broken, match="members of both"):
-        chain.commits(1, "other", {"R0.1", "R1.0"})
+        chain.commits(1, "other", {B, C})
     with pytest.raises(Split):
-        chain.swaps("R0.1", 1, "other", {"R0.1", "R1.1"})
+        chain.swaps(B, 1, "other", {B, D})
     with pytest.raises(Split):  # a CommitRecord of what was dropped reached it late
-        chain.swaps("R0.1", 1, "other", {"R0.1", "R1.0"})
+        chain.swaps(B, 1, "other", {B, C})
+
+
+@pytest.mark.parametrize(("heard", "found"), [((), Split), ((A,), Broken), ((C,), Split)])
+def test_a_member_that_was_started_again_is_another_one_where_nobody_who_has_taken_the_first_record_is_heard(
+    heard: tuple[Process, ...], found: type[Exception]
+) -> None:
+    chain = ChainSafety(lambda _, process: process in heard)
+    chain.swaps(A, 1, "one", {A, B}, "b1")
+    with pytest.raises(found):
+        chain.commits(1, "other", {Process(B.peer, 2), D}, "b2")
 
 
 def test_a_record_that_its_coordinator_replaces_and_others_finish_is_a_split_unless_somebody_has_taken_both() -> None:
-    for both, found in ((set[str](), Split), ({"R0.0"}, Broken)):
+    for both, found in ((set[Process](), Split), ({A}, Broken)):
         chain = ChainSafety()
-        for who in {"R0.1", *both}:
-            chain.swaps(who, 1, "one", {"R0.0", "R0.1"}, "b1")
+        for who in {B, *both}:
+            chain.swaps(who, 1, "one", {A, B}, "b1")
         with pytest.raises(found):
-            chain.swaps("R0.0", 1, "other", {"R0.0"}, "b1")
+            chain.swaps(A, 1, "other", {A}, "b1")
     chain = ChainSafety()
-    chain.swaps("R0.1", 1, "one", {"R0.0", "R0.1"}, "b1")
+    chain.swaps(B, 1, "one", {A, B}, "b1")
     with pytest.raises(Broken, match="members of both"):
-        chain.swaps("R0.0", 1, "other", {"R0.0"}, "b2")
+        chain.swaps(A, 1, "other", {A}, "b2")

@@ -170,7 +170,9 @@ class RoundCoordinatorMachine:
         if self._lead_at_s is not None:
             return self.lead(now_s) if now_s >= self._lead_at_s else []
         self._tick_at_s = now_s + self.settings.retry_s
-        effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in self._replicas.silent]
+        # Who may have a missing stage's bytes since it was asked, or follow another client now, is asked again.
+        unheard = self._replicas.known if self._restoration.missing else self._replicas.silent
+        effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in unheard]
         for peer in sorted(self._replicas.told):
             effects += self._replicas.offer(peer, self.ballot, self.tip)
         if self.phase is RoundPhase.JOINING:
@@ -280,6 +282,7 @@ class RoundCoordinatorMachine:
         is_news = self._judgement.note(state)
         if self._replicas.is_older(peer, state):
             return []
+        was_in = peer in self._replicas.holders(self.tip)
         tip = self._replicas.answer(peer, state)
         if self.phase is RoundPhase.ASKING:
             if is_news:
@@ -295,8 +298,8 @@ class RoundCoordinatorMachine:
             return self.lead(now_s)  # choose once more, having heard everyone
         effects = self._say() if tip.hash == self.tip.hash else []
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
-        is_in = self._ready and peer in self._replicas.holders(self.tip)
-        return [*effects, ReplicaIn(peer)] if is_in else effects
+        comes_in = self._ready and not was_in and peer in self._replicas.holders(self.tip)
+        return [*effects, ReplicaIn(peer)] if comes_in else effects
 
     def _swapped(self, peer: PeerId, message: Swapped) -> Effects:
         if self.phase is RoundPhase.ASKING:
@@ -327,7 +330,9 @@ class RoundCoordinatorMachine:
         if self.phase is RoundPhase.ASKING:
             effects += self._choose(now_s)
         if self.phase in (RoundPhase.IDLE, RoundPhase.JOINING):
-            effects += self._stages.watch(self.ballot, self.tip, now_s)
+            effects += self._stages.watch(self.tip, now_s)
+            if self._stages.is_lost(self.tip, now_s):
+                return effects + self._ask(now_s)  # what is restored is chosen having heard everyone just now
         if self.phase is RoundPhase.IDLE and not (self._ready or self._replicas.told or self._unsaid):
             self._ready = self._trains = True
             effects.append(RoundReady(self.tip, self._replicas.holders(self.tip), self._replicas.sent_bytes))

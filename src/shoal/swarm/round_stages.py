@@ -46,14 +46,17 @@ class RoundStages:
         missing, silent = self._restoration.not_kept(tip.hash), bool(self._replicas.silent)
         return self._restoration.due(record, missing, self._replicas.here, silent, now_s)
 
-    def watch(self, ballot: Ballot, tip: Tip, now_s: float) -> Effects:
-        """Between the records: report what is missing, and restore what is lost."""
+    def watch(self, tip: Tip, now_s: float) -> Effects:
+        """Between the records: report what is missing."""
         if self._replicas.told:
             return []
         holders = self._replicas.holders(tip)
         self._restoration.seen(holders)
-        effects = self.miss(self.without(holders.values()), now_s)
-        return effects + self.restore(self.lost(tip, now_s), ballot, tip)
+        return self.miss(self.without(holders.values()), now_s)
+
+    def is_lost(self, tip: Tip, now_s: float) -> bool:
+        """Whether some stage is to be restored, by what the replicas have said until now."""
+        return not self._replicas.told and bool(self.lost(tip, now_s))
 
     def restore(self, lost: Mapping[int, Basis], ballot: Ballot, tip: Tip, others: Iterable[PeerId] = ()) -> Effects:
         """These stages go on from these bytes; whoever has them, or has to fetch the record's, is told."""

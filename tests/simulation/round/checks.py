@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.round.hosts import ClientHost, Contribution, ReplicaHost, digest, hashes_of
-from tests.simulation.safety import Broken
+from tests.simulation.safety import Broken, Process
 
-from shoal.ids import PeerId, StepKey
+from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import outcome_of, record_hash
 from shoal.swarm.round_effects import Fetch
 from shoal.wire.messages.round import Record, SignedRecord, StageHashes
@@ -23,10 +23,6 @@ PATIENCE_S = 4.0
 
 def samples_of(record: Record) -> set[int]:
     return {k for item in (*record.samples, *record.skipped) for k in range(item.start, item.stop)}
-
-
-def members_of(record: Record) -> set[str]:
-    return {peer for outcome in record.stages for peer in outcome.members}
 
 
 class Checks:
@@ -98,12 +94,27 @@ class Checks:
 
     def belongs(self, record: Record, name: str) -> None:
         """A record goes on from what was committed before, and names no sample again."""
-        if self.world.chain.commits(record.round, name, members_of(record), record.ballot):
+        if self.world.chain.commits(record.round, name, self._members_of(record), record.ballot):
             self.world.samples.record((*record.samples, *record.skipped))
 
     def follows(self, host: ReplicaHost, record: Record, signed: SignedRecord) -> None:
         """A replica swaps to a record."""
-        self.world.chain.swaps(host.peer, record.round, record_hash(signed), members_of(record), record.ballot)
+        who, members = self._process(host.peer), self._members_of(record)
+        self.world.chain.swaps(who, record.round, record_hash(signed), members, record.ballot)
+
+    def _members_of(self, record: Record) -> set[Process]:
+        return {self._process(peer) for outcome in record.stages for peer in outcome.members}
+
+    def _process(self, peer: str) -> Process:
+        return Process(peer, self.world.network.boots[peer])
+
+    def is_heard(self, ballot: object, process: Process) -> bool:
+        """Whether the coordinator of this ballot has heard a process that lives, or was bound to."""
+        network = self.world.network
+        if not isinstance(ballot, Ballot) or network.boots[process.peer] != process.boot:
+            return False
+        heard_s = HEARD_S + 2 * network.manners.slow_s
+        return network.reachable(ballot.peer, process.peer, network.now_s - heard_s, network.now_s)
 
     def _bases(self, record: Record) -> None:
         """A record says of each stage what it was trained from."""

@@ -222,15 +222,15 @@ def _make(first_seed: int, **classes: type) -> tuple[Make, int]:
 MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
-        (NoPreparation, 102),
+        (NoPreparation, 175),
         (NoJournal, 1),
-        (NoTakeoverOfPreparedRecords, 952),
+        (NoTakeoverOfPreparedRecords, 1495),
         (NoEpochs, 7),
         (AbortsDoubts, 513),
         (AsksOnce, 1),
         (RepeatsSeldom, 17),
-        (ReadmitsNobody, 40),
-        (MixesBases, 80),
+        (ReadmitsNobody, 676),
+        (MixesBases, 154),
         (RestoresAtOnce, 948),
         (NamesNoBases, 9),
         (CommitsBeforeAnybodySwaps, 37),

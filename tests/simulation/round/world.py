@@ -100,7 +100,8 @@ class World:
         self.sabotage = [rng.randint(1, 40), rng.choice((0.0, 3.0, 6.0, 9.0))] if is_sabotaged else None
         self.meddling = rng.choice((1, 2, 4, rng.randint(1, 30))) if faults and rng.random() < 0.4 else 0
         self.data = DataServer()
-        self.chain, self.samples, self.checks = ChainSafety(), SampleSafety(), self.make_checks()
+        self.samples, self.checks = SampleSafety(), self.make_checks()
+        self.chain = ChainSafety(self.checks.is_heard)
         self.prepare()
         self.num_steps = 0
         self._unsealed: dict[bytes, Record] = {}

@@ -153,13 +153,13 @@ def _meets(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
     "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
-    "KeepsTheFirstFate": _make(700876, coordinator_class=KeepsTheFirstFate),
-    "LeavesOutTheLast": _meets(463, coordinator_class=LeavesOutTheLast),
+    "KeepsTheFirstFate": _make(1920, coordinator_class=KeepsTheFirstFate),
+    "LeavesOutTheLast": _meets(2341, coordinator_class=LeavesOutTheLast),
     "FollowsTheNewest": _meets(32, member_class=FollowsTheNewest),
-    "IsSilentAboutMistakes": _meets(101, member_class=IsSilentAboutMistakes),
+    "IsSilentAboutMistakes": _meets(64, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
-    "TakesAnySteps": _make(11, host_class=TakesAnySteps),
+    "TakesAnySteps": _make(127, host_class=TakesAnySteps),
     "KeepsItsPool": _make(34, client_class=KeepsItsPool),
     "TrainsOn": _make(4, client_class=TrainsOn),
 }

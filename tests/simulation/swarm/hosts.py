@@ -138,7 +138,8 @@ class Client(ClientHost):
 
     def __init__(self, world: World, peer: PeerId) -> None:
         super().__init__(world, peer)
-        self.holders: frozenset[PeerId] = frozenset()
+        self._begun = ""  # hash of the record on top of which the round is trained
+        self.named: frozenset[PeerId] | None = None
         self.steady: set[PeerId] = set()
         self._takeovers: dict[tuple[int, int], TakeoverMachine] = {}
 
@@ -153,11 +154,19 @@ class Client(ClientHost):
         super()._act(effects)
         for effect in effects:
             if isinstance(effect, RoundReady) and self.world.network.hosts.get(self.peer) is self:
-                self.holders, self.steady = frozenset(effect.holders), set(effect.holders)
-                self._takeovers.clear()
-                round = effect.tip.round + 1
-                self.world.leases.table.plan_round(round, self.world.num_trainers, steps_of(round))
-                self.tell()
+                self._begin(effect)
+
+    def _begin(self, ready: RoundReady) -> None:
+        """Begin a round once; who was there when another process has begun it is not known, as in `client.rounds`."""
+        if ready.tip.hash == self._begun:
+            return
+        self._begun = ready.tip.hash
+        is_first = self.world.begun.setdefault(ready.tip.hash, self) is self
+        self.named, self.steady = (frozenset(ready.holders), set(ready.holders)) if is_first else (None, set())
+        self._takeovers.clear()
+        round = ready.tip.round + 1
+        self.world.leases.table.plan_round(round, self.world.num_trainers, steps_of(round))
+        self.tell()
 
     def lost(self, peer: str) -> None:
         self.steady.discard(PeerId(peer))
@@ -191,7 +200,8 @@ class Client(ClientHost):
                 network.send(self.peer, send.to, Envelope(send.message))
             if machine.is_over(live, self.now_s):
                 del self._takeovers[gone]
-                settled = machine.settled({*live, *self.holders}, self.steady)
+                everyone = None if self.named is None else {*live, *self.named}
+                settled = machine.settled(everyone, self.steady)
                 released = self.world.leases.release(slot, generation, settled)
                 steps = steps_of(round)
                 number = next_number(settled, steps, -1, released.next_step, is_known=released.is_known)

@@ -88,6 +88,7 @@ class World(Replacement, RoundWorld):
         outages = self.site_rng.choice((0, 1, 2, 3)) if self.has_faults else 0
         self.outages = [self.site_rng.randint(1, 30) for _ in range(outages)]
         self.generations = dict.fromkeys(range(self.num_trainers), 1)
+        self.begun: dict[str, Client] = {}  # by record, who has told trainers first to train on top of it
         self.leases = self.ledger = Leases(self)
         self.losses = SingleLosses(self.network)
         self.network.at(0.2, self._start_trainers)

@@ -14,12 +14,23 @@ from tests.unit.swarm.test_round_coordinator import (
     whole_round,
 )
 
+from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_effects import CoordinatorEffect, Journal, ReplicaIn, ReplicaOut, Restored, Stuck
+from shoal.swarm.round_effects import (
+    CoordinatorEffect,
+    Deposed,
+    Journal,
+    ReplicaIn,
+    ReplicaOut,
+    Restored,
+    RoundReady,
+    Stuck,
+)
 from shoal.swarm.round_settings import CloseRequest, RoundPhase
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
+    AskRound,
     Basis,
     CommitRecord,
     Join,
@@ -28,6 +39,7 @@ from shoal.wire.messages.round import (
     SignedRecord,
     Staged,
     StageHashes,
+    StaleBallot,
     Swapped,
 )
 
@@ -45,7 +57,10 @@ def lost_stage(machine: RoundCoordinatorMachine) -> tuple[SignedRecord, list[Coo
     assert machine.lost(A, 5.0) == [Stuck((0,))]
     assert machine.wake_at_s is not None
     assert sent(machine.receive(A, state(machine), 6.0), CommitRecord).keys() == {A}
-    return signed, machine.receive(A, state(machine, refused="it has not these bytes"), 6.0)
+    asked = machine.receive(A, state(machine, refused="it has not these bytes"), 6.0)
+    assert sent(asked, AskRound).keys() == {A}, "what is restored is chosen having heard everyone just now"
+    assert [effect for effect in asked if isinstance(effect, Restored)] == []
+    return signed, machine.receive(A, state(machine), 6.0)
 
 
 def test_a_stage_is_restored_when_its_only_holder_has_come_back_without_its_state(
@@ -57,7 +72,7 @@ def test_a_stage_is_restored_when_its_only_holder_has_come_back_without_its_stat
     # It is repeated until it is answered.
     assert sent(machine.tick(7.0), Restore).keys() == {A}
     effects = machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 7.0)
-    assert effects == [ReplicaIn(A), Stuck(())]
+    assert effects == [ReplicaIn(A), Stuck(()), RoundReady(machine.tip, {A: 0}, {})]
     assert machine.holders == {A: 0}
     machine.close(CloseRequest(2, {}, {}), 8.0)
     machine.receive(A, Join(machine.ballot, 2, 0, 0, (), (), ()), 8.0)
@@ -76,6 +91,33 @@ def test_a_holder_that_comes_before_the_quorums_wins_and_one_that_comes_later_is
     assert Restored(0, 1, None) in effects
     assert sent(effects, Restore) == {A: Restore(machine.ballot, signed, 0, Basis(1, BYTES))}
     assert machine.holders == {B: 0}
+
+
+def test_nothing_is_restored_of_a_stage_whose_bytes_a_replica_has_got_since_it_was_asked(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    """It may have got them under another client, and told that one only."""
+    signed = whole_round(machine)
+    machine.lost(A, 5.0)
+    machine.receive(A, state(machine), 6.0)
+    machine.receive(A, state(machine, refused="it has not these bytes"), 6.0)
+    effects = machine.receive(A, state(machine, signed, 1), 6.1)
+    assert [effect for effect in effects if isinstance(effect, Restored)] == []
+    assert machine.holders == {A: 0}
+
+
+def test_as_long_as_a_stage_is_missing_everybody_is_asked_again_and_who_follows_another_client_says_so() -> None:
+    machine = coordinator(num_stages=2)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    machine.receive(A, state(machine), 0.0)
+    assert isinstance(machine.receive(B, state(machine, stage=1), 0.0)[0], RoundReady)
+    assert machine.wake_at_s is None
+    assert machine.lost(B, 1.0) == [Stuck((1,))]
+    assert sent(machine.tick(2.0), AskRound).keys() == {A, B}
+    assert machine.receive(A, state(machine), 2.0) == []
+    higher = Ballot(9, PeerId("other"), 1)
+    assert machine.receive(A, StaleBallot(higher), 3.0) == [Deposed(higher)]
 
 
 def test_a_holder_that_comes_after_the_quorums_is_out(machine: RoundCoordinatorMachine) -> None:
