@@ -44,8 +44,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
         if name in _OWN_ATTRIBUTES:
             continue
         fields[name] = value
-        if name == "peer" and _name_of is not None and isinstance(value, str):
-            fields["who"] = _name_of(PeerId(value))
+        # Whoever says themselves who it is knows better.
+        if name == "peer" and _name_of is not None and isinstance(value, str) and value:
+            fields.setdefault("who", _name_of(PeerId(value)))
     return fields
 
 

@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 
 import shoal.log
+from shoal.events.base import emit
+from shoal.events.losses import LossFound, ServerHeard
+from shoal.events.run import RoleCounted
+from shoal.ids import PeerId
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +94,17 @@ def test_the_terminal_shows_the_event_and_its_fields(capsys: pytest.CaptureFixtu
     shoal.log.configure("client_0", None, terminal=True)
     logging.getLogger("shoal.test").warning("peer.lost", extra={"reason": "closed"})
     assert capsys.readouterr().err.endswith("WARNING client_0 peer.lost reason=closed\n")
+
+
+def test_an_event_that_says_who_it_is_about_is_believed(tmp_path: Path) -> None:
+    shoal.log.configure("client_0", tmp_path)
+    shoal.log.name_peers(lambda peer: f"peer ...{peer}")
+    logger = logging.getLogger("shoal.test")
+    emit(logger, LossFound("data_server", "the data server", (0,), 5.0, 6.0))
+    emit(logger, ServerHeard(PeerId("a"), "server 0@box", 2.0))
+    emit(logger, RoleCounted(PeerId(""), {}), level=logging.INFO)
+    shoal.log.name_peers(None)
+    assert [line.get("who") for line in _lines(tmp_path / "client_0.log")] == ["the data server", "server 0@box", None]
 
 
 def test_configuring_again_replaces_the_file(tmp_path: Path) -> None:

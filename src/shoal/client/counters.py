@@ -86,10 +86,12 @@ class CounterTotals:
                 if name.startswith(COUNTERS) and len(name) <= _MAX_NAME_CHARS and 0 <= value <= _MAX_COUNT
             }
             counts = dict(list(counts.items())[:_MAX_NAMES])
-            before = self._heard.get(peer, {})
-            if counts_anew(before, counts):
-                self._note(peer, before)
+            before = self._heard.get(peer, self._counted.latest.get(peer, {}))
             self._heard[peer] = counts
+            if counts_anew(before, counts):
+                # At once: before the next time it may have counted more than its last process.
+                self._note(peer, before)
+                self._note(peer, counts)
             self._connected.add(peer)
         if message.round == _ASKED:
             self._answered(peer)

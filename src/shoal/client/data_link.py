@@ -221,11 +221,15 @@ class DataLink:
 
     def _up(self) -> None:
         """It has answered: what has changed since it was told comes now."""
-        if self._is_up or not self._is_told:
+        if not self._is_up and not self._is_told:
+            return
+        # Also one that was replaced while there was no client, so that none of this one's connections has ended.
+        if self._ledger.totals.incidents.is_away("data_server", ""):
+            self._ledger.note(DataServerBack(self._base_round + 1, self._ledger.now_s()))
+        if self._is_up:
             return
         self._backoff.reset()
         self._is_up = True
-        self._ledger.note(DataServerBack(self._base_round + 1, self._ledger.now_s()))
         plan, base_round, chain = self._sent
         if (base_round, chain) != (self._base_round, self._chain):
             self._post_record()

@@ -88,8 +88,9 @@ class Watch:
             slots: of the round in which the client was.
         """
         at_s = (self._ledger.totals.launched_s or 0.0) + lost.at_s
+        key = str(lost.index) if lost.role == "trainer" else lost.peer or ""
         # Of the client's own end nobody else tells.
-        if self._incidents.is_known(lost.role, at_s, 0.0 if lost.role == "client" else SAME_LOSS_S):
+        if self._incidents.is_known(lost.role, key, at_s, 0.0 if lost.role == "client" else SAME_LOSS_S):
             return
         who = f"the {lost.role.replace('_', ' ')}"
         if lost.role == "trainer":

@@ -90,7 +90,12 @@ class RoleLost(Event, frozen=True, tag="role.lost"):
     reason: str
 
     def say(self) -> str:
-        onwards = "its client replaces it" if self.role.startswith("trainer") else "the swarm goes on without it"
+        onwards = "the swarm goes on without it"
+        if self.role.startswith("trainer"):
+            onwards = "its client replaces it"
+        elif self.role.startswith("server"):
+            # Whether the swarm goes on depends on who else serves its stage.
+            onwards = "it is not started again"
         return f"{self.role} has ended ({self.reason}); {onwards}"
 
 

@@ -64,7 +64,7 @@ class UnitCostsProblem(Event, frozen=True, tag="unit_costs.problem"):
     """What the units of the model cost could not be measured, read or kept."""
 
     level = WARNING
-    why = "a stage may be cut less evenly, or the next start measures again"
+    why = "a unit cannot be measured on this device, or the file of earlier measurements cannot be read or written"
     reason: str
 
     def say(self) -> str:

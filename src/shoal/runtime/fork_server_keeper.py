@@ -276,7 +276,8 @@ class ForkServerKeeper:
 
     async def _replace(self, history: RestartHistory) -> None:
         """Start the next fork server, or give up, or do neither if the run ends."""
-        reason, self._reason = self._reason, ""
+        ended, self._reason = self._reason, ""
+        reason = ended
         has_served = self._preloaded.is_set()
         while self.failure is None and not self._stopping.is_set():
             delay_s = history.next_delay_s(self._clock.now_s())
@@ -297,7 +298,7 @@ class ForkServerKeeper:
             except OSError as error:
                 reason, has_served = f"it cannot be started: {error.strerror}", False
             else:
-                tell(_logger, ForkServerRestarted(server.pid, reason), self._notice)
+                tell(_logger, ForkServerRestarted(server.pid, ended), self._notice)
                 return
 
 

@@ -115,9 +115,13 @@ class Incidents:
                 pass
         return ()
 
-    def is_known(self, kind: str, at_s: float, within_s: float) -> bool:
-        """Whether a loss of this kind was noticed at about that time."""
-        return any(each.kind == kind and abs(each.noticed_s - at_s) <= within_s for each in self.all)
+    def is_known(self, kind: str, key: str, at_s: float, within_s: float) -> bool:
+        """Whether a loss of this process was noticed at about that time; see `Incident` for its key."""
+        return any((each.kind, each.key) == (kind, key) and abs(each.noticed_s - at_s) <= within_s for each in self.all)
+
+    def is_away(self, kind: str, key: str) -> bool:
+        """Whether a process was lost and has not taken part since."""
+        return bool(self._away(kind, key))
 
     def is_missing(self, peer: PeerId) -> bool:
         """Whether a server is lost, and was not heard since."""
@@ -174,13 +178,12 @@ class Incidents:
             incident.waiting.discard(slot)
             if not incident.waiting:
                 incident.recovered_s = at_s
-        if due:
-            # Of several losses at once nobody can tell which has made it begin again.
-            due[0].replayed += event.attempt
         # Trainers do not stop for a client.
         stopped = [each for each in due if each.kind != "client"]
         if not stopped:
             return ()
+        # Of several losses at once nobody can tell which has made it begin again.
+        stopped[0].replayed += event.attempt
         paused_s = _longest_pause_s(steps_s, min(each.began_s for each in stopped))
         names = dict.fromkeys(each.who for each in stopped)
         return (TrainingGoesOn(slot, round(paused_s, 3), tuple(names)),)

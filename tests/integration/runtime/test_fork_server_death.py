@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -24,6 +25,8 @@ from tests.windows import fork_server_pid
 
 from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime import fork_server_keeper
+from shoal.runtime.fork_server_process import ForkServerProcess
+from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.launcher_messages import InitialPeers, RoleExited, RoleReady, RoleRestarting
 from shoal.runtime.process_info import descendants, read_stat
 from shoal.runtime.role_spec import RoleSpec
@@ -87,6 +90,24 @@ async def test_roles_outlive_their_fork_server_and_the_next_one_serves_requests_
         assert (echo.restarts, steady.restarts) == (0, 0)
     assert notices == ["the fork server has ended (killed by SIGKILL); it is started again, roles go on"]
     assert gone_within([pid, echo.pid, steady.pid, later.pid], 0) == []
+
+
+async def test_the_user_is_told_why_it_has_ended_also_where_the_next_one_starts_at_the_second_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notices: list[str] = []
+    start_again, refusals = ForkServers.start_again, [OSError(errno.EAGAIN, "no more processes")]
+
+    def refused_once(servers: ForkServers) -> ForkServerProcess:
+        if refusals:
+            raise refusals.pop()
+        return start_again(servers)
+
+    monkeypatch.setattr(ForkServers, "start_again", refused_once)
+    async with Supervisor(preload=["json"], notice=notices.append) as supervisor:
+        await supervisor.preloaded()
+        await _replaced(supervisor, _lose(supervisor))
+    assert notices == ["the fork server has ended (killed by SIGKILL); it is started again, roles go on"]
 
 
 @pytest.mark.parametrize("code", [0, 3])

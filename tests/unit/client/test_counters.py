@@ -83,6 +83,15 @@ async def test_a_peer_that_was_started_again_adds_to_what_it_had_counted() -> No
     assert totals.totals() == {"lost": 1, "refused": 2 + 3 + 2 + 1}
 
 
+async def test_a_peer_that_was_started_again_is_seen_although_it_soon_counts_more_than_what_was_noted() -> None:
+    totals = _totals()
+    _report(totals, "a", refused=5)
+    totals.settle()
+    for value in (1, 7):
+        _report(totals, "a", refused=value)
+    assert totals.totals() == {"refused": 2 + 5 + 7}
+
+
 async def test_a_client_that_is_started_again_goes_on_from_what_was_counted_before() -> None:
     ledger = NotedLedger()
     first = _totals(ledger)

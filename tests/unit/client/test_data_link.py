@@ -9,6 +9,7 @@ from tests.unit.client.noted import NotedLedger
 from shoal.client import data_link
 from shoal.client.data_link import DataLink
 from shoal.clock import SystemClock
+from shoal.events.losses import DataServerBack, LossFound
 from shoal.ids import PeerId
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
@@ -26,13 +27,14 @@ class Desk:
     def __init__(self) -> None:
         network = MemoryNetwork()
         self.server = network.endpoint(SERVER)
+        self.ledger = NotedLedger()
         self.replaced = 0
         self.asked = anyio.Event()
         self.link = DataLink(
             endpoint=network.endpoint(CLIENT),
             data_server=self.server.hop,
             clock=SystemClock(),
-            ledger=NotedLedger(),
+            ledger=self.ledger,
             trainers=dict,
             on_lost=lambda: None,
             replace=self._replace,
@@ -90,4 +92,14 @@ async def test_a_data_server_is_told_of_which_chain_the_samples_are() -> None:
     assert told == [
         RecordSamples(3, (SampleRange(0, 0, 8),), "a chain"),
         RecordSamples(4, (SampleRange(0, 8, 9),), "a chain"),
+    ]
+
+
+async def test_a_data_server_that_was_replaced_while_there_was_no_client_is_back_with_its_first_answer() -> None:
+    desk = Desk()
+    desk.ledger.note(LossFound("data_server", "the data server", (0,), 5.0, 6.0))
+    for _ in range(2):
+        desk.link.receive(Received(SERVER, HoldoutInfo(1, 1, 1)))
+    assert [event for event in desk.ledger.noted if isinstance(event, DataServerBack)] == [
+        DataServerBack(1, desk.ledger.totals.incidents.all[0].back_s or 0.0)
     ]

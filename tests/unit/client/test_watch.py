@@ -162,6 +162,15 @@ async def test_what_the_launcher_tells_is_noted_once_and_not_what_an_earlier_sta
     ]
 
 
+async def test_of_two_that_end_at_once_the_one_that_an_earlier_start_has_not_seen_is_noted(story: Story) -> None:
+    story.lose(FIRST, 3.0)
+    story.watch.process_ended(LostProcess("server", 3.0, 1, SECOND), (0, 1))
+    story.lose(PeerId("T0"), 4.0)
+    story.watch.process_ended(LostProcess("trainer", 4.0, 1), (0, 1))
+    found = [event for event in story.ledger.noted if isinstance(event, LossFound)]
+    assert [(event.kind, event.who) for event in found] == [("server", "second"), ("trainer", "trainer 1")]
+
+
 async def test_a_lost_server_is_dialled_once_and_nobody_else_is(story: Story) -> None:
     story.lose(PeerId("T0"), 1.0)
     story.lose(PeerId("stranger"), 1.0)

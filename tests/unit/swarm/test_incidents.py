@@ -134,11 +134,17 @@ def test_a_server_is_missing_until_it_is_heard_and_returns_until_it_takes_part()
     assert [each.back_s for each in incidents.all] == [9.0, 9.0]
 
 
-def test_a_loss_is_known_by_its_kind_and_its_time() -> None:
+def test_a_loss_is_known_by_who_it_was_and_its_time() -> None:
     incidents = after(server_lost(A, 10.0))
-    assert incidents.is_known("server", 10.5, 1.0)
-    assert not incidents.is_known("server", 11.5, 1.0)
-    assert not incidents.is_known("client", 10.0, 1.0)
+    assert incidents.is_known("server", A, 10.5, 1.0)
+    assert not incidents.is_known("server", A, 11.5, 1.0)
+    assert not incidents.is_known("server", B, 10.0, 1.0)
+    assert not incidents.is_known("client", "", 10.0, 1.0)
+
+
+def test_a_client_has_made_no_step_begin_again() -> None:
+    incidents = after(LossFound("client", "", (0,), 1.0, 2.0), server_lost(A, 1.5, 0), step(0, 3.0, attempt=1))
+    assert [each.replayed for each in incidents.all] == [0, 1]
 
 
 def test_the_first_step_of_each_slot_says_for_how_long_it_had_none_and_what_was_begun_again() -> None:
