@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -321,6 +322,36 @@ async def test_each_chunk_waits_until_the_one_before_has_left() -> None:
         await anyio.wait_all_tasks_blocked()
         assert sent == [Chunk(name, 0)]
         tasks.cancel_scope.cancel()
+
+
+async def test_a_snapshot_is_offered_while_a_large_state_is_being_hashed_for_somebody_else() -> None:
+    network = MemoryNetwork(seed=0)
+    contents, asker = Contents(network.endpoint(BUDDY), SystemClock()), network.endpoint(OWNER)
+    kept, state = ContentName(ContentKind.SNAPSHOT, 0, "digest"), ContentName(ContentKind.STATE, 1, "hash")
+    known, is_over = offered(CONTENT).hashes(), threading.Event()
+    contents.offer(kept, offered(CONTENT, hashes=known))
+    large = offered(CONTENT)
+    hashes = large.hashes
+
+    def hashed_late() -> bytes:
+        is_over.wait()
+        return hashes()
+
+    large.hashes = hashed_late  # type: ignore[method-assign]
+    contents.offer(state, large)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(contents.run)
+        asker.introduce(contents.endpoint.hop)
+        asker.post(BUDDY, Want(kept))  # makes the connection
+        contents.receive(Received(OTHER, Want(state)))
+        await until(lambda: contents._hashing.locked())
+        contents.receive(Received(OWNER, Want(kept)))
+        try:
+            await anyio.wait_all_tasks_blocked()
+            assert not contents._requests.get(OWNER)
+        finally:
+            is_over.set()
+            tasks.cancel_scope.cancel()
 
 
 async def test_an_owner_whose_round_is_over_gives_its_snapshot_no_more() -> None:
