@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Mapping
 
 import torch
@@ -52,7 +53,8 @@ class SnapshotFetch(ContentFetch):
         self._givers = givers
         self._heard = heard
         self._is_lost = False
-        settings = TransferSettings(retry_s=ANSWER_S)
+        # However slow the link is: it goes on until the round is over, or whoever waits for it gives it up.
+        settings = TransferSettings(retry_s=ANSWER_S, timeout_s=math.inf)
         super().__init__(contents.endpoint, contents.clock, snapshot.name, (self.content,), settings, CHUNK_BYTES)
 
     def peers(self) -> Mapping[PeerId, None]:

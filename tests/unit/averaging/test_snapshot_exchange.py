@@ -16,11 +16,12 @@ from torch import Tensor
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.snapshot_exchange import SnapshotExchange
-from shoal.averaging.snapshot_fetch import offered
+from shoal.averaging.snapshot_fetch import SnapshotFetch, offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.clock import SystemClock
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StageIndex, StepKey
+from shoal.swarm.content_transfer import Late
 from shoal.swarm.snapshots import CHUNK_BYTES, Base
 from shoal.swarm.view import NO_BASE, Replica, SwarmView
 from shoal.transport.base import Received
@@ -352,6 +353,17 @@ async def test_a_snapshot_is_offered_while_a_large_state_is_being_hashed_for_som
         finally:
             is_over.set()
             tasks.cancel_scope.cancel()
+
+
+async def test_a_snapshot_over_a_slow_link_goes_on_as_long_as_somebody_waits_for_it() -> None:
+    swarm = Swarm((OWNER, 0), (BUDDY, 1))
+    snapshot = Snapshot(OWNER, 0, 1, 0, "genesis", BASE.hashes, log(), CONTENT.numel(), "digest")
+    async with swarm.server(BUDDY, 1) as buddy:
+        machine = SnapshotFetch(buddy.contents, snapshot, OfferSnapshot(b"", b""), lambda: (OWNER,)).machine
+        machine.peers([OWNER], 0.0)
+        machine.offered(OWNER, bytes(32 * 3), 0.0)
+        late = [effect for hours in range(24) for effect in machine.tick(3600.0 * hours) if isinstance(effect, Late)]
+        assert late == []
 
 
 async def test_an_owner_whose_round_is_over_gives_its_snapshot_no_more() -> None:
