@@ -197,6 +197,11 @@ class ContentTransfer:
         """The hashes of the chunks that are stored or wanted: of the offer that is believed now."""
         return self._offer or b""
 
+    def is_requested(self, peer: PeerId, chunk: int) -> bool:
+        """Whether this peer is to send this chunk."""
+        donor = self._donors.get(peer)
+        return donor is not None and chunk in donor.requested
+
     # -- events
 
     def peers(self, present: Collection[PeerId], now_s: float) -> Effects:

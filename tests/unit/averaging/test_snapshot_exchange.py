@@ -16,9 +16,10 @@ from torch import Tensor
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.snapshot_exchange import SnapshotExchange
-from shoal.averaging.snapshot_fetch import SnapshotFetch, offered
+from shoal.averaging.snapshot_fetch import SnapshotFetch, digest_of, offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.clock import SystemClock
+from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StageIndex, StepKey
 from shoal.swarm.content_transfer import Late
@@ -31,7 +32,7 @@ from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.snapshot import NoSnapshot, OfferSnapshot, Snapshot
 from shoal.wire.messages.step import StepEntry
-from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Missing, Read, Want
+from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Have, Missing, Read, Want
 
 pytestmark = pytest.mark.anyio
 
@@ -353,6 +354,25 @@ async def test_a_snapshot_is_offered_while_a_large_state_is_being_hashed_for_som
         finally:
             is_over.set()
             tasks.cancel_scope.cancel()
+
+
+async def test_what_was_not_asked_for_or_comes_twice_does_not_wait_in_memory() -> None:
+    swarm = Swarm((OWNER, 0), (BUDDY, 1))
+    hashes = offered(CONTENT).hashes()
+    snapshot = Snapshot(OWNER, 0, 1, 0, "genesis", BASE.hashes, log(), CONTENT.numel(), digest_of(hashes))
+    async with swarm.server(BUDDY, 1) as buddy:
+        owner = swarm.network.endpoint(OWNER)
+        owner.introduce(buddy.endpoint.hop)
+        owner.post(BUDDY, OfferSnapshot(msgspec.msgpack.encode(snapshot), b""))
+        await until(lambda: buddy.exchange._coming)
+        coming = buddy.exchange._coming[OWNER]
+        owner.post(BUDDY, Have(snapshot.name, hashes))
+        await until(lambda: coming.machine.is_requested(OWNER, 0))
+        chunk = to_wire(CONTENT[:CHUNK_BYTES])
+        for number in (0, 0, 0, 7, -1):
+            buddy.contents.receive(Received(OWNER, Chunk(snapshot.name, number), (chunk,)))
+        buddy.contents.receive(Received(OTHER, Chunk(snapshot.name, 1), (chunk,)))
+        assert [event.message.chunk for event in coming._events] == [0]
 
 
 async def test_a_snapshot_over_a_slow_link_goes_on_as_long_as_somebody_waits_for_it() -> None:
