@@ -294,7 +294,7 @@ class ContentTransfer:
             elif donor.requested and not donor.slow and now_s >= donor.active_at_s + settings.slow_s:
                 donor.slow = True
                 self._todo.extendleft(reversed(donor.requested))
-        self._tick_at_s = now_s + settings.retry_s
+        self._tick_at_s = now_s + min(settings.retry_s, settings.slow_s)
         return effects + self._advance(now_s)
 
     # -- parts

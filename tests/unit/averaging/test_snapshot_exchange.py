@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.averaging.contents import Contents
-from shoal.averaging.snapshot_exchange import SnapshotExchange
+from shoal.averaging.snapshot_exchange import SEARCH_S, SnapshotExchange
 from shoal.averaging.snapshot_fetch import SnapshotFetch, digest_of, offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.clock import SystemClock
@@ -384,6 +384,23 @@ async def test_a_snapshot_over_a_slow_link_goes_on_as_long_as_somebody_waits_for
         machine.offered(OWNER, bytes(32 * 3), 0.0)
         late = [effect for hours in range(24) for effect in machine.tick(3600.0 * hours) if isinstance(effect, Late)]
         assert late == []
+
+
+async def test_a_buddy_that_falls_silent_is_replaced_by_another_before_both_are_given_up() -> None:
+    swarm = Swarm((OWNER, 0), (BUDDY, 1), (OTHER, 1))
+    snapshot = Snapshot(OWNER, 0, 1, 0, "genesis", BASE.hashes, log(), CONTENT.numel(), "digest")
+    async with swarm.server(OWNER, 0) as server:
+        givers = (BUDDY, OTHER)
+        machine = SnapshotFetch(server.contents, snapshot, OfferSnapshot(b"", b""), lambda: givers).machine
+        machine.tick(0.0)
+        machine.peers(givers, 0.0)
+        machine.offered(BUDDY, bytes(32 * 3), 0.0)  # all three are asked of it, and it says nothing more
+        machine.offered(OTHER, bytes(32 * 3), 0.0)
+        now_s = machine.wake_at_s or 0.0
+        while not any(machine.is_requested(OTHER, chunk) for chunk in range(3)):
+            assert now_s < SEARCH_S, "the search gives both up"
+            machine.tick(now_s)
+            now_s = machine.wake_at_s or 0.0
 
 
 async def test_an_owner_whose_round_is_over_gives_its_snapshot_no_more() -> None:
