@@ -72,6 +72,7 @@ class ContentFetch(ABC):
         self.machine = ContentTransfer(self.num_chunks, settings)
         self._memory = [to_wire(vector).data for vector in vectors]
         self._events: deque[Received | PeerLost] = deque()
+        self._waiting: set[tuple[PeerId, int]] = set()  # chunks among the events
         self._has_events = anyio.Event()
         self._arrived: WireTensor | None = None
         self._is_complete = self._is_done = False
@@ -108,9 +109,17 @@ class ContentFetch(ABC):
 
     def put(self, event: Received | PeerLost) -> None:
         """Take an answer, or a loss; those about another content are none of its business."""
-        if isinstance(event, PeerLost) or getattr(event.message, "name", None) == self.name:
-            self._events.append(event)
-            self.wake()
+        if isinstance(event, Received):
+            if getattr(event.message, "name", None) != self.name:
+                return
+            if isinstance(event.message, Chunk):
+                arrived = (event.peer, event.message.chunk)
+                # What nobody has asked for, or what comes twice, must not fill the memory while others are hashed.
+                if arrived in self._waiting or not self.machine.is_requested(*arrived):
+                    return
+                self._waiting.add(arrived)
+        self._events.append(event)
+        self.wake()
 
     def wake(self) -> None:
         """Look again whether it is still of use."""
@@ -160,6 +169,7 @@ class ContentFetch(ABC):
                 self._base_round = max(self._base_round, base_round)
                 self._do(self.machine.refused(event.peer, self._clock.now_s()))
             case Chunk(_, chunk):
+                self._waiting.discard((event.peer, chunk))
                 self._arrived = event.tensors[0]
                 digest = await self._digest(chunk, self._arrived.data)
                 self._do(self.machine.received(event.peer, chunk, digest, self._clock.now_s()))

@@ -68,6 +68,11 @@ class Offered:
         place = self.plan.place(number)
         return to_wire(self._vectors[place.vector][place.start : place.stop])
 
+    @property
+    def is_hashed(self) -> bool:
+        """Whether `hashes` has nothing to compute."""
+        return self._hashes is not None
+
     def hashes(self) -> bytes:
         """SHA-256 of the chunks, computed when they are first asked for."""
         if self._hashes is None:
@@ -192,11 +197,13 @@ class Contents:
         if offered.asked is not None:
             offered.asked(peer, request, len(offered.plan))
         if isinstance(request, Want):
-            # What is hashed stays alive meanwhile; if it is dropped, the reads that follow are told so.
-            async with self._hashing:
-                hashes = await anyio.to_thread.run_sync(offered.hashes)
+            # Who wants a snapshot does not wait for long: not until a large state is hashed for somebody else.
+            if not offered.is_hashed:
+                # What is hashed stays alive meanwhile; if it is dropped, the reads that follow are told so.
+                async with self._hashing:
+                    await anyio.to_thread.run_sync(offered.hashes)
             self._in_vain.pop(peer, None)
-            self.endpoint.post(peer, Have(name, hashes))
+            self.endpoint.post(peer, Have(name, offered.hashes()))
             return
         try:
             chunk = offered.chunk(request.chunk)

@@ -34,7 +34,7 @@ from shoal.wire.messages.snapshot import AskSnapshot, NoSnapshot, OfferSnapshot,
 
 logger = logging.getLogger(__name__)
 
-_SEARCH_S = 2.0
+SEARCH_S = 2.0
 """How long a new generation waits for a buddy that is silent."""
 _FIRST_ROUND_S = 5.0
 """How long it waits for a whole snapshot before D_1, when others may wait for it."""
@@ -75,7 +75,7 @@ class SnapshotExchange:
         self._whole: dict[PeerId, SnapshotFetch] = {}
         self._coming: dict[PeerId, SnapshotFetch] = {}
         me = contents.endpoint.peer_id
-        self._search = SnapshotSearch(me, stage, self._generation, _SEARCH_S) if follows else None
+        self._search = SnapshotSearch(me, stage, self._generation, SEARCH_S) if follows else None
         self._own: SnapshotFetch | None = None
         self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
         self._changed = anyio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Mapping
 
 import torch
@@ -17,6 +18,8 @@ from shoal.wire.messages.snapshot import OfferSnapshot, Snapshot
 
 ANSWER_S = 10.0
 """How long the other end's answer is waited for."""
+_SLOW_S = 0.5
+"""After so long without a chunk the others help: well before a search gives up all who are silent."""
 
 
 def offered(content: Tensor, asked: Asked | None = None, hashes: bytes | None = None) -> Offered:
@@ -52,7 +55,8 @@ class SnapshotFetch(ContentFetch):
         self._givers = givers
         self._heard = heard
         self._is_lost = False
-        settings = TransferSettings(retry_s=ANSWER_S)
+        # However slow the link is: it goes on until the round is over, or whoever waits for it gives it up.
+        settings = TransferSettings(retry_s=ANSWER_S, slow_s=_SLOW_S, timeout_s=math.inf)
         super().__init__(contents.endpoint, contents.clock, snapshot.name, (self.content,), settings, CHUNK_BYTES)
 
     def peers(self) -> Mapping[PeerId, None]:

@@ -197,6 +197,11 @@ class ContentTransfer:
         """The hashes of the chunks that are stored or wanted: of the offer that is believed now."""
         return self._offer or b""
 
+    def is_requested(self, peer: PeerId, chunk: int) -> bool:
+        """Whether this peer is to send this chunk."""
+        donor = self._donors.get(peer)
+        return donor is not None and chunk in donor.requested
+
     # -- events
 
     def peers(self, present: Collection[PeerId], now_s: float) -> Effects:
@@ -289,7 +294,7 @@ class ContentTransfer:
             elif donor.requested and not donor.slow and now_s >= donor.active_at_s + settings.slow_s:
                 donor.slow = True
                 self._todo.extendleft(reversed(donor.requested))
-        self._tick_at_s = now_s + settings.retry_s
+        self._tick_at_s = now_s + min(settings.retry_s, settings.slow_s)
         return effects + self._advance(now_s)
 
     # -- parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from shoal.averaging.contents import Contents
-from shoal.averaging.snapshot_exchange import SnapshotExchange
-from shoal.averaging.snapshot_fetch import offered
+from shoal.averaging.snapshot_exchange import SEARCH_S, SnapshotExchange
+from shoal.averaging.snapshot_fetch import SnapshotFetch, digest_of, offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.clock import SystemClock
+from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StageIndex, StepKey
+from shoal.swarm.content_transfer import Late
 from shoal.swarm.snapshots import CHUNK_BYTES, Base
 from shoal.swarm.view import NO_BASE, Replica, SwarmView
 from shoal.transport.base import Received
@@ -29,7 +32,7 @@ from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.snapshot import NoSnapshot, OfferSnapshot, Snapshot
 from shoal.wire.messages.step import StepEntry
-from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Missing, Read, Want
+from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Have, Missing, Read, Want
 
 pytestmark = pytest.mark.anyio
 
@@ -321,6 +324,83 @@ async def test_each_chunk_waits_until_the_one_before_has_left() -> None:
         await anyio.wait_all_tasks_blocked()
         assert sent == [Chunk(name, 0)]
         tasks.cancel_scope.cancel()
+
+
+async def test_a_snapshot_is_offered_while_a_large_state_is_being_hashed_for_somebody_else() -> None:
+    network = MemoryNetwork(seed=0)
+    contents, asker = Contents(network.endpoint(BUDDY), SystemClock()), network.endpoint(OWNER)
+    kept, state = ContentName(ContentKind.SNAPSHOT, 0, "digest"), ContentName(ContentKind.STATE, 1, "hash")
+    known, is_over = offered(CONTENT).hashes(), threading.Event()
+    contents.offer(kept, offered(CONTENT, hashes=known))
+    large = offered(CONTENT)
+    hashes = large.hashes
+
+    def hashed_late() -> bytes:
+        is_over.wait()
+        return hashes()
+
+    large.hashes = hashed_late  # type: ignore[method-assign]
+    contents.offer(state, large)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(contents.run)
+        asker.introduce(contents.endpoint.hop)
+        asker.post(BUDDY, Want(kept))  # makes the connection
+        contents.receive(Received(OTHER, Want(state)))
+        await until(lambda: contents._hashing.locked())
+        contents.receive(Received(OWNER, Want(kept)))
+        try:
+            await anyio.wait_all_tasks_blocked()
+            assert not contents._requests.get(OWNER)
+        finally:
+            is_over.set()
+            tasks.cancel_scope.cancel()
+
+
+async def test_what_was_not_asked_for_or_comes_twice_does_not_wait_in_memory() -> None:
+    swarm = Swarm((OWNER, 0), (BUDDY, 1))
+    hashes = offered(CONTENT).hashes()
+    snapshot = Snapshot(OWNER, 0, 1, 0, "genesis", BASE.hashes, log(), CONTENT.numel(), digest_of(hashes))
+    async with swarm.server(BUDDY, 1) as buddy:
+        owner = swarm.network.endpoint(OWNER)
+        owner.introduce(buddy.endpoint.hop)
+        owner.post(BUDDY, OfferSnapshot(msgspec.msgpack.encode(snapshot), b""))
+        await until(lambda: buddy.exchange._coming)
+        coming = buddy.exchange._coming[OWNER]
+        owner.post(BUDDY, Have(snapshot.name, hashes))
+        await until(lambda: coming.machine.is_requested(OWNER, 0))
+        chunk = to_wire(CONTENT[:CHUNK_BYTES])
+        for number in (0, 0, 0, 7, -1):
+            buddy.contents.receive(Received(OWNER, Chunk(snapshot.name, number), (chunk,)))
+        buddy.contents.receive(Received(OTHER, Chunk(snapshot.name, 1), (chunk,)))
+        assert [event.message.chunk for event in coming._events] == [0]
+
+
+async def test_a_snapshot_over_a_slow_link_goes_on_as_long_as_somebody_waits_for_it() -> None:
+    swarm = Swarm((OWNER, 0), (BUDDY, 1))
+    snapshot = Snapshot(OWNER, 0, 1, 0, "genesis", BASE.hashes, log(), CONTENT.numel(), "digest")
+    async with swarm.server(BUDDY, 1) as buddy:
+        machine = SnapshotFetch(buddy.contents, snapshot, OfferSnapshot(b"", b""), lambda: (OWNER,)).machine
+        machine.peers([OWNER], 0.0)
+        machine.offered(OWNER, bytes(32 * 3), 0.0)
+        late = [effect for hours in range(24) for effect in machine.tick(3600.0 * hours) if isinstance(effect, Late)]
+        assert late == []
+
+
+async def test_a_buddy_that_falls_silent_is_replaced_by_another_before_both_are_given_up() -> None:
+    swarm = Swarm((OWNER, 0), (BUDDY, 1), (OTHER, 1))
+    snapshot = Snapshot(OWNER, 0, 1, 0, "genesis", BASE.hashes, log(), CONTENT.numel(), "digest")
+    async with swarm.server(OWNER, 0) as server:
+        givers = (BUDDY, OTHER)
+        machine = SnapshotFetch(server.contents, snapshot, OfferSnapshot(b"", b""), lambda: givers).machine
+        machine.tick(0.0)
+        machine.peers(givers, 0.0)
+        machine.offered(BUDDY, bytes(32 * 3), 0.0)  # all three are asked of it, and it says nothing more
+        machine.offered(OTHER, bytes(32 * 3), 0.0)
+        now_s = machine.wake_at_s or 0.0
+        while not any(machine.is_requested(OTHER, chunk) for chunk in range(3)):
+            assert now_s < SEARCH_S, "the search gives both up"
+            machine.tick(now_s)
+            now_s = machine.wake_at_s or 0.0
 
 
 async def test_an_owner_whose_round_is_over_gives_its_snapshot_no_more() -> None:

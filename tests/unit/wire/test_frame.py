@@ -19,8 +19,10 @@ from shoal.wire.limits import LONG_MESSAGES, TENSORS_OF, WireLimits
 from shoal.wire.messages import Message, Traffic
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import Metrics, StepReport
-from shoal.wire.messages.round import CommitRecord, SignedRecord
+from shoal.wire.messages.round import CommitRecord, SignedRecord, StageHashes
+from shoal.wire.messages.snapshot import Snapshot
 from shoal.wire.messages.step import Forward, Opened, Refused
+from shoal.wire.messages.transfer import ContentKind, ContentName, Missing, Want
 from shoal.wire.tensors import ITEM_BYTES, WireTensor
 
 KEY = StepKey(1, 0, 7, 2)
@@ -234,3 +236,21 @@ def test_special_numbers_and_every_element_type_survive() -> None:
     for dtype, item_bytes in ITEM_BYTES.items():
         sent = WireTensor(dtype, (3,), memoryview(bytearray(3 * item_bytes)))
         assert feed(FrameDecoder(), joined(Forward(KEY, 1), sent))[0].tensors == (sent,)
+
+
+def test_the_answer_to_every_question_for_a_content_fits_into_a_frame() -> None:
+    for digest in ("0" * 64, "0" * 65, "0" * (WireLimits().max_message_bytes - 30)):
+        raw = joined(Want(ContentName(ContentKind.STATE, 0, digest)))
+        if len(digest) == 64:
+            [frame] = feed(FrameDecoder(), raw)
+            assert isinstance(frame.message, Want)
+            joined(Missing(frame.message.name, 2**63 - 1))
+        else:
+            with pytest.raises(RemoteProtocolError):
+                feed(FrameDecoder(), raw)
+
+
+def test_a_snapshot_whose_digest_would_not_fit_into_the_answer_is_none() -> None:
+    snapshot = Snapshot(PeerId("owner"), 0, 1, 0, "genesis", StageHashes("p", "m", "b"), (), 10, "0" * 65)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot), type=Snapshot)

@@ -21,7 +21,7 @@ from shoal.ids import PeerId
 from shoal.wire.messages.base import Struct
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import StepEntry
-from shoal.wire.messages.transfer import ContentKind, ContentName
+from shoal.wire.messages.transfer import ContentKind, ContentName, Digest
 
 
 class Snapshot(Struct, frozen=True):
@@ -37,7 +37,7 @@ class Snapshot(Struct, frozen=True):
     hashes: StageHashes
     log: tuple[StepEntry, ...]
     num_bytes: Annotated[int, msgspec.Meta(ge=1)]
-    digest: str
+    digest: Digest
 
     @property
     def name(self) -> ContentName:

@@ -10,8 +10,14 @@ who wants it                         who may have it
 from __future__ import annotations
 
 import enum
+from typing import Annotated
+
+import msgspec
 
 from shoal.wire.messages.base import Struct
+
+Digest = Annotated[str, msgspec.Meta(max_length=64)]
+"""A SHA-256 in hex. Whoever answers repeats the name, and the answer is a longer message."""
 
 
 class ContentKind(enum.StrEnum):
@@ -29,7 +35,7 @@ class ContentName(Struct, frozen=True):
 
     kind: ContentKind
     stage: int
-    digest: str
+    digest: Digest
 
 
 class Want(Struct, frozen=True, tag="want"):
