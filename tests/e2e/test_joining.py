@@ -105,7 +105,7 @@ def test_a_server_that_nobody_can_dial_is_named_on_both_terminals_and_found_agai
             "the good news",
         )
         client.saw("client_0", "round.recorded", round=1)
-        assert "server 0@servers can be dialled now" in client.output
+        assert "server 0@servers can be dialled from this host now" in client.output
         listed = servers.require_log_dir() / "initial_peers.txt"
         said = _status(hosts, "servers", "training", {}, f"--initial-peers=@{listed}")
         assert said.state.startswith("training round ")
