@@ -187,6 +187,7 @@ class RoundCoordinatorMachine:
     def receive(self, peer: PeerId, message: RoundMessage, now_s: float) -> Effects:
         """Take a replica's message; what is of another ballot, round or epoch has no effect."""
         if isinstance(message, StaleBallot):
+            self._replicas.hear(peer)
             return self._stale(message.highest, now_s)
         if self.phase is RoundPhase.WAITING or peer not in self._replicas.known:
             return []

@@ -103,6 +103,11 @@ class RoundReplicas:
         self._out.clear()
         self._hinted.clear()
 
+    def hear(self, peer: PeerId) -> None:
+        """A replica can be reached, whatever it has said: what it holds is waited for."""
+        if peer in self.known:
+            self._reachable.add(peer)
+
     def is_older(self, peer: PeerId, state: RoundState) -> bool:
         """Whether a replica had said this before it swapped, and the message is late. Under one ballot a replica never
         goes back to an older record, nor to a second record of the same round."""

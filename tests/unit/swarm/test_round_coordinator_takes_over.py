@@ -168,6 +168,16 @@ def test_what_was_heard_of_and_dropped_is_no_reason_to_ask_again() -> None:
     assert sent(asked, AskRound) == {}
 
 
+def test_who_has_refused_a_ballot_can_be_reached_and_is_heard_before_anything_is_chosen() -> None:
+    machine = coordinator(num_stages=1)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    machine.lost(B, 0.1)
+    assert sent(machine.receive(B, StaleBallot(Ballot(7, PeerId("other"), 3)), 0.2), AskRound).keys() == {A, B}
+    assert machine.receive(A, state(machine), 0.3) == [], "the other one is there again, and may hold a record"
+    assert isinstance(machine.lost(B, 0.4)[-1], RoundReady)
+
+
 def test_what_nobody_holds_is_waited_for_once_however_many_clients_take_over() -> None:
     """Else each contest would make the run stand still for `drop_after_s` more."""
     machine = coordinator(num_stages=2)
