@@ -74,7 +74,7 @@ define beside
 endef
 
 quick: setup
-	$(call beside,style,$(PYTEST) --tier=quick -n $(CORES) --ignore=tests/integration --ignore=$(SWARMS) || failed=1)
+	$(call beside,style,$(PYTEST) --tier=quick -n $(CORES) tests/unit tests/simulation || failed=1)
 
 test: setup
 	$(call beside,lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)

@@ -278,9 +278,9 @@ def lose_the_stage(swarm: Swarm, heads: list[Process]) -> None:
 
     server = swarm.start_server()
     check(swarm.stage_of(server) == 0, "the new server at the head")
-    restored = swarm.until(RESTORE_S, "word of what is lost", lambda: swarm.client.events("client_0", "stage.restored"))
-    check(restored[-1]["stage"] == 0, f"stage 0 restored, not {restored[-1]['stage']}")
-    first, last = restored[-1]["lost_rounds"]
+    anew = swarm.until(RESTORE_S, "word of what is lost", lambda: swarm.client.events("client_0", "stage.began_anew"))
+    check(anew[-1]["stage"] == 0, f"stage 0 begins anew, not {anew[-1]['stage']}")
+    first, last = anew[-1]["base_round"] + 1, anew[-1]["in_round"] - 1
     check(1 <= first <= last, f"rounds that are lost, not {first} to {last}")
     swarm.goes_on()
     say(f"a head is started: rounds {first} to {last} of stage 0 are lost, which is said, and training goes on")

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Feed the parsers of what comes from the network with wrong inputs: no crash, no hang, no growing memory.
+"""Feed all parsers of what comes from the network or a disk with wrong inputs: no crash, no hang, no growing memory.
 
     python benchmarks/fuzz.py --inputs 1000000 --seed 1 --json
     python benchmarks/fuzz.py --seed 7 --cpu-s 60
+    python benchmarks/fuzz.py --only manifest,kept_record,tensor_file
     python benchmarks/fuzz.py --again fuzz-failures/frames_1_4711.json
 
 An input is made from the seed and its number alone; `--start` goes on from a number. It ends with exit code 1 when an
@@ -21,7 +22,8 @@ from pathlib import Path
 import msgspec
 from rich.progress import Progress
 
-from shoal.testing.fuzz.campaign import MAX_GROWTH_BYTES, Campaign, Failure, Report
+from shoal.testing.fuzz.campaign import MAX_GROWTH_BYTES, Campaign, Failure, FixedClock, Report
+from shoal.testing.fuzz.parsers import all_parsers
 
 
 def main() -> int:
@@ -31,6 +33,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="number of the first input")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cpu-s", type=float, help="end after so much processor time, however few inputs that were")
+    parser.add_argument("--only", default="", help="parsers with commas; else all")
     parser.add_argument("--save", type=Path, default=Path("fuzz-failures"), help="folder for failing inputs")
     parser.add_argument("--again", type=Path, help="try one failing input again, from its file")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -42,7 +45,12 @@ def main() -> int:
         error = Campaign(failure.seed).again(failure)
         print("it is refused, or taken, as it should be" if error is None else f"{type(error).__name__}: {error}")
         return int(error is not None)
-    campaign = Campaign(options.seed, save=options.save)
+    wanted = set(options.only.split(",")) - {""}
+    known = all_parsers(options.seed, FixedClock())
+    if unknown := wanted - {each.name for each in known}:
+        parser.error(f"--only: there is no parser {', '.join(sorted(unknown))}")
+    parsers = [each for each in known if each.name in wanted] or known
+    campaign = Campaign(options.seed, parsers, save=options.save)
     with Progress(disable=options.json or not sys.stderr.isatty()) as shown:
         task = shown.add_task("inputs", total=options.inputs)
         report = campaign.run(

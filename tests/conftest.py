@@ -14,12 +14,13 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from tests.hanging import pytest_timeout_cancel_timer, pytest_timeout_set_timer
+from tests.hanging import pytest_pyfunc_call, pytest_timeout_cancel_timer, pytest_timeout_set_timer
 from tests.tiers import pytest_addoption, pytest_collection_modifyitems
 
 __all__ = [
     "pytest_addoption",
     "pytest_collection_modifyitems",
+    "pytest_pyfunc_call",
     "pytest_timeout_cancel_timer",
     "pytest_timeout_set_timer",
 ]

@@ -6,8 +6,8 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
 Of whole swarms, DHTs and seeds of simulations, whose tests are long and many, one in five of those without such a mark
-is usual. `quick` leaves out tests/integration and tests/e2e as well, and four of five simulations. Which ones stay
-depends on a test's name alone, so they are the same everywhere.
+is usual. `quick` has units but for those marked `long`, which take more than half a second, and one simulation in ten.
+Which ones stay depends on a test's name alone, so they are the same everywhere.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import pytest
 
 SHARE = 5
 """Where not everything is run, one in this many is."""
+QUICK_SHARE = 10
+"""The same for simulations in `quick`."""
 LONG = ("tests/integration/cluster/", "tests/integration/control/", "tests/simulation/test_worlds.py")
 """Whole swarms, DHTs and seeds: more than half of the time of all tests but those of tests/e2e."""
 
@@ -28,9 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=("quick", "usual", "all"), default="all", help="which tests to run")
 
 
-def is_sample(item: pytest.Item) -> bool:
-    """Return whether a test is among the one in five."""
-    return _number(item) % SHARE == 0
+def is_sample(item: pytest.Item, share: int = SHARE) -> bool:
+    """Return whether a test is among the one in so many."""
+    return _number(item) % share == 0
 
 
 def _number(item: pytest.Item) -> int:
@@ -72,8 +74,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_quick(item: pytest.Item) -> bool:
-    folder = item.nodeid.split("/")[1]
-    return folder not in ("integration", "e2e") and (folder != "simulation" or is_sample(item))
+    if item.get_closest_marker("long") is not None:
+        return False
+    return item.nodeid.startswith("tests/unit/") or is_sample(item, QUICK_SHARE)
 
 
 def _variant(item: pytest.Item) -> str:

@@ -18,12 +18,6 @@ RunId = NewType("RunId", str)
 StageIndex = NewType("StageIndex", int)
 """0..S-1: a contiguous part of the model."""
 
-Round = NewType("Round", int)
-"""Outer rounds count from 1; round r ends with record D_r. A replica that holds D_{r-1} is *in* round r."""
-
-Epoch = NewType("Epoch", int)
-"""Counts the quorums that one coordinator has proposed for one stage in one round."""
-
 
 class StepId(NamedTuple):
     """One inner optimizer step of one trainer."""

@@ -1,6 +1,6 @@
 """Logging of a process: JSON lines in a file of bounded size, or text on standard error.
 
-Call sites write `emit(logger, RoundCommitted(...))`, see `events.base`: the message is the name of an event, the fields
+Call sites write `emit(logger, RoundRecorded(...))`, see `events.base`: the message is the name of an event, the fields
 are its values. Both outputs show the same events.
 """
 

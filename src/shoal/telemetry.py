@@ -1,18 +1,66 @@
-"""Counters of a process: plain numbers, read by whoever exports them.
+"""The numbers of a process: counters, gauges and histograms, read by whoever exports them.
 
     metrics = MetricRegistry()
     metrics.counter("transport.refused", offence="tls").add()
     metrics.totals()["transport.refused"]
+    metrics.gauge("process.memory_bytes").set(2e8)
+    metrics.histogram("step.open_seconds", stage=0).observe(0.2)
 
-Safe to use from the event loop and the device thread at once.
+`CATALOGUE` has all that the product measures. Safe to use from the event loop and the device thread at once.
 """
 
 from __future__ import annotations
 
+import enum
+import math
 import threading
 from collections import Counter as Sums
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+
+class MetricKind(enum.StrEnum):
+    """What a number means over time: a counter only grows, a gauge is as it is now, a histogram counts values."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Metric(NamedTuple):
+    """What a number is, and what it says."""
+
+    kind: MetricKind
+    help: str
+
+
+_COUNTER, _GAUGE, _HISTOGRAM = MetricKind
+CATALOGUE: Final[Mapping[str, Metric]] = {
+    "device.busy_us": Metric(_COUNTER, "the device has worked on operations of this kind"),
+    "device.open_us": Metric(_COUNTER, "some step was open at this replica"),
+    "process.memory_bytes": Metric(_GAUGE, "resident memory of the process"),
+    "protocol.unexpected": Metric(_COUNTER, "messages of a kind that nobody in the process takes"),
+    "protocol.violated": Metric(_COUNTER, "messages that broke the protocol; the sender's connection was closed"),
+    "records.dropped": Metric(_COUNTER, "records of the registry that did not verify, by reason"),
+    "ring.refused": Metric(_COUNTER, "averages that a member could not take part in"),
+    "round.chains_left": Metric(_COUNTER, "chains of records that were left when sides of a split met"),
+    "round.suspects": Metric(_COUNTER, "replicas that a record names, by suspicion"),
+    "snapshot.kept": Metric(_COUNTER, "snapshots that others have taken in"),
+    "step.committed": Metric(_COUNTER, "steps that replicas of this process have committed"),
+    "step.open_seconds": Metric(_HISTOGRAM, "how long a step was open at a replica, to its commit or end"),
+    "step.out_of_memory": Metric(_COUNTER, "microbatches for which the device had no memory"),
+    "step.samples": Metric(_COUNTER, "samples of the committed steps that were not skipped"),
+    "transport.accepted": Metric(_COUNTER, "connections that others have dialled"),
+    "transport.dialled": Metric(_COUNTER, "connections that this process has dialled"),
+    "transport.dropped": Metric(_COUNTER, "messages to peers that could not be reached"),
+    "transport.lost": Metric(_COUNTER, "connections that ended, by cause"),
+    "transport.received_bytes": Metric(_GAUGE, "bytes of messages that have come in since the process was started"),
+    "transport.reconnected": Metric(_COUNTER, "connections in place of others to the same peer"),
+    "transport.refused": Metric(_COUNTER, "connections that were refused, by offence"),
+    "transport.sent_bytes": Metric(_GAUGE, "bytes of messages that were sent since the process was started"),
+}
+"""Each number that the product measures, once. Bytes are gauges: every report of them changes them."""
 
 
 @dataclass(slots=True)
@@ -33,18 +81,91 @@ class Counter:
         return self._value
 
 
+@dataclass(slots=True)
+class Gauge:
+    """A number as it is now; None until it is known."""
+
+    value: float | None = None
+
+    def set(self, value: float) -> None:
+        """Say what it is now."""
+        self.value = value
+
+
+FIRST_BUCKET, LAST_BUCKET = -64, 63
+_BUCKETS_A_DOUBLING: Final = 4
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How often values came, in buckets that are each 19 % wider than the one before.
+
+    Bucket 0 begins at 1; what is below or above all buckets is in the first or last one. In seconds that is from 15 us
+    to 18 hours.
+    """
+
+    _lock: threading.Lock
+    _counts: dict[int, int] = field(default_factory=dict[int, int])
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        bucket = FIRST_BUCKET if value <= 0 else math.floor(_BUCKETS_A_DOUBLING * math.log2(value))
+        bucket = min(max(bucket, FIRST_BUCKET), LAST_BUCKET)
+        with self._lock:
+            self._counts[bucket] = self._counts.get(bucket, 0) + 1
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """How many values came, by bucket; of those without any nothing is said."""
+        with self._lock:
+            return dict(sorted(self._counts.items()))
+
+
+def quantile(counts: Mapping[int, int], share: float) -> float | None:
+    """Return the value below which this share of a histogram's values is, to within a bucket; None without values."""
+    left = share * sum(counts.values())
+    for bucket, count in sorted(counts.items()):
+        left -= count
+        if left <= 0 and count:
+            return 2.0 ** ((bucket + 0.5) / _BUCKETS_A_DOUBLING)
+    return None
+
+
 class MetricRegistry:
-    """All counters of a process, by name and labels. Asking for the same name and labels gives the same object."""
+    """All numbers of a process, by name and labels. Asking for the same name and labels gives the same object."""
 
     def __init__(self) -> None:
-        """Start without any counter."""
+        """Start without any number."""
         self._lock = threading.Lock()
         self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
 
     def counter(self, name: str, **labels: str | int) -> Counter:
         """Return the counter with this name and these labels."""
         with self._lock:
             return self._counters.setdefault(_full_name(name, labels), Counter(threading.Lock()))
+
+    def gauge(self, name: str, **labels: str | int) -> Gauge:
+        """Return the gauge with this name and these labels."""
+        with self._lock:
+            return self._gauges.setdefault(_full_name(name, labels), Gauge())
+
+    def histogram(self, name: str, **labels: str | int) -> Histogram:
+        """Return the histogram with this name and these labels."""
+        with self._lock:
+            return self._histograms.setdefault(_full_name(name, labels), Histogram(threading.Lock()))
+
+    def gauges(self) -> dict[str, float]:
+        """Return the gauges that are known, by full name."""
+        with self._lock:
+            return {name: each.value for name, each in sorted(self._gauges.items()) if each.value is not None}
+
+    def histograms(self) -> dict[str, dict[int, int]]:
+        """Return the counts of the histograms that have any, by full name and bucket."""
+        with self._lock:
+            known = sorted(self._histograms.items())
+        return {name: counts for name, each in known if (counts := each.counts)}
 
     def counts(self) -> dict[str, int]:
         """Return the counters that have counted something, by full name (`name{label=value}`)."""
@@ -53,10 +174,20 @@ class MetricRegistry:
 
     def totals(self) -> Mapping[str, int]:
         """Return the counters by name, summed over their labels; 0 for a name that was never counted."""
-        sums = Sums[str]()
-        for name, value in self.counts().items():
-            sums[name.partition("{")[0]] += value
-        return sums
+        return totals_of(self.counts())
+
+
+def totals_of(counts: Mapping[str, int]) -> Sums[str]:
+    """Return counts by name, summed over their labels; 0 for a name that is not among them."""
+    sums = Sums[str]()
+    for name, value in counts.items():
+        sums[base_name(name)] += value
+    return sums
+
+
+def base_name(full_name: str) -> str:
+    """Return a full name without its labels."""
+    return full_name.partition("{")[0]
 
 
 def _full_name(name: str, labels: dict[str, str | int]) -> str:

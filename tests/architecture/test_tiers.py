@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.tiers import LONG, SHARE, is_sample, is_thorough, pytest_collection_modifyitems
+from tests.tiers import LONG, QUICK_SHARE, is_sample, is_thorough, pytest_collection_modifyitems
 
 
 class Item:
@@ -71,12 +71,16 @@ def test_of_long_ones_usual_has_one_in_five_and_checks_one_in_five_of_these_thor
     assert len(kept("all", long)) == 1000
 
 
-def test_quick_has_units_and_one_of_five_simulations() -> None:
+def test_quick_has_units_that_are_not_long_and_one_of_ten_simulations() -> None:
+    units = [Item(f"tests/unit/test_x.py::test_{number}") for number in range(10)]
+    long = Item("tests/unit/test_x.py::test_it_all", pytest.mark.long)
     simulations = [Item(f"tests/simulation/test_worlds.py::test_seeds[{number}]") for number in range(1000)]
-    found = kept("quick", [*some(), *simulations])
-    assert found[0] == "tests/unit/test_x.py::test_unit"
-    assert found[1:] == [item.nodeid for item in simulations if is_sample(item)]  # type: ignore[arg-type]
-    assert 0.5 < len(found[1:]) * SHARE / 1000 < 1.5
+    found = kept("quick", [*units, long, *simulations])
+    assert kept("usual", [long])
+    assert found[:10] == [item.nodeid for item in units]
+    sample = [item for item in simulations if is_sample(item, QUICK_SHARE)]  # type: ignore[arg-type]
+    assert found[10:] == [item.nodeid for item in sample]
+    assert 0.5 < len(sample) * QUICK_SHARE / 1000 < 1.5
 
 
 def test_what_is_checked_everywhere_is_checked_in_one_test_of_five_where_not_all_is_run() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.e2e.launched import ROOT
@@ -23,7 +24,9 @@ def test_a_configuration_with_one_stage_is_refused_before_anything_starts() -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_servers_of_a_configuration_of_ones_own_are_killed_one_by_one_at_a_given_address() -> None:
-    done = _run("--config-path=configs/resnet18_split.yaml", "--public-ip=127.0.0.1", within_s=560)
+def test_servers_of_a_configuration_of_ones_own_are_killed_one_by_one_at_a_given_address(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_bytes((ROOT / "configs/sandbox.yaml").read_bytes())
+    done = _run(f"--config-path={own}", "--public-ip=127.0.0.1", within_s=560)
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1].startswith("PASS")

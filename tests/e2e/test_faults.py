@@ -208,15 +208,20 @@ def test_the_baseline_beside_a_swarm_goes_on_after_a_killed_data_server(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["trainer:1", "data_server:0", "server:1", "monitor:0"])
-def test_the_client_and_another_process_are_killed_at_once(other: str, tmp_path: Path, undisturbed: dict) -> None:
-    with launched(tmp_path, *_RUN, "--diloco.outer-steps=12") as run:
-        run.saw("client_0", "round.recorded", round=1)
-        for role in ("client:0", other):
-            os.kill(run.pid_of(role), signal.SIGKILL)
-        summary = ended_well(run, num_rounds=12)
-    kinds = {"client", other.partition(":")[0]} - {"monitor"}
-    assert {failover["kind"] for failover in summary["failovers"]} == kinds
+def test_the_client_and_another_process_are_killed_at_once_again_and_again(tmp_path: Path) -> None:
+    others = ["trainer:1", "data_server:0", "server:1", "monitor:0"]
+    with launched(tmp_path, *_RUN, "--diloco.outer-steps=40") as run:
+        for start, other in enumerate(others, 1):
+            if start > 1:
+                run.saw("client_0", "client.resumed", generation=start)
+            reached = len(run.events("client_0", "round.recorded"))
+            until(lambda reached=reached: len(run.events("client_0", "round.recorded")) > reached, START_S, "a record")
+            for role in ("client:0", other):
+                os.kill(run.pid_of(role), signal.SIGKILL)
+        summary = ended_well(run, num_rounds=40)
+    kinds = [failover["kind"] for failover in summary["failovers"]]
+    assert kinds.count("client") == len(others)
+    assert set(kinds) == {"client", "trainer", "data_server", "server"}
 
 
 @pytest.mark.slow

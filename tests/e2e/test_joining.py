@@ -107,7 +107,7 @@ def test_a_server_that_nobody_can_dial_is_named_on_both_terminals_and_found_agai
         client.saw("client_0", "round.recorded", round=1)
         assert "server 0@servers can be dialled from this host now" in client.output
         listed = servers.require_log_dir() / "initial_peers.txt"
-        said = _status(hosts, "servers", "training", {}, f"--initial-peers=@{listed}")
+        said = until(lambda: _with_numbers(hosts, listed), START_S, "what each server measures")
         assert said.state.startswith("training round ")
         assert (said.round or 0) >= 1
         assert (said.loss or 0.0) > 0.0
@@ -130,6 +130,19 @@ def test_a_server_that_nobody_can_dial_is_named_on_both_terminals_and_found_agai
         servers.interrupt()
         assert servers.ends(END_S) == 130, servers.output
         servers.leaves_nothing()
+
+
+def _with_numbers(hosts: Hosts, listed: Path) -> SwarmStatus | None:
+    """Return how the run is, if each server has said what it measures since it has trained."""
+    said = _status(hosts, "servers", "training", {}, f"--initial-peers=@{listed}")
+    servers = [server for stage in said.stages for server in stage.replicas]
+    for server in servers:
+        if None in (server.age_s, server.samples_per_s, server.busy, server.step_s):
+            return None
+        for total in (server.steps, server.sent_bytes, server.received_bytes, server.memory_bytes):
+            if not total:
+                return None
+    return said
 
 
 def _without_client(hosts: Hosts, peers: str) -> SwarmStatus | None:

@@ -72,8 +72,8 @@ def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_proc
         summary = client.summary()
         assert client.log_dir is not None
         # Fetched from other hosts although the client was interrupted; what is loaded hashes to the last record.
+        assert f"model: {client.log_dir / 'model'}" in client.output, client.output
         shoal.load_model(client.log_dir / "model")
-        assert f"model: {client.log_dir / 'model'}" in client.output
         records = [record for record, _ in read_records(client.log_dir)]
     # Exactly one moved, to the stage that had lost one, and all are the processes that were started first.
     moved = [i for i in alive if after[i] != before[i]]

@@ -65,6 +65,18 @@ def test_what_has_happened_is_in_a_file_beside_the_logs(short_run: Launched) -> 
     assert all(event["time"] and event["level"] == "INFO" for event in events)
 
 
+def test_the_monitor_has_heard_what_each_server_measures(short_run: Launched) -> None:
+    [heard] = [line["measured"] for line in short_run.events("monitor_0", "monitor.peers")]
+    servers = {name: own for name, own in heard.items() if name.startswith("server ")}
+    assert [name.partition("@")[0] for name in sorted(servers)] == [f"server {index}" for index in range(4)]
+    for own in servers.values():
+        assert 0 < own["step.committed"] <= 2 * 2 * 4
+        assert own["step.open_seconds/p50"] > 0
+        assert own["process.memory_bytes"] > 2**20
+        assert own["transport.sent_bytes"] > 0
+        assert own["transport.received_bytes"] > 0
+
+
 def test_a_short_run_trains_on_a_whole_swarm(short_run: Launched) -> None:
     summary = short_run.summary()
     expected = {

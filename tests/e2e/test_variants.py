@@ -146,8 +146,8 @@ def test_servers_with_little_memory_take_smaller_microbatches(tmp_path: Path) ->
 def test_a_run_of_compiled_stages_is_reproduced_with_the_same_hashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = completed(tmp_path, *SMALL, "--model-pipeline.compile", within_s=900.0)
-    assert {event["stage"] for i in range(4) for event in run.events(f"server_{i}", "stage.compiled")} == {0, 1}
+    run = completed(tmp_path, *SMALL, "--model-pipeline.compile", "--servers.replicas=1", within_s=900.0)
+    assert {event["stage"] for i in range(2) for event in run.events(f"server_{i}", "stage.compiled")} == {0, 1}
     assert run.log_dir is not None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     command = [sys.executable, "-m", "shoal", "replay", str(run.log_dir)]

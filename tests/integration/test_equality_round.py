@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
 import pytest
 import torch
+from tests.families import gpt, resnet
 from tests.reference.diloco import Batch, PlainDiloco, flat
+from tests.threads import one_thread as one_thread
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.member import RoundMember
-from shoal.averaging.peer_source import PeerSource
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import Signer, unsealer
 from shoal.averaging.state_donor import StateDonor
+from shoal.averaging.state_source import StateSource
 from shoal.averaging.state_sync import StateSync
 from shoal.clock import SystemClock
 from shoal.codec.cast import BF16, FP16
@@ -28,9 +30,6 @@ from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
 from shoal.identity import Identity
 from shoal.ids import PeerId
-from shoal.model.gpt import GptFamily, GptShape
-from shoal.model.resnet import ResNet18Family
-from shoal.model.resnet_shape import DEPTHS, ResNetShape
 from shoal.model.stage import Family, build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
@@ -47,32 +46,11 @@ from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import SampleRange
 from shoal.wire.messages.base import ReplicaRef
 
-pytestmark = pytest.mark.anyio
-
 SEED = 7
 GENESIS = "D0"
 MAX_NORM = 0.5
 LR = 3e-3
 OUTER = OuterSgd(lr=0.7, momentum=0.9, nesterov=True)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def gpt() -> Family:
-    return GptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=0.1))
-
-
-def resnet() -> Family:
-    shape = ResNetShape(
-        depths=DEPTHS["resnet18"], bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
-    )
-    return ResNet18Family(shape)
 
 
 def text_batch(generator: torch.Generator, sizes: Sequence[int]) -> Batch:
@@ -169,7 +147,7 @@ async def make_swarm(
                 )
                 contents = Contents(endpoint, clock)
                 sync = StateSync(contents, stage, view=SwarmView, settings=TransferSettings())
-                source = PeerSource(sync, StateDonor(contents, stage))
+                source = StateSource(sync, StateDonor(contents, stage))
                 member = RoundMember(
                     endpoint=endpoint,
                     unseal=unsealer("test", client.peer_id),

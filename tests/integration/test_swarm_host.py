@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from shoal.cli.host import SwarmHost
 from shoal.config import Config
 from shoal.runtime.launcher_messages import Adopt, AnyReply, RoleAsks, StartTrainer
@@ -13,8 +11,6 @@ from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
-
-pytestmark = pytest.mark.anyio
 
 _SOME_TRAINER = RoleAsks(1, StartTrainer(0, 1))
 

@@ -106,6 +106,7 @@ class Network(Kernel):
         self._paused_until_s: dict[str, float] = {}
         self._slowness: dict[str, float] = {}
         self._wall_offset_s: dict[str, float] = {}
+        self._blocks: list[tuple[tuple[str, str], float, float]] = []
         self._outages: list[tuple[Collection[str], float, float]] = []
         self._started_s: dict[str, float] = {}
 
@@ -223,7 +224,8 @@ class Network(Kernel):
         pair = {first, second}
         is_there = all(self._started_s.get(peer, until_s) <= since_s and peer in self.hosts for peer in pair)
         return is_there and not any(
-            begun_s < until_s and ended_s > since_s and pair.issuperset(who) for who, begun_s, ended_s in self._outages
+            begun_s < until_s and ended_s > since_s and pair.issuperset(who)
+            for who, begun_s, ended_s in (*self._blocks, *self._outages)
         )
 
     def _dial(self, sender: str, receiver: str) -> _Lane | None:
@@ -339,6 +341,9 @@ class Network(Kernel):
         """Whatever is cut off or parted finds together again, one link after the other."""
         for pair, until_s in self._blocked_until_s.items():
             self._blocked_until_s[pair] = min(until_s, self.now_s + self.rng.uniform(0.0, longest_s))
+        self._blocks = [
+            (pair, begun_s, min(ended_s, self._blocked_until_s[pair])) for pair, begun_s, ended_s in self._blocks
+        ]
 
     def slow(self, peer: str, factor: float, duration_s: float) -> None:
         """A process and its links take `factor` times as long for a while."""
@@ -359,7 +364,7 @@ class Network(Kernel):
     def _block(self, one: str, other: str, duration_s: float) -> None:
         until_s = max(self._blocked_until_s.get((one, other), 0.0), self.now_s + duration_s)
         self._blocked_until_s[one, other] = until_s
-        self._outages.append(((one, other), self.now_s, until_s))
+        self._blocks.append(((one, other), self.now_s, until_s))
 
     def _fault(self, who: str, what: str, how: object, duration_s: float = 0.0) -> None:
         self.faults.append((self.now_s, self.now_s + duration_s))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.ids import StepKey
 from shoal.wire.messages.base import SampleRange
@@ -133,9 +133,9 @@ class ChainSafety:
     started again is another one, if its coordinator now can reach nobody who has taken the first record. Or where the
     one was prepared, but by nobody taken, when its coordinator was lost: a successor may drop it then
     (docs/protocol.md, "The outer round"). Its `CommitRecord` may still lie with a member that is frozen: that is on a
-    chain of its own when it wakes. Or where a split has taken members from a coordinator that had prepared a record: it
-    goes on with another one under its ballot, without them, and they have the first one committed. Nobody has taken
-    both then.
+    chain of its own when it wakes, be it just before the successor commits, which then has not heard of it. Or where a
+    split has taken members from a coordinator that had prepared a record: it goes on with another one under its ballot,
+    without them, and they have the first one committed. Nobody has taken both then.
 
     Args:
         is_heard: Whether the coordinator of a ballot could reach a process just now, for long enough.
@@ -147,10 +147,10 @@ class ChainSafety:
     def __init__(self, is_heard: Callable[[object, Process], bool] = lambda _ballot, _process: True) -> None:
         self.committed: dict[int, str] = {}
         self._is_heard = is_heard
-        self._known: dict[int, tuple[str, frozenset[Process], object]] = {}
+        self._known: dict[int, tuple[str, frozenset[Process], Any]] = {}
         self._takers: defaultdict[str, set[Process]] = defaultdict(set)
 
-    def commits(self, round: int, digest: str, members: Iterable[Process], ballot: object = None) -> bool:
+    def commits(self, round: int, digest: str, members: Iterable[Process], ballot: Any = None) -> bool:
         """A coordinator commits a record; returns whether it is the first to.
 
         Raises:
@@ -162,7 +162,7 @@ class ChainSafety:
         self.committed[round] = digest
         return is_first
 
-    def swaps(self, who: Process, round: int, digest: str, members: Iterable[Process], ballot: object = None) -> None:
+    def swaps(self, who: Process, round: int, digest: str, members: Iterable[Process], ballot: Any = None) -> None:
         """A replica makes this record its tip: it can only be one that is committed, or about to be.
 
         Raises:
@@ -174,18 +174,20 @@ class ChainSafety:
         self._takers[digest].add(who)
         self._compare(round, digest, members, ballot)
 
-    def _compare(self, round: int, digest: str, members: Iterable[Process], ballot: object) -> None:
+    def _compare(self, round: int, digest: str, members: Iterable[Process], ballot: Any) -> None:
         here = frozenset(members)
         other, there, its_ballot = self._known.setdefault(round, (digest, here, ballot))
         if other == digest:
             return
-        is_superseded = (
-            ballot is not None and ballot == its_ballot and self._takers[digest].isdisjoint(self._takers[other])
-        )
-        has_kept_apart = is_superseded and self._takers[other].isdisjoint(here)
+        takers = self._takers[other]
+        is_heard_of = any(self._is_heard(ballot, taker) for taker in takers)
+        is_superseded = ballot is not None and ballot == its_ballot
+        is_newer = ballot is not None and its_ballot is not None and ballot > its_ballot
+        is_dropped = is_newer and bool(takers) and not is_heard_of
+        nobody_took_both = takers.isdisjoint(here) and takers.isdisjoint(self._takers[digest])
+        has_kept_apart = nobody_took_both and (is_superseded or is_dropped)
         started_again = {member.peer for member in here} & {member.peer for member in there - here}
-        heard = {taker for taker in self._takers[other] if self._is_heard(ballot, taker)} if started_again else ()
-        if has_kept_apart or (here.isdisjoint(there) and not heard):
+        if has_kept_apart or (here.isdisjoint(there) and not (started_again and is_heard_of)):
             raise Split(f"two records of round {round}")
         both = sorted({member.peer for member in here} & {member.peer for member in there})
         raise Broken(f"two records of round {round}; {both} are members of both")

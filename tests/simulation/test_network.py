@@ -105,6 +105,18 @@ def test_a_longer_one_ends_the_connection_for_both() -> None:
     assert ("b", "lost") in here.seen
 
 
+def test_who_meets_again_sooner_than_planned_is_reachable_from_then_on() -> None:
+    network, _, there = pair(3)
+    network.cut("a", "b", 100.0)
+    network.run(10.0)
+    network.meet(0.0)
+    network.send("a", "b", "hello")
+    network.run(20.0)
+    assert ("a", "hello") in there.seen
+    assert network.reachable("a", "b", 10.0, 20.0)
+    assert not network.reachable("a", "b", 9.0, 20.0)
+
+
 def test_a_frozen_process_takes_what_came_meanwhile_when_it_wakes_up() -> None:
     network, _, there = pair(5)
     network.send("a", "b", 1)

@@ -18,6 +18,7 @@ def test_every_round_is_decided_without_faults() -> None:
     assert all(RoundWorld(seed, faults=False).run() >= 12 for seed in range(10))
 
 
+@pytest.mark.long
 def test_clients_take_over_stages_are_restored_and_the_swarm_is_hardly_ever_split() -> None:
     worlds = [RoundWorld(seed) for seed in range(60)]
     for world in worlds:
@@ -127,3 +128,15 @@ def test_a_record_that_its_coordinator_replaces_and_others_finish_is_a_split_unl
     chain.swaps(B, 1, "one", {A, B}, "b1")
     with pytest.raises(Broken, match="members of both"):
         chain.swaps(A, 1, "other", {A}, "b2")
+
+
+@pytest.mark.parametrize(("heard", "found"), [((), Split), ((B,), Broken)])
+def test_who_takes_a_dropped_record_just_before_its_successor_commits_is_apart_unless_that_has_heard_of_it(
+    heard: tuple[Process, ...], found: type[Exception]
+) -> None:
+    chain = ChainSafety(lambda _, process: process in heard)
+    chain.swaps(B, 1, "one", {A, B, C}, "b1")
+    with pytest.raises(found):
+        chain.commits(1, "other", {A, C}, "b2")
+    with pytest.raises(Broken):  # who has taken the one makes no other
+        chain.commits(1, "other", {A, B}, "b2")

@@ -56,14 +56,12 @@ def test_jitter_only_shortens_a_pause_and_only_by_its_share() -> None:
     assert len(set(delays_s)) > 100
 
 
-@pytest.mark.anyio
 async def test_waiting_sleeps_on_the_given_clock() -> None:
     clock = ManualClock()
     await Backoff(first_s=3.0, max_s=9.0, jitter=0.0).wait(clock)
     assert clock.slept_s == [3.0]
 
 
-@pytest.mark.anyio
 async def test_the_system_clock_moves_on_while_a_task_sleeps() -> None:
     clock = SystemClock()
     before_s = clock.now_s()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
+from tests.set_clock import SetClock
 
 from shoal import log
-from shoal.clock import SystemClock
 from shoal.events.base import Event
 
 
@@ -18,17 +18,10 @@ class Refused(Event, frozen=True, tag="refused"):
     source: str
 
 
-class _Clock(SystemClock):
-    now = 0.0
-
-    def now_s(self) -> float:
-        return self.now
-
-
 def test_a_flood_leaves_a_few_lines_of_each_source_and_says_how_many_are_missing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = _Clock()
+    clock = SetClock(0.0)
     gate = log.FloodGate(logging.getLogger("shoal.test"), clock, window_s=10.0, lines_of_source=3, lines=8)
     for _ in range(1000):
         gate.emit(Refused("mallory"), "mallory")

@@ -1,10 +1,18 @@
-"""Counters."""
+"""Counters, gauges and histograms."""
 
 from __future__ import annotations
 
+import math
+import re
 import threading
+from pathlib import Path
 
-from shoal.telemetry import MetricRegistry
+import pytest
+
+import shoal
+from shoal.telemetry import CATALOGUE, FIRST_BUCKET, LAST_BUCKET, MetricRegistry, quantile
+
+_USED = re.compile(r'\.(counter|gauge|histogram)\(\s*"([^"]+)"')
 
 
 def test_the_same_name_and_labels_are_the_same_counter() -> None:
@@ -38,3 +46,39 @@ def test_additions_of_two_threads_are_all_counted() -> None:
     for thread in threads:
         thread.join()
     assert counter.value == 40_000
+
+
+def test_a_gauge_is_what_was_said_last_and_is_not_told_before() -> None:
+    registry = MetricRegistry()
+    gauge = registry.gauge("memory", kind="host")
+    assert registry.gauges() == {}
+    gauge.set(3.0)
+    registry.gauge("memory", kind="host").set(2.0)
+    assert registry.gauges() == {"memory{kind=host}": 2.0}
+
+
+def test_a_histogram_counts_in_few_buckets_whatever_comes() -> None:
+    registry = MetricRegistry()
+    histogram = registry.histogram("seconds")
+    assert registry.histograms() == {}
+    for value in (1.0, 1.1, 2.0, 0.0, -1.0, 1e-300, 1e300):
+        histogram.observe(value)
+    assert registry.histograms() == {"seconds": {FIRST_BUCKET: 3, 0: 2, 4: 1, LAST_BUCKET: 1}}
+
+
+@pytest.mark.parametrize("share", [0.5, 0.95])
+def test_a_quantile_is_right_to_within_a_bucket(share: float) -> None:
+    histogram = MetricRegistry().histogram("seconds")
+    for number in range(1, 1001):
+        histogram.observe(number / 100)
+    found = quantile(histogram.counts, share)
+    assert found is not None
+    assert abs(math.log2(found / (10 * share))) <= 0.25
+    assert quantile({}, share) is None
+
+
+def test_every_number_of_the_product_is_in_the_catalogue_as_what_it_is_and_every_one_there_is_measured() -> None:
+    sources = [path.read_text() for path in Path(shoal.__file__).parent.rglob("*.py")]
+    used = {(name, kind) for text in sources for kind, name in _USED.findall(text)}
+    used |= {(f"transport.{name}", "counter") for name in ("accepted", "dialled")}  # one call with both names
+    assert used == {(name, metric.kind.value) for name, metric in CATALOGUE.items()}

@@ -49,10 +49,6 @@ class ContentFetch(ABC):
     Args:
         vectors: the transfer writes into them.
         chunk_bytes: the same for all who have the content.
-
-    Attributes:
-        machine: may be looked at.
-        num_chunks: of the whole.
     """
 
     def __init__(

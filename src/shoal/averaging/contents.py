@@ -144,7 +144,6 @@ class Contents:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         self._in_vain.pop(peer, None)
         self._requests.get(peer, {}).clear()
         for transfer in self._fetches:

@@ -14,21 +14,16 @@ from shoal.clock import Clock
 from shoal.errors import LocalProtocolError, RoundAborted
 from shoal.events.base import emit
 from shoal.events.rounds import (
-    ChainWasLeft,
     ReplicaCameIn,
     ReplicaIsSuspect,
     ReplicaPutOut,
-    RoundCommitted,
     RoundDeposed,
-    RoundGoesOn,
     RoundIsReady,
-    RoundIsStuck,
     RoundOvertaken,
     SamplesTrainedTwice,
-    StageFound,
-    StageIsRestored,
 )
 from shoal.ids import Ballot, PeerId
+from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
 from shoal.swarm.contribution_guard import suspects
 from shoal.swarm.records import Logs
@@ -145,9 +140,10 @@ class RoundCoordinator:
         self._ready: RoundReady | None = None
         self._deposed: Ballot | None = None
         self._is_overtaken = False
+        self._is_retired = False
         self._stuck: tuple[int, ...] = ()
         self._stages: dict[PeerId, int] = {}
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     # -- commands
 
@@ -182,6 +178,10 @@ class RoundCoordinator:
         outcome = signed and RoundOutcome(self._unseal(signed), signed, ready.sent_bytes, ready.holders)
         self._is_overtaken = False
         return Leading(ready.tip.round, outcome, ready.holders, ready.tip.hash)
+
+    def retire(self) -> None:
+        """Decide nothing any more: `standing` stays what it is, whatever replicas still answer."""
+        self._is_retired = True
 
     async def overtaken(self) -> None:
         """Wait, however long, until another record stands than the one on which this client trains, and which it has
@@ -281,6 +281,8 @@ class RoundCoordinator:
         """Take a replica's round message; see `transport.dispatch.Handler`."""
         if not isinstance(event.message, Answer):
             return False
+        if self._is_retired:
+            return True
         if isinstance(event.message, RoundState):
             self._stages[event.peer] = event.message.stage
         self._do(self._machine.receive(event.peer, event.message, self._clock.now_s()))
@@ -289,6 +291,8 @@ class RoundCoordinator:
     def peer_lost(self, peer: PeerId) -> None:
         """See `transport.dispatch.Handler`."""
         self._stages.pop(peer, None)
+        if self._is_retired:
+            return
         self._do(self._machine.lost(peer, self._clock.now_s()))
 
     async def run(self) -> None:
@@ -308,8 +312,8 @@ class RoundCoordinator:
             self._do(self._machine.journaled(each.digest))
 
     async def _repeat(self) -> None:
-        while True:
-            changed = self._changed
+        while not self._is_retired:
+            changed = self._changed.coming
             wake_at_s = self._machine.wake_at_s
             if wake_at_s is None:
                 await changed.wait()
@@ -331,7 +335,6 @@ class RoundCoordinator:
                 case Journal():
                     self._to_journal.put(effect)
                 case RecordCommitted(record):
-                    emit(logger, RoundCommitted(record.round, str(record.ballot)))
                     self._name_suspects(record)
                     self._committed = effect
                     self._ready = None
@@ -347,20 +350,12 @@ class RoundCoordinator:
                     emit(logger, ReplicaCameIn(peer, self._machine.tip.round + 1))
                     self._tell(effect)
                 case Stuck(stages):
-                    emit(logger, RoundIsStuck(stages) if stages else RoundGoesOn(self._stuck))
                     self._stuck = stages
                     self._tell(effect)
-                case Restored(stage, round, basis):
-                    if basis is None:
-                        emit(logger, StageFound(stage, round))
-                    else:
-                        lost_rounds = [basis.round + 1, round]
-                        emit(logger, StageIsRestored(stage, round, lost_rounds, basis.hashes.parameters))
+                case Restored():
                     self._tell(effect)
-                case ChainLeft(left, kept, common_round, num_samples, num_freed):
+                case ChainLeft():
                     self._endpoint.metrics.counter("round.chains_left").add()
-                    chains = left.hash, left.round, kept.hash, kept.round
-                    emit(logger, ChainWasLeft(*chains, common_round, num_samples, num_freed))
                     self._tell(effect)
                 case Overtaken(tip):
                     emit(logger, RoundOvertaken(tip.round, tip.hash))
@@ -369,8 +364,7 @@ class RoundCoordinator:
                 case Deposed(highest):
                     emit(logger, RoundDeposed(str(highest)))
                     self._deposed = highest
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
     def _name_suspects(self, record: Record) -> None:
         for suspect in suspects(record):

@@ -12,7 +12,6 @@ A file is there as a whole or not at all: it is written under another name, forc
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 
 from shoal.errors import RecordRejected, StorageError
 from shoal.ids import PeerId
-from shoal.runtime.durable_files import require_size, sync_directory
+from shoal.runtime.durable_files import put_whole, sync_directory
 from shoal.swarm.records import Logs, genesis_hash, record_hash, signed_from_json, signed_to_json
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -276,24 +275,9 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, content)
+        put_whole(path, content, lasting=True)
     except OSError as error:
         raise StorageError(
             f"cannot write {path} ({error.strerror or error}): without its records a run can be neither checked nor "
             "continued, so it ends; free space there, or start again with --log-dir on another disk"
         ) from error
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        require_size(unfinished, len(content))
-        unfinished.replace(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)

@@ -307,16 +307,16 @@ class RoundMember:
             emit(logger, RingStarted(quorum.round, quorum.epoch, peers))
             try:
                 average = await self._ring.run(quorum)
-                hashes = await self._device.run(self._state.stage, average, self._source.is_followed)
+                hashes = await self._device.run(self._state.stage, average, self._source.donor.is_followed)
             except StateMismatch as error:
-                self._source.release()
+                self._source.donor.release()
                 self._do(self._machine.state_broken(str(error)))
                 return
             self._do(self._machine.ring_done(quorum, hashes))
 
     def _start_fetch(self, tasks: TaskGroup, order: Fetch) -> None:
         """Go on to a newer record from the one that is being fetched, or begin with it."""
-        if self._source.follow(order):
+        if self._source.sync.follow(order):
             return
         self._fetch_scope.cancel()
         self._fetch_scope = anyio.CancelScope()
@@ -331,7 +331,7 @@ class RoundMember:
                     await self._device.run(self._state.check)
                     base = (self._state.base, self._state.hashes)
             take = self._stage_fetched
-            newest = await self._source.fetch(order, self._state.base, base, self._successor, take)
+            newest = await self._source.sync.fetch(order, self._state.base, base, self._successor, take)
             await self._source.settled(Base(newest.record.round, newest.record_hash, newest.hashes))
             self._do(self._machine.fetched(newest.record_hash, newest.hashes))
 

@@ -15,18 +15,20 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 import msgspec
+from torch import Tensor
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.snapshot_fetch import SnapshotFetch, offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
-from shoal.averaging.state_source import Resumable
 from shoal.errors import RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.state import SnapshotForged, SnapshotSearched
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
 from shoal.swarm.snapshots import AskBuddy, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received
@@ -42,11 +44,17 @@ _FIRST_ROUND_S = 5.0
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
+class Resumable(NamedTuple):
+    """What a new generation goes on from."""
+
+    snapshot: Snapshot
+    content: Tensor
+
+
 class SnapshotExchange:
     """The snapshots of one server. A `transport.dispatch.Handler`.
 
     Args:
-        owner: Gives the replica's own snapshots.
         generation: Which replica of this peer this is, counted from its first; None: not known.
         follows: The generation before served the same stage, so a buddy may have a snapshot of it.
         view: Returns the swarm as it is now.
@@ -78,19 +86,19 @@ class SnapshotExchange:
         self._search = SnapshotSearch(me, stage, self._generation, SEARCH_S) if follows else None
         self._own: SnapshotFetch | None = None
         self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     # -- a new generation
 
     async def settled(self, base: Base) -> None:
-        """See `StateSource.settled`."""
+        """Return when the snapshot that continues this state is here, or will not come."""
         if self._search is not None:
             with anyio.move_on_after(_FIRST_ROUND_S if base.round == 0 else math.inf):
                 while not self._search.is_settled(base):
                     await self._changed.wait()
 
     def take(self, base: Base) -> Resumable | None:
-        """See `StateSource.resumable`."""
+        """The replica begins to train from this state: return the snapshot that continues it, if there is one, once."""
         if self._search is None:
             return None
         snapshot, own = self._search.take(base), self._own
@@ -98,7 +106,7 @@ class SnapshotExchange:
             if own is not None:
                 own.cancel()
             self._own = None
-            self._notify()
+            self._changed.notify()
         return Resumable(snapshot, own.content) if snapshot is not None and own is not None else None
 
     def recorded(self, round: int) -> None:
@@ -136,15 +144,14 @@ class SnapshotExchange:
                     self._refused(peer)
             case _:
                 return False
-        self._notify()
+        self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         self.owner.peer_lost(peer)
         self._give_up(peer)
         self._refused(peer)
-        self._notify()
+        self._changed.notify()
 
     def _refused(self, buddy: PeerId) -> None:
         if self._search is not None:
@@ -184,10 +191,6 @@ class SnapshotExchange:
                     self._endpoint.post(peer, AskSnapshot(self._stage, self._generation - 1))
                 case Take(snapshot):
                     self._jobs.append(partial(self._take, snapshot))
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
     # -- work
 
@@ -231,15 +234,15 @@ class SnapshotExchange:
         for buddy in found:
             self._endpoint.introduce(buddy.hop)
         self._act(search.begin([buddy.peer for buddy in found], self._clock.now_s()))
-        self._notify()
+        self._changed.notify()
         while search.wake_at_s is not None:
             with anyio.move_on_after(search.wake_at_s - self._clock.now_s()):
                 await self._changed.wait()
             if effects := search.tick(self._clock.now_s()):
                 self._act(effects)
-                self._notify()
+                self._changed.notify()
             if search.is_over:
-                self._notify()
+                self._changed.notify()
         if self._own is not None:
             self._own.cancel()
         emit(logger, SnapshotSearched(self._stage, len(found)))
@@ -256,4 +259,4 @@ class SnapshotExchange:
         is_right = await self._contents.fetch(own)
         if search.taking is snapshot:
             self._act(search.received(is_right, self._clock.now_s()))
-            self._notify()
+            self._changed.notify()

@@ -26,6 +26,7 @@ from shoal.averaging.snapshot_fetch import ANSWER_S, digest_of, offered
 from shoal.events.base import emit
 from shoal.events.state import SnapshotNotKept, SnapshotRefused, SnapshotWasKept
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
 from shoal.swarm.snapshots import Base, buddies, is_due
 from shoal.swarm.view import SwarmView
 from shoal.wire.messages.snapshot import NoSnapshot, OfferSnapshot, Snapshot, SnapshotKept
@@ -99,7 +100,7 @@ class SnapshotOwner:
         self._made: _Made | None = None
         self._talk: tuple[PeerId, str] | None = None
         self._answers: deque[Answer | None] = deque()
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     async def boundary(self, round: int, log: tuple[StepEntry, ...]) -> None:
         """The replica has committed the last step of `log` in `round`: copy its state, if that is due."""
@@ -112,25 +113,25 @@ class SnapshotOwner:
         # Else a record was swapped in meanwhile, or there is nothing that a step changes.
         if self._base() == base and content.numel():
             self._made = _Made(base, log, content)
-            self._notify()
+            self._changed.notify()
 
     def answered(self, peer: PeerId, message: Answer) -> bool:
         """Take a buddy's answer; returns whether it is about what was offered to this one."""
         if self._talk != (peer, message.digest):
             return False
         self._answers.append(message)
-        self._notify()
+        self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
         """The connection to a peer has ended."""
         if self._talk is not None and self._talk[0] == peer:
             self._answers.append(None)
-            self._notify()
+            self._changed.notify()
 
     def recorded(self) -> None:
         """The replica holds a newer record: nobody needs a snapshot of the round before any more."""
-        self._notify()
+        self._changed.notify()
 
     async def run(self) -> None:
         """Send until cancelled."""
@@ -191,8 +192,4 @@ class SnapshotOwner:
     def _asked(self, peer: PeerId, request: Request, num_chunks: int) -> None:
         """The buddy gets the content."""
         if self._talk is not None and self._talk[0] == peer:
-            self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+            self._changed.notify()

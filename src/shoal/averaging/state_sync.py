@@ -8,7 +8,7 @@ Nobody waits for it, and it gives up only when it is cancelled: as long as nobod
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio.to_thread
 import torch
@@ -17,7 +17,6 @@ from shoal.averaging.content_fetch import ContentFetch
 from shoal.averaging.contents import Contents
 from shoal.averaging.replica_state import Contribution, OuterState
 from shoal.averaging.state_donor import content_of
-from shoal.averaging.state_source import Successor, TakeState
 from shoal.errors import StateMismatch
 from shoal.events.base import emit
 from shoal.events.state import (
@@ -39,12 +38,17 @@ from shoal.wire.messages.round import StageHashes
 
 logger = logging.getLogger(__name__)
 
+Successor = Callable[[OuterState, Contribution], Awaitable[OuterState]]
+"""The outer step: the state that follows from one and the averages of the round after it."""
+
+TakeState = Callable[[OuterState, StageHashes], Awaitable[None]]
+"""Given a state that is complete, with its hashes."""
+
 
 class _PieceFetch(ContentFetch):
     """A piece of the way to the newest record.
 
     Args:
-        sync: of the stage.
         base: the state that an average leads on from; None: the piece is a whole state.
 
     Attributes:
@@ -153,7 +157,19 @@ class StateSync:
         successor: Successor,
         take: TakeState,
     ) -> Fetch:
-        """See `StateSource.fetch`."""
+        """Get the state that a record names for this stage, or that of a newer record that it was told to `follow`.
+
+        One call at a time: a caller that wants another state cancels it.
+
+        Args:
+            order: Names the record and the hashes of its state.
+            template: Has the sizes and types of the state.
+            base: The state of the record before, with its hashes; None: it is not here.
+            take: Is given the state, verified; and again if a newer record has been committed meanwhile.
+
+        Returns:
+            The order of the record whose state was taken last.
+        """
         state, hashes = (None, None) if base is None else base
         chain = self._chain = StateChain(order, hashes)
         try:

@@ -45,26 +45,21 @@ class InMemorySource(Source):
 
     @property
     def inputs(self) -> ArraySpec:
-        """See `Source.inputs`."""
         return ArraySpec("float32", self._samples.shape[1:])
 
     @property
     def labels(self) -> ArraySpec:
-        """See `Source.labels`."""
         return ArraySpec("int64", ())
 
     @property
     def num_samples(self) -> int:
-        """See `Source.num_samples`."""
         return len(self._classes)
 
     @property
     def in_memory(self) -> bool:
-        """See `Source.in_memory`."""
         return True
 
     def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        """See `Source.read_into`."""
         # With mode "raise", the default, numpy gathers into a buffer of its own first.
         np.take(self._samples, indices, axis=0, out=inputs, mode="clip")
         np.take(self._classes, indices, out=labels, mode="clip")

@@ -56,12 +56,7 @@ def better_by(ours: float, reference: float, larger_is_better: bool) -> float | 
 
 
 def measure(case: Case, repeat: int, progress: Progress) -> Measurement:
-    """Measure one case: an unmeasured repetition of each side, then ours and the reference by turns.
-
-    Args:
-        repeat: measured repetitions of each side.
-        progress: is told before each repetition.
-    """
+    """Measure one case: an unmeasured repetition of each side, then ours and the reference by turns."""
     sides = [case.ours] if case.reference is None else [case.ours, case.reference]
     values: list[list[float]] = [[] for _ in sides]
     for repetition in range(repeat + 1):

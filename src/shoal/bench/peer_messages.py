@@ -1,4 +1,4 @@
-"""What a benchmark and its peer processes say to each other, over a Unix socket each.
+"""What a benchmark and its peer processes say to each other, over a Unix socket each, in `runtime.frames`.
 
     benchmark                 peer
       Start ------------------->
@@ -9,7 +9,7 @@
       <------------------ Result
       end of the stream ------->   leaves the context, and ends
 
-Each message is a line of JSON. A peer in which something is raised ends, with the traceback in what it has printed.
+A peer in which something is raised ends, with the traceback in what it has printed.
 """
 
 from __future__ import annotations
@@ -51,18 +51,3 @@ class Result(msgspec.Struct, frozen=True, tag=True):
 
 Request = Start | Call | Go
 Reply = Ready | Result
-
-
-def encode(message: Request | Reply) -> bytes:
-    """Return the line of a message."""
-    return msgspec.json.encode(message) + b"\n"
-
-
-def decode_request(line: bytes) -> Request:
-    """Return the message of the benchmark in a line."""
-    return msgspec.json.decode(line, type=Request)
-
-
-def decode_reply(line: bytes) -> Reply:
-    """Return the message of a peer in a line."""
-    return msgspec.json.decode(line, type=Reply)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import cast
 
 from shoal.bench.peer import PeerMain, Seat
-from shoal.bench.peer_messages import Call, Ready, Request, Result, Start, decode_request, encode
+from shoal.bench.peer_messages import Call, Ready, Request, Result, Start
 from shoal.errors import InvariantViolation
+from shoal.runtime.frames import framed, received
 from shoal.runtime.lifeline import watch_in_thread
 from shoal.runtime.process_control import kill_descendants
 
@@ -27,21 +28,21 @@ def main() -> None:
 
 
 def _serve(socket_fd: int) -> None:
-    with socket.socket(fileno=socket_fd) as sock, sock.makefile("rb") as lines:
-        requests = (decode_request(line) for line in lines)
+    with socket.socket(fileno=socket_fd) as sock:
+        requests: Iterator[Request] = received(sock, Request)
         start = next(requests, None)
         if not isinstance(start, Start):
             raise InvariantViolation(f"a peer process begins with its start, not with {start}")
         module, _, function = start.target.partition(":")
         enter = cast("PeerMain", getattr(importlib.import_module(module), function))
         with enter(Seat(start.index, start.num_peers, start.arguments)) as calls:
-            sock.sendall(encode(Ready()))
+            sock.sendall(framed(Ready()))
             for call in _calls(requests):
                 to_call = calls[call.name]
-                sock.sendall(encode(Ready()))
+                sock.sendall(framed(Ready()))
                 if next(requests, None) is None:
                     return
-                sock.sendall(encode(Result(to_call(*call.args))))
+                sock.sendall(framed(Result(to_call(*call.args))))
 
 
 def _calls(requests: Iterator[Request]) -> Iterator[Call]:

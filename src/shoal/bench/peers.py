@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Self
 
-from shoal.bench.peer_messages import Call, Go, Ready, Request, Result, Start, decode_reply, encode
+from shoal.bench.peer_messages import Call, Go, Reply, Request, Result, Start
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import DeadlineExceeded, RemoteError, ShoalError
 from shoal.runtime.clean_interpreter import allocator_settings, start_interpreter
+from shoal.runtime.frames import FrameReader, framed
 from shoal.runtime.process_control import end_tagged
 
 _GRACE_S = 5.0
@@ -45,7 +46,7 @@ class _Peer:
     def send(self, message: Request) -> None:
         # If the peer has ended, its missing answer says so.
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.socket.sendall(encode(message))
+            self.socket.sendall(framed(message))
 
 
 class PeerProcesses:
@@ -152,19 +153,19 @@ class PeerProcesses:
         answers: list[Any] = [None] * self._num_peers
         with selectors.DefaultSelector() as waiting:
             for peer in self._peers:
-                waiting.register(peer.socket, selectors.EVENT_READ, (peer, bytearray()))
+                waiting.register(peer.socket, selectors.EVENT_READ, (peer, FrameReader[Reply](Reply)))
             while missing := [key.data[0].index for key in waiting.get_map().values()]:
                 readable = waiting.select(deadline.remaining_s())
                 if not readable:
                     names = ", ".join(map(str, sorted(missing)))
                     raise DeadlineExceeded(f"{what}: peer {names} of {self._target} has not answered in time")
                 for key, _ in readable:
-                    peer, received = key.data
-                    line = _receive(peer, received)
-                    if line is None:
+                    peer, frames = key.data
+                    data = _read(peer)
+                    if not data:
                         raise self._failure(peer, what)
-                    if line:
-                        answers[peer.index] = _value(line)
+                    for reply in frames.feed(data):
+                        answers[peer.index] = reply.value if isinstance(reply, Result) else None
                         waiting.unregister(peer.socket)
         return answers
 
@@ -198,25 +199,11 @@ class PeerProcesses:
             self._lifeline_fd = -1
 
 
-def _receive(peer: _Peer, received: bytearray) -> bytes | None:
-    """Read what is there; return the line if it is complete, nothing if it is not, None at the end of the stream."""
-    try:
-        data = peer.socket.recv(1 << 16)
-    except ConnectionResetError:
-        return None
-    if not data:
-        return None
-    received += data
-    return bytes(received) if received.endswith(b"\n") else b""
-
-
-def _value(line: bytes) -> Any:
-    reply = decode_reply(line)
-    match reply:
-        case Ready():
-            return None
-        case Result():
-            return reply.value
+def _read(peer: _Peer) -> bytes:
+    """Read what is there; nothing at the end of the stream."""
+    with suppress(ConnectionResetError):
+        return peer.socket.recv(1 << 16)
+    return b""
 
 
 def _signal(number: int) -> str:

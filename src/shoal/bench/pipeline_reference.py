@@ -48,11 +48,6 @@ class PlainTraining:
     """
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        """Build the model and read the batches.
-
-        Args:
-            config: that of the swarm.
-        """
         self.parts = 1
         self._clock = clock
         self._max_parts = config.model_pipeline.microbatches

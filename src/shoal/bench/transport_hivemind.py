@@ -27,7 +27,6 @@ class HivemindEnd:
     """One end: a daemon of hivemind's and the loop that serves it, started in the first call and kept."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        """Start nothing yet."""
         self._rendezvous = rendezvous
         self._receives = rendezvous.is_first
         self._clock = SystemClock()

@@ -1,4 +1,4 @@
-"""`shoal.load_model`: a run's folder `model/` as the uncut model, a module of torch.
+"""`shoal.load_model`: the folder of a model as the uncut model, a module of torch.
 
     model = shoal.load_model("logs/sandbox/model")
     logits = model(tokens)
@@ -9,37 +9,41 @@ Nothing that is read is executed: a family of somebody's own is imported only if
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-import safetensors.torch
+import msgspec
 import torch
+import yaml
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.checkpoint.model_folder import CONFIG, FORMAT, RECORD, TENSORS
-from shoal.checkpoint.model_layout import StageLayout, require_hashes
+from shoal.checkpoint.gpt2_folder import MODEL_TYPE, open_gpt2
+from shoal.checkpoint.manifest import GENESIS, MANIFEST, stored_layouts
+from shoal.checkpoint.model_folder import CONFIG, FORMAT, RECORD, TENSORS, TOKENIZER
+from shoal.checkpoint.model_source import ModelSource
+from shoal.checkpoint.places import LocalPlace
+from shoal.checkpoint.stored import StoredCheckpoint
+from shoal.checkpoint.tensor_file import TensorFile
 from shoal.config.model import NATIVE_FAMILIES
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
 from shoal.identity import verify
-from shoal.model.precision import autocast_of
-from shoal.model.registry import load_family
-from shoal.model.stage import StageModule, build_stage
-from shoal.quant.apply import apply_quant
+from shoal.model.stage import StageModule
 from shoal.swarm.records import outcome_of, record_hash, signed_from_json, unseal
-from shoal.wire.messages.round import Record
+from shoal.wire.messages.round import Record, StageHashes
 
-_CPU = torch.device("cpu")
+YAML = "config.yaml"
+"""Beside an exported model: the configuration of its run, as a file for `--config-path`."""
 
 
 def load_model(path: str | Path, *, family: str | None = None) -> StageModule:
-    """Load the model that a run has left, in one piece, on the CPU and in eval mode.
+    """Load a model that a run has left, or that was exported or imported, in one piece, on the CPU and in eval mode.
 
-    What is loaded hashes to what the record in the folder says, and that record is signed: nothing has changed since.
-    That the signer had the swarm key shows `shoal replay --swarm-key-file` on the run's folder, not this.
+    What a run has left hashes to what the record in the folder says, and that record is signed: nothing has changed
+    since. That the signer had the swarm key shows `shoal replay --swarm-key-file` on the run's folder, not this.
 
     Args:
         path: The folder, `logs/<run>/model`.
@@ -55,35 +59,128 @@ def load_model(path: str | Path, *, family: str | None = None) -> StageModule:
         StateMismatch: The tensors are not those of the model, or not those that the record names.
         OSError: A file cannot be read.
     """
-    folder = Path(path)
+    return open_model(Path(path), family=family).whole()
+
+
+def open_model(path: Path, *, family: str | None = None) -> ModelSource:
+    """Open a model to read it stage by stage.
+
+    Args:
+        path: A run's folder or the `model` in it, an export of either format, an import, a checkpoint of a run
+            (`round_000012`), or a folder of a GPT-2 of transformers.
+        family: As in `load_model`.
+
+    Raises:
+        ConfigError, RecordRejected, StateMismatch, OSError: As `load_model`.
+    """
+    if (path / MANIFEST).exists():
+        return _open_checkpoint(path, family)
+    folder = path / "model" if (path / "model" / CONFIG).is_file() else path
+    if not (folder / CONFIG).exists() and (folder / YAML).is_file():
+        return _open_export(folder, family)
     described = _json(folder / CONFIG)
-    config = _configuration(described, family, folder)
-    record = _record(folder, described)
-    stages = _stages(config)
-    tensors = _tensors(folder / TENSORS)
-    expected = {name for stage in stages for name in _names(stage)}
-    if tensors.keys() != expected:
-        odd = ", ".join(sorted(tensors.keys() ^ expected)[:5])
-        raise StateMismatch(f"{folder / TENSORS} is not of the model that {CONFIG} describes: look at {odd}")
-    for stage in stages:
-        _fill(stage, tensors, record)
-    return _joined(config, stages).eval()
+    if described.get("model_type") == MODEL_TYPE:
+        return open_gpt2(folder, described, _yaml(folder / YAML) if (folder / YAML).is_file() else None)
+    if "format" not in described and "model_type" in described:
+        raise ConfigError(
+            f"{folder} holds a {described['model_type']} of transformers: shoal reads {MODEL_TYPE}, which its family "
+            "gpt is"
+        )
+    return _open_native(folder, described, family)
 
 
-def _configuration(described: Mapping[str, Any], family: str | None, folder: Path) -> Config:
+def _open_native(folder: Path, described: Mapping[str, Any], family: str | None) -> ModelSource:
+    """Open what a run has left, or an import."""
     if described.get("format") != FORMAT:
         raise ConfigError(
             f"{folder / CONFIG} is of format {described.get('format')}, this version of shoal reads {FORMAT}: use the "
             "version that has written it"
         )
+    config = _configuration(described.get("configuration"), family, folder / CONFIG)
+    hashes = _hashes(folder, described, config)
+    tensors = _tensors(folder / TENSORS)
+    tokenizer = folder / TOKENIZER if (folder / TOKENIZER).is_dir() else None
+    return ModelSource(folder, config, tensors.shapes, tensors.read, hashes, tokenizer)
+
+
+def _hashes(folder: Path, described: Mapping[str, Any], config: Config) -> Callable[[int], StageHashes]:
+    """What each stage has to hash to: as the record says, or for an import, which has none, the folder itself."""
+    if "imported_from" not in described:
+        record = _record(folder, described)
+        outcomes = [outcome_of(record, stage) for stage in range(config.num_stages)]
+        hashes = [outcome.hashes for outcome in outcomes if outcome is not None]
+        if len(hashes) != config.num_stages:
+            raise RecordRejected(f"record {record.round} does not speak of all {config.num_stages} stages of {folder}")
+        return hashes.__getitem__
     try:
-        config = Config.model_validate({**described["configuration"], "device": "cpu"})
-    except (KeyError, TypeError, ValidationError) as error:
-        raise ConfigError(f"{folder / CONFIG} does not describe a model of this version of shoal: {error}") from None
+        hashes = msgspec.convert(described.get("hashes"), list[StageHashes])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{folder / CONFIG} names no hashes ({error}): import the model again") from None
+    if len(hashes) != config.num_stages:
+        raise ConfigError(
+            f"{folder / CONFIG} has hashes of {len(hashes)} stages of {config.num_stages}: import it again"
+        )
+    return hashes.__getitem__
+
+
+def _open_export(folder: Path, family: str | None) -> ModelSource:
+    """Open a state dict with the configuration of the run beside it."""
+    config = _configuration(_yaml(folder / YAML), family, folder / YAML)
+    tensors = _tensors(folder / TENSORS)
+    return ModelSource(folder, config, tensors.shapes, tensors.read)
+
+
+def _open_checkpoint(folder: Path, family: str | None) -> ModelSource:
+    """Open a checkpoint of a run for the parameters in it."""
+    place = folder.absolute()
+    checkpoint = StoredCheckpoint(LocalPlace(place.parent), place.name)
+    manifest, path = checkpoint.manifest, folder / GENESIS
+    described = cast("Any", _parsed(checkpoint.genesis, path).get("configuration"))
+    try:
+        described["model_pipeline"]["cut"] = list(manifest.cut)
+    except (TypeError, KeyError) as error:
+        raise ConfigError(f"{path} describes no model: take the checkpoint as it was written") from error
+    config = _configuration(described, family, path)
+    if config.num_stages != len(manifest.stages):
+        raise ConfigError(f"{path} describes a model of {config.num_stages} stages, {MANIFEST} others")
+    outcomes = [outcome_of(checkpoint.record, stage) for stage in range(config.num_stages)]
+    places: dict[str, tuple[int, str]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stage, layout in enumerate(manifest.layouts):
+        parameters, _, floats, integers = stored_layouts(layout)
+        stored = (*parameters.entries, *floats.entries, *integers.entries)
+        for entry, at in zip(layout.entries, stored, strict=True):
+            places[entry.name] = (stage, at.name)
+            shapes[entry.name] = entry.shape
+    # A stage's file is asked for its tensors one after the other.
+    tensors = lru_cache(maxsize=1)(checkpoint.tensors)
+    dtypes: dict[str, torch.dtype] = {}
+
+    def read(name: str) -> Tensor:
+        stage, at = places[name]
+        # In the file it has the element type of its vector.
+        return tensors(stage).read(at).to(dtypes[name])
+
+    def hashes(stage: int) -> StageHashes:
+        outcome = outcomes[stage]
+        if outcome is None:
+            raise RecordRejected(f"record {manifest.round} does not speak of stage {stage} of {folder}")
+        return outcome.hashes
+
+    source = ModelSource(folder, config, shapes, read, hashes)
+    dtypes.update((entry.name, entry.dtype) for layout in source.layouts for entry in layout.entries)
+    return source
+
+
+def _configuration(values: object, family: str | None, path: Path) -> Config:
+    try:
+        config = Config.model_validate({**cast("dict[str, Any]", values), "device": "cpu"})
+    except (TypeError, ValidationError) as error:
+        raise ConfigError(f"{path} does not describe a model of this version of shoal: {error}") from None
     if config.model.family not in (*NATIVE_FAMILIES, family):
         raise ConfigError(
-            f"the model in {folder} is of {config.model.family!r}, a family of somebody's own: if that code may run "
-            f"here, say load_model(..., family={config.model.family!r})"
+            f"the model in {path.parent} is of {config.model.family!r}, a family of somebody's own: if that code may "
+            f"run here, say load_model(..., family={config.model.family!r}), or --family {config.model.family}"
         )
     return config
 
@@ -99,63 +196,39 @@ def _record(folder: Path, described: Mapping[str, Any]) -> Record:
     return record
 
 
-def _stages(config: Config) -> list[StageModule]:
-    """All stages as they were trained: what is quantised may depend on the stage."""
-    family, pipeline = load_family(config.model, config.data), config.model_pipeline
-    stages: list[StageModule] = []
-    for stage in range(pipeline.stages):
-        module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut)
-        apply_quant(module, config.quant)
-        stages.append(module)
-    return stages
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    # Read, not mapped: a mapped file that is cut meanwhile would end the process.
+def _tensors(path: Path) -> TensorFile:
     try:
-        return safetensors.torch.load(path.read_bytes())
-    except SafetensorError as error:
-        raise StateMismatch(f"{path} is damaged ({error}): take it as the run has left it") from error
-
-
-def _names(stage: nn.Module) -> list[str]:
-    return [entry.name for entry in StageLayout.of(stage).entries]
-
-
-def _fill(stage: StageModule, tensors: Mapping[str, Tensor], record: Record) -> None:
-    """Put the tensors into a stage, and compare it with the record."""
-    layouts = StageLayout.of(stage)
-    for layout in layouts:
-        for name, tensor in zip(layout.names, layout.select(stage), strict=True):
-            given = tensors[name]
-            if (given.shape, given.dtype) != (tensor.shape, tensor.dtype):
-                raise StateMismatch(
-                    f"{name} is {given.dtype} {tuple(given.shape)}, the model has {tensor.dtype} {tuple(tensor.shape)}"
-                )
-            with torch.no_grad():
-                tensor.copy_(given)
-    outcome = outcome_of(record, stage.stage)
-    if outcome is None:
-        raise RecordRejected(f"record {record.round} says nothing of stage {stage.stage}")
-    require_hashes(stage.stage, [each.flatten(each.select(stage)) for each in layouts], outcome.hashes)
-
-
-def _joined(config: Config, stages: list[StageModule]) -> StageModule:
-    family = load_family(config.model, config.data)
-    units = nn.ModuleDict({name: unit for stage in stages for name, unit in stage.units.items()})
-    autocast = autocast_of(config.data.precision, _CPU)
-    return StageModule(family, units, range(family.num_units), 0, 1, autocast)
+        return TensorFile(path)
+    except FileNotFoundError as error:
+        raise StateMismatch(f"{path} does not exist: take the folder as it was written") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content: object = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
-            f"{path} does not exist: give the folder `model` of a run, such as logs/sandbox/model"
+            f"{path} does not exist: give the folder `model` of a run, such as logs/sandbox/model, or an export"
         ) from error
+    return _parsed(content, path)
+
+
+def _parsed(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return _object(json.loads(content), path)
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON ({error}): take it as the run has left it") from error
+        raise ConfigError(f"{path} is no JSON ({error}): take it as it was written") from error
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        content: object = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no YAML ({error}): take it as it was written") from error
+    return _object(content, path)
+
+
+def _object(content: object, path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no object: take it as the run has left it")
+        raise ConfigError(f"{path} holds no object: take it as it was written")
     return cast("dict[str, Any]", content)

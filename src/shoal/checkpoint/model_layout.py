@@ -66,16 +66,26 @@ def stage_layouts(config: Config) -> list[StageLayout]:
     return found
 
 
-def require_hashes(stage: int, vectors: Sequence[Tensor], hashes: StageHashes) -> None:
-    """Compare a stage's parameters, floating and integer buffers, as flat vectors, with what a record says of them.
+def hashes_of(vectors: Sequence[Tensor], momentum: Tensor | None = None) -> StageHashes:
+    """What a stage's parameters, floating and integer buffers, as flat vectors, hash to, and its momentum if given."""
+    parameters, floats, integers = vectors
+    of_momentum = "" if momentum is None else tensor_sha256(momentum)
+    return StageHashes(tensor_sha256(parameters), of_momentum, buffers_sha256(floats, integers))
+
+
+def require_hashes(
+    stage: int, vectors: Sequence[Tensor], hashes: StageHashes, *, momentum: Tensor | None = None
+) -> None:
+    """Compare a stage's parameters, floating and integer buffers, as flat vectors, with what is said of them.
+
+    Args:
+        momentum: None: nobody needs it.
 
     Raises:
         StateMismatch: they are others.
     """
-    parameters, floats, integers = vectors
-    found = (tensor_sha256(parameters), buffers_sha256(floats, integers))
-    if found != (hashes.parameters, hashes.buffers):
-        raise StateMismatch(
-            f"the tensors of stage {stage} hash to {found[0][:16]} (parameters) and {found[1][:16]} (buffers), the "
-            f"record says {hashes.parameters[:16]} and {hashes.buffers[:16]}: not what the run has signed"
-        )
+    found = hashes_of(vectors, momentum)
+    asked = ("parameters", "buffers") if momentum is None else ("parameters", "momentum", "buffers")
+    said = [(getattr(found, name), getattr(hashes, name), name) for name in asked]
+    if wrong := [f"{found[:16]} instead of {named[:16]} ({name})" for found, named, name in said if found != named]:
+        raise StateMismatch(f"the tensors of stage {stage} hash to {', '.join(wrong)}: they have changed since")

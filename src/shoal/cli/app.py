@@ -1,37 +1,39 @@
-"""The commands of `shoal`. Each turns its arguments into a `Config` and hands it to a service, imported when called."""
+"""The commands of `shoal`. Each turns its arguments into a `Config` and hands it to a service, imported when called.
+
+Those that train, measure or compute a run again are here, the others in `run_commands`, `model_commands` and `key`.
+"""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from shoal import __version__
+from shoal.cli.arguments import (
+    SANDBOX,
+    AsJson,
+    ConfigFlags,
+    ConfigPath,
+    PrintConfig,
+    Switch,
+    found,
+    load,
+    load_client,
+    load_joining,
+    load_whole,
+)
 from shoal.cli.exits import guarded
 from shoal.cli.key import key_app
+from shoal.cli.model_commands import checkpoints, evaluate, export_model, generate, import_model
+from shoal.cli.run_commands import clean, pause, ps, resume_run, status, stop
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config.schema import Config
-
-# Every key of the configuration is a flag; those are read by `shoal.config.flags`, which knows all spellings.
-ConfigFlags = Annotated[
-    str,
-    Parameter(
-        allow_leading_hyphen=True,
-        help="Any key of the configuration, e.g. --diloco.inner-steps 50; `shoal config keys` lists them.",
-    ),
-]
-ConfigPath = Annotated[Path | None, Parameter(help="YAML file; configs/reference.yaml explains every key.")]
-Switch = Parameter(negative=())
-PrintConfig = Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")]
-
-_SANDBOX = Path("configs/sandbox.yaml")
-_OWN_FLAGS = ("config-path", "baseline", "print-config", "run-locally", "trainer-id", "json", "help", "version")
 
 app = App(
     name="shoal",
@@ -48,6 +50,18 @@ model_app = App(name="model", help="Look at the model that a run would train.")
 app.command(config_app)
 app.command(model_app)
 app.command(key_app)
+app.command(status)
+app.command(stop)
+app.command(pause)
+app.command(resume_run)
+app.command(ps)
+app.command(clean)
+# Hidden as long as no run writes any.
+app.command(checkpoints, show=False)
+app.command(export_model, name="export")
+app.command(import_model, name="import")
+app.command(evaluate)
+app.command(generate)
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -78,11 +92,11 @@ def run_local(
     if num_servers is not None:
         flags = (*flags, "--num-servers", num_servers)
     if print_config:
-        return _print_config(_load_whole(config_path, flags))
+        return _print_config(load_whole(config_path, flags))
     from shoal.cli.early import early_start
 
     with early_start() as early:
-        config = _load_whole(config_path, flags)
+        config = load_whole(config_path, flags)
         from shoal.cli.local import run_local as serve
 
         return serve(config, early, baseline=baseline)
@@ -100,11 +114,11 @@ def start_trainer_client(
     --initial-peers it continues the run that they know, whose client's host is gone.
     """
     if print_config:
-        return _print_config(_load_client(config_path, flags)[0])
+        return _print_config(load_client(config_path, flags)[0])
     from shoal.cli.early import early_start
 
     with early_start() as early:
-        config, origins = _load_client(config_path, flags)
+        config, origins = load_client(config_path, flags)
         from shoal.cli.client_host import start_trainer_client as serve
 
         return serve(config, origins, early)
@@ -124,12 +138,10 @@ def start_servers(
     """Serve stages of the run that the initial peers know; model, data and optimizers are taken from it."""
     if num_servers is not None:
         flags = (*flags, "--num-servers", num_servers)
-    for peers in initial_peers or ():
-        flags = (*flags, "--initial-peers", peers)
     from shoal.cli.early import early_start
-    from shoal.cli.joining import load_joining_config, require_membership
+    from shoal.cli.joining import require_membership
 
-    config, origins = load_joining_config(config_path and _found(config_path), flags, os.environ, _OWN_FLAGS)
+    config, origins = load_joining(config_path, flags, initial_peers)
     if print_config:
         return _print_config(config)
     require_membership(config)
@@ -137,34 +149,6 @@ def start_servers(
         from shoal.cli.server_host import start_servers as serve
 
         return serve(config, origins, early)
-
-
-@app.command
-def status(
-    *flags: ConfigFlags,
-    initial_peers: Annotated[
-        list[str] | None,
-        Parameter(
-            help="Addresses of the swarm as for start-servers; else INITIAL_PEERS, else this host's newest run's."
-        ),
-    ] = None,
-    config_path: ConfigPath = None,
-    as_json: Annotated[
-        bool, Switch, Parameter(name="--json", help="Print one JSON object, see docs/status.schema.json.")
-    ] = False,
-) -> int:
-    """Say how a run is, from any host with the swarm's key: state, round, loss, speed, stages with their servers.
-
-    A run of `shoal run-local` has a key that nobody else has: it is seen on its own terminal alone.
-    """
-    for peers in initial_peers or ():
-        flags = (*flags, "--initial-peers", peers)
-    from shoal.cli.joining import load_joining_config
-
-    config, origins = load_joining_config(config_path and _found(config_path), flags, os.environ, _OWN_FLAGS)
-    from shoal.cli.status import print_status
-
-    return print_status(config, origins, as_json=as_json)
 
 
 @app.command
@@ -182,7 +166,7 @@ def trainer(
         )
     if trainer_id != -1:
         raise ConfigError(f"--trainer-id {trainer_id}: with --run-locally there is only the baseline, --trainer-id -1")
-    config = _load(config_path, flags)
+    config = load(config_path, flags)
     from shoal.cli.baseline import run_baseline_locally
 
     return run_baseline_locally(config)
@@ -192,7 +176,7 @@ def trainer(
 def benchmark(
     name: Annotated[str, Parameter(help="What to measure; without it the names are listed.")] = "",
     *,
-    as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     repeat: Annotated[
         int | None, Parameter(help="Measured repetitions of each side; else 5, or 3 where one takes long.")
     ] = None,
@@ -229,7 +213,7 @@ def replay(
         Path | None,
         Parameter(help="Of the swarm that the run has to be of; else it may be of any."),
     ] = None,
-    as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Compute a run again from the files that it has left, and compare the hashes of every round, bit for bit.
 
@@ -268,9 +252,9 @@ def chaos(
     from shoal.testing.chaos.session import TRAINING_FLAGS
     from shoal.testing.faults.deaths import KINDS
 
-    config_path = _found(config_path or _SANDBOX)
+    config_path = found(config_path or SANDBOX)
     run_flags = (*TRAINING_FLAGS, *flags)
-    config = _load_whole(config_path, run_flags)
+    config = load_whole(config_path, run_flags)
     options = ChaosOptions(
         seed=seed,
         for_s=parse_duration_s(for_, "--for"),
@@ -284,16 +268,12 @@ def chaos(
 
 
 @model_app.command
-def profile(
-    *flags: ConfigFlags,
-    config_path: ConfigPath = None,
-    as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")] = False,
-) -> None:
+def profile(*flags: ConfigFlags, config_path: ConfigPath = None, as_json: AsJson = False) -> None:
     """Measure what each unit of the model costs on this machine, and show where a run cuts it into stages.
 
     Without --config-path it is the model of configs/sandbox.yaml. Nothing is kept: a run measures by itself.
     """
-    config = _load(config_path or _SANDBOX, flags)
+    config = load(config_path or SANDBOX, flags)
     from shoal.cli.model import print_profile
 
     print_profile(config, as_json=as_json)
@@ -302,7 +282,7 @@ def profile(
 @config_app.command
 def show(*flags: ConfigFlags, config_path: ConfigPath = None) -> int:
     """Print the configuration that results from file, environment and flags."""
-    return _print_config(_load(config_path, flags))
+    return _print_config(load(config_path, flags))
 
 
 @config_app.command(name="keys")
@@ -319,44 +299,6 @@ def reference() -> None:
     from shoal.config.dump import reference_yaml
 
     _emit(reference_yaml())
-
-
-def _found(path: Path) -> Path:
-    """Return this file, or where the user has none of that name the one that comes with shoal (`configs/...`)."""
-    shipped = Path(__file__).parents[1] / path
-    return shipped if not path.exists() and shipped.is_file() else path
-
-
-def _load(config_path: Path | None, flags: Sequence[str]) -> Config:
-    from shoal.config.load import load_config
-
-    return load_config(config_path and _found(config_path), flags, other_flags=_OWN_FLAGS)
-
-
-def _load_client(config_path: Path | None, flags: Sequence[str]) -> tuple[Config, Mapping[str, str] | None]:
-    """Load the configuration of a client's host; of one that continues a run, also what sets each key."""
-    from shoal.cli.joining import PEERS_VARIABLE, load_joining_config
-
-    # That variable is set on a host for its servers.
-    env = {name: value for name, value in os.environ.items() if name != PEERS_VARIABLE}
-    try:
-        config, origins = load_joining_config(config_path and _found(config_path), flags, env, _OWN_FLAGS)
-    except ConfigError:
-        config = _load(config_path or _SANDBOX, flags)
-        if config.network.initial_peers:
-            raise
-        return config, None
-    if config.network.initial_peers:
-        return config, origins
-    return _load(config_path or _SANDBOX, flags), None
-
-
-def _load_whole(config_path: Path | None, flags: Sequence[str]) -> Config:
-    """Load the configuration of a swarm that this machine alone has to be."""
-    config = _load(config_path or _SANDBOX, flags)
-    if problem := config.whole_swarm_problem():
-        raise ConfigError(problem)
-    return config
 
 
 def _print_config(config: Config) -> int:

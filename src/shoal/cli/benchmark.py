@@ -13,8 +13,7 @@ from shoal.bench.case import BenchmarkOptions, Case
 from shoal.bench.machine import describe_machine
 from shoal.bench.measure import Measurement, measure
 from shoal.bench.registry import find_benchmark, load_open_cases
-from shoal.bench.report import report
-from shoal.bench.table import results_table
+from shoal.bench.report import report, results_table
 from shoal.cli.interrupts import Interrupts
 from shoal.errors import ConfigError
 

@@ -55,7 +55,6 @@ async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[s
 
     Args:
         config: without a cut.
-        notice: shows the user a line.
 
     Raises:
         ConfigError: the model does not fit the configuration.

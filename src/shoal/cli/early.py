@@ -7,14 +7,22 @@ ends before it has begun (a wrong key, Ctrl-C), both are gone when the context i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
 
 from shoal.cli.interrupts import Interrupts
+from shoal.clock import SystemClock
 from shoal.runtime.file_limit import raise_file_limit
 from shoal.runtime.fork_servers import ForkServers
+from shoal.runtime.process_info import process_age_s
 from shoal.runtime.run_dir import RunDir
+from shoal.runtime.run_note import RunNote
+from shoal.wire.messages.base import Hop
 
 PRELOAD = (
     "torch",
@@ -56,6 +64,27 @@ class EarlyStart:
         """
         self._interrupts.give_back()
         self._interrupts.check()
+
+    def announce(self, run_id: str, log_dir: Path, client: Hop | None = None) -> None:
+        """Let other commands of this user know what runs here.
+
+        Args:
+            client: of this host; None: there are only servers here.
+
+        Raises:
+            ConfigError: the runtime directory cannot be written.
+        """
+        note = RunNote(
+            run_id=run_id,
+            hosts="servers",
+            launcher_pid=os.getpid(),
+            begun_unix_s=SystemClock().unix_s() - process_age_s(os.getpid()),
+            log_dir=str(log_dir),
+        )
+        if client is not None:
+            socket = client.addresses[0].removeprefix("unix:")
+            note = msgspec.structs.replace(note, hosts="client", client=client.peer, socket=socket)
+        self.run_dir.announce(note)
 
 
 @contextmanager

@@ -111,7 +111,8 @@ class SwarmHost:
         """Start the first DHT peer; `initial_peers_known` passes its addresses on."""
         if self.network is not None and self.monitor_network is None:
             self.monitor_network = self.network.monitor(self.run_dir.claim_port)
-        spec = self._spec(MonitorSpec, "monitor", 0, initial_peers=self.config.network.initial_peers)
+        hosted = {"client": self.hop("client").peer, "initial_peers": self.config.network.initial_peers}
+        spec = self._spec(MonitorSpec, "monitor", 0, **hosted)
         return await self._start("shoal.monitor.service:main", spec)
 
     async def start_scout(self) -> RoleHandle:

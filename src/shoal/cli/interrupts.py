@@ -14,7 +14,6 @@ class Interrupts:
     """A context that takes SIGINT while it lasts, or until `give_back`; still raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        """Take nothing yet."""
         self._seen = False
 
     def __enter__(self) -> Self:

@@ -18,6 +18,7 @@ from shoal.errors import ConnectionLost
 from shoal.events.base import Event, tell
 from shoal.events.hosts import HostLeaving, HostStageKept, HostStageUnwanted, HostStateLost
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
 from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave
 from shoal.runtime.role_handle import RoleHandle
 
@@ -44,18 +45,13 @@ class HostLeaves:
     """
 
     def __init__(self, say: Callable[[str], None], clock: Clock, patience_s: float = PATIENCE_S) -> None:
-        """Stay.
-
-        Args:
-            say: shows the user a line.
-        """
         self.has_begun = False
         self._say = say
         self._clock = clock
         self._patience_s = patience_s
         self._servers: dict[RoleHandle, _LeavingServer] = {}
         self._told: set[str] = set()
-        self._changed = anyio.Event()
+        self._changed = Changes()
         self._since_s = 0.0
 
     async def run(self, servers: Mapping[RoleHandle, PeerId]) -> None:
@@ -89,17 +85,13 @@ class HostLeaves:
         if not state.problem:
             self._since_s = self._clock.now_s()
         self._tell()
-        self._notify()
+        self._changed.notify()
 
     def gone(self, server: RoleHandle) -> None:
         """A server has ended, one way or another."""
         if server in self._servers:
             self._servers[server].is_done = True
-            self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+            self._changed.notify()
 
     def _tell(self) -> None:
         """Say what is being handed over once all servers have spoken, and how it goes on."""

@@ -75,10 +75,10 @@ class LiveView(Display):
         """Nobody gathers numbers for the moment: those that are shown are old until `update`."""
         self._row.is_outdated = True
 
-    def stopping(self, *, interrupted: bool) -> None:
-        """Say that the processes of the run are ending, and after a Ctrl-C that it was heard."""
+    def stopping(self, *, asked: bool) -> None:
+        """Say that the processes of the run are ending, and where a user has asked for it that this was heard."""
         self._row.is_stopping = True
-        if interrupted:
+        if asked:
             self.notice("stopping; press Ctrl-C again to end at once")
 
     def finish(self, summary: Mapping[str, Any] | None, failure: str | None, path: Path | None, log_dir: Path) -> None:

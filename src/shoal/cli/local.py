@@ -120,6 +120,7 @@ class HostRun:
     invite: Callable[[tuple[str, ...]], Iterable[str]] | None = None
     succeeds: bool = False
     exit_code: int = FAILED
+    is_unwanted: bool = False
     failure: str | None = None
     summary: Mapping[str, Any] | None = None
     usage: _PeakUsage = field(default_factory=_PeakUsage)
@@ -148,6 +149,8 @@ class HostRun:
                     except ShoalError as error:
                         self._fail(str(error))
                 tasks.cancel_scope.cancel()
+        if self.summary is None and self.exit_code == DONE:
+            self._fail("the client has ended without a summary; its log says why")
         path = self._write_summary()
         view.finish(self.summary, self.failure, path, self.log_dir)
         return self.exit_code
@@ -163,13 +166,14 @@ class HostRun:
             network=self.network,
             identity_of=self.identity_of,
         )
+        early.announce(self.run_id, self.log_dir, host.hop("client"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_usage)
             tasks.start_soon(view.run)
             tasks.start_soon(self._start_roles, tasks, host, view)
             await self._ended.wait()
             self._starting.cancel()
-            view.stopping(interrupted=self.exit_code == INTERRUPTED)
+            view.stopping(asked=self.is_unwanted)
             self.usage.sample()
             tasks.start_soon(self._stop_at_once, supervisor)
             begun_s = self.clock.now_s()
@@ -266,6 +270,8 @@ class HostRun:
                         tasks.start_soon(self._follow_data_server, client, event, host)
                 case messages.UserNotice(text):
                     view.notice(text)
+                case messages.RunUnwanted():
+                    self._end_as_wanted(DONE)
                 case messages.RunSummary(values):
                     self.summary = values
                     # All processes are still there: a run that is over before the next sample counts them as well.
@@ -347,8 +353,13 @@ class HostRun:
             if self._ended.is_set():
                 self._hurry.set()
             else:
-                self.exit_code = INTERRUPTED
-                self._ended.set()
+                self._end_as_wanted(INTERRUPTED)
+
+    def _end_as_wanted(self, exit_code: int) -> None:
+        """A user wants the run to end."""
+        if not self._ended.is_set():
+            self.is_unwanted, self.exit_code = True, exit_code
+            self._ended.set()
 
     async def _stop_at_once(self, supervisor: Supervisor) -> None:
         await self._hurry.wait()
@@ -383,5 +394,5 @@ class HostRun:
             return write_summary(self.log_dir, self.summary)
         except OSError as error:
             where = error.filename or self.log_dir
-            self._fail(f"cannot write the summary to {where} ({error.strerror}): free space there")
+            self._fail(f"cannot write the summary to {where} ({error.strerror or error}): free space there")
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config
 from shoal.errors import ConfigError
 from shoal.ids import RunId
+from shoal.runtime.durable_files import put_whole
 
 LOCAL_MARK: Final = "run-local"
 """A file in the folder of a run that no other host can join, since nobody else has its key."""
@@ -60,10 +60,8 @@ def write_config(config: Config, log_dir: Path) -> None:
         ConfigError: it cannot be written.
     """
     path = log_dir / "config.yaml"
-    aside = path.with_suffix(".tmp")
     try:
-        aside.write_text(dump_config(config))
-        aside.rename(path)
+        put_whole(path, dump_config(config).encode(), lasting=False)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -92,24 +90,15 @@ def _unused(path: Path) -> Path:
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:
-    reason = f"cannot write to {error.filename or path} ({error.strerror})"
+    reason = f"cannot write to {error.filename or path} ({error.strerror or error})"
     return ConfigError(f"log_dir: {reason}; choose another with --log-dir")
 
 
 def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
     """Write `summary.json` so that it is there either whole or not at all; a number that is not finite becomes null."""
     path = log_dir / "summary.json"
-    aside = path.with_suffix(".tmp")
-    try:
-        with aside.open("w") as file:
-            json.dump(log.without_nan(summary), file, indent=2, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-    aside.rename(path)
+    content = json.dumps(log.without_nan(summary), indent=2, allow_nan=False) + "\n"
+    put_whole(path, content.encode(), lasting=True)
     return path
 
 

@@ -77,7 +77,6 @@ class RunRow:
     """
 
     def __init__(self, num_rounds: int, started_s: float) -> None:
-        """Start with nothing known, at monotonic time `started_s`."""
         self.is_stopping = self.is_outdated = False
         self._num_rounds = num_rounds
         self._started_s = started_s
@@ -113,6 +112,13 @@ class RunRow:
         """Return what the run does now, in words."""
         if self.is_stopping:
             return "stopping"
+        doing = self._doing(now_s)
+        if self._values.get("paused"):
+            return f"paused; {doing}" if self._missing_since_s else "paused"
+        return doing
+
+    def _doing(self, now_s: float) -> str:
+        """Return what the run does unless a user wants something else of it."""
         if self._missing_since_s:
             stages = sorted(self._missing_since_s)
             since_s = min(self._missing_since_s.values())

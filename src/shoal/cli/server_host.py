@@ -168,6 +168,7 @@ class ServerHost:
         log_dir = self._log_dir = make_server_log_dir(config, run_id)
         self._peers_file = PeersFile(log_dir, "launcher", self._say)
         log.configure("launcher", log_dir, config.log_level)
+        self.early.announce(run_id, log_dir)
         self._say(f"run {run_id}, logs in {log_dir}")
         self._row = self._display.shown = ServersRow(config.diloco.outer_steps, self.clock.now_s())
         host = self._host(config, run_id, log_dir, supervisor)

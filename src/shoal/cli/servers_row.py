@@ -30,7 +30,6 @@ class ServersRow:
     """What is known of the servers of this host."""
 
     def __init__(self, num_rounds: int, started_s: float) -> None:
-        """Start with nothing known, at monotonic time `started_s`."""
         self._num_rounds = num_rounds
         self._started_s = started_s
         self._servers: dict[int, _ServerActivity] = {}

@@ -20,6 +20,7 @@ from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
 from shoal.averaging.journal import Genesis, keep_steps, write_genesis
 from shoal.averaging.signing import Signer
+from shoal.client.boundary import BoundaryWatch
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Diary, RoundPlan, Saved
@@ -28,12 +29,14 @@ from shoal.client.fencing import Fencing
 from shoal.client.keeping import Keeping
 from shoal.client.ledger import Ledger
 from shoal.client.model_export import ModelExport
+from shoal.client.pausing import Pausing
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.rounds import RoundLoop
 from shoal.client.run_status import StatusAnswers
 from shoal.client.stage_fetch import StageFetch
 from shoal.client.stage_watch import StageWatch
+from shoal.client.steering import Steering
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary
 from shoal.client.swarm_numbers import swarm_numbers
@@ -89,6 +92,7 @@ class Client:
         patient: bool = False,
         notice: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
+        unwanted: Callable[[], None] | None = None,
     ) -> None:
         """Connect the parts and write the run's record 0.
 
@@ -104,6 +108,7 @@ class Client:
             on_turn: called when this client takes the run over.
             notice: tells the user something that stays on the screen.
             patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0.
+            unwanted: has all roles of this host end, since a user wants it; None: only this client stops.
 
         Raises:
             StorageError: `log_dir` cannot be written.
@@ -178,7 +183,14 @@ class Client:
             clock=clock,
             ledger=self.ledger,
         )
-        self.counters = CounterTotals(endpoint, self.reports.post, clock, self.ledger)
+        self.counters = CounterTotals(
+            endpoint,
+            self.reports.post,
+            clock,
+            self.ledger,
+            self.reports.pass_on,
+            lambda: [replica.peer for replica in membership.view.replicas],
+        )
         self._reassignment = Reassignment(
             endpoint=endpoint,
             coordinator=self._coordinator,
@@ -204,6 +216,7 @@ class Client:
             on_lost=self._watch.data_server_lost,
         )
         self._stages = StageWatch(self.ledger)
+        self._pausing = Pausing(self.ledger, self._data, lambda: self.reports.post(self._swarm_numbers()))
         self._contents = Contents(endpoint, clock)
         self._fetch = StageFetch(self._contents, membership)
         self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, self.ledger)
@@ -226,7 +239,6 @@ class Client:
             divergence=self.reports.divergence,
             data=self._data,
             reassignment=self._reassignment,
-            clock=clock,
             ledger=self.ledger,
             saved=saved,
             save=self._save,
@@ -234,9 +246,17 @@ class Client:
             succeeds=succeeds,
             patient=patient,
             stages=self._stages,
+            boundary=BoundaryWatch(config, self.ledger, self.reports, self._stages, self._pausing),
             before_close=self._keeping.settled,
         )
         self._training = anyio.CancelScope()
+        self._steering = Steering(
+            endpoint,
+            self.ledger,
+            self._pausing,
+            has_turn=lambda: self._has_turn,
+            stop=self.stop if unwanted is None else unwanted,
+        )
         self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping.state, clock, self.ledger)
         if diary.is_resumed:
             self._resume()
@@ -276,9 +296,9 @@ class Client:
         async with anyio.create_task_group() as tasks:
             parts = (self._watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
             transfers = (self._fetch, self._contents, self._keeping)
-            asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller)
-            seen = (self._membership, self.reports, self._stages, self.trainers, self._clock)
-            handlers = (*parts, *asked, StatusAnswers(self._endpoint, self._config, *seen))
+            asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
+            seen = (self._membership, self.reports, self._stages, self._pausing, self.trainers, self.counters.numbers)
+            handlers = (*parts, *asked, StatusAnswers(self._endpoint, self._config, *seen, self._clock))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
             tasks.start_soon(self._contents.run)
             async with self.model.left_at_the_end(lambda: self.ends_run):
@@ -336,6 +356,7 @@ class Client:
             config=self._config,
             run_id=self._run_id,
             totals=totals,
+            paused_s=totals.time.all_pauses_s(self.ledger.now_s()),
             audit=await anyio.to_thread.run_sync(audit, self._log_dir, totals.num_train),
             name_of=self._membership.view.name_of,
             model=self.model.left,
@@ -365,6 +386,8 @@ class Client:
         round, pipelines = (0, ()) if saved.plan is None else (saved.plan.round, saved.plan.pipelines)
         self.reports.resume(round, pipelines)
         self._data.know(max(0, round - 1), saved.recorded, saved.chain)
+        # The earlier start may have ended between noting a pause, or its end, and telling of it.
+        self._data.pause(paused=self._pausing.is_paused)
         # The registry takes a moment to be read; it corrects this as soon as it is.
         self._membership.update(saved.servers)
         self.ledger.note(ClientResumed(self._diary.generation, round, len(self.ledger.earlier)))
@@ -380,5 +403,9 @@ class Client:
 
     def _swarm_numbers(self) -> Mapping[str, float]:
         return swarm_numbers(
-            self._membership.view, self._config.num_stages, self.rounds.num_pipelines, len(self.trainers.present)
+            self._membership.view,
+            self._config.num_stages,
+            self.rounds.num_pipelines,
+            len(self.trainers.present),
+            is_paused=self._pausing.is_paused,
         )

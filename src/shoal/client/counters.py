@@ -1,12 +1,13 @@
-"""The counters of all roles of a run, summed up: refused connections, dropped records, lost peers, ...
+"""What all roles of a run measure: counters summed up (refused connections, lost peers, ...), and each by itself.
 
-every role -- Metrics ("counters/...") --> CounterTotals -- sums --> Reports, summary
-     '<------------- AskCounters (at the end) ---'    '-- what has changed --> Ledger
+every role -- MetricReport --> CounterTotals -- sums --> Reports, summary
+     '<- AskCounters (at the end) --'   |  '-- what has changed --> Ledger
+                                        '--> PeerNumbers -- each peer's --> monitor, `shoal status`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import anyio
@@ -15,25 +16,27 @@ from shoal.client.ledger import Ledger
 from shoal.client.totals import THIS_CLIENT, counts_anew
 from shoal.clock import Clock
 from shoal.control.counter_report import INTERVAL_S
+from shoal.control.peer_numbers import PeerNumbers
 from shoal.events.run import RoleCounted
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
-from shoal.transport.dispatch import Rest, dispatch
-from shoal.wire.messages.control import COUNTERS, AskCounters, Metrics
+from shoal.transport.dispatch import Rest, dispatch, measured
+from shoal.wire.messages.control import COUNTERS, MAX_VALUES, AskCounters, MetricReport, PeerMetrics
 
 ANSWER_WITHIN_S: Final = 2.0
 """At the end of a run, for what roles have counted."""
 # A peer must not fill this process's memory.
 _MAX_PEERS: Final = 4096
-_MAX_NAMES: Final = 200
-_MAX_NAME_CHARS: Final = 128
-_MAX_COUNT: Final = 1 << 53
 # All that are asked at a time get one number; reports that nobody asked for have 0.
 _ASKED: Final = 1
 
 
 class CounterTotals:
-    """Gathers what peers have counted. A `transport.dispatch.Handler`."""
+    """Gathers what peers have counted. A `transport.dispatch.Handler`.
+
+    Attributes:
+        numbers: what each peer has measured.
+    """
 
     def __init__(
         self,
@@ -41,14 +44,22 @@ class CounterTotals:
         tell: Callable[[Mapping[str, float]], None],
         clock: Clock,
         ledger: Ledger,
+        pass_on: Callable[[PeerMetrics], None],
+        servers: Callable[[], Collection[PeerId]] = tuple,
     ) -> None:
         """Start with nothing but this process's own counters.
 
         Args:
             tell: passes the sums on to the monitor whenever they have changed.
+            pass_on: tells the monitor what a peer has measured.
+            servers: returns those that are there: a run may end before one has reported for the first time.
         """
+        self.numbers = PeerNumbers()
         self._endpoint = endpoint
         self._tell = tell
+        self._pass_on = pass_on
+        self._servers = servers
+        self._has_turn = False
         self._clock = clock
         self._ledger = ledger
         self._counted = ledger.totals.counted
@@ -74,18 +85,14 @@ class CounterTotals:
             self._ledger.note(RoleCounted(peer, counts))
 
     def receive(self, event: Received) -> bool:
-        """Take a report of counters."""
+        """Take a report."""
         message, peer = event.message, event.peer
-        if not isinstance(message, Metrics):
+        if not isinstance(message, MetricReport):
             return False
+        self.numbers.take(peer, message, self._clock.now_s())
         known = self._counted.latest.keys() | self._heard.keys()
         if peer in known or len(known) < _MAX_PEERS:
-            counts = {
-                name.removeprefix(COUNTERS): int(value)
-                for name, value in message.values.items()
-                if name.startswith(COUNTERS) and len(name) <= _MAX_NAME_CHARS and 0 <= value <= _MAX_COUNT
-            }
-            counts = dict(list(counts.items())[:_MAX_NAMES])
+            counts = message.counters
             before = self._heard.get(peer, self._counted.latest.get(peer, {}))
             self._heard[peer] = counts
             if counts_anew(before, counts):
@@ -93,7 +100,7 @@ class CounterTotals:
                 self._note(peer, before)
                 self._note(peer, counts)
             self._connected.add(peer)
-        if message.round == _ASKED:
+        if message.number == _ASKED:
             self._answered(peer)
         return True
 
@@ -113,10 +120,12 @@ class CounterTotals:
             with anyio.move_on_after(ANSWER_WITHIN_S):
                 await self.ask()
             tasks.cancel_scope.cancel()
+        if self._has_turn:
+            self._tell_news()
 
     async def ask(self) -> None:
         """Have all who report, and are not lost, say what they have counted; returns when they have, or are lost."""
-        self._unanswered, self._all_answered = set(self._connected), anyio.Event()
+        self._unanswered, self._all_answered = self._connected | set(self._servers()), anyio.Event()
         for peer in self._unanswered:
             self._endpoint.post(peer, AskCounters(_ASKED))
         if self._unanswered:
@@ -130,9 +139,18 @@ class CounterTotals:
     async def run(self) -> None:
         """Pass on and write down what has changed, until cancelled."""
         told: dict[str, int] = {}
+        self._has_turn = True
         while True:
             await self._clock.sleep_s(INTERVAL_S)
             totals = self.totals()
             if totals != told:
                 told = totals
-                self._tell({COUNTERS + name: float(count) for name, count in totals.items()})
+                sums = {COUNTERS + name: float(count) for name, count in totals.items()}
+                self._tell(dict(list(sums.items())[:MAX_VALUES]))
+            self._tell_news()
+
+    def _tell_news(self) -> None:
+        """Tell the monitor what each peer has said since it was told the last time, and what this process measures."""
+        self.numbers.take(self._endpoint.peer_id, measured(self._endpoint, "client"), self._clock.now_s())
+        for peer, report in self.numbers.news().items():
+            self._pass_on(PeerMetrics(peer, report))

@@ -17,6 +17,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.events.losses import DataServerBack
 from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.swarm.takeover import Settled
 from shoal.transport.base import Endpoint, Received
@@ -24,6 +25,7 @@ from shoal.wire.messages.base import Hop, SampleRange, StepRange
 from shoal.wire.messages.feed import (
     DataHello,
     HoldoutInfo,
+    PauseLeases,
     PlanRound,
     RecordSamples,
     Released,
@@ -79,12 +81,13 @@ class DataLink:
         self._base_round = 0
         self._chain = ""
         self._has_dead = False
+        self._is_paused = False
         self._released: dict[int, Released] = {}
         self._is_up = True
         self._is_told = False
-        self._sent: tuple[_OrderedRound | None, int, str] = (None, 0, "")
+        self._sent: tuple[_OrderedRound | None, int, str, bool] = (None, 0, "", False)
         self._lost = anyio.Event()
-        self._changed = anyio.Event()
+        self._changed = Changes()
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
         endpoint.introduce(data_server)
 
@@ -102,7 +105,7 @@ class DataLink:
         if event.peer != self._server:
             raise RemoteProtocolError(f"Released from {event.peer}, which is not the data server")
         self._released[message.trainer] = message
-        self._notify()
+        self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -114,7 +117,7 @@ class DataLink:
             self._on_lost()
         self._is_told = False
         self._lost.set()
-        self._notify()
+        self._changed.notify()
 
     async def run(self) -> None:
         """Dial a lost data server again, and tell it what it has to know, until cancelled."""
@@ -158,6 +161,12 @@ class DataLink:
         self._base_round, self._recorded, self._chain = base_round, recorded, chain
         self._post_record()
 
+    def pause(self, *, paused: bool) -> None:
+        """Have nothing leased from now on, or let trainers have batches again."""
+        self._is_paused = paused
+        if self._is_up:
+            self._post(PauseLeases(paused))
+
     def resume(
         self, round: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...], *, has_dead: bool
     ) -> None:
@@ -173,6 +182,8 @@ class DataLink:
 
     def _tell(self) -> None:
         """Tell the data server all that it would need if it had just started."""
+        # First, so that nothing is leased in a pause.
+        self._post(PauseLeases(self._is_paused))
         self._post_record()
         plan = self._plan
         if plan is not None and plan.round > self._base_round:
@@ -181,7 +192,7 @@ class DataLink:
             self._post(
                 ResumeRound(plan.round, plan.num_slots, plan.steps, trainers, complete, plan.speeds),
             )
-        self._sent, self._is_told = (plan, self._base_round, self._chain), True
+        self._sent, self._is_told = (plan, self._base_round, self._chain, self._is_paused), True
         self._post(DataHello(_CLIENT))
 
     def plan(self, round: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...]) -> None:
@@ -211,7 +222,7 @@ class DataLink:
             complete=settled.complete,
         )
         while True:
-            changed = self._changed
+            changed = self._changed.coming
             if self._is_up:
                 self._post(order)
             await changed.wait()
@@ -230,12 +241,14 @@ class DataLink:
             return
         self._backoff.reset()
         self._is_up = True
-        plan, base_round, chain = self._sent
+        plan, base_round, chain, is_paused = self._sent
+        if is_paused != self._is_paused:
+            self._post(PauseLeases(self._is_paused))
         if (base_round, chain) != (self._base_round, self._chain):
             self._post_record()
         if plan != self._plan:
             self._post_plan()
-        self._notify()
+        self._changed.notify()
 
     def _post_record(self) -> None:
         if self._recorded or self._chain:
@@ -246,9 +259,7 @@ class DataLink:
         if plan is not None:
             self._post(PlanRound(plan.round, plan.num_slots, plan.steps, plan.speeds))
 
-    def _post(self, message: PlanRound | ResumeRound | RecordSamples | ReleaseTrainer | DataHello) -> None:
+    def _post(
+        self, message: PlanRound | ResumeRound | PauseLeases | RecordSamples | ReleaseTrainer | DataHello
+    ) -> None:
         self._endpoint.post(self._server, message)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()

@@ -35,6 +35,8 @@ from shoal.events.run import (
     ClientStarted,
     RoleCounted,
     RunLaunched,
+    RunPaused,
+    RunResumed,
     ShareEvaluated,
     StepReported,
     TrainerFinished,
@@ -57,7 +59,7 @@ class RoundPlan:
         steps: of each slot; none in that evaluation.
         pipelines: the home of each slot.
         generations: of the slots' trainers when the round began.
-        begun_s: on the monotonic clock.
+        begun_s: in the time of the run (`swarm.round_boundary`).
         speeds: samples per second of the pipelines, 0 where not known; empty where shares are fixed.
     """
 
@@ -103,6 +105,7 @@ DiaryEvent = (
     | (ServerLost | TrainerLost | DataServerLost | LossFound)
     | (ServerHeard | ServerBack | TrainerReady | DataServerBack)
     | (StageBeganAnew | StageStands | MoveEnded | ChainLost)
+    | (RunPaused | RunResumed)
 )
 """What the next start counts again. Of the end of a round it learns from the record, and closes the round itself."""
 

@@ -13,6 +13,7 @@ from shoal.client.ledger import Ledger
 from shoal.clock import Clock
 from shoal.events.trainers import TrainerFenced
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
 from shoal.swarm.takeover import Settled, TakeoverMachine
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.step import Fenced
@@ -37,7 +38,7 @@ class Fencing:
         self._named: Collection[PeerId] | None = None
         self._steady: set[PeerId] = set()
         self._machines: dict[int, TakeoverMachine] = {}
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     def receive(self, event: Received) -> bool:
         """Take answers."""
@@ -46,13 +47,13 @@ class Fencing:
         for slot in event.message.generations:
             if slot in self._machines:
                 self._machines[slot].heard(event.peer, event.message)
-        self._notify()
+        self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
         """It is not waited for any more, and what answers in its name later may be another generation."""
         self._steady.discard(peer)
-        self._notify()
+        self._changed.notify()
 
     def begin_round(self, round: int, named: Collection[PeerId] | None, connected: Collection[PeerId]) -> None:
         """A round is trained from now on.
@@ -73,7 +74,7 @@ class Fencing:
             while not machine.is_over(self._replicas(), self._clock.now_s()):
                 for send in machine.asks(self._replicas(), self._clock.now_s()):
                     self._endpoint.post(send.to, send.message)
-                changed = self._changed
+                changed = self._changed.coming
                 with anyio.move_on_after(machine.wake_at_s - self._clock.now_s()):
                     await changed.wait()
         finally:
@@ -91,7 +92,3 @@ class Fencing:
             )
         )
         return settled
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()

@@ -16,6 +16,7 @@ from shoal.client.reassignment import Reassignment
 from shoal.client.trainers import TrainerPool
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
@@ -45,7 +46,6 @@ class Homes:
         trainers: TrainerPool,
         reassignment: Reassignment,
     ) -> None:
-        """Begin with no pipeline."""
         self.pipelines: tuple[Pipeline, ...] = ()
         self.holders: Mapping[PeerId, int] = {}
         self.named: set[PeerId] = set()
@@ -55,7 +55,7 @@ class Homes:
         self._membership = membership
         self._trainers = trainers
         self._reassignment = reassignment
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     async def form(self, last_round_s: float) -> None:
         """Form the pipelines of a round; wait, however long, until there is one at least.
@@ -91,8 +91,7 @@ class Homes:
 
     def tell_trainers(self) -> None:
         """Send every trainer of the round the replicas that it may use now; to be called when these have changed."""
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
         for pipeline in self.pipelines:
             hop = self._trainers.present.get(pipeline.slot)
             if hop is not None:

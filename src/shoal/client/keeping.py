@@ -26,6 +26,7 @@ from shoal.config.schema import Config
 from shoal.errors import RemoteProtocolError
 from shoal.events.stages import ServerLeaving, StageKept, StageNotKept, StageReleased
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.records import outcome_of, record_hash
@@ -74,7 +75,7 @@ class Keeping:
         self._to_fetch = Mailbox[int]()
         self._awaited: set[int] = set()
         self._going: set[PeerId] = set()
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     def state(self, stage: int, digest: str) -> OuterState | None:
         """Return what is kept of a stage, if it is the state of this record."""
@@ -104,10 +105,9 @@ class Keeping:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         self._leaving.pop(peer, None)
         self._going.discard(peer)
-        self._notify()
+        self._changed.notify()
 
     async def run(self) -> None:
         """Fetch what is to be kept, until cancelled."""
@@ -117,13 +117,9 @@ class Keeping:
                 await self._take_over(stage)
                 self._awaited.discard(stage)
                 self._answer_all(stage)
-                self._notify()
+                self._changed.notify()
 
     # -- parts
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
     def _leave(self, peer: PeerId, message: Leave) -> None:
         stage = message.stage

@@ -66,6 +66,10 @@ class Ledger:
         """Return the time of an event that happens now."""
         return self._clock.now_s()
 
+    def run_s(self) -> float:
+        """Return the time of the run, which stands still while it is paused."""
+        return self.totals.time.at_s(self._clock.now_s())
+
     def note(self, event: Event) -> None:
         """Something has happened.
 

@@ -21,6 +21,7 @@ class Progress:
         steps: committed steps of all trainers.
         loss_first: mean loss (nats) of the first step that was not skipped.
         eval_losses: mean held-out loss (nats), by the round of the record on which it was measured.
+        paused_s: how long users have paused the run between the first step and the last.
     """
 
     round: int = 0
@@ -34,6 +35,8 @@ class Progress:
     eval_losses: dict[int, float] = field(default_factory=dict[int, float])
     pipelines_max: int = 0
     trainers_max: int = 0
+    paused_s: float = 0.0
+    _pause_s: float = 0.0
     _eval_shares: dict[int, dict[int, ShareEvaluated]] = field(default_factory=dict[int, dict[int, ShareEvaluated]])
     _recent: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     _ring_bytes: dict[str, int] = field(default_factory=dict[str, int])
@@ -48,6 +51,9 @@ class Progress:
         self.last_step_at_s = event.at_s
         if self.first_step_at_s is None:
             self.first_step_at_s = event.at_s
+        else:
+            self.paused_s += self._pause_s
+        self._pause_s = 0.0
         if not event.skipped:
             if self.loss_first is None:
                 self.loss_first = event.loss
@@ -57,6 +63,10 @@ class Progress:
         window_s = max(RATE_WINDOW_S, 4 * event.duration_s)
         while self._recent and self._recent[0][0] < event.at_s - window_s:
             del self._recent[0]
+
+    def resumed(self, pause_s: float) -> None:
+        """A pause is over; it counts if another step follows."""
+        self._pause_s += pause_s
 
     def evaluated(self, event: ShareEvaluated, num_holdout: int) -> float | None:
         """Add one trainer's share; return the mean loss once the whole held-out set has been evaluated.
@@ -119,8 +129,8 @@ class Progress:
         return sum(n for _, n in list(self._recent)[1:]) / elapsed_s if elapsed_s > 0 else 0.0
 
     def mean_samples_per_s(self) -> float:
-        """Return the rate from the first committed step to the last, averaging rounds included."""
+        """Return the rate from the first committed step to the last, averaging rounds included, pauses left out."""
         if self.first_step_at_s is None or self.last_step_at_s is None or self.steps < 2:
             return 0.0
-        elapsed_s = self.last_step_at_s - self.first_step_at_s
+        elapsed_s = self.last_step_at_s - self.first_step_at_s - self.paused_s
         return self.samples * (self.steps - 1) / self.steps / elapsed_s if elapsed_s > 0 else 0.0

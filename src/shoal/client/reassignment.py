@@ -88,7 +88,6 @@ class Reassignment:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         self._machine.lost(peer)
 
     # -- orders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
@@ -16,10 +17,14 @@ from shoal.events.base import Event
 from shoal.events.run import RoundShared, ShareEvaluated, StepReported, TrainerFinished, TrainingDiverging
 from shoal.events.trainers import ReportOfStranger, TrainerWithoutPath
 from shoal.ids import PeerId
+from shoal.log import FloodGate
+from shoal.runtime.changes import Changes
 from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import EvalReport, Metrics, StepReport, TrainerDone, TrainerStuck
+from shoal.wire.messages.control import EvalReport, Metrics, PeerMetrics, StepReport, TrainerDone, TrainerStuck
+
+logger = logging.getLogger(__name__)
 
 _MONITOR_RESTS_S = 1.0
 """How long a monitor that was lost gets no numbers: it may be gone for good, and each number would dial it."""
@@ -30,6 +35,7 @@ class Reports:
 
     Attributes:
         shares: what each pipeline has trained in the round.
+        finished: notified when nothing more is expected of another slot.
     """
 
     def __init__(
@@ -52,19 +58,20 @@ class Reports:
             on_stuck: called when a trainer finds no complete path through the stages.
         """
         self.shares = Shares()
+        self.finished = Changes()
         self._endpoint = endpoint
         self._monitor = monitor.peer
         self._trainers = trainers
         self._swarm_numbers = swarm_numbers
         self._on_stuck = on_stuck
         self._ledger = ledger
+        self._gate = FloodGate(logger, clock)
         self.divergence = divergence
         self._clock = clock
         self._monitor_rests = Deadline.after(clock, 0.0)
         self._monitor_lost = anyio.Event()
         self._round = 0
         self._done: set[int] = set()
-        self._changed = anyio.Event()
         endpoint.introduce(monitor)
 
     def receive(self, event: Received) -> bool:
@@ -73,7 +80,7 @@ class Reports:
         if not isinstance(message, StepReport | EvalReport | TrainerDone | TrainerStuck):
             return False
         if self._trainers.slot_of(event.peer) != message.slot:
-            self._ledger.note(ReportOfStranger(event.peer, message.slot))
+            self._gate.emit(ReportOfStranger(event.peer, message.slot), event.peer)
             return True
         match message:
             case StepReport():
@@ -120,19 +127,14 @@ class Reports:
         if len(samples) > 1:
             self.post({f"share/{slot}": num / total for slot, num in samples.items()})
 
-    async def all_done(self, slots: frozenset[int]) -> None:
-        """Wait until these slots' trainers have done their steps, or are excused."""
-        while not slots <= self._done:
-            await self._changed.wait()
-
     def is_done(self, slot: int) -> bool:
-        """Return whether nothing more is expected of a slot in this round."""
+        """Return whether nothing more is expected of a slot in this round: its steps are done, or it is excused."""
         return slot in self._done
 
     def excuse(self, slot: int) -> None:
         """Expect nothing more of a slot in this round: it has no trainer."""
         self._done.add(slot)
-        self._notify()
+        self.finished.notify()
 
     def last_number(self, slot: int) -> int:
         """Return the number of the last step that a slot's trainers have reported; -1 before the first."""
@@ -142,6 +144,11 @@ class Reports:
         """Send numbers about the run to the monitor, if it is there."""
         if self._monitor_rests.expired():
             numbers = Metrics("client", self._endpoint.peer_id, self.progress.round, dict(values))
+            self._endpoint.post(self._monitor, numbers)
+
+    def pass_on(self, numbers: PeerMetrics) -> None:
+        """Send a peer's own numbers to the monitor, if it is there."""
+        if self._monitor_rests.expired():
             self._endpoint.post(self._monitor, numbers)
 
     async def follow(self, swarm_changed: Callable[[], Awaitable[object]]) -> None:
@@ -192,7 +199,6 @@ class Reports:
                 **self._swarm_numbers(),
             }
         )
-        self._notify()
 
     def _evaluated(self, report: EvalReport) -> None:
         losses = self.progress.eval_losses
@@ -205,7 +211,7 @@ class Reports:
     def _trainer_done(self, report: TrainerDone) -> None:
         generation = self._trainers.generations[report.slot]
         self._note(TrainerFinished(report.slot, generation, report.round, report.sent_bytes))
-        self._notify()
+        self.finished.notify()
 
     def _note(self, event: Event) -> None:
         self._ledger.note(event)
@@ -220,7 +226,3 @@ class Reports:
                 self._done.add(event.slot)
             case _:
                 pass
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()

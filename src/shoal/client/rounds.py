@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import write_round
+from shoal.client.boundary import BoundaryWatch
 from shoal.client.data_link import DataLink
 from shoal.client.diary import RoundPlan, Saved
 from shoal.client.divergence import Divergence
@@ -30,14 +31,12 @@ from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import inherit
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import TrainerPool
-from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.errors import ControlError
 from shoal.events.run import EvaluationIncomplete, RoundBegun, RoundRecorded, RoundSlow, RoundTakenUp, RunTakenOver
 from shoal.ids import PeerId
 from shoal.swarm.records import parameters_of
-from shoal.swarm.round_deadline import boundary_s
 from shoal.transport.base import Endpoint
 from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.control import Evaluation, StartRound
@@ -70,7 +69,6 @@ class RoundLoop:
         divergence: Divergence,
         data: DataLink,
         reassignment: Reassignment,
-        clock: Clock,
         ledger: Ledger,
         saved: Saved,
         save: Callable[[RoundPlan | None], None],
@@ -78,6 +76,7 @@ class RoundLoop:
         succeeds: bool = False,
         patient: bool = False,
         stages: StageWatch,
+        boundary: BoundaryWatch,
         before_close: Callable[[], Awaitable[None]],
     ) -> None:
         """Connect the parts; `run` does the work.
@@ -88,6 +87,7 @@ class RoundLoop:
             expected_servers: servers to wait for before the first round, for at most `servers_timeout_s`.
             succeeds: other hosts' clients have begun the run, and are gone.
             patient: wait for them, or for one complete pipeline if there are 0, however long it takes.
+            boundary: says when the trainers of a round are waited for no longer.
             before_close: returns when a round may be ended.
         """
         self._config = config
@@ -99,10 +99,9 @@ class RoundLoop:
         self._reports = reports
         self._takeover = takeover
         self._divergence = divergence
-        self._stages, self._before_close = stages, before_close
+        self._stages, self._boundary, self._before_close = stages, boundary, before_close
         self._data = data
         self._reassignment = reassignment
-        self._clock = clock
         self._ledger = ledger
         self._expected_servers = expected_servers
         self._succeeds = succeeds
@@ -144,6 +143,8 @@ class RoundLoop:
         try:
             await self._run()
         finally:
+            # A record that was committed from here on would be in no file, and nobody would hold the one before it.
+            self._coordinator.retire()
             standing = self._coordinator.standing
             if await write_last(standing, self._log_dir, self._ledger) and standing is not None:
                 self._note(standing, None)
@@ -233,7 +234,7 @@ class RoundLoop:
             self._ledger.note(EvaluationIncomplete(round - 1))
 
     async def _round(self, round: int, left: RoundPlan | None) -> None:
-        begun_s = self._clock.now_s() if left is None else left.begun_s
+        begun_s = self._ledger.run_s() if left is None else left.begun_s
         numbers = self._config.diloco.steps_of(round)
         await self._train(round, StepRange(numbers.start, numbers.stop) if left is None else left.steps, left)
         await self._close(round, begun_s)
@@ -266,17 +267,8 @@ class RoundLoop:
         idle = await self._adopt(left, slots) if left else frozenset[int]()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._takeover.run, slots, steps, go_on, idle)
-            await self._all_done(round, slots)
+            await self._boundary.reached(round, slots)
             tasks.cancel_scope.cancel()
-
-    async def _all_done(self, round: int, slots: frozenset[int]) -> None:
-        """Wait for the trainers until the deadline, which begins anew after each time in which no stage may train."""
-        while True:
-            with anyio.move_on_after(self._boundary_deadline_s(round)) as timer:
-                await self._reports.all_done(slots)
-            if not timer.cancelled_caught or not self._stages.missing:
-                return
-            await self._stages.complete()
 
     async def _adopt(self, plan: RoundPlan, slots: frozenset[int]) -> frozenset[int]:
         """Take over the trainers of a round that an earlier start of this client has begun.
@@ -304,7 +296,7 @@ class RoundLoop:
         sizes = len(self._homes.pipelines), len(self._trainers.present), len(self._homes.holders)
         self._ledger.note(RoundBegun(round, len(steps), *sizes))
         generations, self.base = dict(self._trainers.generations), self._coordinator.record_hash
-        self._save(RoundPlan(round, steps, self._homes.pipelines, generations, self._clock.now_s(), self._speeds))
+        self._save(RoundPlan(round, steps, self._homes.pipelines, generations, self._ledger.run_s(), self._speeds))
         if steps:
             self._data.plan(round, len(self._homes.pipelines), steps, self._speeds)
         for slot, share in enumerate(self._evaluation_shares(round - 1)):
@@ -346,7 +338,7 @@ class RoundLoop:
         """Write the record down and act on it.
 
         Args:
-            begun_s: when this client has begun the round; None: it has not.
+            begun_s: when this client has begun the round, in the time of the run; None: it has not.
 
         Raises:
             ControlError: too many rounds in a row have trained nothing.
@@ -379,7 +371,7 @@ class RoundLoop:
                 hashes=parameters_of(record),
                 trained=bool(record.samples or record.skipped),
                 sent_bytes=dict(outcome.sent_bytes),
-                duration_s=None if begun_s is None else self._clock.now_s() - begun_s,
+                duration_s=None if begun_s is None else self._ledger.run_s() - begun_s,
             )
         )
         if loss is not None:
@@ -392,9 +384,3 @@ class RoundLoop:
     def overtaken(self) -> None:
         """Another chain of records stands: its replicas are nothing for trainers that are in the round of this one."""
         self._homes.pipelines = ()
-
-    def _boundary_deadline_s(self, round: int) -> float | None:
-        run, is_last = self._config.run, round == self._config.diloco.outer_steps
-        # What a slow trainer has under way in the last round, nobody trains in a later one.
-        durations_s = () if is_last else self._ledger.totals.durations_s
-        return None if run.deterministic else boundary_s(durations_s, run.first_deadline_s)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+from shoal.client.pausing import Pausing
 from shoal.client.progress import RATE_WINDOW_S
 from shoal.client.reports import Reports
 from shoal.client.stage_watch import StageWatch
@@ -9,9 +12,32 @@ from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
+from shoal.control.peer_numbers import FRESH_S, PeerNumbers
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.control import MAX_STATE_CHARS, AskStatus, RunStatus
+from shoal.wire.messages.control import MAX_STATE_CHARS, AskStatus, RunStatus, ServerNumbers
+
+
+def numbers_of(peer: PeerId, values: Mapping[str, float], age_s: float) -> ServerNumbers:
+    """Return what is said of a server which has measured these values so long ago."""
+
+    def speed(name: str) -> float | None:
+        return values.get(name) if age_s < FRESH_S else None
+
+    def whole(name: str) -> int | None:
+        return int(values[name]) if name in values else None
+
+    return ServerNumbers(
+        peer=peer,
+        age_s=age_s,
+        steps=whole("step.committed"),
+        samples_per_s=speed("samples_per_s"),
+        busy=speed("busy"),
+        step_s=values.get("step.open_seconds/p50"),
+        sent_bytes=whole("transport.sent_bytes"),
+        received_bytes=whole("transport.received_bytes"),
+        memory_bytes=whole("process.memory_bytes"),
+    )
 
 
 class StatusAnswers:
@@ -24,7 +50,9 @@ class StatusAnswers:
         membership: Membership,
         reports: Reports,
         stages: StageWatch,
+        pausing: Pausing,
         trainers: TrainerPool,
+        numbers: PeerNumbers,
         clock: Clock,
     ) -> None:
         """Answer from these parts of the client."""
@@ -33,7 +61,9 @@ class StatusAnswers:
         self._membership = membership
         self._reports = reports
         self._stages = stages
+        self._pausing = pausing
         self._trainers = trainers
+        self._numbers = numbers
         self._clock = clock
 
     def receive(self, event: Received) -> bool:
@@ -65,13 +95,26 @@ class StatusAnswers:
             samples_per_s=progress.recent_samples_per_s() if is_recent else 0.0,
             last_step_s=last_step_s,
             trainers=tuple(sorted(self._trainers.present)),
+            servers=tuple(self._servers()),
+            paused=self._pausing.is_paused,
         )
+
+    def _servers(self) -> Iterator[ServerNumbers]:
+        view = self._membership.view
+        for peer in (each.peer for each in (*view.replicas, *view.candidates)):
+            heard_s = self._numbers.heard_s(peer)
+            if heard_s is not None:
+                age_s = max(0.0, self._clock.now_s() - heard_s)
+                yield numbers_of(peer, self._numbers.values(peer), age_s)
 
     def _state(self) -> str:
         missing = self._stages.missing or self._membership.view.missing_stages(self._num_stages)
         round = self._reports.progress.round
-        if missing:
-            waits = f"no server for stage{'s'[: len(missing) != 1]} {', '.join(map(str, missing))}"
+        waits = f"no server for stage{'s'[: len(missing) != 1]} {', '.join(map(str, missing))}" if missing else ""
+        if by := self._pausing.by:
+            paused = f"paused by {by} {f'in round {round}' if round else 'before the first round'}"
+            return f"{paused}; {waits}" if waits else paused
+        if waits:
             return f"stopped in round {round}: {waits}" if round else f"waiting for servers: {waits}"
         if not round:
             return "starting: the first round has not begun"

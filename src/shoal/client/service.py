@@ -32,7 +32,14 @@ from shoal.identity import Identity, swarm_authority
 from shoal.model.meta import units_of
 from shoal.quant.coverage import require_matches
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import ClientLeaving, RoleReady, RunSummary, StartDataServer, UserNotice
+from shoal.runtime.launcher_messages import (
+    ClientLeaving,
+    RoleReady,
+    RunSummary,
+    RunUnwanted,
+    StartDataServer,
+    UserNotice,
+)
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
 from shoal.transport.base import Endpoint
@@ -174,6 +181,7 @@ def _build(
         patient=spec.patient,
         notice=notice,
         on_turn=on_turn,
+        unwanted=lambda: control.tell(RunUnwanted()),
     )
 
 

@@ -37,7 +37,6 @@ class Shares:
     """The pipelines of the round, with what each has trained."""
 
     def __init__(self) -> None:
-        """Know of no pipeline."""
         self._paths: dict[int, tuple[PeerId, ...]] = {}
         self._speeds: dict[tuple[PeerId, ...], Speed] = {}
         self._samples = Counter[int]()

@@ -21,6 +21,7 @@ from shoal.events.stages import (
     TrainingStopped,
     TrainingWaits,
 )
+from shoal.runtime.changes import Changes
 from shoal.swarm.round_effects import ChainLeft, Restored, Stuck
 
 REPEAT_S = 30.0
@@ -32,6 +33,7 @@ class StageWatch:
 
     Attributes:
         missing: stages that have no server now.
+        changed: notified when these are others.
     """
 
     def __init__(self, ledger: Ledger, *, repeat_s: float = REPEAT_S) -> None:
@@ -43,7 +45,7 @@ class StageWatch:
         self.missing: tuple[int, ...] = ()
         self._ledger = ledger
         self._repeat_s = repeat_s
-        self._changed = anyio.Event()
+        self.changed = Changes()
         self._since_s = 0.0
 
     def take(self, event: CoordinatorEvent) -> None:
@@ -61,18 +63,18 @@ class StageWatch:
     async def incomplete(self) -> None:
         """Wait until some stage is served by nobody."""
         while not self.missing:
-            await self._changed.wait()
+            await self.changed.wait()
 
     async def complete(self) -> None:
         """Wait until every stage is served."""
         while self.missing:
-            await self._changed.wait()
+            await self.changed.wait()
 
     async def run(self) -> None:
         """Say now and then what training waits for, until cancelled."""
         while True:
             await self.incomplete()
-            changed = self._changed
+            changed = self.changed.coming
             with anyio.move_on_after(self._repeat_s) as timer:
                 await changed.wait()
             if timer.cancelled_caught:
@@ -89,8 +91,7 @@ class StageWatch:
         else:
             # It stands as it stood; only what it waits for is another.
             self._ledger.note(TrainingWaits(self.missing))
-        self._changed.set()
-        self._changed = anyio.Event()
+        self.changed.notify()
 
     def _restore(self, event: Restored) -> None:
         basis, in_round = event.basis, event.round + 1

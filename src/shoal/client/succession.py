@@ -29,6 +29,7 @@ from shoal.control.run_question import ANSWER_WITHIN_S, ASK_AGAIN_S, peers_to_as
 from shoal.errors import ControlError
 from shoal.events.run import ClientWaits, RunEnded
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
 from shoal.swarm.client_order import ClientOrder
 from shoal.swarm.records import GENERATIONS_APART, parameters_of, used_samples
 from shoal.transport.base import Endpoint, Received
@@ -61,7 +62,7 @@ class Succession:
         self._clock = clock
         self._ledger = ledger
         self._order = ClientOrder(endpoint.peer_id)
-        self._changed = anyio.Event()
+        self._changed = Changes()
         self._over: tuple[str, bool] | None = None
         self._announcer: PeerId | None = None
         # Of servers: which client each has said that it is connected with; who has not answered yet, and since when.
@@ -78,20 +79,20 @@ class Succession:
             return self._end.receive(event)
         self._told[event.peer] = event.message.client
         self._asked.discard(event.peer)
-        self._notify()
+        self._changed.notify()
         return True
 
     def peer_up(self, peer: PeerId) -> None:
         """A connection stands."""
         self._order.up(peer)
-        self._notify()
+        self._changed.notify()
 
     def peer_lost(self, peer: PeerId) -> None:
         """A connection has ended, or could not be made."""
         self._told.pop(peer, None)
         self._asked.discard(peer)
         self._order.lost(peer, self._clock.now_s())
-        self._notify()
+        self._changed.notify()
 
     async def turn(self) -> bool:
         """Wait, however long, until no client before this one can be reached; returns False if the run ends before.
@@ -108,7 +109,7 @@ class Succession:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_view)
             while self._over is None:
-                changed, now_s = self._changed, self._clock.now_s()
+                changed, now_s = self._changed.coming, self._clock.now_s()
                 self._look(now_s)
                 if self._order.is_turn(now_s) and self._has_no_client(now_s):
                     tasks.cancel_scope.cancel()
@@ -171,15 +172,11 @@ class Succession:
     async def _follow_view(self) -> None:
         while True:
             await self._membership.changed()
-            self._notify()
+            self._changed.notify()
 
     def _run_over(self, reason: str, ended_well: bool) -> None:
         self._over = (reason, ended_well)
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
 
 async def inherit(leading: Leading, log_dir: Path, trainers: TrainerPool, data: DataLink) -> dict[int, str]:

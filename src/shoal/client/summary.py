@@ -22,6 +22,7 @@ def build_summary(
     config: Config,
     run_id: str,
     totals: RunTotals,
+    paused_s: float,
     audit: Audit,
     name_of: Callable[[PeerId], str],
     model: ModelLeft,
@@ -33,6 +34,7 @@ def build_summary(
     had used until then. Duplicates and missing samples count over the whole run.
 
     Args:
+        paused_s: how long users have paused the run.
         audit: computed from the step logs, so duplicates and missing samples do not depend on lease counters.
     """
     progress = totals.progress
@@ -63,6 +65,7 @@ def build_summary(
         "eval_losses": {str(base_round): progress.eval_losses[base_round] for base_round in evaluated},
         "samples_per_s": round(progress.mean_samples_per_s(), 3),
         "seconds_to_first_step": totals.seconds_to_first_step,
+        "seconds_paused": round(paused_s, 3),
         "bytes_sent": {str(traffic): progress.sent_bytes.get(str(traffic), 0) for traffic in Traffic},
         "hashes": {str(stage): digest for stage, digest in sorted(totals.hashes.items())},
         "steps_lost": {str(stage): lost for stage, lost in sorted(audit.steps_lost.items())},

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from shoal.swarm.view import SwarmView
 
 
-def swarm_numbers(view: SwarmView, num_stages: int, num_pipelines: int, num_trainers: int) -> Mapping[str, float]:
+def swarm_numbers(
+    view: SwarmView, num_stages: int, num_pipelines: int, num_trainers: int, *, is_paused: bool
+) -> Mapping[str, float]:
     """Return the numbers of the swarm as it is now, by name as in `monitor.status.Status`.
 
     Args:
@@ -20,5 +22,6 @@ def swarm_numbers(view: SwarmView, num_stages: int, num_pipelines: int, num_trai
         # The data server and the trainers announce themselves to nobody but this client.
         "alive_peers": float(view.num_peers + num_trainers + 1),
         "missing_stages": float(len(view.missing_stages(num_stages))),
+        "paused": float(is_paused),
         **{f"replicas/{stage}": float(number) for stage, number in enumerate(replicas)},
     }

@@ -39,7 +39,6 @@ class Takeover:
     def __init__(
         self, *, trainers: TrainerPool, reports: Reports, fencing: Fencing, data: DataLink, ledger: Ledger
     ) -> None:
-        """Connect the parts."""
         self._trainers = trainers
         self._reports = reports
         self._fencing = fencing

@@ -20,6 +20,8 @@ from shoal.events.run import (
     RoundBegun,
     RoundRecorded,
     RunLaunched,
+    RunPaused,
+    RunResumed,
     RunTakenOver,
     ShareEvaluated,
     StepReported,
@@ -28,6 +30,7 @@ from shoal.events.run import (
 from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
 from shoal.ids import PeerId
 from shoal.swarm.incidents import Incidents
+from shoal.swarm.round_boundary import RunTime
 
 THIS_CLIENT = PeerId("")
 """Where the client's own counters are among those of its peers."""
@@ -73,18 +76,22 @@ class RunTotals:
     """The totals of one run, as one client knows them.
 
     Attributes:
+        time: of the run, which a user can pause.
+        paused_by: whoever has paused it last.
         launched_s: when the run was launched, in monotonic seconds; None before its client has started.
         num_train: samples of a pass.
         num_holdout: size of the held-out set; 0 until the data server has said it.
         rounds: records committed by this client.
         num_replicas: replicas that took part at most, all stages together.
         idle_rounds: how many of the last rounds have trained nothing.
-        durations_s: of the rounds that this client has begun.
+        durations_s: of the rounds that this client has begun, without their pauses.
         hashes: of each stage's outer parameters after the last record.
         last_numbers: the last step that each slot has reported.
         servers_moved: how many servers have come to another stage.
     """
 
+    time: RunTime = field(default_factory=RunTime)
+    paused_by: str = ""
     launched_s: float | None = None
     num_train: int = 0
     num_holdout: int = 0
@@ -136,6 +143,12 @@ class RunTotals:
                 self._recorded(event)
             case RunTakenOver():
                 self._taken_over(event)
+            case RunPaused():
+                self.time.pause(event.at_s)
+                self.paused_by = event.by
+            case RunResumed():
+                self.progress.resumed(self.time.pause_s(event.at_s))
+                self.time.resume(event.at_s)
             case MoveEnded():
                 self.servers_moved += event.from_stage != event.to_stage
             case StageBeganAnew() | StageStands():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
@@ -12,10 +13,14 @@ from shoal.errors import ControlError
 from shoal.events.losses import TrainerReady
 from shoal.events.trainers import TrainersSilent, TrainerStale
 from shoal.ids import PeerId
+from shoal.log import FloodGate
+from shoal.runtime.changes import Changes
 from shoal.runtime.launcher_messages import LauncherRequest, Reply, StartTrainer
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import TrainerHello
+
+logger = logging.getLogger(__name__)
 
 
 class Launcher(Protocol):
@@ -50,12 +55,13 @@ class TrainerPool:
         self._launcher = launcher
         self._ledger = ledger
         self._start_timeout_s = start_timeout_s
+        self._gate = FloodGate(logger)
         self._hops: dict[int, Hop] = {}
         self._generations: dict[int, int] = {}
         self._arrived: dict[int, int] = {}
         self._booting: set[int] = set()
         self._rounds: dict[int, int] = {}
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     @property
     def present(self) -> Mapping[int, Hop]:
@@ -94,7 +100,7 @@ class TrainerPool:
         self._above = max(self._above, above)
         self._hops.clear()
         self._booting.clear()
-        self._notify()
+        self._changed.notify()
 
     async def returned(self, timeout_s: float) -> None:
         """Wait until the trainers that were adopted have said hello, or are not waited for any longer."""
@@ -110,7 +116,7 @@ class TrainerPool:
         if not isinstance(hello, TrainerHello):
             return False
         if hello.generation != self._generations.get(hello.slot) or hello.hop.peer != event.peer:
-            self._ledger.note(TrainerStale(event.peer, hello.slot, hello.generation))
+            self._gate.emit(TrainerStale(event.peer, hello.slot, hello.generation), event.peer)
             return True
         self._endpoint.introduce(hello.hop)
         self._hops[hello.slot] = hello.hop
@@ -118,7 +124,7 @@ class TrainerPool:
         self._rounds[hello.slot] = hello.round
         self._booting.discard(hello.slot)
         self._ledger.note(TrainerReady(hello.slot, hello.generation, self._ledger.now_s()))
-        self._notify()
+        self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -126,7 +132,7 @@ class TrainerPool:
         slot = self.slot_of(peer)
         if slot is not None:
             del self._hops[slot]
-            self._notify()
+            self._changed.notify()
 
     async def ensure(self, num_slots: int) -> None:
         """Start the trainers that slots 0..num_slots-1 lack, and wait until they have said hello.
@@ -186,7 +192,3 @@ class TrainerPool:
 
     def _silent(self, slots: list[int]) -> list[int]:
         return [slot for slot in slots if self._arrived.get(slot) != self._generations[slot]]
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()

@@ -57,7 +57,6 @@ class Watch:
         self._ended: PeerLost | None = None
 
     def receive(self, event: Received) -> bool:
-        """See `transport.dispatch.Handler`."""
         return False
 
     def connection_ended(self, lost: PeerLost) -> None:
@@ -88,17 +87,15 @@ class Watch:
             slots: of the round in which the client was.
         """
         at_s = (self._ledger.totals.launched_s or 0.0) + lost.at_s
-        key = str(lost.index) if lost.role == "trainer" else lost.peer or ""
-        # Of the client's own end nobody else tells.
-        if self._incidents.is_known(lost.role, key, at_s, 0.0 if lost.role == "client" else SAME_LOSS_S):
-            return
         who = f"the {lost.role.replace('_', ' ')}"
         if lost.role == "trainer":
             who, slots = f"trainer {lost.index}", (lost.index,)
         if lost.peer is not None:
             who, slots = self._name_of(lost.peer), tuple(self._slots_of_replica(lost.peer))
-        peer = lost.peer or PeerId("")
-        self._ledger.note(LossFound(lost.role, who, slots, at_s, self._ledger.now_s(), peer))
+        found = LossFound(lost.role, who, slots, at_s, self._ledger.now_s(), lost.peer or PeerId(""))
+        # Of the client's own end nobody else tells.
+        if not self._incidents.is_known(found, within_s=0.0 if lost.role == "client" else SAME_LOSS_S):
+            self._ledger.note(found)
 
     def found(self, peer: PeerId) -> None:
         """There is a connection with a peer."""

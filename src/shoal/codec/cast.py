@@ -53,7 +53,6 @@ class CastCodec:
         return encoded_N.to(torch.float32) if out_N is None else out_N.copy_(encoded_N)
 
     def rounded(self, values_N: Tensor) -> Tensor:
-        """See `Codec.rounded`."""
         return self.decode(self.encode(values_N).tensors)
 
 

@@ -19,7 +19,6 @@ class PlainCodec:
     is_elementwise: ClassVar[bool] = True
 
     def wire_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-        """See `Codec.wire_dtypes`."""
         return (dtype,)
 
     def initial_state(self, num_elements: int) -> CodecState:
@@ -27,16 +26,13 @@ class PlainCodec:
         return NO_STATE
 
     def encode(self, values_N: Tensor, state: CodecState = NO_STATE) -> Encoded:
-        """See `Codec.encode`."""
         return Encoded((values_N,))
 
     def decode(self, tensors: tuple[Tensor, ...], out_N: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`."""
         [values_N] = tensors
         return values_N if out_N is None else out_N.copy_(values_N)
 
     def rounded(self, values_N: Tensor) -> Tensor:
-        """See `Codec.rounded`."""
         return values_N
 
 

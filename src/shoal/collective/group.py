@@ -35,10 +35,8 @@ class Group:
     different numbers, and the same numbers, sizes, dtypes, codecs and reductions on all members.
 
     Args:
-        endpoint: Sends to the other members.
         members: In ring order, this endpoint's peer among them, each once.
         tag: The same on all members, and that of no other group.
-        inbox: Takes what they send.
         compute: Where large sums are formed, so that the event loop is not held up.
         memory: Where the vectors are that neighbours on the same host may read; without it everything is sent.
         segment_bytes: How much travels in one frame; the same on all members.

@@ -103,7 +103,6 @@ class Arrivals:
     """What comes for the operations of one group.
 
     Args:
-        members: Of the group.
         take: Returns what has come for an operation before it began.
     """
 

@@ -86,7 +86,6 @@ class GroupOperation:
     """One member's end of one operation.
 
     Args:
-        endpoint: Sends to the other members.
         tag: Of the group; on every part.
         members: In ring order, this endpoint's peer among them, each once.
         vectors: Each with what is to be done with it; the same numbers, sizes, dtypes, codecs, reductions and plans on

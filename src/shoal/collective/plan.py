@@ -59,7 +59,6 @@ def choose_collective(num_bytes: int, num_members: int) -> Collective:
 
     Args:
         num_bytes: Size of the vector in its own dtype.
-        num_members: Of the group.
     """
     if num_bytes > SMALL_BYTES:
         return Collective.RING

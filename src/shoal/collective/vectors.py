@@ -71,7 +71,6 @@ class RingVector:
         """Combine the own piece with a child's, in place, because the sum replaces the contribution.
 
         Args:
-            elements: Which piece.
             received_n: The child's.
             is_root: The sum is complete now: it becomes what everybody gets.
             is_encoded: As it travels; if not, it is the child's own, from its memory.

@@ -48,3 +48,6 @@ def split_list(value: object) -> object:
             flat.extend(cast(list[object], parts) if isinstance(parts, list) else [parts])
         return flat
     return value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(split_list)]

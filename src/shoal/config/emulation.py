@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from pydantic import Field, field_validator
 
-from shoal.config.base import NonNegativeFloat, Section, split_list
+from shoal.config.base import NonNegativeFloat, Section, Words
 
 POINTS: Final = {
     "server": ("forward", "backward", "prepared", "commit", "ring", "staged", "record", "fetch", "donate"),
@@ -75,22 +75,17 @@ class EmulationConfig(Section):
         description="The least time of each forward and each backward of a stage: what computing leaves of it is "
         "waited for, so that many slow devices fit on few cores. 0: as fast as the device is.",
     )
-    sample_s: tuple[str, ...] = Field(
+    sample_s: Words = Field(
         default=(),
         description="Servers of this host whose forwards last so long for each sample, as those of machines of "
         "different speed do; each SERVER=SECONDS, and SERVER=SECONDS#OPERATION from that operation of it on, as in "
         "0=0.0025 1=0.01 1=0.0025#350. call_s does not count for them. benchmarks/shares.py measures with it.",
     )
-    deaths: tuple[str, ...] = Field(
+    deaths: Words = Field(
         default=(),
         description="Processes of this host that kill themselves, each ROLE:INDEX@POINT#NUMBER, as in "
         "server:1@commit#120: in which step, or at the end of which round. benchmarks/faults.py measures with it.",
     )
-
-    @field_validator("deaths", "sample_s", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return split_list(value)
 
     @field_validator("deaths")
     @classmethod

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from shoal.config.base import ByteSize, PositiveFloat, PositiveInt, Section, split_list
+from shoal.config.base import ByteSize, PositiveFloat, PositiveInt, Section, Words
 from shoal.config.per_server import split_values
 
 MAX_PORT: Final = 65535
@@ -23,17 +23,17 @@ Niceness = Annotated[int, Field(ge=0, le=19)]
 class NetworkConfig(Section):
     """How the peers find each other."""
 
-    initial_peers: tuple[str, ...] = Field(
+    initial_peers: Words = Field(
         default=(),
         description="Addresses of peers to join (/ip4/.../tcp/.../p2p/...): a list, a JSON list, text with commas or "
         "spaces, or @file. Empty: start a new swarm.",
     )
-    host_maddrs: tuple[str, ...] = Field(
+    host_maddrs: Words = Field(
         default=("/ip4/0.0.0.0/tcp/0",),
         description="Addresses to listen on for the DHT. Port 0 takes any free port; after a fixed one, the host's "
         "second role takes the next. A run on one machine listens on the loopback interface unless this is set.",
     )
-    announce_maddrs: tuple[str, ...] = Field(
+    announce_maddrs: Words = Field(
         default=(),
         description="Addresses to tell other peers, where they differ (port forwarding); they need fixed ports.",
     )
@@ -80,11 +80,6 @@ class NetworkConfig(Section):
     bootstrap_timeout_s: PositiveFloat = Field(
         default=20.0, description="A peer that reaches none of its initial peers for so long gives up (exit code 2)."
     )
-
-    @field_validator("initial_peers", "host_maddrs", "announce_maddrs", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return split_list(value)
 
     @field_validator("initial_peers", "host_maddrs", "announce_maddrs")
     @classmethod

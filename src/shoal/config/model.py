@@ -24,6 +24,11 @@ class ModelConfig(Section):
     hidden_size: PositiveInt = Field(default=128, description="Width of the residual stream (gpt).")
     num_heads: PositiveInt = Field(default=4, description="Attention heads; divides hidden_size (gpt).")
     mlp_ratio: PositiveInt = Field(default=4, description="Width of the feed-forward part over hidden_size (gpt).")
+    activation: Literal["gelu", "gelu_new"] = Field(
+        default="gelu",
+        description='In the feed-forward part: "gelu", or "gelu_new", its approximation by tanh, as in OpenAI\'s GPT-2 '
+        "(gpt).",
+    )
     dropout: Fraction = Field(default=0.0, description="Share of activations set to zero while training (gpt).")
     vocab_size: PositiveInt = Field(default=256, description="Distinct tokens; text is bytes (gpt).")
     num_classes: PositiveInt = Field(default=10, description="Classes of the images (resnets).")

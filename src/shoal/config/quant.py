@@ -16,12 +16,24 @@ class QuantScheme(Section):
     signed: bool = Field(default=True, description="Whether values below zero are representable.")
 
 
-def _off(value: object) -> object:
-    """YAML reads the word `off` as false."""
-    return "off" if value is False else value
+class _QuantSection(Section):
+    """What is true of the schemes wherever they are given."""
+
+    @field_validator("weight_quant", "activation_quant", mode="before", check_fields=False)
+    @classmethod
+    def _accept_yaml_off(cls, value: object) -> object:
+        # YAML reads the word `off` as false.
+        return "off" if value is False else value
+
+    @field_validator("activation_quant", check_fields=False)
+    @classmethod
+    def _refuse_channels(cls, value: QuantScheme | Literal["off"] | None) -> QuantScheme | Literal["off"] | None:
+        if isinstance(value, QuantScheme) and value.per_channel:
+            raise ValueError("per_channel is for weights only; remove it from activation_quant")
+        return value
 
 
-class QuantBase(Section):
+class QuantBase(_QuantSection):
     """What holds for every module that no rule says otherwise about."""
 
     weight_quant: QuantScheme | Literal["off"] = Field(default=QuantScheme(), description='Weights; "off": not at all.')
@@ -29,20 +41,8 @@ class QuantBase(Section):
         default=QuantScheme(), description='Inputs of a module; "off": not at all.'
     )
 
-    @field_validator("weight_quant", "activation_quant", mode="before")
-    @classmethod
-    def _accept_yaml_off(cls, value: object) -> object:
-        return _off(value)
 
-    @field_validator("activation_quant")
-    @classmethod
-    def _refuse_channels(cls, value: QuantScheme | Literal["off"]) -> QuantScheme | Literal["off"]:
-        if value != "off" and value.per_channel:
-            raise ValueError("per_channel is for weights only; remove it from activation_quant")
-        return value
-
-
-class QuantRule(Section):
+class QuantRule(_QuantSection):
     """An exception for some modules: all conditions that are given must hold, and it must match a module.
 
     Of several that match, the more specific one wins: a longer path pattern before a shorter one, a path before a type,
@@ -56,18 +56,6 @@ class QuantRule(Section):
     stages: tuple[int, ...] = Field(default=(), description="Stages; empty: any.")
     weight_quant: QuantScheme | Literal["off"] | None = Field(default=None, description="null: as in base.")
     activation_quant: QuantScheme | Literal["off"] | None = Field(default=None, description="null: as in base.")
-
-    @field_validator("weight_quant", "activation_quant", mode="before")
-    @classmethod
-    def _accept_yaml_off(cls, value: object) -> object:
-        return _off(value)
-
-    @field_validator("activation_quant")
-    @classmethod
-    def _refuse_channels(cls, value: QuantScheme | Literal["off"] | None) -> QuantScheme | Literal["off"] | None:
-        if isinstance(value, QuantScheme) and value.per_channel:
-            raise ValueError("per_channel is for weights only; remove it from activation_quant")
-        return value
 
 
 class QuantConfig(Section):

@@ -1,8 +1,6 @@
-"""Each role's counters on their way out: to the client while the role runs and when it ends, then into its own log.
+"""What each role measures on its way out: to the client while the role runs and when it ends, then into its own log.
 
-A report is a `Metrics` message whose names begin with `COUNTERS`: the values only grow, and the client sums them up
-over its peers. Nothing is sent while nothing has changed. At the end of a run, when roles still run that have counted
-more since their last report, the client asks (`transport.dispatch`).
+At the end of a run the client asks the roles that still run for what they have counted since (`transport.dispatch`).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from shoal.events.base import emit
 from shoal.events.links import RoleCounters, RoleLinks
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
-from shoal.transport.dispatch import counters_of
+from shoal.transport.dispatch import measured
 from shoal.wire.messages.base import Hop
 
 logger = logging.getLogger(__name__)
@@ -31,24 +29,20 @@ INTERVAL_S = 2.0
 async def counters_reported(
     endpoint: Endpoint, role: str, client: Callable[[], Hop | None], clock: Clock
 ) -> AsyncGenerator[None]:
-    """Report this process's counters while the context is open and when it is left, and log them then.
+    """Report what this process measures while the context is open and when it is left, and log its counters then.
 
     Args:
-        endpoint: its registry holds all that the process counts.
+        endpoint: its registry holds all that the process measures.
         client: returns where the run's client is; None while that is not known. Only dialling needs the address.
     """
 
-    told: dict[str, int] = {}
-
     def report() -> None:
-        nonlocal told
-        to, counts = client(), endpoint.metrics.counts()
-        if to is None or counts == told:
+        to = client()
+        if to is None:
             return
-        told = counts
         if to.addresses:
             endpoint.introduce(to)
-        endpoint.post(to.peer, counters_of(endpoint, role))
+        endpoint.post(to.peer, measured(endpoint, role))
 
     async def report_on() -> None:
         while True:

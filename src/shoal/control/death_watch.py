@@ -26,7 +26,6 @@ class DeathWatch:
     """Sees every message before the others do."""
 
     def __init__(self, points: DeathPoints) -> None:
-        """Watch for these."""
         self._points = points
         self._round = 0
 

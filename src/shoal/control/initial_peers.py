@@ -80,10 +80,6 @@ async def require_reachable(
 ) -> None:
     """Return if the swarm may be joined at one of the initial peers, and say what is wrong with the others.
 
-    Args:
-        say: shows the user one line.
-        patience_s: how long to try again.
-
     Raises:
         BootstrapError: the swarm can be joined at none of them. The message says why and what to do, for each.
     """

@@ -19,7 +19,6 @@ class LostPeers:
     """Remembers the peers of one node by their names."""
 
     def __init__(self) -> None:
-        """Know nobody."""
         # The time of the next question and the pause after it; None while the peer is present. The newest come last.
         self._known: dict[str, tuple[float, float] | None] = {}
 

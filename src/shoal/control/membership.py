@@ -19,6 +19,7 @@ from shoal.control.view_builder import build_view, label_of
 from shoal.events.registry import PeerOtherVersion
 from shoal.ids import PeerId
 from shoal.log import FloodGate
+from shoal.runtime.changes import Changes
 from shoal.swarm.view import PeerLabel, SwarmView
 from shoal.wire.handshake import version_misfit
 
@@ -32,13 +33,12 @@ class Membership:
     """An observable `SwarmView`."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start with an empty view."""
         self._clock = clock
         self._records: dict[tuple[PeerId, str], VerifiedRecord] = {}
         self._lost: dict[PeerId, int] = {}
         self._view = SwarmView()
         self._labels: dict[PeerId, PeerLabel] = {}
-        self._changed = anyio.Event()
+        self._changed = Changes()
         self._other_versions: dict[PeerId, int] = {}
         self._gate = FloodGate(logger, clock)
         self._num_eager = 0
@@ -148,8 +148,7 @@ class Membership:
         view = build_view(believed, self._labels)
         if view != self._view:
             self._view = view
-            self._changed.set()
-            self._changed = anyio.Event()
+            self._changed.notify()
 
 
 def sequence_at(unix_s: float) -> int:

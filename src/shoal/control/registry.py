@@ -36,6 +36,7 @@ from shoal.events.registry import (
     RegistryStoreRefused,
 )
 from shoal.identity import Identity
+from shoal.log import FloodGate
 from shoal.swarm.view import SwarmView
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class Registry:
         self._wake = anyio.Event()
         self._sequence = 0
         self._last_expiry_unix_s: dict[str, float] = {}
+        self._gate = FloodGate(logger, clock)
 
     @property
     def clock_difference_s(self) -> float | None:
@@ -197,7 +199,7 @@ class Registry:
         stored = await self._store.store(topic, value, expires_unix_s)
         if not stored:
             # It is tried again soon, and a neighbour may have it: nobody has to do anything.
-            emit(logger, RegistryStoreRefused(topic))
+            self._gate.emit(RegistryStoreRefused(topic), topic)
         return stored
 
     async def _watch(self) -> None:

@@ -64,7 +64,6 @@ class RunTeller:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         self.askers.discard(peer)
 
 

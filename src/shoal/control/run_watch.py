@@ -14,6 +14,7 @@ from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
 from shoal.control.run_question import ASK_AGAIN_S
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.control import AskRun, TellRun
 
@@ -37,7 +38,7 @@ class RunWatch:
         self._endpoint = endpoint
         self._membership = membership
         self._clock = clock
-        self._changed = anyio.Event()
+        self._changed = Changes()
         self._asked_at_s: dict[PeerId, float] = {}
         self._end = RunEndListener(run_id, lambda: membership.view, self._run_over, lambda: self.client)
 
@@ -51,14 +52,13 @@ class RunWatch:
             return self._end.receive(event)
         if event.message.client == event.peer and self.client is None:
             self.client = event.peer
-            self._notify()
+            self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         if peer == self.client:
             self.client = None
-            self._notify()
+            self._changed.notify()
 
     async def changed(self) -> None:
         """Wait until the client is found or lost, the registry says something else, or the run is over."""
@@ -69,7 +69,7 @@ class RunWatch:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_view)
             while True:
-                changed = self._changed
+                changed = self._changed.coming
                 self._ask()
                 with anyio.move_on_after(ASK_AGAIN_S if self.client is None else None):
                     await changed.wait()
@@ -87,12 +87,8 @@ class RunWatch:
     async def _follow_view(self) -> None:
         while True:
             await self._membership.changed()
-            self._notify()
+            self._changed.notify()
 
     def _run_over(self, reason: str, ended_well: bool) -> None:
         self.over = (reason, ended_well)
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from shoal.control.peer_numbers import FRESH_S
 from shoal.ids import PeerId
-from shoal.swarm.view import NO_BASE, ClientPeer, Replica, SwarmView, network_host, network_places
+from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, Replica, SwarmView, network_host, network_places
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus
 
@@ -22,7 +23,9 @@ SCHEMA_VERSION: Final = 1
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A server: what it is called, where it is, and what it does: serving, joining, undialled or waiting for a stage.
 
-    `held_round` is the newest round whose record it holds, -1 while it holds none.
+    `held_round` is the newest round whose record it holds, -1 while it holds none. What follows it has measured since
+    its process was started, `age_s` ago; null is not known. `busy` is the share of the last seconds in which its device
+    has worked, `step_s` the median of how long a step was open there; speeds that are old are null.
     """
 
     peer: str
@@ -31,6 +34,14 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     held_round: int
     problem: str = ""
+    age_s: float | None = None
+    steps: int | None = None
+    samples_per_s: float | None = None
+    busy: float | None = None
+    step_s: float | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    memory_bytes: int | None = None
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +76,7 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     eval_loss: float | None = None
     samples_per_s: float | None = None
     last_step_s: float | None = None
+    paused: bool | None = None
     client: ClientStatus | None = None
     trainers: tuple[int, ...] | None = None
     stages: tuple[StageStatus, ...]
@@ -88,28 +100,22 @@ def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem
         raise ValueError("the registry announces no run")
     client = _client_of(view)
     undialled = {} if client is None else dict(client.undialled)
+    known = {} if answer is None else msgspec.structs.asdict(answer)
+    numbers = {each.peer: msgspec.structs.asdict(each) for each in known.pop("servers", ())}
+    known["state"] = _state(view, client, answer)
     stages = tuple(
-        StageStatus(stage=stage, replicas=tuple(_server(replica, view, undialled) for replica in view.by_stage(stage)))
+        StageStatus(
+            stage=stage,
+            replicas=tuple(_server(replica, view, undialled, numbers) for replica in view.by_stage(stage)),
+        )
         for stage in range(run.num_stages)
     )
-    known = {} if answer is None else msgspec.structs.asdict(answer)
-    known["state"] = _state(view, client, answer)
     return SwarmStatus(
         experiment_prefix=prefix,
         run=run.run_id,
         client=None if client is None else _client(client, view.name_of(client.peer), answer, problem),
         stages=stages,
-        waiting_servers=tuple(
-            ServerStatus(
-                peer=each.peer,
-                name=view.name_of(each.peer),
-                host=_host(each.hop),
-                state="undialled" if each.peer in undialled else "waiting for a stage",
-                held_round=NO_BASE,
-                problem=undialled.get(each.peer, ""),
-            )
-            for each in view.candidates
-        ),
+        waiting_servers=tuple(_server(each, view, undialled, numbers) for each in view.candidates),
         **known,
     )
 
@@ -125,8 +131,10 @@ def lines_of(status: SwarmStatus) -> Iterator[str]:
         numbers += [] if status.last_step_s is None else [f"last step {status.last_step_s:.0f} s ago"]
         yield "  ".join(numbers)
     for stage in status.stages:
-        told = [_told(server) for server in stage.replicas]
-        yield f"stage {stage.stage}  " + ("  ".join(told) or "no server")
+        title = f"stage {stage.stage}  "
+        first, *others = [_told(server) for server in stage.replicas] or ["no server"]
+        yield title + first
+        yield from (" " * len(title) + other for other in others)
     for server in status.waiting_servers:
         yield f"without a stage  {_told(server)}"
     if status.trainers is not None:
@@ -139,7 +147,27 @@ def lines_of(status: SwarmStatus) -> Iterator[str]:
 
 def _told(server: ServerStatus) -> str:
     reason = f" ({server.problem})" if server.problem else ""
-    return f"{server.name} ({server.host}) {server.state}{reason}"
+    return "  ".join((f"{server.name} ({server.host}) {server.state}{reason}", *_numbers(server)))
+
+
+def _numbers(server: ServerStatus) -> Iterator[str]:
+    if server.age_s is not None and server.age_s >= FRESH_S:
+        yield f"{server.age_s:.0f} s ago:"
+    if server.steps is not None:
+        yield f"{server.steps:,} steps"
+    if server.samples_per_s is not None:
+        yield f"{server.samples_per_s:,.1f} samples/s"
+    if server.busy is not None:
+        yield f"busy {server.busy:.0%}"
+    if server.step_s is not None:
+        yield f"{server.step_s:.3g} s a step"
+    for name, size_bytes in (
+        ("sent", server.sent_bytes),
+        ("received", server.received_bytes),
+        ("memory", server.memory_bytes),
+    ):
+        if size_bytes is not None:
+            yield f"{name} {size_bytes / 2**20:,.0f} MiB"
 
 
 def _client_of(view: SwarmView) -> ClientPeer | None:
@@ -156,17 +184,25 @@ def _client(client: ClientPeer, name: str, answer: RunStatus | None, problem: st
     )
 
 
-def _server(replica: Replica, view: SwarmView, undialled: dict[PeerId, str]) -> ServerStatus:
-    problem = undialled.get(replica.peer, "")
-    state = "undialled" if problem else "serving" if replica.serving else "joining"
+def _server(
+    server: Candidate, view: SwarmView, undialled: dict[PeerId, str], numbers: dict[str, dict[str, Any]]
+) -> ServerStatus:
+    problem = undialled.get(server.peer, "")
+    measured = numbers.get(server.peer, {"peer": server.peer})
     return ServerStatus(
-        peer=replica.peer,
-        name=view.name_of(replica.peer),
-        host=_host(replica.hop),
-        state=state,
-        held_round=replica.base_round,
+        name=view.name_of(server.peer),
+        host=_host(server.hop),
+        state="undialled" if problem else _doing(server),
+        held_round=server.base_round if isinstance(server, Replica) else NO_BASE,
         problem=problem,
+        **measured,
     )
+
+
+def _doing(server: Candidate) -> str:
+    if not isinstance(server, Replica):
+        return "waiting for a stage"
+    return "serving" if server.serving else "joining"
 
 
 def _host(hop: Hop) -> str:

@@ -109,7 +109,6 @@ class Feed:
 
         Args:
             endpoint: the caller dispatches its events to this feed.
-            data_server: of the same host.
             trainer: slot of the trainer; -1 for the baseline, which only reads.
             generation: how often the slot's trainer was started.
             clock: times the pauses before `run` dials a lost data server again; None: waiting for a lost one fails.

@@ -71,11 +71,9 @@ class HubImages(Source):
 
     @property
     def num_samples(self) -> int:
-        """See `Source.num_samples`."""
         return len(self._table)
 
     def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        """See `Source.read_into`."""
         rows: dict[str, Sequence[Any]] = self._table[indices.tolist()]
         for place, image in enumerate(rows[self._image_column]):
             inputs[place] = self._pixels(cast("PilImage", image))

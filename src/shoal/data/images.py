@@ -48,7 +48,6 @@ class GreyImages(Source):
 
     @property
     def num_samples(self) -> int:
-        """See `Source.num_samples`."""
         return len(self._pixels_nhw)
 
     @property
@@ -57,7 +56,6 @@ class GreyImages(Source):
         return True
 
     def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        """See `Source.read_into`."""
         resized_nHW = resize_nearest(self._pixels_nhw[indices], self._size)
         values_nHW = ((resized_nHW / self._max_pixel - self._mean) / self._std).astype(np.float32)
         inputs[...] = values_nHW[:, None]

@@ -59,7 +59,6 @@ class PreparingThreads:
         self._failed = anyio.Event()
 
     def begin(self, job: Job) -> None:
-        """See `Preparation.begin`."""
         if self._is_quick(job.content):
             self._fill(job)
             self._on_filled(job)

@@ -30,7 +30,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.data import SamplesRecorded, TrainerReleased, TrainerResumed
 from shoal.ids import PeerId
-from shoal.swarm.lease import Denial, LeaseTable
+from shoal.swarm.lease import Denial, Grant, Later, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream
 from shoal.swarm.takeover import Settled
 from shoal.transport.base import Endpoint, Received
@@ -44,6 +44,7 @@ from shoal.wire.messages.feed import (
     Lease,
     NoBatch,
     NoteAttempt,
+    PauseLeases,
     PlanRound,
     ReadHoldout,
     ReadTrain,
@@ -171,7 +172,7 @@ class DataService:
         """
         peer, message = event.peer, event.message
         match message:
-            case PlanRound() | ResumeRound() | RecordSamples() | ReleaseTrainer():
+            case PlanRound() | ResumeRound() | PauseLeases() | RecordSamples() | ReleaseTrainer():
                 self._obey(peer, message)
             case DataHello():
                 self._hellos[message.trainer] = (peer, message)
@@ -234,7 +235,9 @@ class DataService:
         self.preparer.filled(job)
         self._changed.set()
 
-    def _obey(self, peer: PeerId, message: PlanRound | ResumeRound | RecordSamples | ReleaseTrainer) -> None:
+    def _obey(
+        self, peer: PeerId, message: PlanRound | ResumeRound | PauseLeases | RecordSamples | ReleaseTrainer
+    ) -> None:
         if peer != self._client:
             raise RemoteProtocolError(f"{type(message).__name__} from {peer}, which is not the client of this host")
         match message:
@@ -248,6 +251,11 @@ class DataService:
                     self._awaited = dict(trainers)
                     self._resume()
                     self._planned(num_slots)
+            case PauseLeases(paused=True):
+                self.table.pause()
+            case PauseLeases():
+                self.table.go_on()
+                self._grant_early()
             case RecordSamples(number, samples, chain):
                 ended = self.table.record(number, samples, chain)
                 self._free_leases(ended)
@@ -267,7 +275,7 @@ class DataService:
         self._grant_early()
 
     def _grant_early(self) -> None:
-        """Grant what was asked for too early."""
+        """Grant what was asked for too early, or in a pause."""
         early, self._early = self._early, []
         for asker, lease in early:
             self._lease(asker, lease)
@@ -304,11 +312,15 @@ class DataService:
             self._early.append((peer, message))
             return
         now_s = self._clock.now_s()
-        grant = self.table.lease(message.trainer, message.generation, message.round, message.step, now_s)
-        if isinstance(grant, Denial):
-            self._endpoint.post(peer, NoBatch(message.request, grant.reason))
-        else:
-            self._waiters.append(_Waiter(peer, message.request, Content(grant.batch.samples), grant.lease))
+        match self.table.lease(message.trainer, message.generation, message.round, message.step, now_s):
+            case Grant(lease, batch):
+                self._waiters.append(_Waiter(peer, message.request, Content(batch.samples), lease))
+            case Later() if len(self._early) < MAX_WAITING:
+                self._early.append((peer, message))
+            case Later():
+                self._refuse(peer, message.request)
+            case Denial(reason):
+                self._endpoint.post(peer, NoBatch(message.request, reason))
 
     def _read_train(self, peer: PeerId, message: ReadTrain) -> None:
         if not 0 <= message.batch < _MAX_STREAM_BATCH:
@@ -331,9 +343,12 @@ class DataService:
 
     def _read(self, peer: PeerId, request: int, content: Content) -> None:
         if len(self._waiters) >= MAX_WAITING:
-            self._endpoint.post(peer, NoBatch(request, f"{MAX_WAITING} requests are waiting already"))
+            self._refuse(peer, request)
         else:
             self._waiters.append(_Waiter(peer, request, content, lease=None))
+
+    def _refuse(self, peer: PeerId, request: int) -> None:
+        self._endpoint.post(peer, NoBatch(request, f"{MAX_WAITING} requests are waiting already"))
 
     def _answer_ready(self) -> None:
         still_waiting: list[_Waiter] = []

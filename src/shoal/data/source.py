@@ -88,26 +88,21 @@ class Selection(Source):
 
     @property
     def inputs(self) -> ArraySpec:
-        """See `Source.inputs`."""
         return self._source.inputs
 
     @property
     def labels(self) -> ArraySpec:
-        """See `Source.labels`."""
         return self._source.labels
 
     @property
     def num_samples(self) -> int:
-        """See `Source.num_samples`."""
         return len(self._chosen)
 
     @property
     def in_memory(self) -> bool:
-        """See `Source.in_memory`."""
         return self._source.in_memory
 
     def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        """See `Source.read_into`."""
         self._source.read_into(self._chosen[indices], inputs, labels)
 
 

@@ -34,7 +34,6 @@ class ByteText(Source):
 
     @property
     def num_samples(self) -> int:
-        """See `Source.num_samples`."""
         return len(self._inputs_nT)
 
     @property
@@ -43,7 +42,6 @@ class ByteText(Source):
         return True
 
     def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        """See `Source.read_into`."""
         inputs[...] = self._inputs_nT[indices]
         labels[...] = self._labels_nT[indices]
 

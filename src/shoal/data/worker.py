@@ -26,15 +26,11 @@ from shoal.data.worker_messages import (
     Order,
     Report,
     WorkerFailed,
-    decode_order,
-    encode,
 )
 from shoal.errors import ConfigError, InvariantViolation, ShoalError
-from shoal.runtime.fork_messages import FrameBuffer
+from shoal.runtime.frames import framed, received
 from shoal.runtime.lifeline import watch_in_thread
 from shoal.runtime.process_control import set_process_title
-
-_READ_BYTES = 1 << 16
 
 
 class Worker:
@@ -86,15 +82,6 @@ def serve(orders: Iterator[Order], pool_fd: int) -> Iterator[Report]:
         yield WorkerFailed(str(error), is_config=isinstance(error, ConfigError))
 
 
-def _orders(control: socket.socket) -> Iterator[Order]:
-    """Yield what the data server orders, until it closes the socket or is gone."""
-    frames = FrameBuffer()
-    with contextlib.suppress(ConnectionResetError):
-        while data := control.recv(_READ_BYTES):
-            for body in frames.feed(data):
-                yield decode_order(body)
-
-
 def main() -> None:
     """Work until the data server is through. The arguments: descriptors of socket, pool and lifeline; the number."""
     control_fd, pool_fd, lifeline_fd, index = (int(argument) for argument in sys.argv[1:])
@@ -104,8 +91,8 @@ def main() -> None:
     set_process_title("data_worker", index)
     watch_in_thread(lifeline_fd, "")
     with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        for report in serve(_orders(control), pool_fd):
-            control.sendall(encode(report))
+        for report in serve(received(control, Order), pool_fd):
+            control.sendall(framed(report))
 
 
 if __name__ == "__main__":

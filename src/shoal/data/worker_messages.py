@@ -1,4 +1,4 @@
-"""What the data server and a data worker say to each other on their Unix socket; frames as in `runtime.fork_messages`.
+"""What the data server and a data worker say to each other on their Unix socket, in `runtime.frames`.
 
     data server -- OpenDataSet --> worker
                 <- DataSetOpened -
@@ -17,7 +17,6 @@ from typing import cast
 import msgspec
 
 from shoal.data.source import DataSet
-from shoal.runtime.fork_messages import framed
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -91,26 +90,3 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
 
 Order = OpenDataSet | Fill
 Report = DataSetOpened | Filled | WorkerFailed
-
-_encoder = msgspec.msgpack.Encoder()
-_orders = msgspec.msgpack.Decoder(Order)
-_reports = msgspec.msgpack.Decoder(Report)
-
-
-def encode(message: Order | Report) -> bytes:
-    """Return the frame of a message.
-
-    Raises:
-        LocalProtocolError: it is larger than a frame may be.
-    """
-    return framed(_encoder.encode(message))
-
-
-def decode_order(body: bytes) -> Order:
-    """Return the order in the body of a frame."""
-    return _orders.decode(body)
-
-
-def decode_report(body: bytes) -> Report:
-    """Return the report in the body of a frame."""
-    return _reports.decode(body)

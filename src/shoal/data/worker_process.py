@@ -15,9 +15,9 @@ import anyio
 
 from shoal.data.preparation import Job
 from shoal.data.source import Indices
-from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, WorkerFailed, decode_report, encode
+from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, Report, WorkerFailed
 from shoal.runtime.clean_interpreter import start_interpreter
-from shoal.runtime.fork_messages import FrameBuffer
+from shoal.runtime.frames import FrameReader, framed
 from shoal.runtime.process_end import process_ended
 from shoal.runtime.role_spec import ExitStatus
 
@@ -51,7 +51,7 @@ class WorkerProcess(asyncio.Protocol):
         self.job: Job | None = None
         self.ended = anyio.Event()
         self._changed = changed
-        self._frames = FrameBuffer()
+        self._frames: FrameReader[Report] = FrameReader(Report)
         self._transport: asyncio.Transport | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         fds = (theirs.fileno(), pool_fd, lifeline_fd)
@@ -68,12 +68,12 @@ class WorkerProcess(asyncio.Protocol):
         """Have it open the data set; `opened` or `failed` follows."""
         self._control.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._control)
-        self._send(encode(order))
+        self._send(framed(order))
 
     def fill(self, job: Job, indices: Indices) -> None:
         """Give it a job, when it has none: to write samples `indices` (n) into the place."""
         self.job = job
-        self._send(encode(Fill(job.place, indices.tobytes(), job.content.is_holdout)))
+        self._send(framed(Fill(job.place, indices.tobytes(), job.content.is_holdout)))
 
     def give_up(self, why: str) -> None:
         """End it because it does not have the data set that it should have."""
@@ -99,8 +99,8 @@ class WorkerProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
-        for body in self._frames.feed(data):
-            match decode_report(body):
+        for report in self._frames.feed(data):
+            match report:
                 case DataSetOpened() as opened:
                     self.opened = opened
                     self._changed(self, None)

@@ -81,7 +81,6 @@ class DataWorkers:
         return [worker.pid for worker in self._workers]
 
     def begin(self, job: Job) -> None:
-        """See `Preparation.begin`."""
         if job.content.is_holdout or self._order.drawn(job.content.samples):
             self._waiting.append(job)
             self._hand_out()

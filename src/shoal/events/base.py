@@ -29,11 +29,14 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
         level: WARNING where a person may want to act.
         why: what leads to it; empty where the docstring says it.
         do: what a person can do about it; empty where there is nothing to do.
+        says: one sentence for a person who watches the run, with the names of fields in braces; empty for what only
+            matters to who reads the logs.
     """
 
     level: ClassVar[int] = logging.INFO
     why: ClassVar[str] = ""
     do: ClassVar[str] = ""
+    says: ClassVar[str] = ""
 
     @property
     def name(self) -> str:
@@ -41,8 +44,8 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
         return name_of(type(self))
 
     def say(self) -> str:
-        """One sentence for a person who watches the run; empty for what only matters to who reads the logs."""
-        return ""
+        """Return the sentence with the values in it; a kind whose sentence is not always the same has its own."""
+        return self.says and self.says.format_map(msgspec.structs.asdict(self))
 
     def fields(self) -> dict[str, Any]:
         """The values by name, as a log line has them; a field that is None is left out."""
@@ -93,11 +96,7 @@ def emit(logger: logging.Logger, event: Event, *, error: BaseException | None = 
 
 
 def tell(logger: logging.Logger, event: Event, show: Callable[[str], None], *, level: int | None = None) -> None:
-    """Write an event to the log and show a person the same: what has happened, and below it what to do.
-
-    Args:
-        show: shows one line.
-    """
+    """Write an event to the log and show a person the same: what has happened, and below it what to do."""
     emit(logger, event, level=level)
     show(event.say())
     if event.do:

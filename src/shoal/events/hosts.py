@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from logging import ERROR, WARNING
 
 from shoal.events.base import Event
+from shoal.events.stages import stages_named
 from shoal.ids import PeerId
 
 
@@ -40,10 +40,8 @@ class ProfilerLost(Event, frozen=True, tag="profiler.lost"):
 
     level = WARNING
     why = "it was killed, as by a system that is short of memory"
+    says = "the units of the model could not be measured, so its own figures decide the cut ({reason})"
     reason: str
-
-    def say(self) -> str:
-        return f"the units of the model could not be measured, so its own figures decide the cut ({self.reason})"
 
 
 class DataServerKilled(Event, frozen=True, tag="data_server.killed"):
@@ -56,43 +54,35 @@ class DataServerKilled(Event, frozen=True, tag="data_server.killed"):
 class ServerJoined(Event, frozen=True, tag="server.joined"):
     """A server of this host takes part in the DHT."""
 
+    says = "{role} has joined; it chooses its stage"
     role: str
-
-    def say(self) -> str:
-        return f"{self.role} has joined; it chooses its stage"
 
 
 class ServerServes(Event, frozen=True, tag="server.serves"):
     """A server of this host serves a stage."""
 
+    says = "{role} serves stage {stage}"
     role: str
     stage: int
-
-    def say(self) -> str:
-        return f"{self.role} serves stage {self.stage}"
 
 
 class PeerFellSilent(Event, frozen=True, tag="peer.silent"):
     """A peer of this host's servers has said nothing for a while."""
 
     why = "it is frozen, or the network between it and this host is cut"
+    says = "{who} has said nothing for {silent_s:.1f} s: frozen or cut off"
     peer: PeerId
     who: str
     silent_s: float
-
-    def say(self) -> str:
-        return f"{self.who} has said nothing for {self.silent_s:.1f} s: frozen or cut off"
 
 
 class PeerHeardAgain(Event, frozen=True, tag="peer.heard"):
     """A peer that was silent to this host's servers speaks again."""
 
+    says = "{who} is heard again after {after_s:.1f} s"
     peer: PeerId
     who: str
     after_s: float
-
-    def say(self) -> str:
-        return f"{self.who} is heard again after {self.after_s:.1f} s"
 
 
 class ScoutLost(Event, frozen=True, tag="scout.lost"):
@@ -107,20 +97,16 @@ class ScoutGivenUp(Event, frozen=True, tag="scout.given_up"):
 
     level = ERROR
     do = "when the run is over, end these servers by Ctrl-C"
+    says = "nobody on this host hears any more when run {run} is over ({status})"
     status: str
     run: str
-
-    def say(self) -> str:
-        return f"nobody on this host hears any more when run {self.run} is over ({self.status})"
 
 
 class ServersInterrupted(Event, frozen=True, tag="servers.interrupted"):
     """A signal has asked the servers of this host to leave."""
 
+    says = "leaving; press Ctrl-C again to end at once"
     signal: str
-
-    def say(self) -> str:
-        return "leaving; press Ctrl-C again to end at once"
 
 
 class ServersFailed(Event, frozen=True, tag="servers.failed"):
@@ -139,7 +125,7 @@ class HostLeaving(Event, frozen=True, tag="host.leaving"):
 
     def say(self) -> str:
         return (
-            f"this host is the last with {_stages(self.stages)}: it hands over what they have learnt up to round "
+            f"this host is the last with {stages_named(self.stages)}: it hands over what they have learnt up to round "
             f"{self.round}, so that it is not lost"
         )
 
@@ -147,11 +133,9 @@ class HostLeaving(Event, frozen=True, tag="host.leaving"):
 class HostStageKept(Event, frozen=True, tag="host.stage_kept"):
     """The client keeps the state of a stage whose last server leaves."""
 
+    says = "stage {stage} as of round {round} is with the client now"
     stage: int
     round: int
-
-    def say(self) -> str:
-        return f"stage {self.stage} as of round {self.round} is with the client now"
 
 
 class HostStageUnwanted(Event, frozen=True, tag="host.stage_unwanted"):
@@ -159,15 +143,13 @@ class HostStageUnwanted(Event, frozen=True, tag="host.stage_unwanted"):
 
     level = WARNING
     do = "start a server of the stage elsewhere, or press Ctrl-C again to leave at once"
+    says = (
+        "this host is the last with stage {stage}, and nobody takes it ({problem}): what it has learnt is lost if this "
+        "host leaves. It waits for one for {patience_s:.0f} s"
+    )
     stage: int
     problem: str
     patience_s: float
-
-    def say(self) -> str:
-        return (
-            f"this host is the last with stage {self.stage}, and nobody takes it ({self.problem}): what it has learnt "
-            f"is lost if this host leaves. It waits for one for {self.patience_s:.0f} s"
-        )
 
 
 class HostStateLost(Event, frozen=True, tag="host.state_lost"):
@@ -178,9 +160,6 @@ class HostStateLost(Event, frozen=True, tag="host.state_lost"):
     stages: tuple[int, ...]
 
     def say(self) -> str:
-        return f"leaving: what {_stages(self.stages)} learnt on this host is lost, unless a server of it comes back"
-
-
-def _stages(stages: Iterable[int]) -> str:
-    numbers = [str(stage) for stage in stages]
-    return f"stage{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+        return (
+            f"leaving: what {stages_named(self.stages)} learnt on this host is lost, unless a server of it comes back"
+        )

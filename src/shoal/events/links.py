@@ -78,21 +78,17 @@ class ServerUndialled(Event, frozen=True, tag="server.undialled"):
         "on its host give an address that leads there (--public-ip), open and forward its TCP port (network.data_port "
         "fixes it, network.announce_data_port names a router's)"
     )
+    says = "{who} cannot be dialled from {dialled_from}, so nobody trains over it: {reason}"
     who: str
     reason: str
     peer: PeerId | None = None
     dialled_from: str = "this host"
 
-    def say(self) -> str:
-        return f"{self.who} cannot be dialled from {self.dialled_from}, so nobody trains over it: {self.reason}"
-
 
 class ServerDialled(Event, frozen=True, tag="server.dialled"):
     """A server that could not be dialled from the client's host can be dialled now."""
 
+    says = "{who} can be dialled from {dialled_from} now"
     who: str
     peer: PeerId | None = None
     dialled_from: str = "this host"
-
-    def say(self) -> str:
-        return f"{self.who} can be dialled from {self.dialled_from} now"

@@ -32,7 +32,6 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
     at_s: float
 
     def say(self) -> str:
-        """Say who is lost, and over whom the work goes on."""
         others = listed(self.over)
         if not self.over:
             onwards = f"nobody else serves stage {self.stage}"
@@ -59,7 +58,6 @@ class TrainerLost(Event, frozen=True, tag="trainer.lost"):
     at_s: float
 
     def say(self) -> str:
-        """Say that it is frozen; that its process has ended its launcher says."""
         if not self.silent_s:
             return ""
         return f"trainer {self.slot} {_how(self.silent_s, self.since)}; another one takes its place"
@@ -98,13 +96,10 @@ class ServerHeard(Event, frozen=True, tag="server.heard_again"):
         after_s: since it was heard last.
     """
 
+    says: ClassVar[str] = "{who} is heard again after {after_s:.1f} s; it catches up"
     peer: PeerId
     who: str
     after_s: float
-
-    def say(self) -> str:
-        """Say for how long it was away."""
-        return f"{self.who} is heard again after {self.after_s:.1f} s; it catches up"
 
 
 class ServerBack(Event, frozen=True, tag="server.back"):
@@ -121,7 +116,6 @@ class ServerBack(Event, frozen=True, tag="server.back"):
     at_s: float
 
     def say(self) -> str:
-        """Say how long that took."""
         after = f"{self.after_s:.1f} s after it was heard last"
         return f"{self.who} has caught up, {after}: it serves stage {self.stage} again"
 
@@ -158,7 +152,6 @@ class TrainingGoesOn(Event, frozen=True, tag="training.goes_on"):
     lost: tuple[str, ...]
 
     def say(self) -> str:
-        """Say what the losses have cost it."""
         without = f"{self.paused_s:.1f} s without a step"
         return f"trainer {self.slot} trains again after {without} ({listed(self.lost)} lost)"
 

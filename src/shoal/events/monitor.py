@@ -10,20 +10,16 @@ from shoal.events.base import Event
 class WandbOnline(Event, frozen=True, tag="wandb.online"):
     """The run's curves are at W&B."""
 
+    says = "wandb: {url}"
     url: str
-
-    def say(self) -> str:
-        return f"wandb: {self.url}"
 
 
 class WandbOffline(Event, frozen=True, tag="wandb.offline"):
     """The run's curves are in files; W&B cannot be reached, knows no user here, or is told to stay offline."""
 
+    says = "wandb: offline; to upload this run: wandb sync {parts}"
     parts: str
     reason: str | None = None
-
-    def say(self) -> str:
-        return f"wandb: offline; to upload this run: wandb sync {self.parts}"
 
 
 class WandbMissing(Event, frozen=True, tag="wandb.missing"):
@@ -31,9 +27,7 @@ class WandbMissing(Event, frozen=True, tag="wandb.missing"):
 
     level = WARNING
     do = "pip install 'shoal[wandb]', or --no-wandb"
-
-    def say(self) -> str:
-        return "wandb: not installed, so nothing is logged there"
+    says = "wandb: not installed, so nothing is logged there"
 
 
 class WandbStopped(Event, frozen=True, tag="wandb.stopped"):
@@ -41,10 +35,18 @@ class WandbStopped(Event, frozen=True, tag="wandb.stopped"):
 
     level = WARNING
     why = "W&B has refused the numbers, or its files could not be written"
+    says = "wandb: stopped logging ({reason}); the run goes on without it"
     reason: str
 
-    def say(self) -> str:
-        return f"wandb: stopped logging ({self.reason}); the run goes on without it"
+
+class PeersMeasured(Event, frozen=True, tag="monitor.peers"):
+    """What each peer has measured, as the monitor has heard it last; written when the monitor ends.
+
+    Attributes:
+        measured: by what the peer is called, and by the name of the number.
+    """
+
+    measured: dict[str, dict[str, float]]
 
 
 class WandbUnfinished(Event, frozen=True, tag="wandb.unfinished"):

@@ -33,11 +33,9 @@ class ForkServerRestarted(Event, frozen=True, tag="fork_server.restarted"):
     """Another fork server has been started in place of one that had ended."""
 
     why = "it was killed, as by a system that is short of memory, or did not answer"
+    says = "the fork server has ended ({reason}); it is started again, roles go on"
     pid: int
     reason: str
-
-    def say(self) -> str:
-        return f"the fork server has ended ({self.reason}); it is started again, roles go on"
 
 
 class ForkServerLost(Event, frozen=True, tag="fork_server.lost"):
@@ -73,11 +71,9 @@ class RoleProcessEnded(Event, frozen=True, tag="role.exited"):
 class RoleIsRestarting(Event, frozen=True, tag="role.restarting"):
     """A role has ended, and its launcher starts it again after a pause."""
 
+    says = "{role} has ended ({status}); it is started again"
     role: str
     status: str
-
-    def say(self) -> str:
-        return f"{self.role} has ended ({self.status}); it is started again"
 
 
 class RoleLost(Event, frozen=True, tag="role.lost"):

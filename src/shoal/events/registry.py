@@ -116,11 +116,9 @@ class PeersUnwritten(Event, frozen=True, tag="peers.unwritten"):
 
     level = ERROR
     do = "free space there, or allow this user to write there"
+    says = "cannot write {path} ({reason}); it may be out of date"
     path: str
     reason: str
-
-    def say(self) -> str:
-        return f"cannot write {self.path} ({self.reason}); it may be out of date"
 
 
 class ScoutFoundRun(Event, frozen=True, tag="run.found"):
@@ -149,10 +147,8 @@ class ScoutWatching(Event, frozen=True, tag="scout.watching"):
 class RunIsAnnounced(Event, frozen=True, tag="run.announced"):
     """A client announces the run again."""
 
+    says = "run {run} is announced again"
     run: str
-
-    def say(self) -> str:
-        return f"run {self.run} is announced again"
 
 
 class RunIsSilent(Event, frozen=True, tag="run.silent"):
@@ -160,23 +156,18 @@ class RunIsSilent(Event, frozen=True, tag="run.silent"):
 
     why = "the client's host is lost or cut off"
     do = "wait for it, continue the run from another host, or end these servers by Ctrl-C"
+    says = (
+        "run {run} is not announced any more: its client is gone without a word; the servers keep their state and wait"
+    )
     run: str
-
-    def say(self) -> str:
-        return (
-            f"run {self.run} is not announced any more: its client is gone without a word; the servers keep their "
-            "state and wait"
-        )
 
 
 class RunHasEnded(Event, frozen=True, tag="run.over"):
     """The run is over, so that the servers of this host leave."""
 
+    says = "{reason}: the servers of this host leave"
     run: str
     reason: str
-
-    def say(self) -> str:
-        return f"{self.reason}: the servers of this host leave"
 
 
 class RunOverIgnored(Event, frozen=True, tag="run.over_ignored"):

@@ -1,4 +1,4 @@
-"""Outer rounds: who takes part, rings, records, chains of them, and what a stage starts again from."""
+"""Outer rounds: who takes part, rings, and what a replica goes on from."""
 
 from __future__ import annotations
 
@@ -13,26 +13,6 @@ class RoundIsReady(Event, frozen=True, tag="round.ready"):
 
     base_round: int
     holders: int
-
-
-class RoundCommitted(Event, frozen=True, tag="round.committed"):
-    """The record of a round is committed."""
-
-    round: int
-    ballot: str
-
-
-class RoundIsStuck(Event, frozen=True, tag="round.stuck"):
-    """The round cannot go on: these stages have no replica that takes part."""
-
-    level = WARNING
-    stages: tuple[int, ...]
-
-
-class RoundGoesOn(Event, frozen=True, tag="round.goes_on"):
-    """The round goes on: these stages have replicas again."""
-
-    stages: tuple[int, ...]
 
 
 class RoundOvertaken(Event, frozen=True, tag="round.overtaken"):
@@ -86,42 +66,12 @@ class SamplesTrainedTwice(Event, frozen=True, tag="samples.trained_twice"):
     left_out: tuple[PeerId, ...]
 
 
-class StageFound(Event, frozen=True, tag="stage.found"):
-    """A replica with the newest state of a stage has come back; nothing of it is lost."""
-
-    stage: int
-    base_round: int
-
-
-class StageIsRestored(Event, frozen=True, tag="stage.restored"):
-    """Nobody holds the newest state of a stage: it goes on from an older one, and what it learnt since is lost."""
-
-    level = WARNING
-    stage: int
-    base_round: int
-    lost_rounds: list[int]
-    parameters: str
-
-
 class ReplicaRestored(Event, frozen=True, tag="replica.restored", rename={"from_": "from"}):
     """This replica holds the older state from which its stage goes on."""
 
     level = WARNING
     round: int
     from_: int
-
-
-class ChainWasLeft(Event, frozen=True, tag="chain.left"):
-    """Two chains of records have met, and the run goes on with one; what the other one has trained is lost."""
-
-    level = WARNING
-    left: str
-    left_round: int
-    kept: str
-    kept_round: int
-    common_round: int
-    samples: int
-    samples_freed: int
 
 
 class ReplicaChainLeft(Event, frozen=True, tag="replica.chain_left"):

@@ -206,11 +206,8 @@ class TrainingDiverging(Event, frozen=True, tag="training.diverging"):
 
     level: ClassVar[int] = logging.WARNING
     why: ClassVar[str] = "mostly a learning rate that is too high for the model, or samples that are no numbers"
+    says: ClassVar[str] = "{reason}"
     reason: str
-
-    def say(self) -> str:
-        """Say so, and which key of the configuration to change."""
-        return self.reason
 
 
 class RunTakenOver(Event, frozen=True, tag="run.taken_over"):
@@ -231,23 +228,40 @@ class RunTakenOver(Event, frozen=True, tag="run.taken_over"):
 class ClientWaits(Event, frozen=True, tag="client.waits", rename={"peer": "for"}):
     """The run has a client already: this one goes on with it when that one is lost."""
 
+    says: ClassVar[str] = "run {run_id} has a client, {who}: this one waits, and goes on if it is lost"
     peer: PeerId
     who: str
     run_id: str
-
-    def say(self) -> str:
-        """Say for whom."""
-        return f"run {self.run_id} has a client, {self.who}: this one waits, and goes on if it is lost"
 
 
 class RunEnded(Event, frozen=True, tag="run.ended"):
     """The run of another client has ended while this one has waited."""
 
+    says: ClassVar[str] = "{reason}"
     reason: str
 
-    def say(self) -> str:
-        """Say how."""
-        return self.reason
+
+class RunStopped(Event, frozen=True, tag="run.stopped"):
+    """A user has told the run to end, by `shoal stop`."""
+
+    says: ClassVar[str] = "stopped by {by}"
+    by: str
+
+
+class RunPaused(Event, frozen=True, tag="run.paused"):
+    """A user has paused the run, by `shoal pause`: no step begins until it is resumed."""
+
+    says: ClassVar[str] = "paused by {by}: no step begins until `shoal resume-run`"
+    by: str
+    at_s: float
+
+
+class RunResumed(Event, frozen=True, tag="run.resumed"):
+    """A user lets a paused run go on, by `shoal resume-run`."""
+
+    says: ClassVar[str] = "resumed by {by}"
+    by: str
+    at_s: float
 
 
 class ModelWritten(Event, frozen=True, tag="model.left"):
@@ -262,11 +276,8 @@ class ModelMissing(Event, frozen=True, tag="model.not_left"):
 
     level: ClassVar[int] = logging.ERROR
     why: ClassVar[str] = "its parameters have not come from the servers in time, or could not be written"
+    says: ClassVar[str] = "no model is left: {reason}"
     reason: str
-
-    def say(self) -> str:
-        """Say why."""
-        return f"no model is left: {self.reason}"
 
 
 class ModelFetching(Event, frozen=True, tag="model.fetching"):
@@ -276,5 +287,4 @@ class ModelFetching(Event, frozen=True, tag="model.fetching"):
     num_bytes: int
 
     def say(self) -> str:
-        """Say how far it is."""
         return f"fetching the model from the servers: {self.share:.0%} of {self.num_bytes / 1e6:,.0f} MB"

@@ -65,10 +65,8 @@ class UnitCostsProblem(Event, frozen=True, tag="unit_costs.problem"):
 
     level = WARNING
     why = "a unit cannot be measured on this device, or the file of earlier measurements cannot be read or written"
+    says = "{reason}"
     reason: str
-
-    def say(self) -> str:
-        return self.reason
 
 
 class ServerMoving(Event, frozen=True, tag="server.moving"):

@@ -20,8 +20,7 @@ class TrainingStopped(Event, frozen=True, tag="training.stopped"):
     stages: tuple[int, ...]
 
     def say(self) -> str:
-        """Say which."""
-        return f"training has stopped: no replica serves {_name(self.stages)}; it waits for servers"
+        return f"training has stopped: no replica serves {stages_named(self.stages)}; it waits for servers"
 
 
 class TrainingWaits(Event, frozen=True, tag="training.waits"):
@@ -30,8 +29,7 @@ class TrainingWaits(Event, frozen=True, tag="training.waits"):
     stages: tuple[int, ...]
 
     def say(self) -> str:
-        """Say which."""
-        return f"training waits for servers of {_name(self.stages)} now"
+        return f"training waits for servers of {stages_named(self.stages)} now"
 
 
 class TrainingStands(Event, frozen=True, tag="training.stands"):
@@ -41,8 +39,7 @@ class TrainingStands(Event, frozen=True, tag="training.stands"):
     waited_s: int
 
     def say(self) -> str:
-        """Say for which stages, and since when."""
-        return f"no replica serves {_name(self.stages)} since {self.waited_s} s; training waits for servers"
+        return f"no replica serves {stages_named(self.stages)} since {self.waited_s} s; training waits for servers"
 
 
 class TrainingResumed(Event, frozen=True, tag="training.resumed"):
@@ -51,8 +48,7 @@ class TrainingResumed(Event, frozen=True, tag="training.resumed"):
     stages: tuple[int, ...]
 
     def say(self) -> str:
-        """Say which had none."""
-        return f"{_name(self.stages)} {'are' if len(self.stages) > 1 else 'is'} served again: training goes on"
+        return f"{stages_named(self.stages)} {'are' if len(self.stages) > 1 else 'is'} served again: training goes on"
 
 
 class StageBeganAnew(Event, frozen=True, tag="stage.began_anew"):
@@ -72,7 +68,6 @@ class StageBeganAnew(Event, frozen=True, tag="stage.began_anew"):
     parameters: str
 
     def say(self) -> str:
-        """Say what is lost, and from where it goes on."""
         lost = _rounds(self.base_round + 1, self.in_round - 1)
         origin = "its initial parameters (seed, configuration)"
         if self.base_round:
@@ -86,27 +81,21 @@ class StageBeganAnew(Event, frozen=True, tag="stage.began_anew"):
 class StageStands(Event, frozen=True, tag="stage.stands"):
     """A server has come back with the state that had been given up for lost, before another one was built on."""
 
+    says: ClassVar[str] = "a server has come back with the state of stage {stage}: it stands, nothing of it is lost"
     stage: int
     in_round: int
-
-    def say(self) -> str:
-        """Say that nothing is lost."""
-        return f"a server has come back with the state of stage {self.stage}: it stands, nothing of it is lost"
 
 
 class StageKept(Event, frozen=True, tag="stage.kept"):
     """The last servers of a stage leave, and the client keeps its state for the next one."""
 
+    says: ClassVar[str] = (
+        "the last servers of stage {stage} leave: its state after round {round} is kept here, and given to the next "
+        "server of this stage"
+    )
     stage: int
     round: int
     record: str
-
-    def say(self) -> str:
-        """Say so."""
-        return (
-            f"the last servers of stage {self.stage} leave: its state after round {self.round} is kept here, and given "
-            "to the next server of this stage"
-        )
 
 
 class StageNotKept(Event, frozen=True, tag="stage.not_kept"):
@@ -158,6 +147,7 @@ class MoveOrdered(Event, frozen=True, tag="move.ordered"):
         reason: in words.
     """
 
+    says: ClassVar[str] = "{who} moves from stage {from_stage} to stage {to_stage}: {reason}"
     peer: PeerId
     who: str
     from_stage: int
@@ -165,22 +155,15 @@ class MoveOrdered(Event, frozen=True, tag="move.ordered"):
     urgent: bool
     reason: str
 
-    def say(self) -> str:
-        """Say from where to where, and why."""
-        return f"{self.who} moves from stage {self.from_stage} to stage {self.to_stage}: {self.reason}"
-
 
 class MoveEnded(Event, frozen=True, tag="move.ended"):
     """A server that was sent to another stage serves it."""
 
+    says: ClassVar[str] = "{who} serves stage {to_stage}"
     peer: PeerId
     who: str
     from_stage: int
     to_stage: int
-
-    def say(self) -> str:
-        """Say so."""
-        return f"{self.who} serves stage {self.to_stage}"
 
 
 class MoveFailed(Event, frozen=True, tag="move.failed"):
@@ -201,7 +184,6 @@ class MoveFailed(Event, frozen=True, tag="move.failed"):
     reason: str
 
     def say(self) -> str:
-        """Say why."""
         return f"{self.who} does not move to stage {self.to_stage}: {self.reason or self.how}"
 
 
@@ -232,7 +214,6 @@ class ChainLost(Event, frozen=True, tag="chain.lost"):
     kept_record: str
 
     def say(self) -> str:
-        """Say what stands and what is lost."""
         lost = _rounds(self.common_round + 1, self.base_round)
         return (
             f"two sides of the swarm, which have gone on apart after round {self.common_round}, have met: the run goes "
@@ -245,5 +226,6 @@ def _rounds(first: int, last: int) -> str:
     return f"round {last}" if first == last else f"rounds {first} to {last}"
 
 
-def _name(stages: Sequence[int]) -> str:
+def stages_named(stages: Sequence[int]) -> str:
+    """Name one stage or several in a sentence."""
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"

@@ -10,12 +10,15 @@ Shapes: B samples, T tokens, C width, H heads, D = C / H, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.errors import LocalProtocolError
+from shoal.model.decoding import KeyValues, Span, at_least_four, positions
 from shoal.model.gpt_shape import GptShape
 from shoal.model.stage import Family, TensorSpec
 
@@ -41,6 +44,14 @@ class Embedding(nn.Module):
         hidden_BTC = self.token(tokens_BT) + self.position.weight[: tokens_BT.shape[1]]
         return self.dropout(hidden_BTC)
 
+    @property
+    def heads(self) -> None:
+        """See `DecodingUnit`."""
+
+    def decode(self, rows: Tensor, spans: Sequence[Span], kept: KeyValues | None) -> Tensor:
+        """See `DecodingUnit`: tokens (N,) -> (N, C)."""
+        return self.token(rows) + self.position(positions(spans, rows.shape[0], rows.device))
+
 
 class Attention(nn.Module):
     """Causal self-attention: (B, T, C) -> (B, T, C)."""
@@ -59,17 +70,28 @@ class Attention(nn.Module):
         mixed_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
         return self.out(mixed_BHTD.transpose(1, 2).reshape(samples, tokens, width))
 
+    def decode(self, hidden_NC: Tensor, spans: Sequence[Span], kept: KeyValues) -> Tensor:
+        """As `forward` of packed rows, with the keys and values that are kept: (N, C) -> (N, C)."""
+        qkv_N3HD = cast("Tensor", self.qkv(hidden_NC)).view(hidden_NC.shape[0], 3, self.num_heads, -1)
+        q_NHD, k_NHD, v_NHD = qkv_N3HD.unbind(1)
+        mixed_NC = torch.zeros_like(hidden_NC)
+        for span in spans:
+            kept.write(span, k_NHD[span.rows], v_NHD[span.rows])
+            mixed_NC[span.rows] = kept.attend(span, q_NHD[span.rows]).flatten(1)
+        return self.out(mixed_NC)
+
 
 class Mlp(nn.Module):
     """Two layers with a GELU: (B, T, C) -> (B, T, C)."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
+        self.approximate = "tanh" if shape.activation == "gelu_new" else "none"
         self.up = _linear(shape.width, shape.mlp_ratio * shape.width, _INIT_STD)
         self.down = _linear(shape.mlp_ratio * shape.width, shape.width, _INIT_STD / math.sqrt(2 * shape.num_layers))
 
     def forward(self, hidden_BTC: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(hidden_BTC)))
+        return self.down(F.gelu(self.up(hidden_BTC), approximate=self.approximate))
 
 
 class Block(nn.Module):
@@ -87,6 +109,18 @@ class Block(nn.Module):
         hidden_BTC = hidden_BTC + self.dropout(self.attention(self.attention_norm(hidden_BTC)))
         return hidden_BTC + self.dropout(self.mlp(self.mlp_norm(hidden_BTC)))
 
+    @property
+    def heads(self) -> tuple[int, int]:
+        """See `DecodingUnit`."""
+        return self.attention.num_heads, self.attention.qkv.in_features // self.attention.num_heads
+
+    def decode(self, rows: Tensor, spans: Sequence[Span], kept: KeyValues | None) -> Tensor:
+        """See `DecodingUnit`: (N, C) -> (N, C)."""
+        if kept is None:
+            raise LocalProtocolError("a block decodes with the keys that it keeps")
+        hidden_NC = rows + self.attention.decode(self.attention_norm(rows), spans, kept)
+        return hidden_NC + self.mlp(self.mlp_norm(hidden_NC))
+
 
 class Head(nn.Module):
     """Final norm and logits: (B, T, C) -> (B, T, V)."""
@@ -99,6 +133,15 @@ class Head(nn.Module):
 
     def forward(self, hidden_BTC: Tensor) -> Tensor:
         return self.logits(self.norm(hidden_BTC))
+
+    @property
+    def heads(self) -> None:
+        """See `DecodingUnit`."""
+
+    def decode(self, rows: Tensor, spans: Sequence[Span], kept: KeyValues | None) -> Tensor:
+        """See `DecodingUnit`: (N, C) -> (spans, V)."""
+        last = [span.start + span.count - 1 for span in spans]
+        return self.forward(at_least_four(rows[last]))[: len(last)]
 
 
 class GptFamily(Family):

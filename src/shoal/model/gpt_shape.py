@@ -23,6 +23,7 @@ class GptShape:
         num_heads: H.
         mlp_ratio: Hidden width of the MLP over C.
         vocab_size: V; 256 for bytes.
+        activation: Of the MLP: "gelu", or "gelu_new", which approximates it by tanh.
         dropout: The probability that an element is dropped in training.
     """
 
@@ -33,6 +34,7 @@ class GptShape:
     mlp_ratio: int = 4
     vocab_size: int = 256
     dropout: float = 0.0
+    activation: str = "gelu"
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
@@ -55,6 +57,7 @@ class GptShape:
             mlp_ratio=model.mlp_ratio,
             vocab_size=model.vocab_size,
             dropout=model.dropout,
+            activation=model.activation,
         )
 
     def unit_costs(self) -> list[float]:

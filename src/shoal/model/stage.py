@@ -236,7 +236,6 @@ def build_stage(
     `dtype` is.
 
     Args:
-        stage: Counted from 0.
         num_stages: Into how many the model is cut.
         cut: Number of units of each stage; None: by `unit_costs`.
         dtype: Of parameters and floating buffers.

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from shoal.config.start import RoleStart
+from shoal.ids import PeerId
 
 
 class MonitorSpec(RoleStart, frozen=True, kw_only=True):
-    """Start parameters of a monitor: those of every role."""
+    """Start parameters of a monitor.
+
+    Attributes:
+        client: of this host, which alone passes on what others have measured.
+    """
+
+    client: PeerId

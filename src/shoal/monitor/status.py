@@ -19,7 +19,8 @@ class Status:
     """What is known now.
 
     Names of the run as a whole: `round`, `step`, `loss/train`, `loss/eval`, `loss/baseline` (nats), `samples`,
-    `samples_per_s`, `pipelines`, `alive_peers`, `missing_stages` (how many), `replicas/0` and so on (of each stage).
+    `samples_per_s`, `pipelines`, `alive_peers`, `missing_stages` (how many), `replicas/0` and so on (of each stage),
+    `paused` (1 if a user has paused the run, else 0).
     """
 
     def __init__(self, num_stages: int) -> None:

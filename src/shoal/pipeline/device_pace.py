@@ -37,7 +37,6 @@ class DevicePace(msgspec.Struct, kw_only=True):
         """Return how long an operation lasts.
 
         Args:
-            parts: What the operation consists of.
             took_s: What this machine has taken for it.
             number: How many operations the replica has done before.
         """

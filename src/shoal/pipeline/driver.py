@@ -96,7 +96,6 @@ class StepDriver:
         """Drives nothing yet.
 
         Args:
-            trainer: Its slot.
             window: Microbatches in flight at most; None sends all at once.
             max_grad_norm: Gradients are scaled down to this norm; None does not clip.
             step_timeout_s: Without progress, until a step is replayed.

@@ -50,7 +50,6 @@ class SplitBackward:
     """The backward of one graph; `first_half`, then `second_half`, both with `.grad` of the parameters at hand.
 
     Attributes:
-        root: The result that is differentiated.
         received: The input, a leaf.
         at_once: Parameters that get their gradient in the first half.
         branches: Where the second half starts.
@@ -111,7 +110,6 @@ def split(root: Tensor, received: Tensor, parameters: Sequence[Tensor]) -> Split
     """Finds out how a graph can be split.
 
     Args:
-        root: The result that is differentiated.
         received: The input, a leaf that requires a gradient.
 
     Returns:

@@ -31,6 +31,7 @@ from shoal.pipeline.schedule import choose
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_evaluator import StageEvaluator
 from shoal.pipeline.tensor_check import payload_misfit
+from shoal.runtime.changes import Changes
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.microbatch_cut import lowered
@@ -142,7 +143,7 @@ class StageWorker:
         self._round_starts = False
         self._was_evaluation = False
         self._results: tuple[Sequence[SendStepMessage], WireTensor | None] | None = None
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     # ---- state
 
@@ -268,7 +269,7 @@ class StageWorker:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._remind)
             while True:
-                changed = self._changed
+                changed = self._changed.coming
                 if not await self._work():
                     await changed.wait()
 
@@ -323,7 +324,9 @@ class StageWorker:
         if is_gradient and result.tensor is not None and key in self._machine.open:
             kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))
             kept.append((operation.microbatch, result.tensor))
+        version = self._machine.version
         self._results = (self._machine.finished(operation, result.totals), result.tensor)
+        self._meter.committed(self._machine.log[version:])
         if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
             self._payloads.pop(key, None)
             self._sent_gradients.pop(key, None)
@@ -362,7 +365,7 @@ class StageWorker:
 
     async def _remind(self) -> None:
         while True:
-            changed = self._changed
+            changed = self._changed.coming
             if not self._machine.in_doubt:
                 await changed.wait()
                 continue
@@ -389,6 +392,5 @@ class StageWorker:
         return dict(self._sent_gradients.get(key, ())).get(microbatch)
 
     def _notify(self) -> None:
-        self._meter.open(bool(self._machine.open))
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._meter.open(self._machine.open.keys())
+        self._changed.notify()

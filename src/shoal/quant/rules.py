@@ -25,7 +25,6 @@ def plan_module(quant: QuantConfig, path: str, class_name: str, stage: int) -> M
     Args:
         path: Of the module within the model, from its unit on: "block_0.mlp.up". It does not depend on the cut.
         class_name: "Linear" or "Conv2d".
-        stage: The stage that holds it.
     """
     weight, activation = quant.base.weight_quant, quant.base.activation_quant
     matching = [rule for rule in quant.rules if matches(rule, path, class_name, stage)]

@@ -92,7 +92,6 @@ class Engine:
     processes, each has some of the generations, and sends what a path or an average needs of them (`replay.sharing`).
 
     Args:
-        generations: all of the run.
         crew: names the process of each generation, and the links to it; None: this process computes all generations.
     """
 

@@ -238,7 +238,6 @@ def members_of(record: Record, generations: Sequence[Generation], logs: Logs) ->
     all is taken, and a comparison of the logs shows the difference.
 
     Args:
-        generations: all of the run.
         logs: the round's, by replica.
     """
     found: dict[tuple[int, PeerId], Segment] = {}

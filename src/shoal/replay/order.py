@@ -101,7 +101,6 @@ class ReplayOrder:
 
     Args:
         records: D_1, D_2, ... without a gap.
-        generations: all of the run.
         members: of each record.
 
     Attributes:

@@ -24,11 +24,10 @@ from shoal.replay.process_messages import (
     ReplayStart,
     Report,
     StepDone,
-    decode_start,
-    encode,
 )
 from shoal.replay.run_files import read_run
 from shoal.replay.samples import Samples
+from shoal.runtime.frames import framed, received
 from shoal.runtime.lifeline import watch_in_thread
 from shoal.runtime.process_control import set_process_title
 
@@ -37,12 +36,12 @@ def main() -> None:
     """Compute until nothing is left. The arguments: descriptors of the socket to the replay, and of the lifeline."""
     control_fd, lifeline_fd = (int(argument) for argument in sys.argv[1:])
     watch_in_thread(lifeline_fd, "")
-    with socket.socket(fileno=control_fd) as control, control.makefile("rb") as lines:
-        start = decode_start(next(iter(lines)))
+    with socket.socket(fileno=control_fd) as control:
+        start = next(received(control, ReplayStart))
         set_process_title("replay", start.process)
 
         def say(report: Report) -> None:
-            control.sendall(encode(report))
+            control.sendall(framed(report))
 
         # Nobody listens where the replay has found enough; and who has lost a link is not the one that failed.
         with suppress(BrokenPipeError, ConnectionResetError, ConnectionLost):

@@ -1,4 +1,4 @@
-"""What a replay and its processes say to each other, over a socket each: lines of JSON.
+"""What a replay and its processes say to each other, over a socket each, in `runtime.frames`.
 
 replay                    process
   ReplayStart ------------->
@@ -55,18 +55,3 @@ class ReplayFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 Report = StepDone | Found | Reached | ReplayFailed
-
-
-def encode(message: ReplayStart | Report) -> bytes:
-    """Return the line of a message."""
-    return msgspec.json.encode(message) + b"\n"
-
-
-def decode_start(line: bytes) -> ReplayStart:
-    """Return the message to a process in a line."""
-    return msgspec.json.decode(line, type=ReplayStart)
-
-
-def decode_report(line: bytes) -> Report:
-    """Return the message of a process in a line."""
-    return msgspec.json.decode(line, type=Report)

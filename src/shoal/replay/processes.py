@@ -29,11 +29,10 @@ from shoal.replay.process_messages import (
     ReplayStart,
     Report,
     StepDone,
-    decode_report,
-    encode,
 )
 from shoal.replay.verdict import Difference
 from shoal.runtime.clean_interpreter import start_interpreter
+from shoal.runtime.frames import FrameReader, framed
 
 _READ_BYTES = 1 << 16
 
@@ -44,7 +43,7 @@ class _Process:
 
     popen: subprocess.Popen[bytes]
     control: socket.socket
-    unread: bytes = b""
+    frames: FrameReader[Report] = field(default_factory=lambda: FrameReader[Report](Report))
     reports: deque[Report] = field(default_factory=deque[Report])
     is_ended: bool = False
 
@@ -131,8 +130,7 @@ class Processes:
                 except ConnectionResetError:
                     data = b""
                 process.is_ended = not data
-                *lines, process.unread = (process.unread + data).split(b"\n")
-                for report in map(decode_report, lines):
+                for report in process.frames.feed(data):
                     if isinstance(report, StepDone):
                         self._on_step(report.round)
                     else:
@@ -171,7 +169,7 @@ class Processes:
                 self._processes.append(_Process(popen, ours))
                 # If the process has ended, its missing answer says so.
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    ours.sendall(encode(ReplayStart(str(self._directory), process, self._homes, fds)))
+                    ours.sendall(framed(ReplayStart(str(self._directory), process, self._homes, fds)))
         finally:
             os.close(read_fd)
             for end in (end for links in ends for end in links.values()):

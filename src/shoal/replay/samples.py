@@ -40,7 +40,6 @@ class Samples:
         """Return inputs and labels of each microbatch.
 
         Args:
-            samples: of the step.
             sizes: samples of each microbatch, in order.
 
         Raises:

@@ -42,7 +42,6 @@ class DeathPoints:
         """Look which of the deaths have happened.
 
         Args:
-            deaths: of this process.
             directory: of the run; holds the marks of the deaths that have happened.
         """
         self._directory = directory

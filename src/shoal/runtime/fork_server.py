@@ -30,7 +30,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from shoal.errors import InvariantViolation
-from shoal.runtime import fork_messages
 from shoal.runtime.fork_messages import (
     TAG_NAME,
     Configure,
@@ -43,6 +42,7 @@ from shoal.runtime.fork_messages import (
     Reply,
     Request,
 )
+from shoal.runtime.frames import FrameReader, framed
 from shoal.runtime.lifeline import watched_by_signal
 from shoal.runtime.process_control import (
     end_descendants,
@@ -94,7 +94,7 @@ class ForkServer:
         """Take over the two descriptors that the supervisor passed in, and the directory that ends with it, if any."""
         self._requests = socket.socket(fileno=requests_fd)
         self._lifeline_fd = lifeline_fd
-        self._frames = fork_messages.FrameBuffer()
+        self._frames: FrameReader[Request] = FrameReader(Request)
         self._unserved: deque[Request] = deque()
         self._control_fds: deque[int] = deque()
         self._number_by_pid: dict[int, int] = {}
@@ -175,7 +175,7 @@ class ForkServer:
         for fd in fds:
             os.set_inheritable(fd, False)
         self._control_fds.extend(fds)
-        self._unserved.extend(fork_messages.decode_request(body) for body in self._frames.feed(data))
+        self._unserved.extend(self._frames.feed(data))
         return bool(data)
 
     def _serve_request(self, request: Request) -> ForkedRole | None:
@@ -210,7 +210,7 @@ class ForkServer:
         pidfd = os.pidfd_open(os.getpid())
         # A frame this small is written whole, so it cannot mix with one of the parent.
         with contextlib.suppress(OSError):
-            socket.send_fds(self._requests, [fork_messages.encode(Forked(number, os.getpid()))], [pidfd])
+            socket.send_fds(self._requests, [framed(Forked(number, os.getpid()))], [pidfd])
         os.close(pidfd)
 
     def _reap(self) -> None:
@@ -238,7 +238,7 @@ class ForkServer:
 
     def _send(self, reply: Reply) -> None:
         try:
-            self._requests.sendall(fork_messages.encode(reply))
+            self._requests.sendall(framed(reply))
         except OSError:
             # The supervisor is gone, which the lifeline says as well.
             return

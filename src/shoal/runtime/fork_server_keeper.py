@@ -63,7 +63,6 @@ class ForkServerKeeper:
 
         Args:
             servers: the first one runs already.
-            notice: shows the user a line.
         """
         self._servers = servers
         self._clock = clock

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import anyio
 
-from shoal.runtime import fork_messages
 from shoal.runtime.clean_interpreter import allocator_settings, start_interpreter
-from shoal.runtime.fork_messages import Configure, Reply, Request
+from shoal.runtime.fork_messages import Configure, Forked, Reply, Request
+from shoal.runtime.frames import FrameReader, framed
 from shoal.runtime.process_end import process_ended
 from shoal.runtime.role_spec import ExitStatus
 
@@ -60,7 +60,7 @@ class ForkServerProcess:
             os.close(lifeline_read_fd)
         self.pid = self._process.pid
         self._requests.setblocking(False)
-        self._requests.sendall(fork_messages.encode(Configure(list(preload))))
+        self._requests.sendall(framed(Configure(list(preload))))
 
     async def send(self, request: Request, fd: int | None = None) -> None:
         """Send one request, with a descriptor if it takes one; one task at a time.
@@ -68,7 +68,7 @@ class ForkServerProcess:
         Raises:
             OSError: the fork server is gone.
         """
-        frame = memoryview(fork_messages.encode(request))
+        frame = memoryview(framed(request))
         fds = [] if fd is None else [fd]
         while frame:
             try:
@@ -81,7 +81,7 @@ class ForkServerProcess:
 
     async def replies(self) -> AsyncIterator[tuple[Reply, int]]:
         """Yield what the fork server reports, until it is gone; with each `Forked` its pidfd, otherwise -1."""
-        frames = fork_messages.FrameBuffer()
+        frames: FrameReader[Reply] = FrameReader(Reply)
         fds: list[int] = []
         while True:
             await anyio.wait_readable(self._requests)
@@ -95,9 +95,8 @@ class ForkServerProcess:
             if not data:
                 return
             fds += received
-            for body in frames.feed(data):
-                reply = fork_messages.decode_reply(body)
-                yield reply, fds.pop(0) if isinstance(reply, fork_messages.Forked) else -1
+            for reply in frames.feed(data):
+                yield reply, fds.pop(0) if isinstance(reply, Forked) else -1
 
     def cut_lifeline(self) -> None:
         """Make the fork server end the run, and every role of it end itself; the second call does nothing."""

@@ -13,6 +13,11 @@ from shoal.runtime.process_control import kill
 from shoal.runtime.process_info import ProcessStat, descendants, has_environment
 
 
+def tag_of(run_dir: Path) -> str:
+    """Return the entry ("NAME=value") that every process of a run has in its environment."""
+    return f"{TAG_NAME}={run_dir.name}"
+
+
 class ForkServers:
     """The processes of a run, as the one that started them sees them; makes sure that nothing survives it.
 
@@ -31,7 +36,7 @@ class ForkServers:
         self._preload = tuple(preload)
         self._run_dir = run_dir
         # Inherited by every process of the run, also by those that leave the session.
-        self._tag = f"{TAG_NAME}={secrets.token_hex(8)}"
+        self._tag = f"{TAG_NAME}={secrets.token_hex(8)}" if run_dir is None else tag_of(run_dir)
         self._servers = [ForkServerProcess(self._preload, self._run_dir, self._tag)]
         self._members: set[int] = set()
         self._ended = False

@@ -37,7 +37,6 @@ class Launch:
 
         Args:
             control: the role's end of its control pipe; the launch owns it from now on.
-            pipe: this process's end of it.
         """
         self.request = request
         self.pipe = pipe

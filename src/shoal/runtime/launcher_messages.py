@@ -106,6 +106,10 @@ class ClientLeaving(PipeMessage, frozen=True):
     """The client is still at it; said again and again."""
 
 
+class RunUnwanted(PipeMessage, frozen=True):
+    """A user has told the client that the run is to end."""
+
+
 class RunSummary(PipeMessage, frozen=True):
     values: dict[str, Any]  # of `summary.json`
 
@@ -194,7 +198,7 @@ class RoleGivenUp(msgspec.Struct, frozen=True):
 FromRole = (
     (RoleReady | ServerReady | MonitorReady | ScoutReady | RoleFailed | JoinedDht | UserNotice | InitialPeers)
     | (DialledBack | WorkDone | PeerSilent | PeerHeard | LastOfStage | ServerMayLeave | RunAnnounced | RunConcluded)
-    | (CostsFound | StatusChanged | ClientLeaving | RunSummary | RoleAsks)
+    | (CostsFound | StatusChanged | ClientLeaving | RunUnwanted | RunSummary | RoleAsks)
 )
 ToRole = StopRole | InitialPeers | LeaveTogether | LauncherReplies
 RoleEvent = FromRole | RoleExited | RoleRestarting | RoleRestarted | RoleGivenUp

@@ -17,7 +17,6 @@ class Mailbox(Generic[_Item]):
     """
 
     def __init__(self) -> None:
-        """Start empty and open."""
         self._items: deque[_Item] = deque()
         self._closed = False
         self._changed = anyio.Event()

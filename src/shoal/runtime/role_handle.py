@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import anyio
 import msgspec
 
 from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime import launcher_messages as messages
+from shoal.runtime.changes import Changes
 from shoal.runtime.control_pipe import ControlPipe
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.role_spec import ExitStatus, RoleSpec
@@ -37,7 +37,7 @@ class RoleHandle:
         self._ready: messages.RoleReady | None = None
         self._status: ExitStatus | None = None
         self.last_error = ""
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     @property
     def running(self) -> bool:
@@ -96,7 +96,7 @@ class RoleHandle:
         elif isinstance(message, messages.RoleReady):
             self._ready = message
             self.was_ready = True
-            self._notify()
+            self._changed.notify()
         elif isinstance(message, messages.RoleFailed):
             self.last_error = message.reason
         self.events.put(message)
@@ -113,8 +113,4 @@ class RoleHandle:
             self._status = status
             self._pipe = None
             self.events.close()
-            self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+            self._changed.notify()

@@ -85,7 +85,6 @@ class RestartHistory:
     """Decides, for one role, whether and after which pause it is started again."""
 
     def __init__(self, policy: RestartPolicy) -> None:
-        """Start with no restarts counted."""
         self._policy = policy
         self._backoff = Backoff(first_s=policy.first_delay_s, max_s=policy.max_delay_s)
         self._restarts_s: deque[float] = deque()

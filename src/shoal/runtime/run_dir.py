@@ -3,7 +3,8 @@
 `$XDG_RUNTIME_DIR/shoal-<uid>/<8 hex>` or, where that variable is not usable, `/tmp/shoal-<uid>/<8 hex>`. A run holds a
 lock on a file in its directory for as long as it lives, so a directory that nobody locks is a dead run's and is removed
 by the next one. Creating and removing are serialised by a lock on the parent. Ports are claimed by sockets that the run
-holds as long. All of it is gone when the run is.
+holds as long. All of it is gone when the run is. A launcher leaves a note there of what it runs (`RunNote`), so that
+other commands of its user find it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import shutil
 import socket
 import stat
 from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import ConfigError
+from shoal.runtime.run_note import RunNote, read_note, write_note
 
 _LOCK_NAME = "lock"
 # sockaddr_un(7): 108 bytes with the closing zero; macOS has 104.
@@ -76,6 +79,14 @@ class RunDir:
         self._claims.append(claim)
         return True
 
+    def announce(self, note: RunNote) -> None:
+        """Say what runs here, to other commands of this user on this host.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        write_note(self.path, note)
+
     def close(self) -> None:
         """Remove the directory, and give up what was claimed; the second call does nothing."""
         while self._claims:
@@ -106,6 +117,54 @@ def socket_path(directory: Path, name: str) -> Path:
             f"set XDG_RUNTIME_DIR to a shorter directory of yours, or unset it to use /tmp"
         )
     return path
+
+
+@dataclass(frozen=True)
+class FoundDir:
+    """The directory of a run of this user.
+
+    Attributes:
+        note: of its launcher; None: it has left none, as a command has none that only looks at a run.
+        is_alive: its process has not ended.
+    """
+
+    path: Path
+    note: RunNote | None
+    is_alive: bool
+
+
+def found_dirs(parent: Path | None = None) -> list[FoundDir]:
+    """Return the directories of all runs of this user on this host, sorted by their paths.
+
+    Args:
+        parent: by default $XDG_RUNTIME_DIR and /tmp: another shell may have had that variable, or not.
+
+    Raises:
+        ConfigError: a parent belongs to another user.
+    """
+    parents = {_default_parent(), Path("/tmp")} if parent is None else {parent}
+    found: list[FoundDir] = []
+    for root in (each / f"shoal-{os.getuid()}" for each in sorted(parents)):
+        if not root.exists():
+            continue
+        _make_private(root)
+        with _locked(root / _LOCK_NAME):
+            directories = sorted(path for path in root.iterdir() if path.is_dir())
+            found += [FoundDir(path, read_note(path), _is_alive(path)) for path in directories]
+    return found
+
+
+def remove_dead_dir(path: Path) -> bool:
+    """Remove the directory of a run unless it is alive; returns whether it is gone.
+
+    Raises:
+        ConfigError: its parent belongs to another user.
+    """
+    _make_private(path.parent)
+    with _locked(path.parent / _LOCK_NAME):
+        if path.is_dir() and not _is_alive(path):
+            shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
 
 
 def _default_parent() -> Path:
@@ -152,18 +211,23 @@ def _locked(path: Path) -> Generator[None, None, None]:
 def _remove_dead(root: Path) -> None:
     """Remove the directories that no living run has locked; the caller holds the lock of `root`."""
     for directory in root.iterdir():
-        if not directory.is_dir():
-            continue
-        try:
-            lock_fd = _open_lock(directory / _LOCK_NAME)
-        except OSError:
-            # Its own run is removing it in this moment.
-            continue
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
+        if directory.is_dir() and not _is_alive(directory):
             shutil.rmtree(directory, ignore_errors=True)
-        finally:
-            os.close(lock_fd)
+
+
+def _is_alive(directory: Path) -> bool:
+    """Whether a living run has locked its directory; the caller holds the lock of the parent, so none is being made."""
+    try:
+        lock_fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False  # its own run, or who cleaned up, was removing it
+    except OSError:
+        return True  # nothing says that it is dead
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(lock_fd)

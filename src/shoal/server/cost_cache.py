@@ -105,7 +105,6 @@ class CostCache:
         """Look a measurement up; a file that cannot be used says why.
 
         Args:
-            key: see `cost_key`.
             num_units: units of the model; None: not known.
         """
         path = self.path(key)

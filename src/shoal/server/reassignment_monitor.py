@@ -124,7 +124,6 @@ class ReassignmentMonitor:
         return any(handler.receive(event) for handler in self._replica.handlers)
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         self._connected.discard(peer)
         for replica in (self._replica, self._left):
             for handler in replica.handlers if replica is not None else ():
@@ -220,7 +219,9 @@ class ReassignmentMonitor:
         if not 0 <= order.stage < self._num_stages:
             raise ControlError(f"there is no stage {order.stage}, the model has {self._num_stages}")
         me = self._endpoint.peer_id
-        if all(replica.peer == me for replica in self._view().by_stage(old.stage)):
+        # Before the first round the coordinator sees servers that this one has yet to see, and nothing can be lost.
+        has_trained = old.worker.num_committed > 0 or old.member.offered_round > 0
+        if has_trained and all(replica.peer == me for replica in self._view().by_stage(old.stage)):
             raise ControlError(f"it is the last replica of stage {old.stage}")
         emit(logger, ServerMoving(old.stage, order.stage, order.urgent))
         return await self._rebuild(order.stage)

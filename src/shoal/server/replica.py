@@ -18,13 +18,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from shoal.averaging.contents import Contents
 from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
-from shoal.averaging.peer_source import PeerSource
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import unsealer
 from shoal.averaging.snapshot_exchange import SnapshotExchange
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.averaging.state_donor import StateDonor
+from shoal.averaging.state_source import StateSource
 from shoal.averaging.state_sync import StateSync
 from shoal.clock import Clock, SystemClock
 from shoal.codec.registry import CODECS
@@ -186,7 +186,7 @@ async def build_replica(
     is_behind = run_has_begun(view())
     patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
     sync = StateSync(contents, stage, view=view, settings=patience)
-    source = PeerSource(sync, StateDonor(contents, stage), snapshots)
+    source = StateSource(sync, StateDonor(contents, stage), snapshots)
     member = RoundMember(
         endpoint=endpoint,
         unseal=unsealer(run_id, authority),

@@ -52,7 +52,6 @@ class StageNeed:
         A server without a device of its own (`device_memory_bytes` 0) needs all of its host.
 
         Args:
-            server: whose.
             cap: the most samples in a microbatch; None: any number.
         """
         samples = self.max_samples if cap is None else min(cap, self.max_samples)
@@ -95,7 +94,6 @@ def assign(view: SwarmView, num_stages: int, needs: Sequence[StageNeed] = ()) ->
     """Return the stage of every server that is still free to choose.
 
     Args:
-        num_stages: stages are 0..num_stages-1.
         needs: memory that each stage needs; a server that says it has less does not take it. Empty: any fits.
 
     Returns:

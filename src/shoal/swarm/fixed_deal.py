@@ -36,7 +36,6 @@ class FixedDeal:
 
     @property
     def free(self) -> tuple[Batch, ...]:
-        """See `Deal.free`."""
         return tuple(sorted([*self._free, *self._freed, *self._waiting.values()]))
 
     def plan(self, num_slots: int, inner_steps: int, speeds: Sequence[float], *, is_resumed: bool) -> None:
@@ -61,7 +60,6 @@ class FixedDeal:
         return None
 
     def claim(self, samples: Ranges) -> int | None:
-        """See `Deal.claim`."""
         batch = Batch(samples)
         limit = self._numbered + len(self._freed) + self._num_slots * self._inner_steps
         while batch not in self._waiting.values() and self._numbered < limit:
@@ -78,14 +76,12 @@ class FixedDeal:
         """See `Deal.trained`: time does not matter."""
 
     def put_back(self, index: int, batch: Batch) -> None:
-        """See `Deal.put_back`."""
         if index == NO_PLACE:
             bisect.insort(self._free, batch)
         else:
             self._waiting[index] = batch
 
     def recorded(self, samples: Ranges) -> None:
-        """See `Deal.recorded`."""
         left_of = self._recorded.left_of
         self._free = [left for left in map(left_of, self._free) if left is not None]
         self._freed = deque(left for left in map(left_of, self._freed) if left is not None)
@@ -93,7 +89,6 @@ class FixedDeal:
         self._waiting = {index: left for index, left in remaining if left is not None}
 
     def upcoming(self, limit: int) -> tuple[Batch, ...]:
-        """See `Deal.upcoming`."""
         found = [self._waiting[index] for index in sorted(self._waiting)] + list(self._freed) + self._free
         if len(found) < limit:
             for _, batch in self._new_batches():

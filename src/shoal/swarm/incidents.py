@@ -115,9 +115,11 @@ class Incidents:
                 pass
         return ()
 
-    def is_known(self, kind: str, key: str, at_s: float, within_s: float) -> bool:
-        """Whether a loss of this process was noticed at about that time; see `Incident` for its key."""
-        return any((each.kind, each.key) == (kind, key) and abs(each.noticed_s - at_s) <= within_s for each in self.all)
+    def is_known(self, found: LossFound, within_s: float) -> bool:
+        """Whether a loss of this process was noticed at about that time."""
+        process = found.kind, _key(found)
+        noticed_s = (each.noticed_s for each in self.all if (each.kind, each.key) == process)
+        return any(abs(at_s - found.at_s) <= within_s for at_s in noticed_s)
 
     def is_away(self, kind: str, key: str) -> bool:
         """Whether a process was lost and has not taken part since."""
@@ -155,8 +157,7 @@ class Incidents:
         return incident
 
     def _found(self, event: LossFound) -> None:
-        key = str(event.slots[0]) if event.kind == "trainer" else event.peer
-        incident = self._begin(event.kind, event.who, event.at_s, event.slots, key=key)
+        incident = self._begin(event.kind, event.who, event.at_s, event.slots, key=_key(event))
         if event.kind == "client":
             incident.back_s = event.found_s
 
@@ -187,6 +188,10 @@ class Incidents:
         paused_s = _longest_pause_s(steps_s, min(each.began_s for each in stopped))
         names = dict.fromkeys(each.who for each in stopped)
         return (TrainingGoesOn(slot, round(paused_s, 3), tuple(names)),)
+
+
+def _key(found: LossFound) -> str:
+    return str(found.slots[0]) if found.kind == "trainer" else found.peer
 
 
 def steps_lost_by(

@@ -10,6 +10,8 @@ handed out before anything new. The lease of a trainer that has died moves only 
 committed its batch, or will (`release_trainer`), or when a record without it is committed. One that its trainer has
 left to the record stays for it, whoever dies.
 
+A user may pause the run: nothing is leased then. All else goes on: what is leased is trained, acknowledged, recorded.
+
 Which batch a step gets is a `Deal`'s to say: in a deterministic run slot and step alone decide (`swarm.fixed_deal`),
 otherwise faster trainers get larger batches (`swarm.shared_deal`).
 
@@ -48,6 +50,11 @@ class Denial:
     """No lease, and why; the reason is shown to people."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """No lease as long as the run is paused: to be asked for again when it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,7 @@ class LeaseTable:
         self._num_grants = 0
         self._begin()
         self._lowest_generation: dict[int, int] = {}
+        self._is_paused = False
 
     def _begin(self) -> None:
         """Every sample is free, and no round is planned."""
@@ -151,7 +159,17 @@ class LeaseTable:
         """
         self._open(round_number, num_slots, steps, speeds, is_resumed=False)
 
-    def lease(self, trainer: int, generation: int, round_number: int, step: int, now_s: float = 0.0) -> Grant | Denial:
+    def pause(self) -> None:
+        """Lease nothing, until `go_on`."""
+        self._is_paused = True
+
+    def go_on(self) -> None:
+        """The run is not paused, or not any more."""
+        self._is_paused = False
+
+    def lease(
+        self, trainer: int, generation: int, round_number: int, step: int, now_s: float = 0.0
+    ) -> Grant | Later | Denial:
         """Give trainer (slot) `trainer` the batch of the step with this number, if there is one for it.
 
         `now_s`, on any one clock, is of interest where shares follow speed.
@@ -169,6 +187,8 @@ class LeaseTable:
         if generation < self._lowest_generation.get(trainer, 0):
             return Denial(f"generation {generation} of trainer {trainer} is stale: a later one has taken its place")
         self._lowest_generation[trainer] = generation
+        if self._is_paused:
+            return Later()
         dealt = self._deal.deal(trainer, step - plan.steps.first, now_s)
         if dealt is None:
             return Denial(f"every batch of slot {trainer} in round {plan.round} has been handed out")

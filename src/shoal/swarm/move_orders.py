@@ -161,8 +161,8 @@ class MoveOrders:
         """A server has said that it goes to a stage, or, if `refused` is not empty, why it does not."""
         move = self.under_way
         if move is None and not refused:
-            if self._known.get(peer) == stage:
-                return []  # a late repetition
+            if self._known.get(peer) == stage or self._refused.get(peer) == self._round:
+                return []  # a late repetition, of what was said before it arrived or refused
             # Sent by an earlier coordinator; where it comes from does not matter any more.
             self._begin(StageMove(peer, stage, stage, False), now_s)
             self._answered = True

@@ -65,7 +65,6 @@ def correction(
 
     Args:
         view: the servers, at the stages that they serve; nothing is trained yet.
-        num_stages: stages are 0..num_stages-1.
         holders: the replicas that can be reached; only these are sent.
     """
     chosen = assign(view, num_stages)

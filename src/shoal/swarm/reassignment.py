@@ -57,7 +57,6 @@ def next_move(
 
     Args:
         view: the servers, at the stages that they serve.
-        num_stages: stages are 0..num_stages-1.
         holders: the replicas that hold the record that stands; only these are sent.
     """
     places = _places(view, num_stages, holders, exempt)

@@ -170,7 +170,8 @@ class RoundCoordinatorMachine:
         if self._lead_at_s is not None:
             return self.lead(now_s) if now_s >= self._lead_at_s else []
         self._tick_at_s = now_s + self.settings.retry_s
-        # Who may have a missing stage's bytes since it was asked, or follow another client now, is asked again.
+        # While a stage is missing everybody is asked again: a replica may have fetched its bytes since it answered, or
+        # follow another client now.
         unheard = self._replicas.known if self._restoration.missing else self._replicas.silent
         effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in unheard]
         for peer in sorted(self._replicas.told):
@@ -214,7 +215,7 @@ class RoundCoordinatorMachine:
 
     def _ask(self, now_s: float) -> Effects:
         if self.phase is not RoundPhase.ASKING:
-            self._since_s = now_s  # a contest does not begin the wait for what is prepared anew: it hides no replica
+            self._since_s = now_s  # a contest keeps the time that was waited: the replicas can be heard all the while
         self.phase, self._lead_at_s = RoundPhase.ASKING, None
         self._tick_at_s = now_s + self.settings.retry_s
         self._replicas.begin_asking()
@@ -333,7 +334,10 @@ class RoundCoordinatorMachine:
         if self.phase in (RoundPhase.IDLE, RoundPhase.JOINING):
             effects += self._stages.watch(self.tip, now_s)
             if self._stages.is_lost(self.tip, now_s):
-                return effects + self._ask(now_s)  # what is restored is chosen having heard everyone just now
+                # Everybody is heard once more before anything is restored. Where the tip may have to go, its round may
+                # be averaged again, and under this ballot its quorums would have the epochs that they had.
+                ask = self._ask if self._unsaid is None else self.lead
+                return effects + ask(now_s)
         if self.phase is RoundPhase.IDLE and not (self._ready or self._replicas.told or self._unsaid):
             self._ready = self._trains = True
             effects.append(RoundReady(self.tip, self._replicas.holders(self.tip), self._replicas.sent_bytes))

@@ -26,7 +26,6 @@ def deadline_s(durations_s: Sequence[float], k: float, first_deadline_s: float) 
     """Return the seconds after which a late peer is no longer waited for.
 
     Args:
-        durations_s: of past rounds.
         k: number of deviations above the median that are still normal.
         first_deadline_s: used while fewer than `MIN_ROUNDS` durations are known.
     """

@@ -26,7 +26,6 @@ class Judgement:
     """The judgement of one coordinator.
 
     Args:
-        me: This client.
         genesis: Hash that stands for D_0.
         unseal: Decodes a record.
 

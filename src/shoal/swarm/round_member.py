@@ -75,7 +75,6 @@ class RoundMemberMachine:
 
     Args:
         tip: the record whose state this replica holds.
-        hashes: of that state.
         unseal: checks and decodes a record; raises IdentityError or RemoteProtocolError.
         is_behind: it holds the state of D_0 but has reason to believe that the run is further; its D_0 does not stand
             merely because other replicas do not answer.
@@ -104,6 +103,7 @@ class RoundMemberMachine:
 
     def _reset(self) -> None:
         self.closing = False
+        self.closed_under: Ballot = NO_BALLOT
         self.joined: StepsClosed | None = None
         self.in_doubt: set[StepKey] = set()
         self.aborted: tuple[StepKey, ...] = ()
@@ -180,7 +180,9 @@ class RoundMemberMachine:
             return []
         self.joined = closed
         self.in_doubt = set(closed.in_doubt)
-        return [self._join()]
+        # A new coordinator may have chosen another record than the one on which these steps were trained: it closes the
+        # round of those that hold its record, and is answered then.
+        return [self._join()] if self.closed_under == self.promised else []
 
     def ring_done(self, quorum: Propose, hashes: StageHashes) -> Effects:
         """The ring of `quorum` has ended and the outer step is staged."""
@@ -258,6 +260,7 @@ class RoundMemberMachine:
         if message.round > self.round:
             return [self._state(f"round {message.round} is closed, this replica is in round {self.round}")]
         self.is_behind = False
+        self.closed_under = message.ballot
         self.fetching = None  # what it holds is what stands
         if self.joined is not None or self.closing:
             return [self._join()] if self.joined is not None else []

@@ -120,7 +120,7 @@ class RoundReplicas:
 
     def answer(self, peer: PeerId, state: RoundState) -> Tip:
         """Take note of what a replica holds."""
-        self._reachable.add(peer)
+        self.hear(peer)
         self.states[peer] = state
         self.here[peer] = Here(state.stage, state.basis)
         tip = tip_of(state, self.genesis)

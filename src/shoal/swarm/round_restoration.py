@@ -36,7 +36,6 @@ class Restoration:
         patience_s: how long the machine waits for a holder that may come back.
 
     Attributes:
-        bases: of the restored stages.
         missing: stages that cannot be trained on now, with the time since when (monotonic seconds).
     """
 
@@ -103,7 +102,6 @@ class Restoration:
         Args:
             record: the one that stands, or is to stand.
             stages: those to look at; each is in `missing`.
-            here: the replicas that have answered.
             silent: some known replica has not answered.
         """
         found: dict[int, Basis] = {}
@@ -134,15 +132,20 @@ class Restoration:
         self.bases[stage] = basis
         return basis
 
-    def continued(self, holders: Iterable[Here]) -> dict[int, Basis]:
-        """What other coordinators have restored, from what those say who hold the tip: its own bytes come first."""
+    def continued(self, holders: Iterable[Here], everyone: Collection[Here]) -> dict[int, Basis]:
+        """What other coordinators have restored, from what those say who hold the tip.
+
+        Its own bytes come first, and so whoever has them: also under the record of another chain, where both records
+        name the same bytes.
+        """
         stages: dict[int, list[Basis]] = {}
         for here in holders:
             stages.setdefault(here.stage, []).append(here.basis)
+        have_own = {here.stage for here in everyone if here.basis.hashes == self._own(here.stage)}
         return {
             stage: newest(bases)
             for stage, bases in stages.items()
-            if self._record is not None and self._own(stage) not in {basis.hashes for basis in bases}
+            if self._record is not None and stage not in have_own
         }
 
     def _own(self, stage: int) -> StageHashes | None:

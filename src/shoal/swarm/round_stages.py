@@ -69,7 +69,7 @@ class RoundStages:
     def go_on(self, lost: Mapping[int, Basis], ballot: Ballot, tip: Tip, others: Iterable[PeerId]) -> Effects:
         """A coordinator has chosen the tip: what others have restored for it stays so."""
         before = self._restoration.bases
-        self._restoration.bases = self._restoration.continued(self._replicas.at(tip))
+        self._restoration.bases = self._restoration.continued(self._replicas.at(tip), self._replicas.here.values())
         found = self._restoration.bases.items()
         effects: Effects = [Restored(stage, tip.round, basis) for stage, basis in found if before.get(stage) != basis]
         return effects + self.restore(lost, ballot, tip, others)

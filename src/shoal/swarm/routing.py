@@ -34,11 +34,7 @@ class Pipeline:
 
 
 def form_pipelines(view: SwarmView, num_stages: int, existing: Sequence[Pipeline] = ()) -> tuple[Pipeline, ...]:
-    """Return as many disjoint complete pipelines as the replicas allow, in slot order.
-
-    Args:
-        existing: the pipelines until now.
-    """
+    """Return as many disjoint complete pipelines as the replicas allow, in slot order."""
     free = [list(view.by_stage(stage)) for stage in range(num_stages)]
     num_pipelines = min((len(replicas) for replicas in free), default=0)
     kept: dict[int, list[Replica | None]] = {}

@@ -68,11 +68,9 @@ class SharedDeal:
 
     @property
     def free(self) -> tuple[Batch, ...]:
-        """See `Deal.free`."""
         return tuple(sorted([*(Batch((item,)) for item in self._unused.returned), *self._kept.values()]))
 
     def plan(self, num_slots: int, inner_steps: int, speeds: Sequence[float], *, is_resumed: bool) -> None:
-        """See `Deal.plan`."""
         for batch in self._kept.values():
             self._unused.put_back(batch.samples)
         self._kept, self._sizes, self._num_fixed, self._inner_steps = {}, {}, 0, inner_steps
@@ -97,13 +95,11 @@ class SharedDeal:
         return index, batch
 
     def begun(self, index: int, now_s: float) -> None:
-        """See `Deal.begun`."""
         training = self._slots[index % len(self._slots)].training
         if training is not None and training.index == index:
             training.begun_s = now_s
 
     def trained(self, index: int, now_s: float) -> None:
-        """See `Deal.trained`."""
         place = self._slots[index % len(self._slots)]
         if place.training is not None and place.training.index == index:
             place.speed.measured(place.training.num_samples, now_s - place.training.begun_s)
@@ -117,7 +113,6 @@ class SharedDeal:
         return NO_PLACE
 
     def put_back(self, index: int, batch: Batch) -> None:
-        """See `Deal.put_back`."""
         self._unused.put_back(batch.samples)
         if index == NO_PLACE:
             return
@@ -129,13 +124,11 @@ class SharedDeal:
             self._move(slot, step)
 
     def recorded(self, samples: Ranges) -> None:
-        """See `Deal.recorded`."""
         self._unused.remove(samples)
         remaining = ((index, subtract(batch.samples, samples)) for index, batch in self._kept.items())
         self._kept = {index: Batch(left) for index, left in remaining if left}
 
     def upcoming(self, limit: int) -> tuple[Batch, ...]:
-        """See `Deal.upcoming`."""
         if self._kept:
             return tuple(self._kept[index] for index in sorted(self._kept)[:limit])
         unused = self._unused.copy()

@@ -110,7 +110,6 @@ class StepSizes:
         """Begin with equal sizes.
 
         Args:
-            num_slots: at least 1.
             samples_per_step: of each slot if all get the same, at least 1.
             max_samples: the most that a slot gets in a step, at least `samples_per_step`; None: any number.
         """

@@ -174,7 +174,6 @@ class SnapshotSearch:
                                                        --> the next best, or nothing
 
     Args:
-        generation: number of this replica's generation.
         patience_s: how long the search waits for a silent buddy.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Which replicas a trainer drives a step through: its home path where it can, the best others where it must.
 
 Pure: times come as arguments. A peer, or a pair of neighbours, that failed is avoided for a while and not for ever; a
-peer that was too slow is only used where there is no other.
+peer that was too slow, or a pair that was apart not long ago, is only used where there is no other.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from shoal.wire.messages.base import Hop, Replicas
 _SUSPECT_COST = 1e6
 
 _Pair = tuple[PeerId, PeerId]
+_Found = tuple[float, tuple[PeerId, ...]]
+_NOTHING: _Found = (0.0, ())
 
 
 class Avoidance:
@@ -25,7 +27,7 @@ class Avoidance:
         self._avoided: dict[PeerId, float] = {}
         self._broken: dict[_Pair, float] = {}
         self._lost: dict[PeerId, float] = {}
-        self._suspected: dict[PeerId, float] = {}
+        self._suspected: dict[PeerId | _Pair, float] = {}
         self._away: set[PeerId] = set()
         self._looked_for: set[PeerId] = set()
 
@@ -53,6 +55,10 @@ class Avoidance:
         """The two cannot reach each other."""
         self._broken[_pair(one, other)] = until_s
 
+    def suspect_pair(self, one: PeerId, other: PeerId, until_s: float) -> None:
+        """The two may not reach each other yet, and to find out takes long."""
+        self._suspected[_pair(one, other)] = until_s
+
     def forget_losses(self) -> None:
         """Peers that could not be reached may be tried again, if need be."""
         self._lost.clear()
@@ -77,8 +83,12 @@ class Avoidance:
 
     def cost(self, peer: PeerId, place: int, now_s: float) -> float:
         """What it costs to use the peer at `place` of the order of preference."""
-        doubted = peer in self._away or self._suspected.get(peer, now_s) > now_s
+        doubted = peer in self._away or self._is_suspected(peer, now_s)
         return place + (_SUSPECT_COST if doubted else 0.0)
+
+    def pair_cost(self, one: PeerId, other: PeerId, now_s: float) -> float:
+        """What it costs that the two are neighbours."""
+        return _SUSPECT_COST if self._is_suspected(_pair(one, other), now_s) else 0.0
 
     def next_end_s(self, now_s: float) -> float:
         """When the next peer or pair can be used again; infinite if none is kept out."""
@@ -90,7 +100,10 @@ class Avoidance:
         self._avoided = {peer: end_s for peer, end_s in self._avoided.items() if end_s > now_s}
         self._broken = {pair: end_s for pair, end_s in self._broken.items() if end_s > now_s}
         self._lost = {peer: end_s for peer, end_s in self._lost.items() if end_s > now_s}
-        self._suspected = {peer: end_s for peer, end_s in self._suspected.items() if end_s > now_s}
+        self._suspected = {who: end_s for who, end_s in self._suspected.items() if end_s > now_s}
+
+    def _is_suspected(self, who: PeerId | _Pair, now_s: float) -> bool:
+        return self._suspected.get(who, now_s) > now_s
 
 
 def candidates(home: Sequence[Hop], replicas: Replicas) -> list[list[PeerId]]:
@@ -115,13 +128,13 @@ def choose_path(
         One peer for each stage, or None if no complete path is usable now.
     """
     # For each peer of the current stage, the cheapest path that ends there.
-    best: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {}
+    best: dict[PeerId, _Found] = {}
     for stage, peers in enumerate(candidates):
-        reached: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {}
+        reached: dict[PeerId, _Found] = {}
         for place, peer in enumerate(peers):
             if not avoidance.is_usable(peer, now_s):
                 continue
-            before = [best[p] for p in best if avoidance.may_follow(p, peer, now_s)] if stage else [(0.0, ())]
+            before = _before(best, peer, avoidance, now_s) if stage else [_NOTHING]
             if before:
                 cost, path = min(before, key=_cost)
                 reached[peer] = (cost + avoidance.cost(peer, place, now_s), (*path, peer))
@@ -129,7 +142,16 @@ def choose_path(
     return min(best.values(), key=_cost)[1] if best else None
 
 
-def _cost(found: tuple[float, tuple[PeerId, ...]]) -> float:
+def _before(best: dict[PeerId, _Found], peer: PeerId, avoidance: Avoidance, now_s: float) -> list[_Found]:
+    """Return the paths that may go on with the peer, each with what that pair costs."""
+    return [
+        (cost + avoidance.pair_cost(last, peer, now_s), path)
+        for last, (cost, path) in best.items()
+        if avoidance.may_follow(last, peer, now_s)
+    ]
+
+
+def _cost(found: _Found) -> float:
     return found[0]
 
 

@@ -40,6 +40,8 @@ _LOST_S = 0.5
 # How long a peer that cannot be reached is dialled again when its stage has no other.
 _LOST_PATIENCE_S = 3.0
 _BROKEN_S = 1.0
+# A replica that dials a neighbour behind a cut link learns it seconds later, and the step waits for it.
+_SUSPECT_PAIR_S = 15.0
 _REFUSED_S = 0.1
 _SUSPECT_S = 60.0
 # Of one step, other than by replicas that are behind: then the cause is not a single replica.
@@ -221,6 +223,7 @@ class StepTrainer:
             case Broken(peer=peer):
                 if peer in self._path:
                     self._avoidance.avoid_pair(sender, peer, now_s + _BROKEN_S)
+                    self._avoidance.suspect_pair(sender, peer, now_s + _SUSPECT_PAIR_S)
                 return self._again(plan, now_s)
             case _:
                 return []

@@ -179,9 +179,13 @@ class SwarmView:
     maddrs: tuple[str, ...] = ()
     labels: Mapping[PeerId, PeerLabel] = field(default_factory=dict[PeerId, PeerLabel])
 
-    def name_of(self, peer: PeerId) -> str:
-        """Return what people call a peer: `server 1@box2`; `server 1@box2#8abcd123` where that is not only one peer."""
-        return self._names.get(peer) or f"peer ...{peer[-_NAMED_BY:]}"
+    def name_of(self, peer: PeerId, role: str = "peer") -> str:
+        """Return what people call a peer: `server 1@box2`; `server 1@box2#8abcd123` where that is not only one peer.
+
+        Args:
+            role: of a peer that does not announce itself, if it is known.
+        """
+        return self._names.get(peer) or f"{role} ...{peer[-_NAMED_BY:]}"
 
     def by_stage(self, stage: int) -> tuple[Replica, ...]:
         """Return the replicas of one stage, by seniority."""

@@ -40,6 +40,7 @@ class ClientHost:
     Attributes:
         log_dir: the client's.
         identity: of the client, in all of its starts.
+        data_service: the newest data server.
         is_lost: the whole host is gone.
     """
 
@@ -63,8 +64,6 @@ class ClientHost:
 
         Args:
             number: of the host; the first host begins the run, later ones continue it.
-            log_dir: an empty directory.
-            dataset: for the data server.
             expected_servers: returns how many the first round waits for.
             age_s: returns the seconds since the cluster was built.
         """
@@ -164,7 +163,7 @@ class ClientHost:
         config = self._config
         process = self.data_process = Process(self._network, self._named("data_server"))
         self.data_server = process.endpoint.hop
-        service = DataService(
+        service = self.data_service = DataService(
             endpoint=process.endpoint,
             dataset=self._dataset,
             samples_per_step=config.diloco.samples_per_step,

@@ -17,7 +17,6 @@ class Monitor:
     """
 
     def __init__(self) -> None:
-        """Start without numbers."""
         self.values: list[Mapping[str, float]] = []
 
     def receive(self, event: Received) -> bool:

@@ -20,7 +20,6 @@ class LocalRegistry:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Start without records."""
         self._clock = clock
         self._sequence = 0
         self._records: dict[tuple[PeerId, str], VerifiedRecord] = {}

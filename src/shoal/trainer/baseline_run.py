@@ -56,7 +56,6 @@ async def run_baseline(
     """Train `outer_steps * inner_steps` steps. Evaluate where the swarm does, before the first and after the last.
 
     Args:
-        config: the same as the swarm's.
         feed: the endpoint's events are dispatched to it.
         device_name: as torch names it.
         report: called after every step and evaluation.

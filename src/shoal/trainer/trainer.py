@@ -40,7 +40,6 @@ class Trainer:
             endpoint: `run` takes its events.
             slot: the pipeline that is its home; also its number in step ids.
             generation: counts the starts of this slot's trainer in the run, from 1.
-            data_server: of this host.
             deaths: where the process is to die, for measurements.
         """
         self._endpoint, self._deaths = endpoint, deaths

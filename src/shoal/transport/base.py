@@ -88,6 +88,11 @@ class Endpoint(Protocol):
         ...
 
     @property
+    def received_bytes(self) -> int:
+        """Bytes of the messages that have come from other peers."""
+        ...
+
+    @property
     def metrics(self) -> MetricRegistry:
         """The numbers of this process: a role has one endpoint, and whatever it counts is counted here."""
         ...

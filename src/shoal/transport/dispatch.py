@@ -1,8 +1,8 @@
 """From an endpoint's one stream of events to the handlers of a role.
 
 A message belongs to exactly one protocol, so the first handler that recognises it gets it. What none recognises is a
-peer's mistake: it is logged and counted, and nothing else happens. What this process has counted is not a matter of any
-one protocol: whoever asks for it gets it from here, whatever the role. Nor is that a client ends, and is not to be
+peer's mistake: it is logged and counted, and nothing else happens. What this process has measured is not a matter of
+any one protocol: whoever asks for it gets it from here, whatever the role. Nor is that a client ends, and is not to be
 looked for.
 """
 
@@ -10,22 +10,45 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from shoal.errors import RemoteProtocolError
 from shoal.events.links import ProtocolUnexpected, ProtocolViolated
 from shoal.ids import PeerId
 from shoal.log import FloodGate
+from shoal.runtime.process_info import resident_bytes
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
-from shoal.wire.messages.control import COUNTERS, AskCounters, Metrics, RunOver
+from shoal.wire.messages.control import (
+    MAX_COUNTERS,
+    MAX_GAUGES,
+    MAX_HISTOGRAMS,
+    AskCounters,
+    MetricReport,
+    RunOver,
+)
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
 
-def counters_of(endpoint: Endpoint, role: str, answer_to: int = 0) -> Metrics:
-    """Return what this process has counted until now, as it is told to others (see `Metrics`)."""
-    values = {COUNTERS + name: float(count) for name, count in endpoint.metrics.counts().items()}
-    return Metrics(role, endpoint.peer_id, answer_to, values)
+def measured(endpoint: Endpoint, role: str, answer_to: int = 0) -> MetricReport:
+    """Return all that this process has measured until now."""
+    metrics = endpoint.metrics
+    metrics.gauge("process.memory_bytes").set(resident_bytes())
+    metrics.gauge("transport.received_bytes").set(endpoint.received_bytes)
+    metrics.gauge("transport.sent_bytes").set(sum(endpoint.sent_bytes.values()))
+    return MetricReport(
+        role=role,
+        counters=_first(metrics.counts(), MAX_COUNTERS),
+        gauges=_first(metrics.gauges(), MAX_GAUGES),
+        histograms=_first(metrics.histograms(), MAX_HISTOGRAMS),
+        number=answer_to,
+    )
+
+
+def _first(values: dict[str, _T], most: int) -> dict[str, _T]:
+    return dict(list(values.items())[:most])
 
 
 class Handler(Protocol):
@@ -76,7 +99,7 @@ async def dispatch(
 
     def receive(event: Received) -> None:
         if isinstance(event.message, AskCounters):
-            endpoint.post(event.peer, counters_of(endpoint, "", event.message.number))
+            endpoint.post(event.peer, measured(endpoint, "", event.message.number))
             return
         is_farewell = isinstance(event.message, RunOver)
         if is_farewell:

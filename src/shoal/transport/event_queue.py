@@ -79,7 +79,6 @@ class EventQueue(EventStream):
         return True
 
     async def consume(self, take: Callable[[TransportEvent], None]) -> None:
-        """See `EventStream.consume`."""
         self._take = take
         try:
             async for event in self:

@@ -19,16 +19,19 @@ class Inbound:
 
     Attributes:
         pool: of the tensors' memory.
+        received_bytes: of all frames.
     """
 
     def __init__(self, events: EventQueue, limits: TransportLimits) -> None:
         """Start with nothing received."""
         self.pool = BufferPool(limits.max_pooled_bytes)
+        self.received_bytes = 0
         self._events = events
         self._unread = Unread[Connection](limits.max_unread_bytes, limits.max_unread_total_bytes)
 
     def take(self, connection: Connection, peer: PeerId, frame: Frame) -> None:
         """Give a frame that came from a peer over this connection to the consumer, or queue it while that is busy."""
+        self.received_bytes += frame.num_bytes
         received = Received(peer, frame.message, frame.tensors)
         if self._events.hand_over(received):
             return

@@ -45,7 +45,6 @@ class LinkMeter:
     """Measures the link with one peer, over all connections with it."""
 
     def __init__(self, clock: Clock) -> None:
-        """Know nothing yet."""
         self._clock = clock
         self._round_trips_s: deque[float] = deque(maxlen=NUM_ROUND_TRIPS)
         self._ping = 0

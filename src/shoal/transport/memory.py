@@ -117,6 +117,7 @@ class MemoryEndpoint(Endpoint):
         self._known: dict[PeerId, tuple[str, ...]] = {}
         self._linked: dict[PeerId, MemoryEndpoint] = {}
         self._sent: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
+        self._received_bytes = 0
         self._metrics = MetricRegistry()
         self._losses = Losses(self._events, self._metrics)
 
@@ -141,6 +142,11 @@ class MemoryEndpoint(Endpoint):
         return self._sent
 
     @property
+    def received_bytes(self) -> int:
+        """Frame bytes received; zero if the network does not encode."""
+        return self._received_bytes
+
+    @property
     def metrics(self) -> MetricRegistry:
         """`transport.dialled`, `.lost` by cause, `.dropped`."""
         return self._metrics
@@ -159,7 +165,6 @@ class MemoryEndpoint(Endpoint):
         return os.getpid() if peer in self._linked and self._network.is_one_host(self._peer_id, peer) else None
 
     def introduce(self, hop: Hop) -> None:
-        """See `Endpoint.introduce`."""
         self._known[hop.peer] = hop.addresses
 
     def post(
@@ -169,7 +174,6 @@ class MemoryEndpoint(Endpoint):
         tensors: Sequence[WireTensor] = (),
         traffic: Traffic = Traffic.CONTROL,
     ) -> None:
-        """See `Endpoint.post`."""
         frame = self._frame(message, tensors, traffic)
         if peer == self._peer_id:
             self._events.put(Received(peer, frame.message, frame.tensors))
@@ -190,6 +194,7 @@ class MemoryEndpoint(Endpoint):
         """Queue a frame of a connected peer; a control frame perhaps before tensors of that peer."""
         if isinstance(frame.message, Heartbeat):
             return
+        self._received_bytes += frame.num_bytes
         chance = self._network.overtaking
         may_overtake = chance is not None and not is_bulk(frame.traffic, len(frame.tensors)) and chance.random() < 0.5
 
@@ -208,16 +213,13 @@ class MemoryEndpoint(Endpoint):
         await anyio.lowlevel.checkpoint()
 
     def disconnect(self, peer: PeerId, reason: str) -> None:
-        """See `Endpoint.disconnect`."""
         if peer in self._linked:
             self._network.unlink(self._peer_id, peer, reason)
 
     def leaves(self, peer: PeerId) -> None:
-        """See `Endpoint.leaves`."""
         self._losses.leaves(peer)
 
     def events(self) -> EventStream:
-        """See `Endpoint.events`."""
         return self._events
 
     async def aclose(self) -> None:

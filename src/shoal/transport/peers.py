@@ -71,7 +71,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             run_id: only peers of the same run are accepted.
             role: what this process does, for the peers' logs.
             carriers: one for each kind of address, in the order in which a peer's addresses are tried.
-            metrics: see `open_endpoint`.
         """
         self._tasks = anyio.create_task_group()
         self._hop = Hop(peer_id, ())
@@ -134,8 +133,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     @property
     def sent_bytes(self) -> Mapping[Traffic, int]:
-        """See `Endpoint.sent_bytes`."""
         return self._sent
+
+    @property
+    def received_bytes(self) -> int:
+        """See `Endpoint.received_bytes`."""
+        return self._inbound.received_bytes
 
     @property
     def metrics(self) -> MetricRegistry:
@@ -143,15 +146,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         return self._metrics
 
     def links(self) -> Mapping[PeerId, LinkEstimate]:
-        """See `Endpoint.links`."""
         return {peer: state.meter.estimate for peer, state in self._peers.items()}
 
     def process_of(self, peer: PeerId) -> int | None:
-        """See `Endpoint.process_of`."""
         return self._peers[peer].process if peer in self._peers else None
 
     def introduce(self, hop: Hop) -> None:
-        """See `Endpoint.introduce`."""
         self._peers[hop.peer].addresses = hop.addresses
 
     def post(
@@ -161,7 +161,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         tensors: Sequence[WireTensor] = (),
         traffic: Traffic = Traffic.CONTROL,
     ) -> None:
-        """See `Endpoint.post`."""
         frame = encode_frame(message, tensors, traffic, self._limits.wire)
         if peer == self._hop.peer:
             self._events.put(Received(peer, message, tuple(tensor.copy() for tensor in tensors)))
@@ -186,13 +185,11 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                 self._tasks.start_soon(self._dial, peer, state)
 
     async def drained(self, peer: PeerId) -> None:
-        """See `Endpoint.drained`."""
         state = self._peers.get(peer)
         if state is not None and state.queued_bytes > self._limits.high_water_bytes:
             await self.flushed(peer)
 
     async def flushed(self, peer: PeerId) -> None:
-        """See `Endpoint.flushed`."""
         state = self._peers.get(peer)
         if state is not None and state.dialling:
             await state.decided.wait()
@@ -200,17 +197,14 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             await state.connection.flushed()
 
     def disconnect(self, peer: PeerId, reason: str) -> None:
-        """See `Endpoint.disconnect`."""
         state = self._peers.get(peer)
         if state is not None and (state.connection is not None or state.dialling):
             self._lose(peer, state, reason, Loss.DISCONNECTED)
 
     def leaves(self, peer: PeerId) -> None:
-        """See `Endpoint.leaves`."""
         self._losses.leaves(peer)
 
     def events(self) -> EventStream:
-        """See `Endpoint.events`."""
         return self._events
 
     async def aclose(self) -> None:
@@ -234,7 +228,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
     # Called by connections.
 
     def on_connect(self, connection: Connection) -> None:
-        """See `ConnectionOwner.on_connect`."""
         try:
             if connection.prepare is not None:
                 connection.prepare(connection.socket)
@@ -246,7 +239,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             self._tasks.start_soon(self._admission.await_hello, connection, self._on_late)
 
     def on_open(self, connection: Connection) -> None:
-        """See `ConnectionOwner.on_open`."""
         try:
             if connection.proven is not None and connection.dialled is None:
                 self._admission.proven(connection.proven)
@@ -262,7 +254,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             connection.say(self._hello(connection.dialled, connection.number))
 
     def on_handshake(self, connection: Connection, said: Hello | Refusal) -> None:
-        """See `ConnectionOwner.on_handshake`."""
         if isinstance(said, Refusal):
             connection.close(f"refused by the peer: {said.reason}")
             return
@@ -287,18 +278,15 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._up(connection, state, said)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `ConnectionOwner.on_frame`."""
         if isinstance(frame.message, Heartbeat):
             on_heartbeat(connection, frame.message, self._limits.high_water_bytes)
         elif connection.peer is not None:
             self._inbound.take(connection, connection.peer, frame)
 
     def on_violation(self, connection: Connection, error: Exception) -> None:
-        """See `ConnectionOwner.on_violation`."""
         self._refusals.note(connection, error)
 
     def on_lost(self, connection: Connection, reason: str) -> None:
-        """See `ConnectionOwner.on_lost`."""
         self._admission.ended(connection)
         peer = connection.peer or connection.dialled
         if peer is None:

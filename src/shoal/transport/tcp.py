@@ -27,7 +27,7 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 class TcpCarrier:
-    """Carries `tcp:host:port`."""
+    """A `Carrier` of `tcp:host:port`."""
 
     scheme = _SCHEME
 
@@ -53,7 +53,6 @@ class TcpCarrier:
         self._server: asyncio.Server | None = None
 
     async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
-        """See `Carrier.listen`."""
         if self._listen_on is None:
             return ()
         host, port = self._listen_on
@@ -74,7 +73,6 @@ class TcpCarrier:
         return tuple(_SCHEME + _with_port(host, bound_port) for host in hosts)
 
     async def connect(self, address: str, connection: Connection) -> None:
-        """See `Carrier.connect`."""
         host, port = split_host_port(address.removeprefix(_SCHEME))
         connection.prepare = self._prepare
         self._hold(connection)
@@ -84,7 +82,6 @@ class TcpCarrier:
         )
 
     def stop_listening(self) -> None:
-        """See `Carrier.stop_listening`."""
         if self._server is not None:
             self._server.close()
 

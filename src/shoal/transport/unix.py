@@ -31,15 +31,15 @@ _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class UnixCarrier:
-    """Carries `unix:/path`."""
+    """A `Carrier` of `unix:/path`."""
 
     scheme = _SCHEME
 
-    def __init__(self, path: Path, *, socket_buffer_bytes: int, machine: str = "") -> None:
+    def __init__(self, path: Path | None, *, socket_buffer_bytes: int, machine: str = "") -> None:
         """Remember what to do; nothing is opened yet.
 
         Args:
-            path: where to make the socket; a socket without a listener is replaced.
+            path: where to make the socket; a socket without a listener is replaced. None: it only dials.
             socket_buffer_bytes: asked of the kernel for each connection; it may give less.
             machine: this machine's name in addresses; empty: there is no other machine.
         """
@@ -49,19 +49,19 @@ class UnixCarrier:
         self._server: asyncio.Server | None = None
 
     async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
-        """See `Carrier.listen`."""
 
         def accept() -> Connection:
             connection = make()
             connection.prepare = partial(self._prepare, connection)
             return connection
 
+        if self._path is None:
+            return ()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(accept, sock=_bind(self._path), backlog=_BACKLOG)
         return (f"{_SCHEME}{self._machine}:{self._path}" if self._machine else f"{_SCHEME}{self._path}",)
 
     async def connect(self, address: str, connection: Connection) -> None:
-        """See `Carrier.connect`."""
         path = address.removeprefix(_SCHEME)
         if not path.startswith("/"):
             machine, _, path = path.partition(":")
@@ -74,8 +74,7 @@ class UnixCarrier:
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
 
     def stop_listening(self) -> None:
-        """See `Carrier.stop_listening`."""
-        if self._server is not None:
+        if self._server is not None and self._path is not None:
             self._server.close()
             self._server = None
             self._path.unlink(missing_ok=True)
@@ -99,14 +98,14 @@ class UnixCarrier:
 
 
 def open_unix_endpoint(
-    *, peer_id: PeerId, run_id: RunId, role: str, path: Path, limits: TransportLimits = DEFAULT_LIMITS
+    *, peer_id: PeerId, run_id: RunId, role: str, path: Path | None, limits: TransportLimits = DEFAULT_LIMITS
 ) -> StreamEndpoint:
     """Return an endpoint on a Unix socket of mode 0600 alone, to be entered as an asynchronous context.
 
     Args:
         run_id: only peers of the same run are accepted.
         role: what this process does, for the peers' logs.
-        path: where to make the socket; a socket without a listener is replaced.
+        path: where to make the socket; a socket without a listener is replaced. None: nobody can dial this endpoint.
 
     Raises:
         ConfigError: on entering, if the path is too long, in use, or cannot be made.

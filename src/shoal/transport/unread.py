@@ -16,7 +16,6 @@ class Unread(Generic[Key]):
     """
 
     def __init__(self, max_each_bytes: int, max_total_bytes: int) -> None:
-        """Start with nothing received."""
         self._max_each_bytes = max_each_bytes
         self._max_total_bytes = max_total_bytes
         self._bytes: dict[Key, int] = {}

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
-import torch
+from tests.threads import one_thread as one_thread
 from tests.tiers import is_thorough
 
 from shoal.averaging.journal import read_records
@@ -22,14 +21,6 @@ from shoal.replay.verdict import Verdict
 from shoal.testing import Cluster, ClusterResult
 
 SEQ_LEN = 16
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_config(**sections: dict[str, Any]) -> Config:
@@ -55,6 +46,13 @@ def make_text(num_train: int, num_holdout: int = 6) -> DataSet:
     dataset = text_dataset("letters", text, SEQ_LEN, num_holdout / (num_train + num_holdout))
     assert (dataset.train.num_samples, dataset.holdout.num_samples) == (num_train, num_holdout)
     return dataset
+
+
+async def run_noticed(cluster: Cluster) -> tuple[ClusterResult, list[str]]:
+    """Run it to its end; return also what the user is shown."""
+    notices: list[str] = []
+    cluster.client.ledger._show = notices.append
+    return await cluster.run(), notices
 
 
 MakeCluster = Callable[..., Cluster]
@@ -128,6 +126,5 @@ async def run_undisturbed(make_cluster: MakeCluster, config: Config, num_train: 
     key = config.model_dump_json(), num_train
     if key not in _undisturbed:
         async with make_cluster(config, num_train=num_train) as cluster:
-            with anyio.fail_after(240):
-                _undisturbed[key] = await cluster.run()
+            _undisturbed[key] = await cluster.run()
     return _undisturbed[key]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-import anyio
-import pytest
 import torch
 from torch import Tensor
 
@@ -17,8 +15,6 @@ from shoal.wire.messages.round import CommitRecord
 from shoal.wire.messages.step import Forward, Open
 
 from .conftest import MakeCluster, make_config
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_capped_server_gets_its_samples_one_by_one_and_the_run_stays_exact(make_cluster: MakeCluster) -> None:
@@ -35,8 +31,7 @@ async def test_a_capped_server_gets_its_samples_one_by_one_and_the_run_stays_exa
                 deliver(sender, to, message)
 
             cluster.network.before_delivery = look
-            with anyio.fail_after(240):
-                results.append(await cluster.run())
+            results.append(await cluster.run())
             held = [hashlib.sha256(s.parameters().numpy().tobytes()).hexdigest() for s in cluster.servers]
             peers = [server.peer for server in cluster.servers]
         assert held == [results[-1].hashes[stage] for stage in (0, 1, 0, 1)]
@@ -55,8 +50,7 @@ async def test_a_trainer_goes_on_over_a_capped_replica_when_its_own_dies(make_cl
     config = make_config(diloco={"inner_steps": 5})
     async with make_cluster(config, num_train=100, replicas=[0, 1, 0, 1], caps={2: 1}) as cluster:
         cluster.when(Forward, action=lambda: cluster.kill_server(0), receiver=cluster.servers[0].peer, number=5)
-        with anyio.fail_after(240):
-            result = await cluster.run()
+        result = await cluster.run()
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
     assert result.summary["exit"] == "done"
 
@@ -82,8 +76,7 @@ async def test_a_server_whose_memory_is_too_small_says_so_to_everybody_and_the_r
             return {replica.peer: replica.cap for replica in cluster.view.replicas if replica.cap is not None}
 
         cluster.when(CommitRecord, action=lambda: caps.append(announced()))
-        with anyio.fail_after(240):
-            result = await cluster.run()
+        result = await cluster.run()
         assert caps[0] == {cluster.servers[1].peer: 1}, "announced at once, not with the next record"
         assert announced() == caps[0]
         held = [hashlib.sha256(s.parameters().numpy().tobytes()).hexdigest() for s in cluster.servers]

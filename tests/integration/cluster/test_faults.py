@@ -29,16 +29,20 @@ from shoal.wire.messages.step import (
 
 from .conftest import MakeCluster, make_config, run_undisturbed
 
-pytestmark = pytest.mark.anyio
-
 CONFIG = make_config(diloco={"inner_steps": 4, "outer_steps": 4})
 # Server i serves stage i % 2, so servers 2 and 3 are the home of slot 1 and have the steps of trainer 1.
 VICTIM_STAGE_0, VICTIM_STAGE_1 = 2, 3
 
 
-async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(240):
-        return await cluster.run()
+def kill_data_server(cluster: Cluster) -> None:
+    """Kill it; it is started again soon."""
+
+    async def come_back() -> None:
+        await anyio.sleep(0.05)
+        cluster.restart_data_server()
+
+    cluster.kill_data_server()
+    cluster._tasks.start_soon(come_back)
 
 
 def check_agreement(cluster: Cluster, result: ClusterResult, not_evaluated: int | None = None) -> None:
@@ -75,7 +79,7 @@ async def test_a_server_dies_in_a_step_and_another_replica_takes_over(
         peer = cluster.servers[index].peer
         ends = {"sender": peer} if is_sender else {"receiver": peer}
         cluster.when(kind, action=lambda: cluster.kill_server(index), number=6, **ends)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     stage = index % 2
     # Steps 4 and 5 of trainer 1, committed by the victim since the record of round 1, are its loss; with them goes the
@@ -106,7 +110,7 @@ async def test_a_server_dies_in_the_averaging_and_the_others_finish_it(make_clus
         # A committed record is named in CommitRecord; the others name the round themselves.
         which = {"after": 1} if kind is CommitRecord else {"round": 2}
         cluster.when(kind, action=lambda: cluster.kill_server(VICTIM_STAGE_0), **ends, **which)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     # Before the record its share of round 2 is lost; afterwards the others have it.
     assert result.audit.steps_lost == {0: 0 if kind is CommitRecord else 4, 1: 0}
@@ -116,7 +120,7 @@ async def test_a_spare_takes_the_place_of_a_dead_server(make_cluster: MakeCluste
     async with make_cluster(CONFIG, replicas=[0, 1, 0, 1, 0]) as cluster:
         victim = cluster.servers[VICTIM_STAGE_0]
         cluster.when(Forward, action=lambda: cluster.kill_server(VICTIM_STAGE_0), receiver=victim.peer, number=6)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
         spare = cluster.servers[4]
     # It takes over in the step, and keeps the pipeline.
@@ -156,7 +160,7 @@ async def test_a_trainer_dies_and_a_new_generation_does_the_rest_of_its_round(
         ends = {"sender": peer} if is_sender else {"receiver": peer}
         which = {"number": 5} if kind not in (StartRound, Lease, BatchReady) else {}
         cluster.when(kind, action=lambda: cluster.kill_trainer(1), after=after, **ends, **which)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     # Whatever was committed and not reported, and whatever was not: every step is done once, with the same batch.
     assert result.hashes == undisturbed.hashes
@@ -178,7 +182,7 @@ async def test_a_trainer_dies_in_the_last_round_and_nothing_is_missing(make_clus
     undisturbed = await run_undisturbed(make_cluster, CONFIG)
     async with make_cluster(CONFIG) as cluster:
         cluster.when(Prepared, action=lambda: cluster.kill_trainer(0), receiver=cluster.trainer_peer(0), number=15)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     assert (result.hashes, result.audit.samples) == (undisturbed.hashes, undisturbed.audit.samples)
 
@@ -195,7 +199,7 @@ async def test_both_trainers_die_one_of_them_twice_and_the_run_is_as_if_nothing_
                 sender=cluster.trainer_peer(slot),
                 number=number,
             )
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     assert result.hashes == undisturbed.hashes
     assert result.records[1].generations == {0: 2, 1: 3}
@@ -208,7 +212,7 @@ async def test_a_trainer_and_a_server_of_its_path_die_at_once(make_cluster: Make
 
     async with make_cluster(CONFIG) as cluster:
         cluster.when(Commit, action=both, sender=cluster.trainer_peer(1), number=5, after=1)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     # One replica of the path has committed step 5 (it stands), and the slot goes on after it.
     assert {line.entry.key.number for line in result.steps[2] if line.entry.key.trainer == 1} >= {5, 6, 7}
@@ -224,7 +228,7 @@ async def test_a_record_is_evaluated_over_shared_replicas_when_a_server_dies_in_
         peer, other = cluster.servers[index].peer, cluster.servers[index - 2].peer
         cluster.when(EvalForward, action=lambda: cluster.freeze_server(index), receiver=peer, base_round=2)
         cluster.when(Committed, action=lambda: cluster.kill_server(index), sender=other, number=8)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     # The other trainer has trained on the shared replica before that, but D_2 is what is evaluated.
     for round in (0, 1, 2):
@@ -249,7 +253,7 @@ async def test_a_record_is_evaluated_over_others_when_two_replicas_of_the_path_l
             deliver(sender, receiver, message)
 
         cluster.network.before_delivery = look
-        result = await run(cluster)
+        result = await cluster.run()
     assert refused
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
     assert 2 in result.progress.eval_losses
@@ -260,7 +264,7 @@ async def test_three_pipelines_go_on_as_two_without_a_gap_in_the_samples(make_cl
     async with make_cluster(config, num_train=31) as cluster:
         middle = cluster.servers[VICTIM_STAGE_0]
         cluster.when(Forward, action=lambda: cluster.kill_server(VICTIM_STAGE_0), receiver=middle.peer, number=5)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     trainers = [{line.entry.key.trainer for line in result.steps[round]} for round in (1, 2, 3, 4)]
     assert trainers == [{0, 1, 2}, {0, 1, 2}, {0, 1}, {0, 1}]
@@ -271,7 +275,7 @@ async def test_the_last_evaluation_is_repeated_when_a_trainer_dies_in_it(make_cl
     undisturbed = await run_undisturbed(make_cluster, CONFIG)
     async with make_cluster(CONFIG) as cluster:
         cluster.when(EvalForward, action=lambda: cluster.kill_trainer(1), sender=cluster.trainer_peer(1), base_round=4)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     assert result.hashes == undisturbed.hashes
     assert result.progress.eval_losses == undisturbed.progress.eval_losses
@@ -289,7 +293,7 @@ async def test_reports_for_another_slot_are_not_counted(make_cluster: MakeCluste
             liar.post(cluster.client_peer, TrainerDone(0, 2, 4, 16, {}))
 
         cluster.when(Open, action=lie, sender=cluster.trainer_peer(1), number=4)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     assert result.hashes == undisturbed.hashes
     assert result.progress.eval_losses == undisturbed.progress.eval_losses
@@ -309,7 +313,7 @@ async def test_a_client_that_loses_living_servers_has_them_back_before_they_anno
                 cluster.network.unlink(cluster.client_peer, server.peer, "silent")
 
         cluster.when(kind, action=part, after=10 if kind is Commit else 5)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     assert result.hashes == (await run_undisturbed(make_cluster, CONFIG)).hashes
     assert [len(stage.members) for stage in result.records[-1].stages] == [2, 2]
@@ -321,7 +325,7 @@ async def test_trainers_that_never_train_end_the_run(make_cluster: MakeCluster) 
         for round in (2, 3, 4):
             for after in range(4):
                 cluster.when(StartRound, action=lambda: cluster.kill_trainer(0), round=round, after=after)
-        with anyio.fail_after(240), pytest.RaisesGroup(ControlError, flatten_subgroups=True):
+        with pytest.RaisesGroup(ControlError, flatten_subgroups=True):
             await cluster.run()
         result = await cluster.result("failed")
     assert [bool(record.samples) for record in result.records] == [True, False, False, False]
@@ -342,17 +346,8 @@ async def test_a_data_server_that_is_started_again_goes_on_without_a_sample_twic
         run={"deterministic": deterministic}, diloco={"inner_steps": 4, "outer_steps": 4}, servers={"replicas": 2}
     )
     async with make_cluster(config) as cluster:
-
-        def die() -> None:
-            cluster.kill_data_server()
-            cluster._tasks.start_soon(come_back)
-
-        async def come_back() -> None:
-            await anyio.sleep(0.05)
-            cluster.restart_data_server()
-
-        cluster.when(kind, action=die, after=after)
-        result = await run(cluster)
+        cluster.when(kind, action=lambda: kill_data_server(cluster), after=after)
+        result = await cluster.run()
         check_agreement(cluster, result)
     assert result.records[1].generations == {0: 1, 1: 1}, "no trainer died of it"
     if deterministic:
@@ -372,20 +367,11 @@ async def test_a_data_server_and_a_trainer_die_in_one_round(
         run={"deterministic": deterministic}, diloco={"inner_steps": 6, "outer_steps": 4}, servers={"replicas": 2}
     )
     async with make_cluster(config) as cluster:
-
-        def die() -> None:
-            cluster.kill_data_server()
-            cluster._tasks.start_soon(come_back)
-
-        async def come_back() -> None:
-            await anyio.sleep(0.05)
-            cluster.restart_data_server()
-
         numbers = (7, 9) if is_trainer_first else (9, 7)
         peer = cluster.trainer_peer(1)
         cluster.when(Prepared, action=lambda: cluster.kill_trainer(1), receiver=peer, number=numbers[0])
-        cluster.when(Prepared, action=die, receiver=peer, number=numbers[1])
-        result = await run(cluster)
+        cluster.when(Prepared, action=lambda: kill_data_server(cluster), receiver=peer, number=numbers[1])
+        result = await cluster.run()
         check_agreement(cluster, result)
     assert sorted(failover["kind"] for failover in result.summary["failovers"]) == ["data_server", "trainer"]
     if deterministic:

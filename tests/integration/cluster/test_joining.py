@@ -21,15 +21,8 @@ from shoal.wire.messages.transfer import Chunk
 
 from .conftest import MakeCluster, make_config
 
-pytestmark = pytest.mark.anyio
-
 CONFIG = make_config(diloco={"inner_steps": 4, "outer_steps": 5})
 CHUNK_BYTES = 1024
-
-
-async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(240):
-        return await cluster.run()
 
 
 def later(cluster: Cluster, call: Callable[[], Awaitable[object]]) -> Callable[[], None]:
@@ -82,7 +75,7 @@ async def test_a_server_that_joins_in_round_3_holds_what_the_others_hold_after_r
 
         start_of_round(cluster, 3, join)
         hold_up(cluster, monkeypatch, 4, (PeerId("server4"),))
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
         newcomer = cluster.servers[4]
         assert newcomer.replica.member.base_round == 5
@@ -98,7 +91,7 @@ async def test_two_newcomers_make_a_pipeline_of_their_own(
         start_of_round(cluster, 3, lambda: cluster.start_server(0))
         start_of_round(cluster, 3, lambda: cluster.start_server(1))
         hold_up(cluster, monkeypatch, 5, (PeerId("server4"), PeerId("server5")))
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
         for server in cluster.servers[4:]:
             # With inner moments that started fresh.
@@ -121,7 +114,7 @@ async def test_the_first_donor_dies_in_the_middle_of_the_transfer(
             cluster.when(Chunk, action=partial(kill, index), sender=server.peer)
         start_of_round(cluster, 3, lambda: cluster.start_server(0))
         hold_up(cluster, monkeypatch, 4, (PeerId("server4"),))
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
         assert donors
         assert cluster.servers[4].peer in members(result, 4, 0)
@@ -138,7 +131,7 @@ async def test_a_server_restarts_with_its_old_identity(
 
         cluster.when(Forward, action=later(cluster, restart), receiver=cluster.servers[2].peer, number=9)
         hold_up(cluster, monkeypatch, 5, (cluster.servers[2].peer,))
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
         assert members(result, 5, 0)[cluster.servers[2].peer] == 16
 
@@ -176,7 +169,7 @@ async def test_the_round_ends_while_a_newcomer_loads(
         start_of_round(cluster, 3, lambda: cluster.start_server(0))
         monkeypatch.setattr(rounds, "_finished", held_up)
         hold_up(cluster, monkeypatch, 6, (newcomer,))
-        result = await run(cluster)
+        result = await cluster.run()
         assert seen == [0]
         assert newcomer not in members(result, 4, 0)
         check_agreement(cluster, result)
@@ -194,7 +187,7 @@ async def test_a_replica_that_was_left_out_gets_the_state_again(
         cluster.when(Open, action=flip, receiver=victim.peer, number=6)
         hold_up(cluster, monkeypatch, 5, (victim.peer,))
         with caplog.at_level(logging.WARNING):
-            result = await run(cluster)
+            result = await cluster.run()
         check_agreement(cluster, result)
         assert victim.peer not in members(result, 2, 0)
         assert victim.peer in members(result, 5, 0)
@@ -215,6 +208,6 @@ async def test_a_newcomer_serves_steps_of_the_round_in_which_it_joins(make_clust
         cluster.network.cut(home, newcomer)
         start_of_round(cluster, 3, lambda: cluster.start_server(0))
         cluster.when(Open, action=replace, receiver=home, number=9)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
         assert members(result, 3, 0) == {home: 4, newcomer: 12}

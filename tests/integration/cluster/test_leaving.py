@@ -15,9 +15,7 @@ from shoal.wire.messages.round import Close, CommitRecord, PrepareRecord
 from shoal.wire.messages.step import Forward
 from shoal.wire.messages.transfer import Chunk
 
-from .conftest import MakeCluster, make_config
-
-pytestmark = pytest.mark.anyio
+from .conftest import MakeCluster, make_config, run_noticed
 
 CONFIG = make_config(diloco={"inner_steps": 4, "outer_steps": 5}, health={"lost_state_after_s": 0.3})
 ENDLESS = make_config(diloco={"inner_steps": 4, "outer_steps": 500})
@@ -27,13 +25,6 @@ STAGE_1 = (1, 3)
 
 def soon(cluster: Cluster, call: Callable[[], Awaitable[object]]) -> Callable[[], None]:
     return lambda: cluster._tasks.start_soon(call)
-
-
-async def run(cluster: Cluster) -> tuple[ClusterResult, list[str]]:
-    notices: list[str] = []
-    cluster.client.ledger._show = notices.append
-    with anyio.fail_after(240):
-        return await cluster.run(), notices
 
 
 def kept(cluster: Cluster) -> list[tuple[str, int]]:
@@ -63,7 +54,7 @@ async def test_a_stage_whose_last_servers_have_left_goes_on_from_what_the_client
                 await (cluster.restart_server(index) if comes_back else cluster.start_server(index % 2))
 
         cluster.when(Forward, action=soon(cluster, leave), receiver=cluster.servers[3].peer, number=9)
-        result, notices = await run(cluster)
+        result, notices = await run_noticed(cluster)
     check(result)
     stages = {index % 2 for index in leaving}
     assert {
@@ -80,7 +71,7 @@ async def test_a_server_that_is_not_the_last_of_its_stage_leaves_at_once(make_cl
             await cluster.leave_servers(1)
 
         cluster.when(Forward, action=soon(cluster, leave), receiver=cluster.servers[1].peer, number=9)
-        result, notices = await run(cluster)
+        result, notices = await run_noticed(cluster)
     check(result)
     assert [type(said) for _, said in cluster.said] == [ServerMayLeave]
     assert kept(cluster) == []
@@ -101,7 +92,7 @@ async def test_a_record_that_is_committed_while_a_stage_is_handed_over_is_the_on
 
         # The client's answer and its next order for the round are on their way at the same time.
         cluster.when(kind, action=soon(cluster, leave), receiver=receiver, after=2 if kind is Close else 1)
-        result, _ = await run(cluster)
+        result, _ = await run_noticed(cluster)
     check(result)
     [(_, round), *_] = kept(cluster)
     assert round >= 2
@@ -116,8 +107,7 @@ async def test_a_client_that_dies_with_what_it_keeps_has_lost_it_and_says_so(mak
             await cluster.start_server(1)
 
         cluster.when(Forward, action=soon(cluster, leave), receiver=cluster.servers[3].peer, number=9)
-        with anyio.fail_after(240):
-            result = await cluster.run()
+        result = await cluster.run()
     [restored] = result.summary["stages_restored"]
     assert restored["stage"] == 1
 
@@ -130,7 +120,7 @@ async def test_a_run_that_ends_while_the_client_keeps_a_stage_leaves_its_model(m
             cluster.client.stop()
 
         cluster.when(Forward, action=soon(cluster, leave), receiver=cluster.servers[3].peer, number=9)
-        result, _ = await run(cluster)
+        result, _ = await run_noticed(cluster)
         assert result.summary["model_round"] == result.records[-1].round
         shoal.load_model(cluster.host.log_dir / "model")
 
@@ -150,7 +140,7 @@ async def test_without_a_client_the_last_server_says_that_its_state_would_be_los
             cluster._tasks.start_soon(leave)
 
         cluster.when(Forward, action=act, receiver=cluster.servers[3].peer, number=9)
-        await run(cluster)
+        await run_noticed(cluster)
     assert {type(said) for _, said in cluster.said} == {LastOfStage}
     assert {(said.stage, said.problem) for _, said in cluster.said} == {(1, "no client can be reached")}
 
@@ -166,5 +156,5 @@ async def test_a_donor_that_is_lost_in_the_hand_over_is_replaced_by_the_other_on
         cluster.when(Chunk, action=lambda: cluster.kill_server(1), sender=cluster.servers[1].peer)
         cluster.when(Forward, action=soon(cluster, leave), receiver=cluster.servers[3].peer, number=9)
         cluster.when(Leave, action=lambda: None)
-        result, _ = await run(cluster)
+        result, _ = await run_noticed(cluster)
     check(result)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import anyio
 import pytest
 
 from shoal.config import Config
@@ -19,8 +18,6 @@ from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.step import Committed
 
 from .conftest import MakeCluster, make_config
-
-pytestmark = pytest.mark.anyio
 
 SITE = (2, 3)
 EVERYWHERE = (0, 1, 2, 3)
@@ -59,11 +56,6 @@ def config(inner_steps: int, *, deterministic: bool) -> Config:
     return make_config(run={"deterministic": deterministic}, diloco={"inner_steps": inner_steps, "outer_steps": 3})
 
 
-async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(240):
-        return await cluster.run()
-
-
 def steps_of_site(cluster: Cluster, result: ClusterResult) -> set[int]:
     """The numbers of the steps of trainer 1.1 in record 2 that only the site has committed."""
     site: set[PeerId] = {cluster.servers[index].peer for index in SITE}
@@ -80,7 +72,7 @@ async def test_a_trainer_dies_with_the_uplink_of_the_site_that_has_committed_its
         uplink, trainer = Uplink(cluster, SITE), cluster.trainer_peer(1)
         cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5, after=1)
         cluster.when(Committed, action=uplink.mend, receiver=trainer, number=6)
-        result = await run(cluster)
+        result = await cluster.run()
     assert uplink.happened == ["lost", "killed", "mended"]
     assert 5 in steps_of_site(cluster, result), "the step that the site has committed counts, once"
     assert result.audit.duplicates == 0
@@ -92,7 +84,7 @@ async def test_a_trainer_goes_on_without_the_site_and_dies_two_steps_later(make_
         cluster.when(Committed, action=uplink.lose, receiver=trainer, number=9)
         cluster.when(Committed, action=uplink.kill_trainer, receiver=trainer, number=11)
         cluster.when(Committed, action=uplink.mend, receiver=trainer, number=13)
-        result = await run(cluster)
+        result = await cluster.run()
     assert uplink.happened == ["lost", "killed", "mended"]
     assert 9 in steps_of_site(cluster, result), "it was left to the record, which has it"
     assert result.audit.duplicates == 0
@@ -107,7 +99,7 @@ async def test_the_hosts_own_uplink_is_lost_and_with_it_every_server_and_a_train
         uplink, trainer = Uplink(cluster, EVERYWHERE), cluster.trainer_peer(1)
         cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5, after=1)
         cluster.when(StartRound, action=uplink.mend, receiver=trainer, round=2, after=1)
-        result = await run(cluster)
+        result = await cluster.run()
     assert uplink.happened == ["lost", "killed", "mended"]
     assert 5 in steps_of_site(cluster, result)
     assert result.audit.duplicates == 0
@@ -122,7 +114,7 @@ async def test_what_is_trained_twice_all_the_same_is_recorded_once(
         uplink, trainer = Uplink(cluster, SITE), cluster.trainer_peer(1)
         cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5, after=1)
         cluster.when(Committed, action=uplink.mend, receiver=trainer, number=6)
-        result = await run(cluster)
+        result = await cluster.run()
     assert [entry.levelname for entry in caplog.records if entry.message == "samples.trained_twice"] == ["ERROR"]
     assert result.audit.duplicates == 0
     assert 5 not in steps_of_site(cluster, result)

@@ -14,9 +14,7 @@ from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.round import Join, PrepareRecord, RecordPrepared, Restore, Staged
 from shoal.wire.messages.step import Forward
 
-from .conftest import MakeCluster, make_config
-
-pytestmark = pytest.mark.anyio
+from .conftest import MakeCluster, make_config, run_noticed
 
 CONFIG = make_config(diloco={"inner_steps": 4, "outer_steps": 5}, health={"lost_state_after_s": 0.3})
 STAGE_1 = (1, 3)
@@ -25,13 +23,6 @@ STAGE_1 = (1, 3)
 
 def later(cluster: Cluster, call: Callable[[], Awaitable[object]]) -> Callable[[], None]:
     return lambda: cluster._tasks.start_soon(call)
-
-
-async def run(cluster: Cluster) -> tuple[ClusterResult, list[str]]:
-    notices: list[str] = []
-    cluster.client.ledger._show = notices.append
-    with anyio.fail_after(240):
-        return await cluster.run(), notices
 
 
 def kill(cluster: Cluster, indices: Iterable[int], *, start_again: bool = True) -> Callable[[], None]:
@@ -101,7 +92,7 @@ async def test_all_replicas_of_a_stage_die_in_training_and_come_back_empty(make_
     async with make_cluster(CONFIG) as cluster:
         initial = cluster.servers[1].replica.member.hashes
         cluster.when(Forward, action=kill(cluster, STAGE_1), receiver=cluster.servers[3].peer, number=10)
-        result, notices = await run(cluster)
+        result, notices = await run_noticed(cluster)
         check(cluster, result)
     assert restored(result) == [(3, 1, 0)]
     outcome = result.records[2].stages[1]
@@ -123,7 +114,7 @@ async def test_all_replicas_of_a_stage_die_in_the_averaging(make_cluster: MakeCl
         ends = {"receiver" if kind is PrepareRecord else "sender": cluster.servers[3].peer}
         which = {"after": 2} if kind is PrepareRecord else {"round": 3}
         cluster.when(kind, action=kill(cluster, STAGE_1), **ends, **which)
-        result, notices = await run(cluster)
+        result, notices = await run_noticed(cluster)
         check(cluster, result)
     # After PrepareRecord the record may have been committed: it is finished, and the stage is restored on top of it.
     finished = kind in (PrepareRecord, RecordPrepared)
@@ -136,7 +127,7 @@ async def test_all_replicas_of_a_stage_die_in_the_averaging(make_cluster: MakeCl
 async def test_a_stage_is_lost_before_the_first_record(make_cluster: MakeCluster) -> None:
     async with make_cluster(CONFIG) as cluster:
         cluster.when(Forward, action=kill(cluster, STAGE_1), receiver=cluster.servers[3].peer, number=2)
-        result, notices = await run(cluster)
+        result, notices = await run_noticed(cluster)
         check(cluster, result)
     # The state of D_0 follows from the configuration: nothing is lost but steps.
     assert restored(result) == []
@@ -147,7 +138,7 @@ async def test_a_stage_is_lost_before_the_first_record(make_cluster: MakeCluster
 async def test_every_server_dies_and_the_run_goes_on_from_the_initial_parameters(make_cluster: MakeCluster) -> None:
     async with make_cluster(CONFIG) as cluster:
         cluster.when(Forward, action=kill(cluster, range(4)), receiver=cluster.servers[3].peer, number=10)
-        result, notices = await run(cluster)
+        result, notices = await run_noticed(cluster)
         check(cluster, result)
     assert restored(result) == [(3, 0, 0), (3, 1, 0)]
     # Said of both at once, or of the one after the other: whose loss is heard first is chance.
@@ -169,7 +160,7 @@ async def test_servers_that_nobody_knows_take_the_place_of_a_lost_stage_after_a_
             later(cluster, join)()
 
         cluster.when(Forward, action=act, receiver=cluster.servers[3].peer, number=10)
-        result, notices = await run(cluster)
+        result, notices = await run_noticed(cluster)
         check(cluster, result)
     assert restored(result) == [(3, 1, 0)]
     check_said(result, notices, 1, "rounds 1 to 2")
@@ -199,7 +190,7 @@ async def test_a_holder_that_comes_back_gives_its_state_unless_the_next_record_i
         cluster.when(Forward, action=act, receiver=holder.peer, number=10)
         if not is_in_time:
             cluster.when(StartRound, action=holder.heal, round=4)
-        result, notices = await run(cluster)
+        result, notices = await run_noticed(cluster)
         check(cluster, result)
     assert restored(result) == ([] if is_in_time else [(3, 1, 0)])
     assert any("the state of stage 1 is lost" in notice for notice in notices) is not is_in_time
@@ -221,7 +212,7 @@ async def test_a_holder_that_comes_back_before_the_quorums_puts_its_state_in_the
 
         cluster.when(Forward, action=act, receiver=holder.peer, number=10)
         cluster.when(Restore, action=holder.heal)
-        result, notices = await run(cluster)
+        result, notices = await run_noticed(cluster)
         check(cluster, result)
     assert restored(result) == []
     assert any("the state of stage 1 is lost" in notice for notice in notices)
@@ -244,6 +235,6 @@ async def test_a_second_newcomer_of_the_round_starts_from_the_same_bytes(make_cl
 
         cluster.when(Forward, action=act, receiver=cluster.servers[3].peer, number=10)
         cluster.when(Forward, action=later(cluster, second), receiver=cluster.servers[1].peer, number=11)
-        result, _ = await run(cluster)
+        result, _ = await run_noticed(cluster)
         check(cluster, result)
     assert restored(result)[0][:2] == (3, 1)

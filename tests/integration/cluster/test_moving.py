@@ -7,9 +7,8 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anyio
-import anyio.lowlevel
 import pytest
+from tests.alongside import until
 
 from shoal.averaging.state_sync import StateSync
 from shoal.ids import PeerId
@@ -21,8 +20,6 @@ from shoal.wire.messages.round import Move, Moving
 from shoal.wire.messages.step import Commit
 
 from .conftest import MakeCluster, make_config
-
-pytestmark = pytest.mark.anyio
 
 
 class Orders:
@@ -46,11 +43,6 @@ class Orders:
     @property
     def sent(self) -> list[tuple[object, ...]]:
         return list(dict.fromkeys(entry for entry in self.said if entry[0] == "move"))
-
-
-async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(240):
-        return await cluster.run()
 
 
 def members(result: ClusterResult, round: int, stage: int) -> set[str]:
@@ -78,7 +70,7 @@ async def test_a_gap_is_closed_by_one_server_of_the_strongest_stage_after_the_re
         old = [weakref.ref(server.replica.compute) for server in cluster.servers]
         orders = Orders(cluster)
         kill_in_round(cluster, 4, round=2)
-        result = await run(cluster)
+        result = await cluster.run()
         assert [server.stage for server in cluster.servers[:4]] == [0, 0, 1, 1]
         check_agreement(cluster, result)
         gc.collect()
@@ -103,7 +95,7 @@ async def test_servers_that_were_given_their_stage_stay(make_cluster: MakeCluste
     async with make_cluster(config, replicas=[0, 0, 0, 1, 1], pinned=True) as cluster:
         orders = Orders(cluster)
         kill_in_round(cluster, 4, round=2)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     assert orders.said == []
     assert members(result, 4, 0) == {"server0", "server1", "server2"}
@@ -115,7 +107,7 @@ async def test_a_server_moves_at_once_when_a_stage_has_nobody_and_training_goes_
     async with make_cluster(make_config(), replicas=[0, 0, 1], pinned=False) as cluster:
         orders = Orders(cluster)
         kill_in_round(cluster, 2, round=1)
-        result = await run(cluster)
+        result = await cluster.run()
         assert [server.stage for server in cluster.servers[:2]] == [0, 1]
         check_agreement(cluster, result)
     # Everybody can compute D_0, so the mover has its state.
@@ -138,8 +130,7 @@ async def test_a_mover_whose_stage_nobody_holds_waits_for_a_holder_that_comes_ba
 
         async def wake() -> None:
             # It has built its replica and looks for the state; nobody takes it for a holder of either stage.
-            while cluster.servers[1].stage != 1:
-                await anyio.lowlevel.checkpoint()
+            await until(lambda: cluster.servers[1].stage == 1)
             assert cluster.servers[1].replica.member.offered_round == -1
             assert cluster.client.rounds._homes.usable().replica(cluster.servers[1].peer) is None
             for peer in others:
@@ -148,7 +139,7 @@ async def test_a_mover_whose_stage_nobody_holds_waits_for_a_holder_that_comes_ba
 
         cluster.when(StartRound, action=freeze, round=3)
         cluster.when(StartRound, action=_task(cluster, wake), round=3)
-        result = await run(cluster)
+        result = await cluster.run()
         assert [server.stage for server in cluster.servers] == [0, 1, 1]
         check_agreement(cluster, result)
     assert orders.sent == [("move", "server1", 1, True)]
@@ -168,13 +159,29 @@ async def test_a_server_into_which_the_stage_does_not_fit_stays_and_another_one_
 
         cluster.servers[2].monitor._rebuild = no_memory
         kill_in_round(cluster, 4, round=2)
-        result = await run(cluster)
+        result = await cluster.run()
         assert [server.stage for server in cluster.servers[:4]] == [0, 1, 0, 1]
         check_agreement(cluster, result)
     assert orders.sent == [("move", "server2", 1, False), ("move", "server1", 1, False)]
     assert ("refuses", "server2", 1) in orders.said
     # The one that stayed has missed nothing.
     assert all("server2" in members(result, round, 0) for round in range(1, 13))
+
+
+async def test_a_server_that_sees_no_other_replica_of_its_stage_stays_once_it_has_trained(
+    make_cluster: MakeCluster,
+) -> None:
+    config = make_config(diloco={"outer_steps": 12})
+    cluster = make_cluster(config, replicas=[0, 0, 0, 1, 1], pinned=False)
+    cluster.registry.is_hidden = lambda watcher, peer: watcher == "server2" and peer in ("server0", "server1")
+    async with cluster:
+        orders = Orders(cluster)
+        kill_in_round(cluster, 4, round=2)
+        result = await cluster.run()
+        assert [server.stage for server in cluster.servers[:4]] == [0, 1, 0, 1]
+        check_agreement(cluster, result)
+    assert orders.sent == [("move", "server2", 1, False), ("move", "server1", 1, False)]
+    assert ("refuses", "server2", 1) in orders.said
 
 
 async def test_a_server_that_cannot_load_its_new_stage_goes_back_to_the_old_one(
@@ -191,7 +198,7 @@ async def test_a_server_that_cannot_load_its_new_stage_goes_back_to_the_old_one(
 
         monkeypatch.setattr(StateSync, "fetch", fails)
         kill_in_round(cluster, 4, round=2)
-        result = await run(cluster)
+        result = await cluster.run()
         # Somebody else has gone meanwhile.
         assert [server.stage for server in cluster.servers[:4]] == [0, 1, 0, 1]
         check_agreement(cluster, result)
@@ -205,7 +212,7 @@ async def test_a_mover_that_dies_on_its_way_disturbs_nobody(make_cluster: MakeCl
         orders = Orders(cluster)
         kill_in_round(cluster, 4, round=2)
         cluster.when(Moving, action=lambda: cluster.kill_server(2), sender=cluster.servers[2].peer)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     # No second one before it is certain that the first will not come.
     assert orders.sent == [("move", "server2", 1, False)]
@@ -217,14 +224,18 @@ def _task(cluster: Cluster, call: Callable[[], Awaitable[object]]) -> Callable[[
     return lambda: cluster._tasks.start_soon(call)
 
 
+@pytest.mark.parametrize("see_each_other", [True, False])
 @pytest.mark.parametrize(("replicas", "are_urgent"), [([0, 0, 0, 0], [True, False]), ([1, 0, 1, 1], [False])])
 async def test_servers_that_have_taken_the_same_stage_are_spread_before_the_first_round(
-    make_cluster: MakeCluster, replicas: list[int], are_urgent: list[bool]
+    make_cluster: MakeCluster, replicas: list[int], are_urgent: list[bool], see_each_other: bool
 ) -> None:
     config = make_config(diloco={"outer_steps": 3})
-    async with make_cluster(config, replicas=replicas, pinned=False) as cluster:
+    cluster = make_cluster(config, replicas=replicas, pinned=False)
+    if not see_each_other:
+        cluster.registry.is_hidden = lambda watcher, peer: watcher.startswith("server") and peer != watcher
+    async with cluster:
         orders = Orders(cluster)
-        result = await run(cluster)
+        result = await cluster.run()
         assert sorted(server.stage for server in cluster.servers) == [0, 0, 1, 1]
         check_agreement(cluster, result)
     assert [urgent for *_, urgent in orders.sent] == are_urgent
@@ -240,7 +251,7 @@ async def test_a_server_that_dies_when_it_is_sent_before_the_first_round_does_no
     async with make_cluster(make_config(), replicas=[0, 0, 0, 1], pinned=False) as cluster:
         orders = Orders(cluster)
         cluster.when(Moving, action=lambda: cluster.kill_server(2), sender=cluster.servers[2].peer)
-        result = await run(cluster)
+        result = await cluster.run()
         check_agreement(cluster, result)
     assert orders.sent == [("move", "server2", 1, False)]
     assert members(result, 1, 0) == {"server0", "server1"}
@@ -269,5 +280,5 @@ async def test_looking_for_gaps_costs_nothing_while_nothing_changes(
             deliver(sender, receiver, message)
 
         cluster.network.before_delivery = count
-        check_agreement(cluster, await run(cluster))
+        check_agreement(cluster, await cluster.run())
     assert 0 < num_looks < num_messages

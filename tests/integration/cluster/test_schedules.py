@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 
 from shoal.pipeline.device_pace import DevicePace
 from shoal.wire.messages.step import Backward
 
 from .conftest import MakeCluster, make_config, run_undisturbed
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.usual("gpipe-False", "zero_bubble-True")
@@ -22,8 +19,7 @@ async def test_a_run_has_the_hashes_and_losses_of_1f1b(
     usual = await run_undisturbed(make_cluster, make_config())
     flow = {"schedule": schedule, "activation_checkpointing": activation_checkpointing}
     async with make_cluster(make_config(model_pipeline=flow)) as cluster:
-        with anyio.fail_after(240):
-            result = await cluster.run()
+        result = await cluster.run()
     assert result.hashes == usual.hashes
     assert result.progress.eval_losses == usual.progress.eval_losses
 
@@ -32,8 +28,7 @@ async def test_devices_of_any_pace_end_with_the_same_hashes(make_cluster: MakeCl
     usual = await run_undisturbed(make_cluster, make_config())
     paces = {0: DevicePace(factor=3.0, changes=((8, 1.0),)), 3: DevicePace(forward_s=0.003, weight_gradient_s=0.002)}
     async with make_cluster(make_config(), paces=paces) as cluster:
-        with anyio.fail_after(240):
-            result = await cluster.run()
+        result = await cluster.run()
         slowest = cluster.servers[3].process.endpoint.metrics.counts()
     assert result.hashes == usual.hashes
     # The last stage's losses: 3 rounds of 4 steps of 2 microbatches.
@@ -44,7 +39,6 @@ async def test_a_server_that_dies_between_a_gradient_and_its_weights_loses_no_sa
     config = make_config(model_pipeline={"schedule": "zero_bubble", "microbatches": 4})
     async with make_cluster(config, num_train=100, replicas=[0, 1, 0, 1]) as cluster:
         cluster.when(Backward, action=lambda: cluster.kill_server(1), sender=cluster.servers[1].peer, number=7)
-        with anyio.fail_after(240):
-            result = await cluster.run()
+        result = await cluster.run()
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
     assert result.summary["exit"] == "done"

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import pytest
 
 from shoal.config import Config
@@ -18,8 +17,6 @@ from shoal.wire.messages.step import Forward
 
 from .conftest import MakeCluster, make_config, make_text, reproduces
 
-pytestmark = pytest.mark.anyio
-
 STEPS = 8
 VICTIM = 1
 NUM_TRAIN = 1000
@@ -29,11 +26,6 @@ PACES = {number: DevicePace(forward_s=0.01, input_gradient_s=0.01) for number in
 
 def snapshots(every: int, rounds: int = 2) -> Config:
     return make_config(diloco={"inner_steps": STEPS, "outer_steps": rounds, "snapshot_every_steps": every})
-
-
-async def run(cluster: Cluster) -> ClusterResult:
-    with anyio.fail_after(240):
-        return await cluster.run()
 
 
 def killer(cluster: Cluster, then: Callable[[], None] = lambda: None) -> Callable[[], None]:
@@ -78,7 +70,7 @@ async def test_a_server_goes_on_from_its_snapshot_as_if_it_had_not_died(make_clu
     config = snapshots(every=2)
     async with make_cluster(config, replicas=[0, 1], paces=PACES) as cluster:
         cluster.when(SnapshotKept, action=killer(cluster), receiver=cluster.servers[VICTIM].peer, after=after)
-        result = await run(cluster)
+        result = await cluster.run()
         check(cluster, result, config)
         log_dir = cluster._log_dir
     commits = resumed_after(log_dir)
@@ -90,7 +82,7 @@ async def test_a_server_goes_on_from_its_snapshot_as_if_it_had_not_died(make_clu
     assert result.records[0].stages[1].weights == (4 * (STEPS - lost),)
     assert result.audit.samples == 2 * STEPS * 4
     async with make_cluster(config, replicas=[0, 1], paces=PACES) as other:
-        undisturbed = await run(other)
+        undisturbed = await other.run()
     assert (result.hashes == undisturbed.hashes) == (lost == 0)
 
 
@@ -98,7 +90,7 @@ async def test_without_snapshots_all_steps_of_the_round_are_lost(make_cluster: M
     config = snapshots(every=0)
     async with make_cluster(config, replicas=[0, 1], paces=PACES) as cluster:
         cluster.when(Forward, action=killer(cluster), receiver=cluster.servers[VICTIM].peer, number=3)
-        result = await run(cluster)
+        result = await cluster.run()
         check(cluster, result, config)
     assert result.audit.steps_lost == {0: 0, 1: 3}
 
@@ -114,7 +106,7 @@ async def test_a_server_that_dies_later_fetches_the_record_first(make_cluster: M
             cluster.when(SnapshotKept, action=killer(cluster), receiver=victim)
 
         cluster.when(Forward, action=kill_at_the_next, receiver=victim, number=STEPS + 2)
-        result = await run(cluster)
+        result = await cluster.run()
         check(cluster, result, config)
         log_dir = cluster._log_dir
     commits = resumed_after(log_dir)
@@ -137,7 +129,7 @@ async def test_a_snapshot_whose_bytes_are_not_what_was_sealed_is_not_used(make_c
             buddy.replica.snapshots._whole[victim].content[-1] ^= 1
 
         cluster.when(SnapshotKept, action=killer(cluster, flip), receiver=victim)
-        result = await run(cluster)
+        result = await cluster.run()
         check(cluster, result, config)
         log_dir = cluster._log_dir
     assert resumed_after(log_dir) is None
@@ -163,7 +155,7 @@ async def test_a_buddy_that_dies_when_it_is_asked_is_not_waited_for(make_cluster
             cluster.when(kind, action=kill_buddy, **ends)
 
         cluster.when(SnapshotKept, action=killer(cluster, wait_for_the_next_generation), receiver=victim)
-        result = await run(cluster)
+        result = await cluster.run()
         assert (result.audit.duplicates, result.audit.missing) == (0, 0)
         log_dir = cluster._log_dir
         reproduces(log_dir, config, make_text(NUM_TRAIN))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from shoal.errors import ConfigError
@@ -20,7 +19,6 @@ from shoal.wire.messages.step import Open
 from .conftest import MakeCluster, make_text, reproduces, whole_folder
 from .test_split import CONFIG, HERE, THERE, Parted
 
-pytestmark = pytest.mark.anyio
 DATASET = make_text(1000)
 
 
@@ -45,14 +43,13 @@ async def train_apart(
             cluster.kill_server(server)
             await cluster.restart_server(server)
 
-        with anyio.fail_after(240):
-            cluster._tasks.start_soon(parted.meet, here_is_ahead)
-            if restarts is not None:
-                cluster._tasks.start_soon(restart, restarts)
-            with pytest.raises(ExceptionGroup):
-                await cluster.host.run_client()
-            while not parted.ended:
-                await cluster.device.run(int)
+        cluster._tasks.start_soon(parted.meet, here_is_ahead)
+        if restarts is not None:
+            cluster._tasks.start_soon(restart, restarts)
+        with pytest.raises(ExceptionGroup):
+            await cluster.host.run_client()
+        while not parted.ended:
+            await cluster.device.run(int)
         return cluster.host.log_dir
 
 

@@ -20,8 +20,6 @@ from shoal.control.records import Rejection, StageRecord, seal
 from shoal.control.registry import Registry
 from shoal.identity import Identity, namespace
 
-pytestmark = pytest.mark.anyio
-
 KEY, CLOCK = b"c" * 32, SystemClock()
 NAME = namespace(KEY, "clocks")
 HOUR_S = 3600.0
@@ -102,21 +100,20 @@ async def short() -> AsyncIterator[Path]:
 async def test_a_clock_that_is_set_by_an_hour_while_its_peer_takes_part_changes_nothing(
     short: Path, step_s: float
 ) -> None:
-    with anyio.fail_after(240):
-        async with beside(short, 0.0) as scene:
-            scene.announce(1.0)
-            await scene.sees(0.0)
-            await scene.other.until(lambda output: "sees 1.0" in output)
-            await scene.other.tell(f"step {step_s}")
-            await scene.other.until(lambda output: "stepped" in output)
-            # What either announces from now on is believed by the other, and nobody has expired.
-            for load in (2.0, 3.0):
-                await scene.other.tell(f"load {load}")
-                await scene.sees(load)
-                scene.announce(load)
-                await scene.other.until(lambda output, load=load: f"sees {load}" in output)
-            assert "differs" not in scene.other.output
-            assert scene.registry.clock_difference_s is None
+    async with beside(short, 0.0) as scene:
+        scene.announce(1.0)
+        await scene.sees(0.0)
+        await scene.other.until(lambda output: "sees 1.0" in output)
+        await scene.other.tell(f"step {step_s}")
+        await scene.other.until(lambda output: "stepped" in output)
+        # What either announces from now on is believed by the other, and nobody has expired.
+        for load in (2.0, 3.0):
+            await scene.other.tell(f"load {load}")
+            await scene.sees(load)
+            scene.announce(load)
+            await scene.other.until(lambda output, load=load: f"sees {load}" in output)
+        assert "differs" not in scene.other.output
+        assert scene.registry.clock_difference_s is None
 
 
 async def test_a_record_of_before_the_step_cannot_be_replayed_to_the_peer_whose_clock_went_back(short: Path) -> None:
@@ -130,34 +127,32 @@ async def test_a_record_of_before_the_step_cannot_be_replayed_to_the_peer_whose_
         sequence=5,
         expires_unix_s=expired_unix_s,
     )
-    with anyio.fail_after(240):
-        async with beside(short, 0.0) as scene:
-            await scene.other.tell(f"step {-HOUR_S}")
-            await scene.other.until(lambda output: "stepped" in output)
-            checker = scene.node.checker
-            assert checker.accept("stage.0", gone.peer_id, replayed) is None
-            assert checker.rejected[Rejection.EXPIRED] == 1
-            raw = scene.node._node
-            assert raw is not None
-            await raw.store(f"{NAME}/stage.0", replayed, expired_unix_s, subkey=str(gone.peer_id))
-            for load in (1.0, 2.0, 3.0):
-                scene.announce(load)
-                await scene.other.until(lambda output, load=load: f"sees {load}" in output)
-            assert "77.0" not in scene.other.output
+    async with beside(short, 0.0) as scene:
+        await scene.other.tell(f"step {-HOUR_S}")
+        await scene.other.until(lambda output: "stepped" in output)
+        checker = scene.node.checker
+        assert checker.accept("stage.0", gone.peer_id, replayed) is None
+        assert checker.rejected[Rejection.EXPIRED] == 1
+        raw = scene.node._node
+        assert raw is not None
+        await raw.store(f"{NAME}/stage.0", replayed, expired_unix_s, subkey=str(gone.peer_id))
+        for load in (1.0, 2.0, 3.0):
+            scene.announce(load)
+            await scene.other.until(lambda output, load=load: f"sees {load}" in output)
+        assert "77.0" not in scene.other.output
 
 
 @pytest.mark.parametrize("offset_s", [HOUR_S, -HOUR_S])
 async def test_a_peer_that_starts_with_a_wrong_clock_is_believed_by_nobody_and_says_why(
     short: Path, offset_s: float
 ) -> None:
-    with anyio.fail_after(240):
-        async with beside(short, offset_s) as scene:
-            scene.announce(1.0)
-            await scene.registry.membership.wait_for(lambda view: view.num_replicas(1) == (1,))
-            # From then on it has read the registry a few times more.
-            said = scene.other.output.count("differs")
-            await scene.other.until(lambda output: output.count("differs") > said + 3)
-            said_s = float(scene.other.output.partition("differs ")[2].split()[0])
-            assert said_s == pytest.approx(-offset_s, abs=60)
-            assert "sees" not in scene.other.output
-            assert scene.registry.membership.view.num_replicas(1) == (1,)
+    async with beside(short, offset_s) as scene:
+        scene.announce(1.0)
+        await scene.registry.membership.wait_for(lambda view: view.num_replicas(1) == (1,))
+        # From then on it has read the registry a few times more.
+        said = scene.other.output.count("differs")
+        await scene.other.until(lambda output: output.count("differs") > said + 3)
+        said_s = float(scene.other.output.partition("differs ")[2].split()[0])
+        assert said_s == pytest.approx(-offset_s, abs=60)
+        assert "sees" not in scene.other.output
+        assert scene.registry.membership.view.num_replicas(1) == (1,)

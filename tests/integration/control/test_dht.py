@@ -18,6 +18,7 @@ import anyio
 import pytest
 from hivemind.p2p import PeerID
 from hivemind.proto import p2pd_pb2
+from tests.alongside import alongside
 
 from shoal.clock import SystemClock
 from shoal.control import dht, dht_daemon
@@ -42,7 +43,6 @@ def _sealed(identity: Identity, expires_unix_s: float, swarm: str = NAMESPACE) -
     return seal(identity, swarm, "stage.0", STAGE, sequence=1, expires_unix_s=expires_unix_s)
 
 
-@pytest.mark.anyio
 async def test_three_nodes_share_records_and_drop_forged_ones(tmp_path: Path) -> None:
     alice, bob, mallory = (Identity.generate() for _ in range(3))
     async with await _node(tmp_path, alice) as first:
@@ -76,7 +76,6 @@ async def test_three_nodes_share_records_and_drop_forged_ones(tmp_path: Path) ->
     assert not os.listdir(tmp_path), "no socket and no key is left"
 
 
-@pytest.mark.anyio
 async def test_registries_see_each_other_and_hivemind_says_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,16 +91,14 @@ async def test_registries_see_each_other_and_hivemind_says_nothing(
                 Registry(node, identity, NAMESPACE, 2, CLOCK)
                 for node, identity in zip((first, second, third), identities, strict=True)
             ]
-            with anyio.fail_after(240):
-                async with anyio.create_task_group() as tasks:
-                    for i, registry in enumerate(registries):
-                        tasks.start_soon(registry.run)
-                        registry.advertise(StageRecord(("unix:/a",), float(i), stage=i % 2))
-                    for registry in registries:
-                        await registry.membership.wait_for(lambda v: v.num_replicas(2) == (2, 1))
-                    await registries[1].withdraw()
-                    await registries[0].membership.wait_for(lambda v: v.missing_stages(2) == (1,))
-                    tasks.cancel_scope.cancel()
+            async with alongside() as tasks:
+                for i, registry in enumerate(registries):
+                    tasks.start_soon(registry.run)
+                    registry.advertise(StageRecord(("unix:/a",), float(i), stage=i % 2))
+                for registry in registries:
+                    await registry.membership.wait_for(lambda v: v.num_replicas(2) == (2, 1))
+                await registries[1].withdraw()
+                await registries[0].membership.wait_for(lambda v: v.missing_stages(2) == (1,))
     for level in (logging.INFO, logging.WARNING):
         logging.getLogger("hivemind.dht.node").log(level, "from hivemind")
     heard = [(r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("hivemind")]
@@ -110,7 +107,6 @@ async def test_registries_see_each_other_and_hivemind_says_nothing(
     assert (out, err) == ("", "")
 
 
-@pytest.mark.anyio
 async def test_nodes_that_have_forgotten_each_other_find_each_other_again(tmp_path: Path) -> None:
     alice, bob = Identity.generate(), Identity.generate()
     async with (
@@ -127,15 +123,13 @@ async def test_nodes_that_have_forgotten_each_other_find_each_other_again(tmp_pa
             del table[uid]
         expiry = CLOCK.unix_s() + 30
         await second.store("stage.0", _sealed(bob, expiry), expiry)
-        with anyio.fail_after(240):
-            while not await first.get(("stage.0",)):
-                await CLOCK.sleep_s(0.1)
+        while not await first.get(("stage.0",)):
+            await CLOCK.sleep_s(0.1)
 
 
-@pytest.mark.anyio
 async def test_initial_peers_that_do_not_answer_are_named(tmp_path: Path) -> None:
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
-    with pytest.raises(BootstrapError, match="tcp/1/p2p"), anyio.fail_after(240):
+    with pytest.raises(BootstrapError, match="tcp/1/p2p"):
         await DhtNode.create(
             Identity.generate(),
             namespace=NAMESPACE,
@@ -146,7 +140,6 @@ async def test_initial_peers_that_do_not_answer_are_named(tmp_path: Path) -> Non
         )
 
 
-@pytest.mark.anyio
 async def test_a_port_that_another_program_listens_on_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -158,7 +151,6 @@ async def test_a_port_that_another_program_listens_on_is_refused(tmp_path: Path)
             )
 
 
-@pytest.mark.anyio
 async def test_cancelling_a_node_while_it_starts_leaves_no_process(tmp_path: Path) -> None:
     # The fixture `leaves_nothing_behind` looks for children.
     were_cancelled: list[bool] = []
@@ -171,7 +163,6 @@ async def test_cancelling_a_node_while_it_starts_leaves_no_process(tmp_path: Pat
     assert any(were_cancelled)
 
 
-@pytest.mark.anyio
 async def test_a_node_that_finds_nobody_but_itself_compares_clocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +182,6 @@ async def test_a_node_that_finds_nobody_but_itself_compares_clocks(
         assert second.clock_difference_s == pytest.approx(3600.0, abs=60)
 
 
-@pytest.mark.anyio
 async def test_an_answer_to_a_call_that_was_given_up_makes_no_node_deaf(tmp_path: Path) -> None:
     async with await _node(tmp_path, Identity.generate()) as node:
         control = _control(node)
@@ -210,7 +200,6 @@ async def test_an_answer_to_a_call_that_was_given_up_makes_no_node_deaf(tmp_path
         assert node.alive
 
 
-@pytest.mark.anyio
 async def test_a_store_that_is_under_way_while_its_node_is_revived_ends_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,18 +222,16 @@ async def test_a_store_that_is_under_way_while_its_node_is_revived_ends_quietly(
 
         assert second._lookup is not None
         monkeypatch.setattr(second._lookup, "store", store)
-        with anyio.fail_after(240):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(renew)
-                await told.wait()
-                await second._end()
-                ended.set()
-            assert stored == [False]
-            await second.revive()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(renew)
+            await told.wait()
+            await second._end()
+            ended.set()
+        assert stored == [False]
+        await second.revive()
         assert await second.store("stage.0", _sealed(alice, expiry), expiry)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("holders", [None, SOME])
 @pytest.mark.parametrize("cause", ["killed", "stopped", "reader", "writer"])
 async def test_a_node_that_gets_no_answer_from_its_p2pd_says_so_and_can_be_revived(
@@ -268,9 +255,8 @@ async def test_a_node_that_gets_no_answer_from_its_p2pd_says_so_and_can_be_reviv
             case _:
                 control = _control(second)
                 (control._read_task if cause == "reader" else control._write_task).cancel()
-        with anyio.fail_after(240):
-            while second.alive:  # p2pd may still have given one answer
-                await second.get(("stage.0",), holders)
+        while second.alive:  # p2pd may still have given one answer
+            await second.get(("stage.0",), holders)
         monkeypatch.undo()
         await second.revive()
         assert second.alive
@@ -282,7 +268,6 @@ def _control(node: DhtNode) -> Any:
     return cast(Any, node._daemon)._client.control
 
 
-@pytest.mark.anyio
 async def test_a_revived_node_is_found_where_it_was_and_finds_the_others_without_initial_peers(tmp_path: Path) -> None:
     first_key, second_key, third_key = (Identity.generate() for _ in range(3))
     async with await _node(tmp_path, first_key) as first:
@@ -300,7 +285,6 @@ async def test_a_revived_node_is_found_where_it_was_and_finds_the_others_without
                 assert [r.peer for r in await third.get(("stage.0",))] == [second_key.peer_id]
 
 
-@pytest.mark.anyio
 async def test_a_node_finds_back_by_its_neighbours_when_the_initial_peer_is_gone(tmp_path: Path) -> None:
     first_key, second_key, third_key = (Identity.generate() for _ in range(3))
     async with await _node(tmp_path, first_key) as first:
@@ -319,7 +303,6 @@ async def test_a_node_finds_back_by_its_neighbours_when_the_initial_peer_is_gone
             assert [r.peer for r in await third.get(("stage.0",))] == [second_key.peer_id]
 
 
-@pytest.mark.anyio
 async def test_a_node_alone_is_revived_alone_and_elsewhere_if_its_port_is_taken(tmp_path: Path) -> None:
     async with await _node(tmp_path, Identity.generate()) as node:
         (maddr,) = await node.visible_maddrs()
@@ -341,9 +324,8 @@ async def test_a_node_alone_is_revived_alone_and_elsewhere_if_its_port_is_taken(
 async def _lose_daemon(node: DhtNode) -> None:
     (pid,) = _daemons(node.peer_id)
     os.kill(pid, signal.SIGKILL)
-    with anyio.fail_after(240):
-        while node.alive:
-            await CLOCK.sleep_s(0.01)
+    while node.alive:
+        await CLOCK.sleep_s(0.01)
 
 
 def test_p2pd_ends_by_itself_when_its_owner_is_killed(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from shoal.control.join import require_same_swarm
 from shoal.errors import BootstrapError
 from shoal.identity import Identity, namespace
 
-pytestmark = pytest.mark.anyio
-
 KEY = b"k" * 32
 STRANGER = Identity.generate().peer_id
 

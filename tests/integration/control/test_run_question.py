@@ -24,8 +24,6 @@ from shoal.transport.dispatch import dispatch
 from shoal.transport.peers import StreamEndpoint
 from shoal.wire.messages.base import Hop
 
-pytestmark = pytest.mark.anyio
-
 KEY, OTHER_KEY = b"k" * 32, b"x" * 32
 CONFIG = load_config(None, ["--diloco.inner-steps=7"])
 SCOUT, CLIENT, MALLORY = Identity(b"s" * 32), Identity(b"c" * 32), Identity(b"m" * 32)
@@ -69,10 +67,9 @@ def _over_tcp(endpoint: StreamEndpoint, peer: PeerId) -> Hop:
 
 
 async def test_a_client_tells_its_run_over_tls(folder: Path) -> None:
-    with anyio.fail_after(240):
-        async with _told_by(_start(folder, "client", CLIENT), CLIENT, CLIENT.peer_id) as (endpoint, _):
-            hop = _over_tcp(endpoint, CLIENT.peer_id)
-            peer, told = await ask_run(_start(folder, "scout", SCOUT, run_id=""), SCOUT, "run-1", [hop])
+    async with _told_by(_start(folder, "client", CLIENT), CLIENT, CLIENT.peer_id) as (endpoint, _):
+        hop = _over_tcp(endpoint, CLIENT.peer_id)
+        peer, told = await ask_run(_start(folder, "scout", SCOUT, run_id=""), SCOUT, "run-1", [hop])
     assert (peer, told.client) == (CLIENT.peer_id, CLIENT.peer_id)
     assert unpack_configuration(told.config) == shared_configuration(CONFIG)
 
@@ -88,20 +85,18 @@ STRANGERS = {
 @pytest.mark.parametrize("name", sorted(STRANGERS))
 async def test_nobody_else_is_believed_wherever_the_registry_says_that_the_client_is(name: str, folder: Path) -> None:
     identity, more = STRANGERS[name]
-    with anyio.fail_after(240):
-        async with _told_by(_start(folder, "client", identity, **more), identity, CLIENT.peer_id) as (endpoint, teller):
-            hop = _over_tcp(endpoint, CLIENT.peer_id)
-            with pytest.raises(ConnectionLost, match=CLIENT.peer_id):
-                await ask_run(_start(folder, "scout", SCOUT), SCOUT, "run-1", [hop])
-            assert not teller.askers
+    async with _told_by(_start(folder, "client", identity, **more), identity, CLIENT.peer_id) as (endpoint, teller):
+        hop = _over_tcp(endpoint, CLIENT.peer_id)
+        with pytest.raises(ConnectionLost, match=CLIENT.peer_id):
+            await ask_run(_start(folder, "scout", SCOUT), SCOUT, "run-1", [hop])
+        assert not teller.askers
 
 
 async def test_one_that_answers_is_enough_and_silent_ones_are_named(folder: Path) -> None:
     gone = Hop(MALLORY.peer_id, ("tcp:127.0.0.1:9",))
     scout = _start(folder, "scout", SCOUT)
-    with anyio.fail_after(240):
-        async with _told_by(_start(folder, "server", CLIENT), CLIENT, None) as (endpoint, _):
-            peer, told = await ask_run(scout, SCOUT, "run-1", [gone, _over_tcp(endpoint, CLIENT.peer_id)])
-        assert (peer, told.client) == (CLIENT.peer_id, None)
-        with pytest.raises(ConnectionLost, match=rf"{MALLORY.peer_id}: tcp:127\.0\.0\.1:9"):
-            await ask_run(scout, SCOUT, "run-1", [gone])
+    async with _told_by(_start(folder, "server", CLIENT), CLIENT, None) as (endpoint, _):
+        peer, told = await ask_run(scout, SCOUT, "run-1", [gone, _over_tcp(endpoint, CLIENT.peer_id)])
+    assert (peer, told.client) == (CLIENT.peer_id, None)
+    with pytest.raises(ConnectionLost, match=rf"{MALLORY.peer_id}: tcp:127\.0\.0\.1:9"):
+        await ask_run(scout, SCOUT, "run-1", [gone])

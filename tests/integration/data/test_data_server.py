@@ -38,8 +38,6 @@ from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.base import Hop, SampleRange, StepRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples
 
-pytestmark = pytest.mark.anyio
-
 # What a trainer in another process sees of a place of the pool. Maps the segment as `data.feed` does.
 CHILD = """
 import json, sys
@@ -71,7 +69,7 @@ def config(data: dict[str, Any]) -> Config:
 async def data_server(tmp_path: Path, client: PeerId | None, data: dict[str, Any]) -> AsyncIterator[Hop]:
     """Run the role in this process; its control pipe is read as the supervisor would."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, anyio.fail_after(240):
+    with ours, theirs:
         async with open_role_control(theirs) as control, anyio.create_task_group() as group:
             start = spec(tmp_path, client, config(data))
             group.start_soon(main, start, control)
@@ -134,7 +132,7 @@ def test_a_batch_written_here_is_read_by_another_process_without_a_name_in_share
 
 async def test_a_data_set_that_does_not_fit_ends_the_role_with_the_users_error(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, anyio.fail_after(240), pytest.raises(ExceptionGroup) as caught:
+    with ours, theirs, pytest.raises(ExceptionGroup) as caught:
         async with open_role_control(theirs) as control:
             await main(spec(tmp_path, None, config({"dataset_name": "digits"})), control)
     assert caught.group_contains(ConfigError, match=r"data\.task_type = cv")

@@ -23,8 +23,6 @@ from shoal.errors import ConfigError, SampleError
 from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples
 
-pytestmark = pytest.mark.anyio
-
 MODULE = "tests.integration.data.orphaned_workers"
 STEPS = 4
 

@@ -26,8 +26,6 @@ from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.base import Hop, StepRange
 from shoal.wire.messages.feed import PlanRound
 
-pytestmark = pytest.mark.anyio
-
 LOOK_S = 1.0
 NUM_LOOKS = 7
 MAX_LOOKS_BEFORE = 60

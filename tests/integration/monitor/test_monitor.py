@@ -29,7 +29,7 @@ from shoal.runtime.launcher_messages import FromRole, InitialPeers, MonitorReady
 from shoal.runtime.mailbox import Mailbox
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import Metrics
+from shoal.wire.messages.control import MetricReport, Metrics, PeerMetrics
 
 SWARM_KEY = b"k" * 32
 _Said = TypeVar("_Said", bound=FromRole)
@@ -45,7 +45,7 @@ def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def _spec(tmp_path: Path, identity: Identity, *, wandb: bool) -> bytes:
+def _spec(tmp_path: Path, identity: Identity, client: Identity, *, wandb: bool) -> bytes:
     config = load_config()
     config = config.model_copy(update={"network": config.network.model_copy(update=LOOPBACK), "wandb": wandb})
     (tmp_path / "logs").mkdir()
@@ -57,6 +57,7 @@ def _spec(tmp_path: Path, identity: Identity, *, wandb: bool) -> bytes:
         identity_key=identity.private_bytes,
         swarm_key=SWARM_KEY,
         socket_path=str(tmp_path / "monitor"),
+        client=client.peer_id,
         log_dir=str(tmp_path / "logs"),
     )
     return msgspec.msgpack.encode(spec)
@@ -104,7 +105,8 @@ async def test_a_monitor_is_the_first_peer_and_reports_numbers_to_the_terminal_a
 ) -> None:
     pytest.importorskip("wandb")
     me, client, other = (Identity.generate() for _ in range(3))
-    spec = _spec(tmp_path, me, wandb=True)
+    server = Identity.generate().peer_id
+    spec = _spec(tmp_path, me, client, wandb=True)
     with anyio.fail_after(240):
         async with _Launcher() as launcher, anyio.create_task_group() as tasks:
             tasks.start_soon(main, spec, launcher.role)
@@ -117,6 +119,8 @@ async def test_a_monitor_is_the_first_peer_and_reports_numbers_to_the_terminal_a
                 peer_id=client.peer_id, run_id=RunId("test-run"), role="client", path=tmp_path / "client"
             ) as endpoint:
                 endpoint.introduce(hop)
+                report = MetricReport("server", {"step.committed{stage=0}": 3}, {}, {"step.open_seconds": {0: 3}})
+                endpoint.post(hop.peer, PeerMetrics(server, report))
                 for step in range(3):
                     values = {"loss/train": 5.0 - step, "samples": 10.0 * step, "alive_peers": 4.0, "pipelines": 2.0}
                     endpoint.post(hop.peer, Metrics("client", client.peer_id, 1, values))
@@ -125,6 +129,11 @@ async def test_a_monitor_is_the_first_peer_and_reports_numbers_to_the_terminal_a
             launcher.role.stopping.set()
     assert "offline" in notice.text
     assert await anyio.to_thread.run_sync(_logged, tmp_path / "logs", "loss/train") == [5.0, 4.0, 3.0]
+    committed = f"server ...{server[-8:]}/step.committed"
+    assert await anyio.to_thread.run_sync(_logged, tmp_path / "logs", committed) == [3.0]
+    lines = (await anyio.Path(tmp_path / "logs" / "monitor_0.log").read_text()).splitlines()
+    [left] = [line["measured"] for line in map(json.loads, lines) if line["event"] == "monitor.peers"]
+    assert left[committed.partition("/")[0]]["step.committed"] == 3.0
     assert capfd.readouterr() == ("", "")
 
 
@@ -162,7 +171,7 @@ def _items(part: Path) -> list[dict[str, float]]:
 
 @pytest.mark.anyio
 async def test_without_wandb_the_monitor_works_and_makes_no_run(tmp_path: Path) -> None:
-    spec = _spec(tmp_path, Identity.generate(), wandb=False)
+    spec = _spec(tmp_path, Identity.generate(), Identity.generate(), wandb=False)
     with anyio.fail_after(240):
         async with _Launcher() as launcher, anyio.create_task_group() as tasks:
             tasks.start_soon(main, spec, launcher.role)
@@ -193,11 +202,10 @@ async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(
     pytest.importorskip("wandb")
     # Whether there is an account, and how long it takes to hear that there is none, is not asked here.
     monkeypatch.setenv("WANDB_MODE", "offline")
-    identity, logs = Identity.generate(), tmp_path / "logs"
-    spec = _spec(tmp_path, identity, wandb=True)
+    identity, client, logs = Identity.generate(), Identity.generate(), tmp_path / "logs"
+    spec = _spec(tmp_path, identity, client, wandb=True)
     notices: list[str] = []
     for start in range(2):
-        client = Identity.generate()
         with anyio.fail_after(240):
             async with _Launcher() as launcher, anyio.create_task_group() as tasks:
                 tasks.start_soon(main, spec, launcher.role)

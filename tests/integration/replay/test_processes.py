@@ -15,11 +15,12 @@ from shoal.cli import main
 from shoal.errors import RemoteError
 from shoal.replay import processes
 from shoal.replay.plan import plan_of
-from shoal.replay.process_messages import ReplayFailed, encode
+from shoal.replay.process_messages import ReplayFailed
 from shoal.replay.processes import Processes
 from shoal.replay.replay import replay
 from shoal.replay.run_files import read_run
 from shoal.replay.verdict import Verdict
+from shoal.runtime.frames import framed
 
 
 def without_time(verdict: Verdict) -> dict[str, Any]:
@@ -77,8 +78,8 @@ def test_a_process_that_is_killed_ends_the_replay(folder: Path, monkeypatch: pyt
 
 def test_the_reason_that_a_process_gives_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has only lost the other one ends without a word; nobody takes it for the cause."""
-    say = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).sendall(sys.argv[2].encode())"
-    words = iter(["", encode(ReplayFailed("no sample 7")).decode()])
+    say = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).sendall(bytes.fromhex(sys.argv[2]))"
+    words = iter(["", framed(ReplayFailed("no sample 7")).hex()])
 
     def start(_module: str, fds: tuple[int, int], *, pass_fds: tuple[int, ...], **_: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-S", "-c", say, str(fds[0]), next(words)], pass_fds=pass_fds)

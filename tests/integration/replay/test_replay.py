@@ -268,7 +268,6 @@ def test_another_machine_is_said_before_anything_is_compared(folder: Path) -> No
 LEFT_OUT = make_config(run={"deterministic": False}, diloco={"inner_steps": 3, "outer_steps": 5})
 
 
-@pytest.mark.anyio
 async def test_a_replica_that_is_left_out_of_a_record_and_trains_on_is_reproduced(tmp_path: Path) -> None:
     dataset = make_text(1000)
     async with Cluster(LEFT_OUT, log_dir=tmp_path, dataset=dataset) as cluster:
@@ -295,7 +294,6 @@ BATCH_NORM = make_config(
 )
 
 
-@pytest.mark.anyio
 @pytest.mark.slow
 async def test_buffers_of_steps_that_have_overlapped_at_a_replica_are_reproduced(tmp_path: Path) -> None:
     async with Cluster(BATCH_NORM, log_dir=tmp_path) as cluster:

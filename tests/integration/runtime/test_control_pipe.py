@@ -28,8 +28,6 @@ from shoal.runtime.launcher_messages import (
 )
 from shoal.runtime.mailbox import Mailbox
 
-pytestmark = pytest.mark.anyio
-
 _OF_ANY_RECORD = vars(logging.makeLogRecord({})).keys()
 
 
@@ -61,31 +59,30 @@ async def test_a_role_writes_one_json_object_a_line(pair: tuple[socket.socket, s
 
 async def test_orders_stop_and_replies_are_told_apart(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-    with anyio.fail_after(240):
-        async with open_role_control(theirs) as control:
-            answers: dict[int, LauncherAnswer] = {}
+    async with open_role_control(theirs) as control:
+        answers: dict[int, LauncherAnswer] = {}
 
-            async def ask(slot: int) -> None:
-                answers[slot] = await control.request(StartTrainer(slot, 1))
+        async def ask(slot: int) -> None:
+            answers[slot] = await control.request(StartTrainer(slot, 1))
 
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(ask, 1)
-                tasks.start_soon(ask, 2)
-                await anyio.wait_all_tasks_blocked()
-                asked = [msgspec.convert(line, RoleAsks) for line in _lines(ours, 2)]
-                assert [each.request for each in asked] == [StartTrainer(1, 1), StartTrainer(2, 1)]
-                # Answered in the other order, split in the middle of a line, with a reply that nobody waits for.
-                _say(ours, LauncherReplies(99, LauncherAnswer()), LauncherReplies(asked[1].id, LauncherAnswer("two")))
-                _say(ours, InitialPeers(("/m",)))
-                ours.sendall(b'{"type": "StopRole", "rea')
-                await anyio.wait_all_tasks_blocked()
-                assert not control.stopping.is_set()
-                ours.sendall(b'son": "why"}\n')
-                _say(ours, LauncherReplies(asked[0].id, LauncherAnswer("one")))
-                await control.stopping.wait()
-            assert answers == {1: LauncherAnswer("one"), 2: LauncherAnswer("two")}
-            assert control.stop_reason == "why"
-            assert await anext(control.orders) == InitialPeers(("/m",))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, 1)
+            tasks.start_soon(ask, 2)
+            await anyio.wait_all_tasks_blocked()
+            asked = [msgspec.convert(line, RoleAsks) for line in _lines(ours, 2)]
+            assert [each.request for each in asked] == [StartTrainer(1, 1), StartTrainer(2, 1)]
+            # Answered in the other order, split in the middle of a line, with a reply that nobody waits for.
+            _say(ours, LauncherReplies(99, LauncherAnswer()), LauncherReplies(asked[1].id, LauncherAnswer("two")))
+            _say(ours, InitialPeers(("/m",)))
+            ours.sendall(b'{"type": "StopRole", "rea')
+            await anyio.wait_all_tasks_blocked()
+            assert not control.stopping.is_set()
+            ours.sendall(b'son": "why"}\n')
+            _say(ours, LauncherReplies(asked[0].id, LauncherAnswer("one")))
+            await control.stopping.wait()
+        assert answers == {1: LauncherAnswer("one"), 2: LauncherAnswer("two")}
+        assert control.stop_reason == "why"
+        assert await anext(control.orders) == InitialPeers(("/m",))
 
 
 @pytest.mark.parametrize(
@@ -114,9 +111,8 @@ async def test_what_is_no_message_of_the_pipe_ends_it_and_is_named_in_the_log(
     assert transport is not None
     behind = msgspec.json.encode(StopRole("it is never read")) + b"\n" if garbage.endswith(b"\n") else b""
     transport.write(garbage + behind)
-    with anyio.fail_after(240):
-        await one.closed.wait()
-        await other.closed.wait()
+    await one.closed.wait()
+    await other.closed.wait()
     received.close()
     assert [message async for message in received] == []
     [record] = caplog.records

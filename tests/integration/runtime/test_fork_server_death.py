@@ -33,8 +33,6 @@ from shoal.runtime.role_spec import RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
 
-pytestmark = pytest.mark.anyio
-
 # Hangs when it is imported for the second time in the directory that it lies in, and says so.
 _SECOND_TIME = """
 import pathlib, sys, threading

@@ -44,8 +44,6 @@ from shoal.runtime.role_spec import RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
 
-pytestmark = pytest.mark.anyio
-
 
 def _shown(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text().rstrip("\0\n")

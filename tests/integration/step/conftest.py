@@ -10,6 +10,7 @@ import anyio
 import pytest
 import torch
 from anyio.abc import TaskGroup
+from tests.threads import one_thread as one_thread
 from torch import Tensor
 
 from shoal.clock import SystemClock
@@ -90,14 +91,6 @@ class Swarm:
 
 
 MakeSwarm = Callable[..., AbstractAsyncContextManager[Swarm]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> AsyncIterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

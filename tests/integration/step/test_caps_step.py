@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.families import gpt
 from torch import Tensor
 
 from shoal.codec.raw import to_wire
@@ -19,9 +20,7 @@ from shoal.pipeline.stage_compute import StageCompute
 from shoal.trainer.baseline import PlainLoop
 from shoal.wire.messages.step import Open
 
-from .test_equality_step import SCHEDULE, SEED, assert_same_state, gpt, text_batches, train_uncut
-
-pytestmark = pytest.mark.anyio
+from .test_equality_step import SCHEDULE, SEED, assert_same_state, text_batches, train_uncut
 
 MakeSwarm = Callable[..., Any]
 HEAD, TAIL = PeerId("R0.0"), PeerId("R1.0")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.families import gpt
 
 from shoal.config.training import InnerOptimConfig
 from shoal.model.compiled import compile_stage
@@ -18,14 +19,13 @@ from shoal.model.stage import Family, StageModule, build_stage
 from shoal.swarm.step_operations import Schedule
 from shoal.trainer.baseline import PlainLoop
 
-from .test_equality_step import SCHEDULE, SEED, assert_same_state, gpt, image_batches, text_batches
+from .test_equality_step import SCHEDULE, SEED, assert_same_state, image_batches, text_batches
 
 MakeSwarm = Callable[..., Any]
 NUM_STAGES = 2
 NUM_STEPS = 4
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler"),

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.families import gpt, resnet
 from torch import Tensor, nn
 
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
-from shoal.model.gpt import GptFamily, GptShape
-from shoal.model.resnet import ResNet18Family
-from shoal.model.resnet_shape import DEPTHS, ResNetShape
 from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import Microbatch
@@ -24,19 +22,6 @@ SEED = 7
 NUM_STEPS = 20
 MakeSwarm = Callable[..., Any]
 Batch = Sequence[tuple[Tensor, Tensor]]
-
-pytestmark = pytest.mark.anyio
-
-
-def gpt(dropout: float) -> Family:
-    return GptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=dropout))
-
-
-def resnet() -> Family:
-    shape = ResNetShape(
-        depths=DEPTHS["resnet18"], bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
-    )
-    return ResNet18Family(shape)
 
 
 def text_batches(sizes: Sequence[int]) -> list[Batch]:

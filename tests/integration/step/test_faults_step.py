@@ -28,8 +28,6 @@ SEED = 7
 SIZES = (3, 2, 3)
 MakeSwarm = Callable[..., Any]
 
-pytestmark = pytest.mark.anyio
-
 
 class TinyNet(ResNetFamily):
     """A residual network with batch norm that computes in no time."""
@@ -155,9 +153,8 @@ async def test_a_prepared_step_whose_trainer_dies_is_committed_if_one_replica_he
             lambda a, b, m: isinstance(m, Commit) and b == "R1.0", lambda: swarm.network.kill(PeerId("T0"))
         )
         tasks.start_soon(swarm.train, batch(0), 0, 1e-2)
-        with anyio.fail_after(240):
-            while not all(len(stage[0].worker.log) == 1 for stage in swarm.replicas):
-                await swarm.settle()
+        while not all(len(stage[0].worker.log) == 1 for stage in swarm.replicas):
+            await swarm.settle()
         reference = plain(3)
         reference.step(batch(0), 0, 1e-2)
         assert all(
@@ -175,11 +172,10 @@ async def test_a_prepared_step_whose_trainer_dies_before_any_commit_is_aborted_e
             lambda a, b, m: isinstance(m, Commit), lambda: swarm.network.kill(PeerId("T0"))
         )
         tasks.start_soon(swarm.train, batch(0), 0, 1e-2)
-        with anyio.fail_after(240):
-            while not swarm.network.before_delivery.fired:
-                await swarm.settle()
-            while any(stage[0].worker.num_open for stage in swarm.replicas):
-                await swarm.settle()
+        while not swarm.network.before_delivery.fired:
+            await swarm.settle()
+        while any(stage[0].worker.num_open for stage in swarm.replicas):
+            await swarm.settle()
         assert [len(stage[0].worker.log) for stage in swarm.replicas] == [0, 0, 0]
         assert all(same(old, snapshot(stage[0].compute)) for old, stage in zip(before, swarm.replicas, strict=True))
         tasks.cancel_scope.cancel()
@@ -195,9 +191,8 @@ async def test_steps_of_two_trainers_that_share_replicas_do_not_mix(make_swarm: 
                     assert result.committed
 
             tasks.start_soon(train)
-        with anyio.fail_after(240):
-            while any(len(stage[0].worker.log) < 8 for stage in swarm.replicas):
-                await swarm.settle()
+        while any(len(stage[0].worker.log) < 8 for stage in swarm.replicas):
+            await swarm.settle()
     logs = [stage[0].worker.log for stage in swarm.replicas]
     assert any(entry.version < place for place, entry in enumerate(logs[0]))  # they did overlap
     for stage, computed in enumerate(replayed(logs)):
@@ -326,13 +321,12 @@ async def test_a_replica_is_closed_when_its_step_in_doubt_has_been_resolved_and_
             lambda a, b, m: isinstance(m, Commit), lambda: [swarm.network.kill(peer) for peer in gone]
         )
         tasks.start_soon(swarm.train, batch(0), 0, 1e-2)
-        with anyio.fail_after(240):
-            while not replica.worker.in_doubt:
-                await swarm.settle()
-            [key] = (await replica.worker.close(1)).in_doubt
-            # Nobody asks for an answer, so nothing is sent when it is applied.
-            replica.worker.resolve(key, True, 1.0, 1e-2, False)
-            closed = await replica.worker.close(1)
+        while not replica.worker.in_doubt:
+            await swarm.settle()
+        [key] = (await replica.worker.close(1)).in_doubt
+        # Nobody asks for an answer, so nothing is sent when it is applied.
+        replica.worker.resolve(key, True, 1.0, 1e-2, False)
+        closed = await replica.worker.close(1)
         assert [entry.key for entry in closed.log] == [key]
         tasks.cancel_scope.cancel()
 

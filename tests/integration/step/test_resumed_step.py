@@ -9,13 +9,12 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from tests.families import gpt
 
 from shoal.config.training import InnerOptimConfig
 from shoal.wire.messages.step import StepEntry
 
-from .test_equality_step import SEED, assert_same_state, gpt, text_batches
-
-pytestmark = pytest.mark.anyio
+from .test_equality_step import SEED, assert_same_state, text_batches
 
 MakeSwarm = Callable[..., Any]
 

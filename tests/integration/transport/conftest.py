@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from tests.integration.transport.samples import KEY, RUN, HostOpener
+from tests.integration.transport.samples import ALICE, BOB, KEY, RUN, HostOpener, over_tcp, step, take
 from tests.integration.transport.strangers import Stranger
 
 from shoal.identity import Identity
 from shoal.ids import PeerId, RunId
+from shoal.transport.base import PeerUp, Received
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
 from shoal.transport.unix import open_unix_endpoint
+from shoal.wire.messages.step import Opened
 
 
 class Opener(Protocol):
@@ -86,3 +88,14 @@ def strangers() -> Iterator[list[Stranger]]:
     yield opened
     for one in opened:
         one.socket.close()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+async def ends(host: HostOpener, request: pytest.FixtureRequest) -> tuple[StreamEndpoint, StreamEndpoint]:
+    """Return two endpoints with a connection between them; both PeerUp are taken."""
+    a, b = await host(ALICE), await host(BOB)
+    a.introduce(over_tcp(b) if request.param == "tcp" else b.hop)
+    a.post(b.peer_id, Opened(step()))
+    assert await take(b, 2) == [PeerUp(a.peer_id), Received(a.peer_id, Opened(step()))]
+    assert await take(a, 1) == [PeerUp(b.peer_id)]
+    return a, b

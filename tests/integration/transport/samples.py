@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-import anyio
 import numpy as np
 
 from shoal.identity import Identity
@@ -57,5 +56,4 @@ def port_of(endpoint: StreamEndpoint) -> int:
 
 async def take(endpoint: StreamEndpoint, count: int) -> list[TransportEvent]:
     events = endpoint.events()
-    with anyio.fail_after(240):
-        return [await anext(events) for _ in range(count)]
+    return [await anext(events) for _ in range(count)]

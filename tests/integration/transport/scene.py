@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from tests.alongside import until
 from tests.integration.transport.samples import ALICE, BOB, over_tcp, step
 
 from shoal.errors import Offence
@@ -39,8 +40,7 @@ class Scene:
 
     async def until(self, holds: Any, what: str) -> None:
         with anyio.move_on_after(30):
-            while not holds():
-                await anyio.lowlevel.checkpoint()
+            await until(holds)
             return
         raise AssertionError(f"{what}: {self.target.metrics.counts()}, {self.others}")
 

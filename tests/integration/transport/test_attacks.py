@@ -31,8 +31,6 @@ from shoal.wire.handshake import Hello, encode_handshake
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.step import Forward
 
-pytestmark = pytest.mark.anyio
-
 MAX_LINES = 25
 """Of one event in ten seconds, whoever causes it."""
 

@@ -10,14 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio
-import pytest
 from tests.integration.transport.samples import ALICE, BOB, CAROL, over_tcp, step, take
 
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.limits import TransportLimits
 from shoal.wire.messages.step import Opened
-
-pytestmark = pytest.mark.anyio
 
 LIMITS = TransportLimits(dial_timeout_s=2.0)
 

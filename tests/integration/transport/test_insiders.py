@@ -23,8 +23,6 @@ from shoal.wire.frame import FRAME_VERSION, HEADER, encode_frame
 from shoal.wire.handshake import Hello, encode_handshake
 from shoal.wire.messages.step import Forward, Opened
 
-pytestmark = pytest.mark.anyio
-
 
 async def insider(scene: Any, strangers: list[Stranger], identity: Identity = CAROL) -> Stranger:
     """Somebody with the key who has said hello."""

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
+from tests.alongside import alongside
 
 from shoal.testing.faults.link import Direction, Link, LinkConditions
 from shoal.testing.faults.link_grammar import parse_link
 from shoal.testing.faults.link_proxy import LinkProxy
-
-pytestmark = pytest.mark.anyio
 
 LINK = parse_link("80mbit,10ms,jitter=2ms,loss=1%")
 
@@ -32,13 +31,12 @@ async def linked(link: Link = LINK) -> AsyncIterator[Ends]:
     """Yield both ends of one connection through a proxy."""
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as multi:
         (inner,) = multi.listeners
-        async with LinkProxy(("127.0.0.1", inner.extra(SocketAttribute.local_port)), link) as proxy:
-            with anyio.fail_after(240):
-                async with (
-                    await anyio.connect_tcp("127.0.0.1", proxy.port) as dialler,
-                    await inner.accept() as listener,
-                ):
-                    yield Ends(proxy, dialler, listener)
+        async with (
+            LinkProxy(("127.0.0.1", inner.extra(SocketAttribute.local_port)), link) as proxy,
+            await anyio.connect_tcp("127.0.0.1", proxy.port) as dialler,
+            await inner.accept() as listener,
+        ):
+            yield Ends(proxy, dialler, listener)
 
 
 async def receive(stream: SocketStream, num_bytes: int) -> bytes:
@@ -144,12 +142,11 @@ async def test_each_direction_has_its_own_conditions() -> None:
 
 async def test_a_sender_is_held_up_when_the_queue_of_a_slow_link_is_full() -> None:
     async with linked(Link(outward=LinkConditions(rate_bytes_per_s=1000))) as (proxy, dialler, _):
-        async with anyio.create_task_group() as tasks:
+        async with alongside() as tasks:
             tasks.start_soon(dialler.send, bytes(16 << 20))
             await proxy.taken(Direction.OUTWARD, 64 * 1024)
             with anyio.move_on_after(0.3):
                 await proxy.taken(Direction.OUTWARD, 128 * 1024)
-            tasks.cancel_scope.cancel()
         assert 64 * 1024 <= proxy.taken_bytes(Direction.OUTWARD) < 128 * 1024
 
 

@@ -26,8 +26,6 @@ from shoal.wire.handshake import PROTOCOL_VERSION, Hello, Refusal, encode_handsh
 from shoal.wire.messages import Hop
 from shoal.wire.messages.step import Opened
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
 @pytest.mark.parametrize("over", ["unix", "tcp"])

@@ -9,7 +9,7 @@ import pytest
 from shoal.identity import Identity
 
 # Warnings of hivemind and of what it imports are not ours to mend.
-pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 async def test_the_libp2p_daemon_takes_our_key_file_and_shows_our_peer_id(tmp_path: Path) -> None:

@@ -5,26 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-from tests.integration.transport.samples import ALICE, BOB, MIB, over_tcp, step, take, tensor
+from tests.integration.transport.samples import MIB, step, take, tensor
 
-from shoal.transport.base import PeerLost, PeerUp, Received
-from shoal.transport.peers import StreamEndpoint
+from shoal.transport.base import PeerLost, Received
 from shoal.wire.messages import Traffic
-from shoal.wire.messages.step import Abort, Forward, Opened
-
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["unix", "tcp"])
-async def ends(host: Any, request: pytest.FixtureRequest) -> tuple[StreamEndpoint, StreamEndpoint]:
-    """Return two endpoints with a connection between them; both PeerUp are taken."""
-    a, b = await host(ALICE), await host(BOB)
-    a.introduce(over_tcp(b) if request.param == "tcp" else b.hop)
-    a.post(b.peer_id, Opened(step()))
-    assert await take(b, 2) == [PeerUp(a.peer_id), Received(a.peer_id, Opened(step()))]
-    assert await take(a, 1) == [PeerUp(b.peer_id)]
-    return a, b
+from shoal.wire.messages.step import Abort, Forward
 
 
 async def test_a_control_message_overtakes_a_large_tensor_and_the_tensor_arrives_whole(ends: Any) -> None:

@@ -13,8 +13,6 @@ from shoal.transport.reach import DialFailure, why_unreachable
 from shoal.transport.tls import tls_contexts
 from shoal.wire.messages import Hop
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_one_address_at_which_the_peer_itself_answers_is_enough(host: Any) -> None:
     b = await host(BOB)

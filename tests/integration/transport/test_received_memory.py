@@ -12,8 +12,6 @@ from shoal.transport.base import Received
 from shoal.wire.messages import Traffic
 from shoal.wire.messages.step import Forward
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("carrier", ["unix", "tcp"])
 async def test_a_held_tensor_never_changes_when_more_arrive(host: Any, carrier: str) -> None:

@@ -18,7 +18,7 @@ from shoal.wire.messages import Hop, Traffic
 from shoal.wire.messages.step import Forward
 from shoal.wire.tensors import WireTensor
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TRANSFERS = 10_000
 SIZES = (64, 1000, 20_000, 70_000, 300_000, 300_000, 1_000_000, 4_000_000)
@@ -44,8 +44,7 @@ async def test_memory_threads_and_files_stay_as_they_are_over_ten_thousand_trans
     async with await anyio.open_process(command, stderr=None) as child:
         assert child.stdout is not None
         try:
-            with anyio.fail_after(240):
-                _, *addresses = (await child.stdout.receive()).decode().split()
+            _, *addresses = (await child.stdout.receive()).decode().split()
             a = await host(ALICE)
             a.introduce(Hop(CHILD.peer_id, tuple(address for address in addresses if address.startswith(carrier))))
             rng = random.Random(0)

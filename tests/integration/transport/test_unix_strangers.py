@@ -19,9 +19,6 @@ from shoal.wire.messages.step import Forward, Opened
 from .samples import MIB, A, B, C, step, take, tensor
 from .strangers import Stranger
 
-pytestmark = pytest.mark.anyio
-
-
 BAD_FRAMES = {
     "garbage": b"G" * 100,
     "oversized tensor": b"".join(

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from tests.integration.transport.samples import ALICE, BOB, MIB, over_tcp, step, take, tensor
 
 from shoal.transport.base import PeerUp, Received
 from shoal.wire.messages import Traffic
 from shoal.wire.messages.step import Abort, Forward
-
-pytestmark = pytest.mark.anyio
-
 
 MBIT = 0.08
 """10 kB/s."""

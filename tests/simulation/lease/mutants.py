@@ -8,7 +8,8 @@ from dataclasses import replace
 from tests.simulation.lease.world import World
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.lease import Denial, Grant, LeaseTable, _Lease  # pyright: ignore[reportPrivateUsage]
+from shoal.swarm.lease import Denial, Grant, Later, LeaseTable, _Lease  # pyright: ignore[reportPrivateUsage]
+from shoal.swarm.round_boundary import RoundBoundary, RunTime
 from shoal.swarm.sample_ranges import Batch, BatchStream, Ranges
 from shoal.swarm.shared_deal import SharedDeal
 from shoal.swarm.takeover import Settled, TakeoverMachine
@@ -17,7 +18,9 @@ from shoal.swarm.takeover import Settled, TakeoverMachine
 class FencesNobody(LeaseTable):
     """Gives a lease to a trainer whose place was taken."""
 
-    def lease(self, trainer: int, generation: int, round_number: int, step: int, now_s: float = 0.0) -> Grant | Denial:
+    def lease(
+        self, trainer: int, generation: int, round_number: int, step: int, now_s: float = 0.0
+    ) -> Grant | Later | Denial:
         self._lowest_generation.clear()
         return super().lease(trainer, generation, round_number, step, now_s)
 
@@ -96,6 +99,30 @@ class FreesNothing(LeaseTable):
         super()._free_lease(number)
 
 
+class LeasesInAPause(LeaseTable):
+    """Hands out batches as if nobody had paused the run."""
+
+    def pause(self) -> None:
+        pass
+
+
+class EndsRoundsInAPause(RoundBoundary):
+    """Ends a round when its trainers are done or its deadline passes, whether the run is paused or not."""
+
+    def is_over(self, now_s: float, *, all_done: bool, is_stuck: bool) -> bool:
+        time, self._time = self._time, RunTime(self._time.paused_s)
+        is_over = super().is_over(now_s, all_done=all_done, is_stuck=is_stuck)
+        self._time = time
+        return is_over
+
+
+class CountsPauses(RunTime):
+    """Takes the time of a pause for time in which trainers could have been done."""
+
+    def at_s(self, now_s: float) -> float:
+        return now_s
+
+
 def _make(table_class: type[LeaseTable]) -> Callable[[int], World]:
     return lambda seed: World(seed, table_class)
 
@@ -104,23 +131,36 @@ def _taking_over(takeover_class: type[TakeoverMachine]) -> Callable[[int], World
     return lambda seed: World(seed, takeover_class=takeover_class)
 
 
+def _ending(boundary_class: type[RoundBoundary]) -> Callable[[int], World]:
+    return lambda seed: World(seed, boundary_class=boundary_class)
+
+
+def _timing(time_class: type[RunTime]) -> Callable[[int], World]:
+    return lambda seed: World(seed, time_class=time_class)
+
+
 MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     mutant.__name__: (_make(mutant), first_seed)
     for mutant, first_seed in (
         (FencesNobody, 0),
         (HasEverything, 0),
-        (FreesWhatIsCommitted, 2),
-        (IgnoresLostNotes, 2),
-        (AsksNoWitness, 0),
-        (FreesWhatWasLeft, 8),
+        (FreesWhatIsCommitted, 0),
+        (IgnoresLostNotes, 1),
+        (AsksNoWitness, 1),
+        (FreesWhatWasLeft, 9),
         (FreesWhatIsRecorded, 1),
         (FreesNothing, 0),
+        (LeasesInAPause, 0),
     )
 }
 MUTANTS |= {
     mutant.__name__: (_taking_over(mutant), first_seed)
     for mutant, first_seed in (
-        (TakesNewGenerationsForOldOnes, 36),
-        (TakesThoseThatAnswerForAll, 155),
+        (TakesNewGenerationsForOldOnes, 113),
+        (TakesThoseThatAnswerForAll, 23),
     )
+}
+MUTANTS |= {
+    "EndsRoundsInAPause": (_ending(EndsRoundsInAPause), 0),
+    "CountsPauses": (_timing(CountsPauses), 0),
 }

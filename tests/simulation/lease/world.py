@@ -1,11 +1,13 @@
 """Leases under faults: trainers that crash at any point, or freeze and come back after another has taken their place,
 lost notes, late acknowledgements, steps that are left to the record, records without some steps, tables that begin anew
 in the middle of a round; trainers of any speed, so that batches have any size. Replicas may be cut off when a trainer
-dies, or have been started again: what is then asked of the others is settled by `TakeoverMachine`.
+dies, or have been started again: what is then asked of the others is settled by `TakeoverMachine`. A user pauses the
+run at any time, and `RoundBoundary` says when its rounds end.
 
 The truth is kept apart from the table: `committed` is what the replicas hold, and a record may only contain that. What
 must hold, whatever the schedule: nothing is leased to two at a time or leased though it is recorded, no sample is in
-two records or twice in one, and every pass completes.
+two records or twice in one, and every pass completes. In a pause nothing is leased and no round ends, and a round that
+ends before its trainers are done has had all of its time without its pauses.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from tests.simulation.safety import Broken, SampleSafety
 from tests.windows import leased
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.lease import Denial, LeaseTable
+from shoal.swarm.lease import Denial, Later, LeaseTable
+from shoal.swarm.round_boundary import RoundBoundary, RunTime
 from shoal.swarm.sample_ranges import BatchStream, Ranges, count, merge, subtract
 from shoal.swarm.takeover import Path, Settled, TakeoverMachine, next_number
 from shoal.wire.messages.base import SampleRange, StepRange
@@ -28,6 +31,8 @@ INNER_STEPS = 3
 ROUNDS_WITH_FAULTS = 12
 MAX_SLOTS = 3
 REPLICAS = tuple(PeerId(name) for name in "abc")
+UNHURRIED_S = 1e6
+ROUNDING_S = 1e-6
 
 
 @dataclass
@@ -62,6 +67,8 @@ class World:
         seed: int,
         table_class: type[LeaseTable] = LeaseTable,
         takeover_class: type[TakeoverMachine] = TakeoverMachine,
+        boundary_class: type[RoundBoundary] = RoundBoundary,
+        time_class: type[RunTime] = RunTime,
     ) -> None:
         self.network = Kernel(seed)
         self.rng = rng = self.network.rng
@@ -78,7 +85,12 @@ class World:
         # Since when each replica has lived, counted in attempts, and when each attempt was opened.
         self.began: dict[PeerId, int] = dict.fromkeys(REPLICAS, 0)
         self.opened: dict[StepKey, int] = {}
-        self.takeover_class = takeover_class
+        self.takeover_class, self.boundary_class = takeover_class, boundary_class
+        self.time = time_class()
+        # What is true of pauses, apart from what the machines make of it.
+        self.paused_at_s: float | None = None
+        self.stood_s = 0.0
+        self.waiting: list[int] = []
         self.late: list[Held] = []
         self.recorded: list[SampleRange] = []
         self.samples = SampleSafety()
@@ -130,15 +142,56 @@ class World:
         known = tuple(self.rng.choice((0.0, speed)) for speed in self.speeds[: self.num_slots])
         self.table.plan_round(self.round, self.num_slots, self.steps, self.rng.choice(((), known)))
         self.was_replaced = False
+        timeout_s = self.rng.choice((4.0, 40.0, 400.0)) * self.rng.random() if self.faults else UNHURRIED_S
+        self.begun_s, self.stood_s, self.timeout_s = self.now_s, 0.0, timeout_s
+        if self.chance(0.1):
+            self.pause()
+        self.boundary = self.boundary_class(self.time, timeout_s, self.now_s)
+        self.network.after(self.boundary.left_s(self.now_s), self.look)
         for slot in range(self.num_slots):
             trainer = self.trainers.setdefault(slot, Trainer(slot))
             trainer.step, trainer.current, trainer.key = 0, None, None
             trainer.held.clear()
             self.network.after(self.network.exponential(1 / self.speeds[slot]), self.go_on, slot, self.round)
         # The record may be committed before everybody has done everything.
-        length_s = self.rng.choice((4.0, 40.0, 400.0)) * self.rng.random() if self.faults else 1e6
-        self.network.run(self.now_s + length_s, self.is_done)
+        self.network.run(self.now_s + 2 * UNHURRIED_S, self.is_over)
+        self.check_boundary()
         self.end_round()
+
+    def is_over(self) -> bool:
+        return self.boundary.is_over(self.now_s, all_done=self.is_done(), is_stuck=False)
+
+    def look(self) -> None:
+        """Whatever happens makes the client look whether the round is over; so does the time at which it wants to."""
+
+    def check_boundary(self) -> None:
+        """The round that ends has had its time."""
+        if self.paused_at_s is not None:
+            raise Broken(f"round {self.round} ends in a pause")
+        had_s = self.now_s - self.begun_s - self.stood_s
+        if not self.is_done() and had_s < self.timeout_s - ROUNDING_S:
+            raise Broken(f"round {self.round} ends after {had_s} s without its pauses, and may take {self.timeout_s}")
+
+    def pause(self) -> None:
+        """A user pauses the run, perhaps once more."""
+        self.time.pause(self.now_s)
+        self.table.pause()
+        if self.paused_at_s is None:
+            self.paused_at_s = self.now_s
+            self.network.after(self.network.exponential(self.rng.choice((1.0, 10.0, 100.0))), self.resume)
+
+    def resume(self) -> None:
+        """The user lets it go on; the round that is paused has as much time left as it had."""
+        if self.paused_at_s is None:
+            raise Broken("nobody has paused the run")
+        self.time.resume(self.now_s)
+        self.table.go_on()
+        self.stood_s += self.now_s - max(self.paused_at_s, self.begun_s)
+        self.paused_at_s = None
+        waiting, self.waiting = self.waiting, []
+        for slot in waiting:
+            self.go_on(slot, self.round)
+        self.network.after(self.boundary.left_s(self.now_s), self.look)
 
     def is_done(self) -> bool:
         return all(trainer.step >= INNER_STEPS for trainer in self.trainers.values())
@@ -150,8 +203,12 @@ class World:
             return
         if self.chance(0.02) and (self.names_steps or not self.deterministic):
             self.begin_anew()
+        if self.chance(0.02):
+            self.pause()
         self.advance(trainer)
         self.check_leases()
+        if slot in self.waiting:
+            return
         self.network.after(self.network.exponential(1 / self.speeds[slot]), self.go_on, slot, round)
 
     def check_leases(self) -> None:
@@ -174,6 +231,11 @@ class World:
             )
             if isinstance(answer, Denial):
                 trainer.step = INNER_STEPS
+                return
+            if isinstance(answer, Later) != (self.paused_at_s is not None):
+                raise Broken(f"trainer {trainer.slot} is told {answer}, paused at {self.paused_at_s}")
+            if isinstance(answer, Later):
+                self.waiting.append(trainer.slot)
                 return
             most = None if self.deterministic else self.max_samples
             if most is not None and answer.batch.num_samples > most:
@@ -286,6 +348,8 @@ class World:
     def begin_anew(self) -> None:
         """The data server is started again: it learns of records from the client, of leases from living trainers."""
         self.table = self.new_table()
+        if self.time.is_paused:
+            self.table.pause()
         if self.recorded:
             self.table.record(self.round - 1, merge(self.recorded))
         dead = {trainer.slot for trainer in self.trainers.values() if not trainer.alive}

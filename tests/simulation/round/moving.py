@@ -219,6 +219,12 @@ class MovingWorld(World):
 
     # -- faults
 
+    def _restart_replica(self, peer: PeerId) -> None:
+        """A server that starts again takes the stage that nobody serves, as every server does that may choose."""
+        served = {host.stage for host in self.replica_hosts()}
+        empty = [stage for stage in range(self.num_stages) if stage not in served]
+        self._start_again(peer, empty[0] if empty else int(peer[1]))
+
     def _stale_order(self) -> None:
         """A client that leads no more sends somebody away."""
         hosts = [h for h in self.replica_hosts() if h.machine.promised.number > 1 and h.machine.destination is None]

@@ -30,7 +30,6 @@ from shoal.wire.messages.round import (
     SignedRecord,
     Staged,
     StageHashes,
-    Swapped,
 )
 
 Make = Callable[[int], World]
@@ -118,13 +117,6 @@ class FetchesOnce(RoundMemberMachine):
 
     def _fetch(self, signed: SignedRecord, record: Record, reason: str) -> MemberEffects:
         return super()._fetch(signed, record, reason) if self.fetching is None else [self._state(reason)]
-
-
-class ReadmitsNobody(RoundCoordinatorMachine):
-    """Does not believe a replica that was out and has the record now."""
-
-    def _swapped(self, peer: PeerId, message: Swapped) -> CoordinatorEffects:
-        return [] if peer in self._replicas._out else super()._swapped(peer, message)
 
 
 class AnyBytesWillDo(Restoration):
@@ -222,14 +214,13 @@ def _make(first_seed: int, **classes: type) -> tuple[Make, int]:
 MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
-        (NoPreparation, 175),
+        (NoPreparation, 1698),
         (NoJournal, 1),
         (NoTakeoverOfPreparedRecords, 1495),
         (NoEpochs, 7),
         (AbortsDoubts, 513),
         (AsksOnce, 1),
         (RepeatsSeldom, 17),
-        (ReadmitsNobody, 676),
         (MixesBases, 154),
         (RestoresAtOnce, 948),
         (NamesNoBases, 9),

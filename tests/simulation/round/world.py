@@ -350,9 +350,12 @@ class World:
         return None
 
     def _restart_replica(self, peer: PeerId) -> None:
+        self._start_again(peer, int(peer[1]))
+
+    def _start_again(self, peer: PeerId, stage: int) -> None:
         """A process starts again; now and then it does not know that there is a run."""
         knows = self.network.rng.random() < 0.8 and any(host.machine.tip.round for host in self.replica_hosts())
-        self._start_replica(peer, int(peer[1]), knows)
+        self._start_replica(peer, stage, knows)
 
     def is_enough(self) -> bool:
         """Whether enough was done after the last fault to be judged."""

@@ -154,6 +154,8 @@ class Coordinator:
                 self._closed_s, self._joins, self._resolved = network.now_s, {}, {}
                 self._tell()
             return
+        # Who has died since prepares no record, whether its connection has ended or not.
+        self._joins = {peer: join for peer, join in self._joins.items() if self._lives(peer, join.generation)}
         late = network.now_s - self._closed_s > 6
         live = [peer for peer in self.world.replica_peers if network.is_linked("K", peer)]
         # A replica that has committed what was settled as aborted joined too late: it is not in this record.
@@ -165,6 +167,9 @@ class Coordinator:
         complete = {peer[1] for peer in joins} == {str(stage) for stage in range(self.world.num_stages)}
         if complete and (late or all(peer in self._joins for peer in live)):
             self._settle_or_decide(joins)
+
+    def _lives(self, peer: str, generation: int) -> bool:
+        return peer in self.world.network.hosts and self.world.generations[peer] == generation
 
     def _is_done(self, peer: str) -> bool:
         trainer = self.world.network.hosts.get(peer)

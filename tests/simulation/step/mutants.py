@@ -197,7 +197,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     for mutant, first_seed in (
         (CommitsWithoutAllMicrobatches, 0),
         (CommitsWhileAnotherStepHasBegun, 0),
-        (PromisesNothing, 36),
+        (PromisesNothing, 100),
         (AbortsWithoutWaitingForTheSilent, 191),
         (AbortsAPreparedStepAlone, 2),
         (ForgetsWhatItHasCommitted, 1),

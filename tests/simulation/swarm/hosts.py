@@ -10,7 +10,7 @@ from tests.simulation.step.hosts import STEPS_PER_ROUND, Envelope, Hello, Join, 
 from tests.simulation.step.hosts import ReplicaHost as StepHost
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.lease import Denial, Release
+from shoal.swarm.lease import Grant, Release
 from shoal.swarm.round_effects import CloseSteps, CoordinatorEffect, MemberEffect, ResolveStep, RoundReady
 from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.step_operations import Decision
@@ -242,7 +242,7 @@ class Leases:
         now_s = self.world.network.now_s
         number = steps_of(trainer.round).first + trainer.steps
         given = self.table.lease(trainer.slot, trainer.generation, trainer.round, number, now_s)
-        if isinstance(given, Denial):
+        if not isinstance(given, Grant):
             return None
         self.table.begun(given.lease, now_s)
         self._leases[trainer.peer] = given.lease

@@ -16,11 +16,11 @@ from torch import Tensor
 from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.averaging.member import RoundMember
-from shoal.averaging.peer_source import PeerSource
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import Signer, unsealer
 from shoal.averaging.state_donor import StateDonor
+from shoal.averaging.state_source import StateSource
 from shoal.averaging.state_sync import StateSync
 from shoal.clock import SystemClock
 from shoal.collective.plan import Collective
@@ -118,7 +118,7 @@ class Replica:
     state: FaultyState
     member: RoundMember
     contents: Contents
-    source: PeerSource
+    source: StateSource
     events: MemoryObjectReceiveStream[object]
 
 
@@ -187,6 +187,12 @@ class Run:
         coordinator.replicas(self.hops)
         return coordinator
 
+    async def lead(self) -> RoundCoordinator:
+        """Start the client, and have it lead."""
+        coordinator = self.start_client()
+        await coordinator.lead()
+        return coordinator
+
     def add_replica(self, stage: int) -> Replica:
         peer = PeerId(f"R{stage}.{len(self.replicas[stage])}")
         endpoint: MemoryEndpoint = self.network.endpoint(peer)
@@ -197,7 +203,7 @@ class Run:
         contents = Contents(endpoint, SystemClock(), chunk_bytes=8)
         patience = TransferSettings(retry_s=0.02, slow_s=0.1, timeout_s=1.0)
         sync = StateSync(contents, stage, view=lambda: self.view, settings=patience)
-        source = PeerSource(sync, StateDonor(contents, stage))
+        source = StateSource(sync, StateDonor(contents, stage))
         member = RoundMember(
             endpoint=endpoint,
             unseal=unsealer("run", AUTHORITY.peer_id),
@@ -233,8 +239,7 @@ def make_run() -> MakeRun:
                 for stage in range(num_stages):
                     for _ in range(num_slots):
                         run.add_replica(stage)
-                with anyio.fail_after(240):
-                    yield run
+                yield run
                 tasks.cancel_scope.cancel()
         finally:
             for stream in streams:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 import torch
+from tests.alongside import until
 from tests.unit.averaging.conftest import AUTHORITY
 
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
@@ -22,7 +23,6 @@ from shoal.wire.messages import Message, SampleRange
 from shoal.wire.messages.collective import RingPart, RingReady, SharedVector
 from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, RoundState
 
-pytestmark = pytest.mark.anyio
 MakeRun = Callable[..., object]
 
 
@@ -79,8 +79,7 @@ async def test_all_replicas_of_a_stage_end_with_the_record_s_bytes(make_run: Mak
 
 async def test_a_round_without_training_leaves_the_state_alone(make_run: MakeRun) -> None:
     async with make_run(1, 2) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         before = run.replicas[0][0].member.hashes
         outcome = await finish(run, coordinator, 1)
         assert outcome.record.stages[0].hashes == before
@@ -91,8 +90,7 @@ async def test_a_round_without_training_leaves_the_state_alone(make_run: MakeRun
 async def test_a_spare_stays_current(make_run: MakeRun) -> None:
     async with make_run(1, 2) as run:
         spare = run.replicas[0][1]
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         run.commit(0, 0)
         coordinator.close_round(1, {run.replicas[0][0].peer: 0})
         outcome = await coordinator.finish_round(1)
@@ -102,8 +100,7 @@ async def test_a_spare_stays_current(make_run: MakeRun) -> None:
 
 async def test_a_member_that_dies_in_the_ring_is_left_out(make_run: MakeRun) -> None:
     async with make_run(2, 3) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         for slot in range(3):
             run.commit(slot, 0)
         victim = run.replicas[0][1].peer
@@ -121,8 +118,7 @@ async def test_a_member_that_dies_in_the_ring_is_left_out(make_run: MakeRun) -> 
 
 async def test_a_member_that_cannot_reach_another_reports_it(make_run: MakeRun) -> None:
     async with make_run(1, 3) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         run.commit(0, 0)
         first, second, third = (r.peer for r in run.replicas[0])
         run.network.cut(first, second)
@@ -133,8 +129,7 @@ async def test_a_member_that_cannot_reach_another_reports_it(make_run: MakeRun) 
 
 async def test_bits_that_flip_once_cost_a_repetition(make_run: MakeRun) -> None:
     async with make_run(1, 3) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         run.commit(0, 0)
         run.replicas[0][1].state.faults = 1
         outcome = await finish(run, coordinator, 1)
@@ -144,8 +139,7 @@ async def test_bits_that_flip_once_cost_a_repetition(make_run: MakeRun) -> None:
 
 async def test_a_member_whose_bits_differ_twice_is_out(make_run: MakeRun) -> None:
     async with make_run(1, 3) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         run.commit(0, 0)
         run.commit(1, 0)  # without it the record would name the bytes of before, which the faulty one has
         faulty = run.replicas[0][0]
@@ -159,8 +153,7 @@ async def test_a_member_whose_bits_differ_twice_is_out(make_run: MakeRun) -> Non
 
 async def test_a_member_with_broken_memory_leaves_by_itself(make_run: MakeRun) -> None:
     async with make_run(1, 2) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         run.commit(0, 0)
         broken = run.replicas[0][0]
         broken.state.base_parameters()[0] += 1
@@ -175,8 +168,7 @@ async def test_a_member_with_broken_memory_leaves_by_itself(make_run: MakeRun) -
 @pytest.mark.parametrize("message", [PrepareRecord, CommitRecord])
 async def test_a_restarted_client_finishes_the_round(make_run: MakeRun, message: type[Message]) -> None:
     async with make_run(2, 2) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         run.commit(0, 0)
         run.commit(1, 0)
         client = run.identity.peer_id
@@ -213,8 +205,7 @@ async def test_a_restarted_client_finishes_the_round(make_run: MakeRun, message:
 
 async def test_a_step_in_doubt_is_settled_from_all_joins(make_run: MakeRun) -> None:
     async with make_run(2, 1) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         held = run.commit(0, 0, stages=[0])
         nowhere = StepKey(0, 1, 1, 0)
         doubtful = run.replicas[1][0].steps
@@ -242,8 +233,7 @@ async def test_the_client_waits_for_a_stage_without_replica(make_run: MakeRun) -
         run.network.kill(run.replicas[1].pop().peer)
         coordinator = run.start_client()
         run.tasks.start_soon(coordinator.lead)
-        while coordinator.stuck != (1,):
-            await anyio.lowlevel.checkpoint()
+        await until(lambda: coordinator.stuck == (1,))
         run.add_replica(1)
         coordinator.replicas(run.hops)
         assert (await coordinator.lead()).base_round == 0
@@ -253,8 +243,7 @@ async def test_a_member_that_refers_to_memory_it_does_not_share_is_refused_count
     make_run: MakeRun,
 ) -> None:
     async with make_run(1, 3) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         run.commit(0, 0)
         hostile, victim = (replica.peer for replica in run.replicas[0][:2])
         endpoints = run.network._endpoints
@@ -276,8 +265,7 @@ async def test_a_member_that_refers_to_memory_it_does_not_share_is_refused_count
 @pytest.mark.parametrize("has_key", [True, False])
 async def test_a_replica_takes_no_record_of_somebody_without_the_swarm_key(make_run: MakeRun, has_key: bool) -> None:
     async with make_run(1, 1) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         run.commit(0, 0)
         await finish(run, coordinator, 1)
         (replica,) = run.replicas[0]

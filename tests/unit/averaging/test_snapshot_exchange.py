@@ -12,6 +12,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 import torch
+from tests.alongside import alongside, until
 from torch import Tensor
 
 from shoal.averaging.contents import Contents
@@ -33,8 +34,6 @@ from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.snapshot import NoSnapshot, OfferSnapshot, Snapshot
 from shoal.wire.messages.step import StepEntry
 from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Have, Missing, Read, Want
-
-pytestmark = pytest.mark.anyio
 
 OWNER, BUDDY, OTHER = PeerId("owner"), PeerId("buddy"), PeerId("other")
 BASE = Base(0, "genesis", StageHashes("p", "m", "b"))
@@ -137,12 +136,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-async def until(condition: Callable[[], object]) -> None:
-    with anyio.fail_after(240):
-        while not condition():
-            await anyio.lowlevel.checkpoint()
-
-
 async def keep(server: Server, steps: int = 2) -> None:
     """Have a snapshot made and kept."""
     before = server.num_kept
@@ -157,8 +150,7 @@ async def test_the_next_life_goes_on_from_the_newest_one_bit_for_bit() -> None:
             await keep(first)
             await keep(first, 4)
         async with swarm.server(OWNER, 0, generation=2) as second:
-            with anyio.fail_after(240):
-                await second.exchange.settled(BASE)
+            await second.exchange.settled(BASE)
             found = second.exchange.take(BASE)
             assert found is not None
             assert found.snapshot.log == log(4)
@@ -173,8 +165,7 @@ async def test_another_generation_or_another_state_gets_nothing(generation: int)
         async with swarm.server(OWNER, 0) as first:
             await keep(first)
         async with swarm.server(OWNER, 0, generation=generation) as later:
-            with anyio.fail_after(240):
-                await later.exchange.settled(ROUND_2)
+            await later.exchange.settled(ROUND_2)
             assert later.exchange.take(ROUND_2 if generation == 2 else BASE) is None
 
 
@@ -187,8 +178,7 @@ async def test_a_buddy_cannot_change_what_the_owner_has_sealed(caplog: pytest.Lo
         longer = msgspec.structs.replace(kept.snapshot, log=log(3))
         kept.offer = OfferSnapshot(msgspec.msgpack.encode(longer), kept.offer.seal)
         async with swarm.server(OWNER, 0, generation=2) as second:
-            with anyio.fail_after(240):
-                await second.exchange.settled(BASE)
+            await second.exchange.settled(BASE)
             assert second.exchange.take(BASE) is None
     assert "snapshot.forged" in [record.message for record in caplog.records]
 
@@ -294,8 +284,7 @@ async def test_what_two_buddies_have_comes_from_both_and_one_that_gives_it_wrong
         wrong[-1] += 1
         has_not.contents.offer(kept.name, offered(wrong, hashes=kept.machine.offer))
         async with swarm.server(OWNER, 0, generation=2) as second:
-            with anyio.fail_after(240):
-                await second.exchange.settled(BASE)
+            await second.exchange.settled(BASE)
             found = second.exchange.take(BASE)
             assert found is not None
             assert torch.equal(found.content, CONTENT)
@@ -317,13 +306,11 @@ async def test_each_chunk_waits_until_the_one_before_has_left() -> None:
 
     contents, name = Contents(Stalling(), SystemClock()), ContentName(ContentKind.SNAPSHOT, 0, "digest")
     contents.offer(name, offered(CONTENT))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(contents.run)
+    async with alongside(contents.run):
         for chunk in range(3):
             contents.receive(Received(BUDDY, Read(name, chunk)))
         await anyio.wait_all_tasks_blocked()
         assert sent == [Chunk(name, 0)]
-        tasks.cancel_scope.cancel()
 
 
 async def test_a_snapshot_is_offered_while_a_large_state_is_being_hashed_for_somebody_else() -> None:

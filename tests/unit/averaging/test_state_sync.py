@@ -7,6 +7,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 import torch
+from tests.alongside import alongside, until
 
 from shoal.averaging.contents import MAX_REQUESTS, Contents
 from shoal.averaging.replica_state import OuterState
@@ -21,7 +22,6 @@ from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.transfer import Chunk, Have, Missing, Read, Want
 
-pytestmark = pytest.mark.anyio
 MakeRun = Callable[..., object]
 STATE = content_of(0, "hash")
 
@@ -33,9 +33,10 @@ async def one_round(run: object, coordinator: object, round: int) -> object:
     return await coordinator.finish_round(round)
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await anyio.lowlevel.checkpoint()
+async def after_a_round(run: object) -> object:
+    coordinator = await run.lead()
+    await one_round(run, coordinator, 1)
+    return coordinator
 
 
 def join(run: object, coordinator: object, stage: int) -> object:
@@ -55,9 +56,7 @@ def fetched(caplog: pytest.LogCaptureFixture) -> list[tuple[int, bool]]:
 
 async def test_a_newcomer_gets_parameters_momentum_and_buffers_and_takes_part_with_weight_0(make_run: MakeRun) -> None:
     async with make_run(2, 2) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
-        await one_round(run, coordinator, 1)
+        coordinator = await after_a_round(run)
         newcomer = join(run, coordinator, 0)
         await until(lambda: newcomer.peer in (coordinator.holders or {}))
         other = run.replicas[0][0]
@@ -91,9 +90,7 @@ async def test_a_lying_donor_is_detected_and_named(
     make_run: MakeRun, caplog: pytest.LogCaptureFixture, in_offer: bool
 ) -> None:
     async with make_run(1, 2) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
-        await one_round(run, coordinator, 1)
+        coordinator = await after_a_round(run)
         liar, honest = run.replicas[0]
         lie(liar, in_offer)
         # Only the liar can be reached at first.
@@ -112,9 +109,7 @@ async def test_a_newcomer_waits_for_a_holder_to_come_back_and_names_the_stage(
     make_run: MakeRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with make_run(2, 1) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
-        await one_round(run, coordinator, 1)
+        coordinator = await after_a_round(run)
         holder, client = run.replicas[1][0], run.identity.peer_id
         others = [client, run.replicas[0][0].peer, PeerId("R1.1")]
         for other in others:
@@ -134,9 +129,7 @@ async def test_a_coordinator_that_takes_over_tells_newcomers_what_to_look_for(
     make_run: MakeRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with make_run(2, 1) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
-        await one_round(run, coordinator, 1)
+        await after_a_round(run)
         holder, client = run.replicas[1][0], run.identity.peer_id
         run.network.kill(client)
         for other in (client, run.replicas[0][0].peer, PeerId("R1.1")):
@@ -158,9 +151,7 @@ async def test_a_coordinator_that_takes_over_tells_newcomers_what_to_look_for(
 
 async def test_newcomers_alone_do_not_make_the_run_start_again(make_run: MakeRun) -> None:
     async with make_run(1, 1) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
-        await one_round(run, coordinator, 1)
+        coordinator = await after_a_round(run)
         run.network.kill(run.replicas[0][0].peer)
         join(run, coordinator, 0)
         run.tasks.start_soon(coordinator.lead)
@@ -177,9 +168,7 @@ async def test_a_record_that_is_committed_meanwhile_is_reached_from_the_one_that
 ) -> None:
     caplog.set_level("INFO")
     async with make_run(1, 2) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
-        await one_round(run, coordinator, 1)
+        coordinator = await after_a_round(run)
         newcomer = PeerId("R0.2")
         started: list[str] = []
 
@@ -224,9 +213,7 @@ async def test_a_replica_that_missed_one_record_needs_only_its_averages_if_someb
 ) -> None:
     caplog.set_level("INFO")
     async with make_run(1, 3) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
-        await one_round(run, coordinator, 1)
+        coordinator = await after_a_round(run)
         for replica in run.replicas[0]:
             replica.source.donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False), PeerId("N"))
         faulty = run.replicas[0][0]
@@ -242,9 +229,7 @@ async def test_averages_that_do_not_lead_to_the_record_are_given_up_for_the_whol
 ) -> None:
     caplog.set_level("INFO")
     async with make_run(1, 3) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
-        await one_round(run, coordinator, 1)
+        coordinator = await after_a_round(run)
         for replica in run.replicas[0]:
             replica.source.donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False), PeerId("N"))
             honest = replica.source.donor.hold
@@ -267,8 +252,7 @@ async def test_averages_that_do_not_lead_to_the_record_are_given_up_for_the_whol
 
 async def test_a_member_whose_bits_differed_is_given_the_record_s_state(make_run: MakeRun) -> None:
     async with make_run(1, 3) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
+        coordinator = await run.lead()
         faulty = run.replicas[0][0]
         faulty.state.faults = 2
         outcome = await one_round(run, coordinator, 1)
@@ -288,9 +272,7 @@ def network() -> MemoryNetwork:
 
 async def test_a_donor_gives_only_what_it_holds_and_only_to_its_stage(make_run: MakeRun) -> None:
     async with make_run(1, 1) as run:
-        coordinator = run.start_client()
-        await coordinator.lead()
-        await one_round(run, coordinator, 1)
+        await after_a_round(run)
         donor = run.replicas[0][0]
         digest = donor.member._machine.tip.hash
         held, another, other_stage = content_of(0, digest), content_of(0, "another"), content_of(1, digest)
@@ -338,17 +320,14 @@ async def test_who_asks_too_early_gets_the_offer_when_there_is_one(network: Memo
         return None
 
     empty = torch.zeros(0)
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(contents.run)
-            contents.receive(Received(asker.peer_id, Want(STATE)))
-            assert await answer() == Missing(STATE, NO_BASE)
-            donor.hold(1, "other", OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
-            donor.hold(2, STATE.digest, OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
-            offer = await answer()
-            assert isinstance(offer, Have)
-            assert len(offer.chunk_hashes) == 4 * 32
-            tasks.cancel_scope.cancel()
+    async with alongside(contents.run):
+        contents.receive(Received(asker.peer_id, Want(STATE)))
+        assert await answer() == Missing(STATE, NO_BASE)
+        donor.hold(1, "other", OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
+        donor.hold(2, STATE.digest, OuterState(torch.zeros(3), torch.zeros(3), empty, empty))
+        offer = await answer()
+        assert isinstance(offer, Have)
+        assert len(offer.chunk_hashes) == 4 * 32
 
 
 async def test_a_donor_that_is_not_read_from_waits_and_serves_the_others(network: MemoryNetwork) -> None:
@@ -368,12 +347,9 @@ async def test_a_donor_that_is_not_read_from_waits_and_serves_the_others(network
     contents = Contents(Stalling(), SystemClock(), chunk_bytes=8)
     empty = torch.zeros(0)
     StateDonor(contents, 0).hold(1, STATE.digest, OuterState(torch.zeros(100), empty, empty, empty))
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(contents.run)
-            for peer in (stalled, PeerId("reads")):
-                for chunk in range(10):
-                    contents.receive(Received(peer, Read(STATE, chunk)))
-            await until(lambda: sent.count(PeerId("reads")) == 10)
-            assert sent.count(stalled) == 1
-            tasks.cancel_scope.cancel()
+    async with alongside(contents.run):
+        for peer in (stalled, PeerId("reads")):
+            for chunk in range(10):
+                contents.receive(Received(peer, Read(STATE, chunk)))
+        await until(lambda: sent.count(PeerId("reads")) == 10)
+        assert sent.count(stalled) == 1

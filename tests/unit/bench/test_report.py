@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from shoal.bench.measure import Measurement
-from shoal.bench.report import report
-from shoal.bench.table import figure, results_table
+from shoal.bench.report import figure, report, results_table
 
 MEASURED = (
     Measurement("gloo 64 MB 2 peers", "GB/s", (2.0, 3.0, 2.5), (1.25, 1.0, 2.0), larger_is_better=True),

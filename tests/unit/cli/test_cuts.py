@@ -21,8 +21,6 @@ from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import ExitStatus, RoleSpec
 from shoal.server.cost_cache import CostCache, cost_key
 
-pytestmark = pytest.mark.anyio
-
 OWN = {"model": {"family": "somebody.models:Theirs"}, "model_pipeline": {"stages": 2}}
 SKEWED = [1.0, 1.0, 1.0, 1.0, 1.0, 9.0]
 """What the units of a gpt with four blocks cost; the family's own figures would cut it in the middle."""
@@ -82,6 +80,7 @@ def test_the_launcher_knows_the_figures_of_the_native_families(family: str, stem
     assert all(cost > 0 for cost in costs)
 
 
+@pytest.mark.long
 def test_the_launcher_cuts_without_torch() -> None:
     code = (
         "import sys\n"
@@ -159,6 +158,7 @@ async def test_a_model_that_does_not_fit_is_an_error_of_the_user() -> None:
         await _profiled(_config(**{**OWN, "model_pipeline": {"stages": 7}}), {"costs": SKEWED, "source": "measured"})
 
 
+@pytest.mark.long
 def test_units_are_measured_where_the_first_server_computes() -> None:
     assert profiled_device(_config()) == "cpu"
     with pytest.raises(ConfigError, match=r"device = cuda:99: torch .* sees "):

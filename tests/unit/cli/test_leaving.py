@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import anyio
-import pytest
 
 from shoal.cli.leaving import HostLeaves
 from shoal.clock import SystemClock
@@ -11,8 +10,6 @@ from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave, ServerReady, ToRole
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RoleSpec
-
-pytestmark = pytest.mark.anyio
 
 
 class Server(RoleHandle):
@@ -37,12 +34,11 @@ class Host:
 
     async def left(self, *events: LastOfStage | ServerMayLeave) -> None:
         """Each server has the stage of its index."""
-        with anyio.fail_after(240):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.leaves.run, self.servers)
-                await anyio.wait_all_tasks_blocked()
-                for said in events:
-                    self.leaves.take(said, list(self.servers)[said.stage])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.leaves.run, self.servers)
+            await anyio.wait_all_tasks_blocked()
+            for said in events:
+                self.leaves.take(said, list(self.servers)[said.stage])
 
 
 async def test_servers_that_others_can_do_without_leave_without_a_word() -> None:
@@ -79,10 +75,9 @@ async def test_where_nobody_takes_it_the_loss_is_named_and_the_wait_ends() -> No
 
 async def test_a_server_that_dies_meanwhile_is_not_waited_for() -> None:
     host = Host()
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(host.leaves.run, host.servers)
-            await anyio.wait_all_tasks_blocked()
-            for server in host.servers:
-                host.leaves.gone(server)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(host.leaves.run, host.servers)
+        await anyio.wait_all_tasks_blocked()
+        for server in host.servers:
+            host.leaves.gone(server)
     assert host.leaves.has_begun

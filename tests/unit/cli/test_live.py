@@ -72,7 +72,6 @@ class _FullDisk(io.StringIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.anyio
 async def test_where_there_is_no_terminal_a_line_comes_every_few_seconds_even_if_nothing_changes() -> None:
     screen = _Screen(terminal=False)
     with screen.view as view:
@@ -92,7 +91,6 @@ async def test_where_there_is_no_terminal_a_line_comes_every_few_seconds_even_if
     assert "\x1b" not in screen.text
 
 
-@pytest.mark.anyio
 async def test_a_terminal_that_cannot_write_over_a_row_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     screen = _Screen(terminal=True)
@@ -134,12 +132,11 @@ def test_on_a_terminal_too_narrow_for_the_table_nothing_is_cut() -> None:
     assert "eval loss 3.500 samples/s 1,234.6 pipelines 2 peers 6 training" in " ".join(screen.text.split())
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("interrupted", [True, False])
 async def test_only_ctrl_c_is_confirmed_and_a_swarm_that_ends_lacks_no_servers(interrupted: bool) -> None:
     screen = _Screen(terminal=False)
     with screen.view as view:
-        view.stopping(interrupted=interrupted)
+        view.stopping(asked=interrupted)
         view.update({"replicas/0": 0.0})
         await screen.wait()
     assert ("stopping; press Ctrl-C again to end at once" in screen.text) == interrupted
@@ -216,7 +213,6 @@ def test_a_failure_names_the_reason_and_the_logs() -> None:
     ]
 
 
-@pytest.mark.anyio
 async def test_numbers_stand_and_are_said_to_be_old_while_the_monitor_is_started_again() -> None:
     screen = _Screen(terminal=False)
     with screen.view as view:

@@ -28,6 +28,15 @@ def test_a_run_that_trains_says_so() -> None:
     )
 
 
+def test_a_run_that_is_paused_says_so_and_what_it_will_lack() -> None:
+    row = _row(paused=1.0)
+    assert row.state(160.0) == "paused"
+    row.update({"replicas/1": 0.0}, {}, 160.0)
+    assert row.state(165.0) == "paused; stopped: stage 1 has no server for 5 s"
+    row.update({"paused": 0.0, "replicas/1": 1.0}, {}, 170.0)
+    assert row.state(170.0) == "no step for 70 s"
+
+
 def test_a_swarm_that_stands_still_is_said_to_be_stopped_and_none_of_its_numbers_looks_fresh() -> None:
     row = _row()
     row.update({"replicas/1": 0.0, "pipelines": 0.0, "alive_peers": 4.0}, {}, 102.0)

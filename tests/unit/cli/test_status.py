@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.observing import with_known_peers
 from shoal.cli.run_files import LOCAL_MARK, make_log_dir
-from shoal.cli.status import with_known_peers
 from shoal.config import Config, load_config
 from shoal.config.dump import dump_config
 from shoal.errors import ConfigError
@@ -52,7 +52,7 @@ def test_else_it_is_the_newest_run_of_this_host_with_its_prefix_and_key(tmp_path
 def test_a_run_that_only_its_own_terminal_sees_hides_no_other(tmp_path: Path) -> None:
     _left(tmp_path, "local", HERE, 0)
     (tmp_path / "local" / LOCAL_MARK).touch()
-    with pytest.raises(ConfigError, match="one of run-local is seen on its own terminal only"):
+    with pytest.raises(ConfigError, match="one of run-local is seen on its own host only"):
         with_known_peers(_config(tmp_path), {})
     _left(tmp_path, "old", ONE, 100)
     assert with_known_peers(_config(tmp_path), {}).network.initial_peers == (ONE,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.client.ledger import Ledger
+from shoal.client.totals import RunTotals
 from shoal.clock import Clock, SystemClock
 from shoal.events.base import Event
 
@@ -19,3 +20,10 @@ class NotedLedger(Ledger):
     def note(self, event: Event) -> None:
         self.noted.append(event)
         super().note(event)
+
+
+def totals_of(*events: Event) -> RunTotals:
+    totals = RunTotals()
+    for event in events:
+        totals.apply(event)
+    return totals

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import anyio
@@ -17,9 +16,9 @@ from shoal.control.counter_report import counters_reported
 from shoal.events.run import ClientStarted, RoleCounted
 from shoal.ids import PeerId
 from shoal.transport.base import Received
-from shoal.transport.dispatch import Rest, counters_of, dispatch
+from shoal.transport.dispatch import Rest, dispatch, measured
 from shoal.transport.memory import MemoryNetwork
-from shoal.wire.messages.control import COUNTERS, Heartbeat, Metrics
+from shoal.wire.messages.control import MAX_COUNTERS, MAX_VALUES, Heartbeat, MetricReport, PeerMetrics
 
 pytestmark = pytest.mark.anyio
 
@@ -53,16 +52,19 @@ def _nobody(values: Mapping[str, float]) -> None:
     """Is told the sums."""
 
 
+def _no_one(numbers: PeerMetrics) -> None:
+    """Is told what each peer has measured."""
+
+
 def _totals(ledger: NotedLedger | None = None) -> CounterTotals:
     network = MemoryNetwork()
     endpoint = network.endpoint(PeerId("client"))
     endpoint.metrics.counter("refused").add(2)
-    return CounterTotals(endpoint, _nobody, _Clock(), ledger or NotedLedger())
+    return CounterTotals(endpoint, _nobody, _Clock(), ledger or NotedLedger(), _no_one)
 
 
-def _report(totals: CounterTotals, peer: str, **counts: float) -> bool:
-    values = {COUNTERS + name: value for name, value in counts.items()}
-    return totals.receive(Received(PeerId(peer), Metrics("server", PeerId("anybody"), 0, values)))
+def _report(totals: CounterTotals, peer: str, **counts: int) -> bool:
+    return totals.receive(Received(PeerId(peer), MetricReport("server", counts, {}, {})))
 
 
 async def test_the_sum_is_over_all_peers_and_this_process() -> None:
@@ -110,7 +112,7 @@ async def test_a_client_that_is_started_again_goes_on_from_what_was_counted_befo
 async def test_what_has_changed_is_written_down_and_nothing_else() -> None:
     network, ledger = MemoryNetwork(), NotedLedger()
     endpoint, clock = network.endpoint(PeerId("client")), _StoppedClock()
-    totals = CounterTotals(endpoint, _nobody, clock, ledger)
+    totals = CounterTotals(endpoint, _nobody, clock, ledger, _no_one)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(totals.run)
         await clock.passes()
@@ -126,17 +128,45 @@ async def test_what_has_changed_is_written_down_and_nothing_else() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_what_no_counter_can_be_is_left_out_and_memory_is_bounded() -> None:
-    ledger = NotedLedger()
-    totals = _totals(ledger)
+async def test_memory_and_what_the_monitor_is_told_are_bounded() -> None:
+    ledger, told = NotedLedger(), list[Mapping[str, float]]()
+    endpoint, clock = MemoryNetwork().endpoint(PeerId("client")), _StoppedClock()
+    totals = CounterTotals(endpoint, told.append, clock, ledger, _no_one)
     assert not totals.receive(Received(PeerId("a"), Heartbeat()))
-    _report(totals, "a", b=math.nan, c=math.inf, d=-1.0, e=1e300, f=1.0, **{"x" * 500: 1.0})
-    totals.receive(Received(PeerId("a"), Metrics("server", PeerId("a"), 0, {"loss/train": 1.0, COUNTERS + "f": 1.0})))
-    assert totals.totals() == {"f": 1, "refused": 2}
     for i in range(5000):
-        _report(totals, f"p{i}", **{f"n{j}": 1.0 for j in range(300 if i == 0 else 1)})
-    assert len(totals.totals()) <= 202
+        _report(totals, f"p{i}", **{f"n{i}_{j}": 1 for j in range(MAX_COUNTERS if i < 8 else 1)})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(totals.run)
+        await clock.passes()
+        tasks.cancel_scope.cancel()
     assert len(ledger.totals.counted.latest) == 4096
+    assert [len(values) for values in told] == [MAX_VALUES]
+
+
+async def test_what_each_peer_has_measured_is_passed_on_by_itself_when_there_is_news_and_at_the_end() -> None:
+    network, passed = MemoryNetwork(), list[PeerMetrics]()
+    endpoint, clock = network.endpoint(PeerId("client")), _StoppedClock()
+    totals = CounterTotals(endpoint, _nobody, clock, NotedLedger(), passed.append)
+    lost = MetricReport("server", {"transport.lost": 1}, {"process.memory_bytes": 5.0}, {})
+    totals.receive(Received(PeerId("a"), lost))
+    await totals.gather()
+    assert passed == [], "it is not its turn to lead the run"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(totals.run)
+        await clock.passes()
+        assert passed[0] == PeerMetrics(PeerId("a"), lost)
+        assert [(each.peer, each.report.role) for each in passed[1:]] == [("client", "client")]
+        passed.clear()
+        await clock.passes()
+        assert [each.peer for each in passed] == ["client"]
+        tasks.cancel_scope.cancel()
+    totals.peer_lost(PeerId("a"))
+    totals.receive(Received(PeerId("a"), lost))
+    totals.peer_lost(PeerId("a"))
+    passed.clear()
+    with anyio.fail_after(240):
+        await totals.gather()
+    assert [each.peer for each in passed] == ["a", "client"]
 
 
 async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +179,7 @@ async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pyt
         if values.get(wanted) == 7.0:
             told.set()
 
-    totals = CounterTotals(client, tell, _Clock(), NotedLedger())
+    totals = CounterTotals(client, tell, _Clock(), NotedLedger(), _no_one)
     server.metrics.counter("refused", offence="tls").add(7)
 
     async def hear() -> None:
@@ -172,7 +202,7 @@ async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pyt
 async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report() -> None:
     network = MemoryNetwork()
     server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
-    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger())
+    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger(), _no_one)
     with anyio.fail_after(240):
         async with counters_reported(server, "server", lambda: client.hop, _StoppedClock()):
             server.metrics.counter("refused").add(7)
@@ -186,11 +216,11 @@ async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report
 async def test_who_still_runs_is_asked_and_who_is_lost_is_not_waited_for() -> None:
     network = MemoryNetwork()
     client, server, gone = (network.endpoint(PeerId(name)) for name in ("client", "server", "gone"))
-    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger())
+    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger(), _no_one)
     async with anyio.create_task_group() as tasks:
         for endpoint in (server, gone):
             endpoint.introduce(client.hop)
-            endpoint.post(client.peer_id, counters_of(endpoint, "server"))
+            endpoint.post(client.peer_id, measured(endpoint, "server"))
             tasks.start_soon(dispatch, endpoint, ())
         reported = 0
         async for event in client.events():
@@ -207,10 +237,26 @@ async def test_who_still_runs_is_asked_and_who_is_lost_is_not_waited_for() -> No
         tasks.cancel_scope.cancel()
 
 
+async def test_a_server_that_has_not_reported_yet_is_asked_at_the_end() -> None:
+    network = MemoryNetwork()
+    client, server = network.endpoint(PeerId("client")), network.endpoint(PeerId("server"))
+    client.introduce(server.hop)
+    client.post(server.peer_id, Heartbeat())
+    server.metrics.counter("refused").add(3)
+    servers = [server.peer_id, PeerId("one that nobody reaches")]
+    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger(), _no_one, lambda: servers)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(dispatch, server, (Rest(),))
+        tasks.start_soon(dispatch, client, (totals, Rest()))
+        await totals.ask()
+        tasks.cancel_scope.cancel()
+    assert totals.totals()["refused"] == 3
+
+
 async def test_a_report_that_was_under_way_is_no_answer() -> None:
     network = MemoryNetwork()
     client, server = (network.endpoint(PeerId(name)) for name in ("client", "server"))
-    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger())
+    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger(), _no_one)
     _report(totals, "server", refused=1)
     client.introduce(server.hop)
     done = list[int]()
@@ -225,6 +271,5 @@ async def test_a_report_that_was_under_way_is_no_answer() -> None:
         _report(totals, "server", refused=2)
         await anyio.wait_all_tasks_blocked()
         assert done == []
-        answer = Metrics("", PeerId("server"), 1, {COUNTERS + "refused": 3.0})
-        totals.receive(Received(PeerId("server"), answer))
+        totals.receive(Received(PeerId("server"), MetricReport("", {"refused": 3}, {}, {}, 1)))
     assert done == [3]

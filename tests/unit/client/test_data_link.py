@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from tests.alongside import alongside
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client import data_link
@@ -13,10 +14,8 @@ from shoal.events.losses import DataServerBack, LossFound
 from shoal.ids import PeerId
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
-from shoal.wire.messages.base import SampleRange
-from shoal.wire.messages.feed import DataHello, HoldoutInfo, RecordSamples
-
-pytestmark = pytest.mark.anyio
+from shoal.wire.messages.base import SampleRange, StepRange
+from shoal.wire.messages.feed import DataHello, HoldoutInfo, PauseLeases, PlanRound, RecordSamples, ResumeRound
 
 CLIENT, SERVER = PeerId("client"), PeerId("data")
 
@@ -53,21 +52,18 @@ class Desk:
 async def test_a_data_server_that_is_dialled_and_says_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_link, "_FROZEN_S", 0.05)
     desk = Desk()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(desk.link.run)
-        with anyio.fail_after(240):
-            desk.link.peer_lost(SERVER)
-            await desk.asked.wait()
+    async with alongside(desk.link.run):
+        desk.link.peer_lost(SERVER)
+        await desk.asked.wait()
         assert desk.replaced == 1
-        tasks.cancel_scope.cancel()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_back", [True, False])
 async def test_one_that_answers_or_cannot_be_dialled_is_not(monkeypatch: pytest.MonkeyPatch, is_back: bool) -> None:
     monkeypatch.setattr(data_link, "_FROZEN_S", 1.5)
     desk = Desk()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(desk.link.run)
+    async with alongside(desk.link.run):
         desk.link.peer_lost(SERVER)
         with anyio.move_on_after(2.5):
             while True:
@@ -77,7 +73,6 @@ async def test_one_that_answers_or_cannot_be_dialled_is_not(monkeypatch: pytest.
                 else:
                     desk.link.peer_lost(SERVER)
         assert desk.replaced == 0
-        tasks.cancel_scope.cancel()
 
 
 async def test_a_data_server_is_told_of_which_chain_the_samples_are() -> None:
@@ -93,6 +88,26 @@ async def test_a_data_server_is_told_of_which_chain_the_samples_are() -> None:
         RecordSamples(3, (SampleRange(0, 0, 8),), "a chain"),
         RecordSamples(4, (SampleRange(0, 8, 9),), "a chain"),
     ]
+
+
+async def test_a_data_server_that_was_started_again_hears_of_a_pause_before_it_can_lease_anything() -> None:
+    desk = Desk()
+    told: list[object] = []
+    async with alongside(desk.link.run):
+        desk.link.plan(1, 1, StepRange(0, 4), ())
+        desk.link.pause(paused=True)
+        desk.link.peer_lost(SERVER)
+        async for event in desk.server.events():
+            told += [event.message] if isinstance(event, Received) else []
+            if told and isinstance(told[-1], DataHello):
+                break
+        desk.link.pause(paused=False)
+        desk.link.receive(Received(SERVER, HoldoutInfo(1, 1, 1)))
+        async for event in desk.server.events():
+            told += [event.message] if isinstance(event, Received) else []
+            break
+    assert list(map(type, told)) == [PlanRound, PauseLeases, PauseLeases, ResumeRound, DataHello, PauseLeases]
+    assert [each.paused for each in told if isinstance(each, PauseLeases)] == [True, True, False]
 
 
 async def test_a_data_server_that_was_replaced_while_there_was_no_client_is_back_with_its_first_answer() -> None:

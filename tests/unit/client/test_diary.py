@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.unit.client.noted import totals_of
 
 from shoal.client.diary import FILE_NAME, Diary, RoundPlan, Saved
 from shoal.client.ledger import Ledger
@@ -15,7 +16,6 @@ from shoal.client.totals import RunTotals
 from shoal.clock import SystemClock
 from shoal.control.records import StageRecord, VerifiedRecord
 from shoal.errors import RecordRejected
-from shoal.events.base import Event
 from shoal.events.losses import (
     DataServerBack,
     DataServerLost,
@@ -33,12 +33,15 @@ from shoal.events.run import (
     RoundBegun,
     RoundRecorded,
     RunLaunched,
+    RunPaused,
+    RunResumed,
     ShareEvaluated,
     StepReported,
     TrainerFinished,
 )
 from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
 from shoal.ids import PeerId
+from shoal.swarm.round_boundary import RunTime
 from shoal.swarm.routing import Pipeline
 from shoal.wire.messages.base import Hop, SampleRange, StepRange
 
@@ -64,17 +67,13 @@ EVENTS = (
     StageStands(1, 3),
     MoveEnded(A, "server 0", 1, 0),
     ChainLost(2, "ef", 1, 40, 6, 3, "01"),
+    RunPaused("me", 16.0),
+    RunResumed("you", 18.0),
+    RunPaused("you", 20.0),
     ShareEvaluated(1, 1, 6.5, 10),
 )
 BEFORE = (DataSized(100, 20), RoundBegun(1, 4, 1, 1, 2), RoundRecorded(1, 2.5, {0: "ab"}, True, {"control": 1}, 1.5))
 """What the plan of the second round has put down."""
-
-
-def totals_of(*events: Event) -> RunTotals:
-    totals = RunTotals()
-    for event in events:
-        totals.apply(event)
-    return totals
 
 
 def saved() -> Saved:
@@ -132,6 +131,7 @@ def test_a_client_that_dies_after_any_event_is_followed_by_one_with_the_same_tot
     counted.started_again(PeerId(""))
     assert following == ledger.totals
     assert number < len(EVENTS) or (following.servers_moved, following.progress.eval_losses) == (1, {1: 0.5})
+    assert number < len(EVENTS) or (following.time, following.paused_by) == (RunTime(2.0, 20.0), "you")
 
 
 def test_a_file_of_an_older_version_is_refused_and_not_taken_for_a_run_without_a_step(tmp_path: Path) -> None:

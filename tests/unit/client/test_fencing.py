@@ -15,8 +15,6 @@ from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.step import Fence, Fenced
 
-pytestmark = pytest.mark.anyio
-
 A, B = PeerId("A"), PeerId("B")
 KEY, LATER, OTHER = StepKey(1, 1, 4, 0), StepKey(1, 1, 5, 0), StepKey(0, 1, 4, 0)
 
@@ -43,12 +41,11 @@ class Desk:
 
     async def answered_by_all(self) -> Settled:
         """What comes of it when both say that they have committed nothing."""
-        with anyio.fail_after(240):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.settle)
-                await anyio.wait_all_tasks_blocked()
-                self.answer(A)
-                self.answer(B)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.settle)
+            await anyio.wait_all_tasks_blocked()
+            self.answer(A)
+            self.answer(B)
         assert self.settled is not None
         return self.settled
 
@@ -65,63 +62,58 @@ async def asked(replica: MemoryEndpoint) -> Fence:
 
 async def test_every_live_replica_is_asked_and_their_answers_are_joined() -> None:
     desk = Desk()
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.settle)
-            assert await asked(desk.replicas[A]) == await asked(desk.replicas[B]) == Fence({1: 2})
-            desk.answer(A, KEY, OTHER)
-            await anyio.wait_all_tasks_blocked()
-            assert desk.settled is None
-            desk.answer(B, LATER)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.settle)
+        assert await asked(desk.replicas[A]) == await asked(desk.replicas[B]) == Fence({1: 2})
+        desk.answer(A, KEY, OTHER)
+        await anyio.wait_all_tasks_blocked()
+        assert desk.settled is None
+        desk.answer(B, LATER)
     assert desk.settled == Settled(3, frozenset({KEY, LATER}), frozenset(), {}, complete=True)
 
 
 async def test_a_replica_in_doubt_is_asked_again() -> None:
     desk = Desk()
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.settle)
-            await asked(desk.replicas[A])
-            desk.answer(A, in_doubt=(KEY,))
-            desk.answer(B)
-            await asked(desk.replicas[A])
-            desk.answer(A, KEY)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.settle)
+        await asked(desk.replicas[A])
+        desk.answer(A, in_doubt=(KEY,))
+        desk.answer(B)
+        await asked(desk.replicas[A])
+        desk.answer(A, KEY)
     assert desk.settled == Settled(3, frozenset({KEY}), frozenset(), {}, complete=True)
 
 
 async def test_doubt_that_stays_is_left_to_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "_DOUBT_S", 0.0)
     desk = Desk()
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.settle)
-            await anyio.wait_all_tasks_blocked()
-            desk.answer(A, in_doubt=(KEY,))
-            desk.answer(B)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.settle)
+        await anyio.wait_all_tasks_blocked()
+        desk.answer(A, in_doubt=(KEY,))
+        desk.answer(B)
     assert desk.settled == Settled(3, frozenset(), frozenset({KEY}), {}, complete=True)
 
 
 async def test_a_replica_that_is_lost_meanwhile_is_not_waited_for_and_does_not_count_as_settled() -> None:
     desk = Desk()
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.settle)
-            await anyio.wait_all_tasks_blocked()
-            desk.answer(A, KEY)
-            await anyio.wait_all_tasks_blocked()
-            desk.live.remove(B)
-            desk.fencing.peer_lost(B)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.settle)
+        await anyio.wait_all_tasks_blocked()
+        desk.answer(A, KEY)
+        await anyio.wait_all_tasks_blocked()
+        desk.live.remove(B)
+        desk.fencing.peer_lost(B)
     assert desk.settled == Settled(3, frozenset({KEY}), frozenset(), {}, complete=False)
 
 
 async def test_a_silent_replica_leaves_the_answer_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.settle)
-            await anyio.wait_all_tasks_blocked()
-            desk.answer(A, KEY)
-            monkeypatch.setattr(takeover, "_SILENCE_S", 0.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.settle)
+        await anyio.wait_all_tasks_blocked()
+        desk.answer(A, KEY)
+        monkeypatch.setattr(takeover, "_SILENCE_S", 0.0)
     assert desk.settled is not None
     assert not desk.settled.complete
     assert desk.settled.committed == {KEY}
@@ -130,8 +122,7 @@ async def test_a_silent_replica_leaves_the_answer_incomplete(monkeypatch: pytest
 async def test_without_any_replica_in_reach_nothing_is_waited_for_and_nothing_is_settled() -> None:
     desk = Desk()
     desk.live.clear()
-    with anyio.fail_after(240):
-        await desk.settle()
+    await desk.settle()
     assert desk.settled == Settled(3, frozenset(), frozenset(), {}, complete=False)
 
 

@@ -14,8 +14,6 @@ from shoal.config import Config
 from shoal.control.membership import Membership
 from shoal.errors import NoPipeline
 
-pytestmark = pytest.mark.anyio
-
 CONFIG = Config.model_validate({"model_pipeline": {"stages": 2}, "network": {"bootstrap_timeout_s": 0.01}})
 
 

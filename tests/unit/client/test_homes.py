@@ -9,14 +9,12 @@ from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
-import pytest
+from tests.alongside import until
 
 from shoal.client.homes import Homes
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.view import Replica, SwarmView
 from shoal.wire.messages.base import Hop
-
-pytestmark = pytest.mark.anyio
 
 FOREVER_S = 1e9
 
@@ -66,8 +64,7 @@ async def test_a_spare_that_comes_a_moment_later_trains_in_the_round() -> None:
     swarm.has("a0", "b1", "c0")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(swarm.homes.form, FOREVER_S)
-        while not swarm.is_asked_often:
-            await anyio.lowlevel.checkpoint()
+        await until(lambda: swarm.is_asked_often)
         swarm.has("a0", "b1", "c0", "e1")
     assert {pipeline.peers for pipeline in swarm.homes.pipelines} == {("a0", "b1"), ("c0", "e1")}
 

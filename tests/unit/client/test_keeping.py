@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
-import pytest
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client.keeping import Keeping
@@ -14,8 +13,6 @@ from shoal.config import load_config
 from shoal.ids import PeerId
 from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
-
-pytestmark = pytest.mark.anyio
 
 LAST, OTHER = PeerId("last"), PeerId("other")
 

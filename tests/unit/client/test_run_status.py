@@ -10,10 +10,11 @@ from tests.unit.test_clock import ManualClock
 
 from shoal.client.progress import Progress
 from shoal.client.run_status import StatusAnswers
+from shoal.control.peer_numbers import PeerNumbers
 from shoal.events.run import StepReported
 from shoal.ids import PeerId
 from shoal.transport.base import Received
-from shoal.wire.messages.control import AskCounters, AskStatus, RunStatus
+from shoal.wire.messages.control import AskCounters, AskStatus, MetricReport, RunStatus, ServerNumbers
 
 
 class Asked:
@@ -22,22 +23,35 @@ class Asked:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.progress = Progress()
+        self.numbers = PeerNumbers()
+        self.replicas = [SimpleNamespace(peer=PeerId("a")), SimpleNamespace(peer=PeerId("b"))]
+        self.candidates = [SimpleNamespace(peer=PeerId("idle"))]
         self.missing: tuple[int, ...] = ()
         self.unserved: tuple[int, ...] = ()
         self.present: dict[int, Any] = {}
+        self.by = ""
         self.posted: list[tuple[PeerId, RunStatus]] = []
         self.answers = StatusAnswers(
             self,  # type: ignore[arg-type]
             SimpleNamespace(diloco=SimpleNamespace(outer_steps=9), num_stages=2),  # type: ignore[arg-type]
-            SimpleNamespace(view=SimpleNamespace(missing_stages=lambda _: self.unserved)),  # type: ignore[arg-type]
+            SimpleNamespace(view=self),  # type: ignore[arg-type]
             SimpleNamespace(progress=self.progress),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self.numbers,
             self.clock,
         )
 
     def post(self, peer: PeerId, message: RunStatus) -> None:
         self.posted.append((peer, message))
+
+    @property
+    def is_paused(self) -> bool:
+        return bool(self.by)
+
+    def missing_stages(self, num_stages: int) -> tuple[int, ...]:
+        return self.unserved
 
     def step(self, number: int) -> None:
         now_s = self.clock.now_s()
@@ -70,6 +84,21 @@ def test_the_state_is_said_in_words(round: int, missing: Any, unserved: Any, pre
     assert asked.answers.status().trainers == tuple(present)
 
 
+@pytest.mark.parametrize(
+    ("round", "missing", "state"),
+    [
+        (0, (), "paused by me@here before the first round"),
+        (3, (), "paused by me@here in round 3"),
+        (3, (1,), "paused by me@here in round 3; no server for stage 1"),
+    ],
+)
+def test_a_pause_is_said_with_whoever_wants_it(round: int, missing: Any, state: str) -> None:
+    asked = Asked()
+    assert not asked.answers.status().paused
+    asked.progress.round, asked.missing, asked.present, asked.by = round, missing, {0: None}, "me@here"
+    assert (asked.answers.status().paused, asked.answers.status().state) == (True, state)
+
+
 def test_the_rate_of_a_time_that_is_over_is_not_told_as_if_it_were_now() -> None:
     asked = Asked()
     assert (asked.answers.status().loss, asked.answers.status().last_step_s) == (None, None)
@@ -81,3 +110,23 @@ def test_the_rate_of_a_time_that_is_over_is_not_told_as_if_it_were_now() -> None
     assert status.last_step_s == 1.0
     asked.clock.time_s += 60.0
     assert (asked.answers.status().samples_per_s, asked.answers.status().last_step_s) == (0.0, 61.0)
+
+
+def test_each_server_is_told_with_its_own_numbers_and_their_age_and_what_is_old_has_no_speed() -> None:
+    asked = Asked()
+    gauges = {"process.memory_bytes": 5e8, "transport.sent_bytes": 7e6, "transport.received_bytes": 8e6}
+    for samples, busy_us in ((100, 10_000_000), (160, 11_500_000)):
+        counters = {"step.committed{stage=0}": 40, "step.samples{stage=0}": samples, "device.busy_us{stage=0}": busy_us}
+        report = MetricReport("server", counters, gauges, {"step.open_seconds{stage=0}": {0: 40}})
+        asked.numbers.take(PeerId("a"), report, asked.clock.now_s())
+        asked.clock.time_s += 2.0
+    asked.numbers.take(PeerId("idle"), MetricReport("server", {}, {}, {}), asked.clock.now_s())
+    asked.numbers.take(PeerId("trainer"), report, asked.clock.now_s())
+    step_s = pytest.approx(2**0.125)
+    of_start = {"steps": 40, "sent_bytes": 7_000_000, "received_bytes": 8_000_000, "memory_bytes": 500_000_000}
+    assert asked.answers.status().servers == (
+        ServerNumbers(PeerId("a"), 2.0, samples_per_s=30.0, busy=0.75, step_s=step_s, **of_start),
+        ServerNumbers(PeerId("idle"), 0.0),
+    )
+    asked.clock.time_s += 4.0
+    assert asked.answers.status().servers[0] == ServerNumbers(PeerId("a"), 6.0, step_s=step_s, **of_start)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import anyio
-import pytest
 import torch
+from tests.alongside import alongside
 from torch import nn
 
 from shoal.averaging.contents import Contents
@@ -20,8 +20,6 @@ from shoal.swarm.view import ClientPeer, SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.round import Record, StageOutcome
-
-pytestmark = pytest.mark.anyio
 
 
 class Patient(SystemClock):
@@ -43,15 +41,12 @@ async def test_of_several_stages_that_are_kept_each_is_given_by_its_name() -> No
     record = Record("run", 3, Ballot(1, PeerId("keeper"), 1), "", outcomes, (), (), {})
     membership = SimpleNamespace(view=SwarmView(clients=(ClientPeer(keeper.hop, 0.0),)))
     fetch = StageFetch(wanted, membership)  # type: ignore[arg-type]
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(kept.run)
+    async with alongside(kept.run) as tasks:
         tasks.start_soon(dispatch, keeper, (kept,))
         tasks.start_soon(dispatch, reader, (fetch, wanted))
-        with anyio.fail_after(240):
-            for stage in (1, 0):
-                found = await fetch.fetch(stage, layout, record, "digest")
-                assert found is not None
-                for mine, theirs in zip(found, states[stage], strict=True):
-                    assert torch.equal(mine, theirs)
+        for stage in (1, 0):
+            found = await fetch.fetch(stage, layout, record, "digest")
+            assert found is not None
+            for mine, theirs in zip(found, states[stage], strict=True):
+                assert torch.equal(mine, theirs)
         assert fetch.fetched_bytes == 2 * state_bytes(layout)
-        tasks.cancel_scope.cancel()

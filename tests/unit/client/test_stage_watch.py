@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
+from tests.alongside import alongside, until
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client.stage_watch import StageWatch
@@ -12,9 +12,6 @@ from shoal.ids import PeerId
 from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import ChainLeft, ReplicaIn, Restored, Stuck
 from shoal.wire.messages.round import Basis, StageHashes
-
-pytestmark = pytest.mark.anyio
-
 
 START = "  start servers on any machine of the swarm: they take the stage that has none"
 
@@ -52,13 +49,9 @@ async def test_that_training_has_stopped_is_said_once_however_many_stages_follow
 async def test_it_is_said_again_while_it_lasts() -> None:
     ledger = NotedLedger()
     stages = StageWatch(ledger, repeat_s=0.01)
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stages.run)
-            stages.take(Stuck((0, 2)))
-            while len(ledger.noted) < 3:
-                await anyio.lowlevel.checkpoint()
-            tasks.cancel_scope.cancel()
+    async with alongside(stages.run):
+        stages.take(Stuck((0, 2)))
+        await until(lambda: len(ledger.noted) >= 3)
     assert ledger.noted[2] == TrainingStands((0, 2), 0)
     assert ledger.said[3] == "no replica serves stages 0, 2 since 0 s; training waits for servers"
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 from anyio.abc import TaskGroup
+from tests.alongside import until
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client import succession
@@ -22,8 +23,6 @@ from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.control import RunOver
-
-pytestmark = pytest.mark.anyio
 
 ME, FIRST, SCOUT = PeerId("me"), PeerId("first"), PeerId("scout")
 RUN = RunRecord("run", 2, 1.0)
@@ -101,18 +100,17 @@ class Waiting:
 
 @asynccontextmanager
 async def waiting() -> AsyncIterator[Waiting]:
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            made = Waiting(tasks)
-            tasks.start_soon(made.events)
-            tasks.start_soon(made.wait)
-            await anyio.wait_all_tasks_blocked()
-            yield made
-            while not made.turn:
-                await anyio.lowlevel.checkpoint()
-            tasks.cancel_scope.cancel()
+    async with anyio.create_task_group() as tasks:
+        made = Waiting(tasks)
+        tasks.start_soon(made.events)
+        tasks.start_soon(made.wait)
+        await anyio.wait_all_tasks_blocked()
+        yield made
+        await until(lambda: made.turn)
+        tasks.cancel_scope.cancel()
 
 
+@pytest.mark.long
 async def test_it_is_no_turn_while_only_parts_of_the_registry_are_known() -> None:
     async with waiting() as found:
         assert not found.turn, "nothing is known"
@@ -127,6 +125,7 @@ async def test_it_is_no_turn_while_only_parts_of_the_registry_are_known() -> Non
     assert found.turn == [True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of_server", [None, ME], ids=["no client", "an earlier start of this one"])
 async def test_what_hosts_of_servers_keep_counts_when_servers_say_that_they_have_no_client(
     of_server: PeerId | None,
@@ -147,9 +146,7 @@ async def test_a_client_that_a_server_is_connected_with_keeps_its_place_whatever
     async with waiting() as found:
         found.hear(SCOUT, "run", RunRecord("run", 2, 1.0, kept=True))
         server = found.serve(PeerId("hidden"))
-        with anyio.fail_after(240):
-            while server.asked < 3:
-                await anyio.lowlevel.checkpoint()
+        await until(lambda: server.asked >= 3)
         assert not found.turn
         server.client = None
     assert found.turn == [True]
@@ -172,6 +169,7 @@ async def test_a_server_that_has_lost_the_client_decides_nothing_before_the_othe
     assert found.turn == [True]
 
 
+@pytest.mark.long
 async def test_a_client_that_waits_does_not_end_because_the_registry_says_that_the_run_has() -> None:
     async with waiting() as found:
         found.hear(FIRST, "run", RunRecord("run", 2, 1.0, ended=True))

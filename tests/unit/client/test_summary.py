@@ -6,15 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.unit.client.noted import totals_of
+
 from shoal.averaging.audit import Audit
 from shoal.client.model_export import ModelLeft
 from shoal.client.progress import Progress
 from shoal.client.summary import build_summary
 from shoal.client.totals import RunTotals
 from shoal.config import Config
-from shoal.events.base import Event
 from shoal.events.losses import ServerBack, ServerHeard, ServerLost
-from shoal.events.run import RoundBegun, RoundRecorded, RunLaunched, StepReported
+from shoal.events.run import RoundBegun, RoundRecorded, RunLaunched, RunPaused, RunResumed, StepReported
 from shoal.events.stages import ChainLost, StageBeganAnew
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, Suspicion
@@ -31,19 +32,13 @@ def summary(totals: RunTotals, audit: Audit | None = None, **fields: Any) -> dic
         "config": Config.model_validate({"model_pipeline": {"stages": 2}, "experiment_prefix": "fish"}),
         "run_id": "fish-1",
         "totals": totals,
+        "paused_s": 0.0,
         "audit": audit or found,
         "name_of": lambda peer: f"server 1@{peer}",
         "model": ModelLeft(Path("/logs/fish-1/model"), 2),
         "exit_reason": "done",
     }
     return build_summary(**{**values, **fields})
-
-
-def totals_of(*events: Event) -> RunTotals:
-    totals = RunTotals()
-    for event in events:
-        totals.apply(event)
-    return totals
 
 
 def lost(peer: PeerId, stage: int, at_s: float, *slots: int, silent_s: float = 0.0) -> ServerLost:
@@ -150,3 +145,13 @@ def test_who_is_suspected_is_named_as_everywhere() -> None:
     suspect = Suspect(1, PeerId("box2"), Suspicion.CLIPPED, 0.5, True)
     found = summary(RunTotals(), audit=Audit(2, 9, 30, 0, 0, 0, {}, suspects=((2, suspect),)))["suspects"]
     assert found == [{"round": 2, **suspect._asdict(), "name": "server 1@box2"}]
+
+
+def test_a_pause_is_said_and_is_no_time_in_which_samples_were_trained() -> None:
+    def step(number: int, at_s: float) -> StepReported:
+        return StepReported(0, number, 0, 4, 1.0, False, 1.0, at_s)
+
+    pause = RunPaused("me", 12.0), RunResumed("me", 112.0)
+    totals = totals_of(*pause, step(0, 200.0), RunPaused("me", 201.0), RunResumed("me", 301.0), step(1, 302.0), *pause)
+    assert summary(totals, paused_s=200.0)["seconds_paused"] == 200.0
+    assert summary(totals)["samples_per_s"] == 2.0

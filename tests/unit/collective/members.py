@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import anyio
 import torch
+from tests.alongside import alongside
 from torch import Tensor
 
 from shoal.collective.group import Group
@@ -98,13 +99,12 @@ async def together(
             if isinstance(event, Received):
                 member.inbox.receive(event)
 
-    async with anyio.create_task_group() as servers:
+    async with alongside() as servers:
         for member in members:
             servers.start_soon(serve, member)
         async with anyio.create_task_group() as workers:
             for member in members:
                 workers.start_soon(work, member)
-        servers.cancel_scope.cancel()
     for member in members:
         member.memory.close()
     return endpoints

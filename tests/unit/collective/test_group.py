@@ -39,7 +39,6 @@ from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart, RingReady
 
-pytestmark = pytest.mark.anyio
 everywhere = pytest.mark.parametrize("hosts", [APART, TOGETHER, MIXED], ids=["apart", "together", "mixed"])
 every_collective = pytest.mark.parametrize("collective", list(Collective), ids=[each.value for each in Collective])
 LENGTHS = [[7], [5, 0], [0, 40, 1], [33, 33, 0, 34], [1, 0, 2, 0, 90], [0, 0, 0]]

@@ -46,7 +46,6 @@ def test_parts_that_come_before_their_group_are_kept_in_order(inbox: GroupInbox)
     assert segments(inbox.open(b"0", [R, Q])) == [1, 0]
 
 
-@pytest.mark.anyio
 async def test_parts_of_a_running_operation_are_passed_on(inbox: GroupInbox) -> None:
     parts = inbox.open(b"0", [R, Q]).begin()
     inbox.receive(part(b"0", 5))

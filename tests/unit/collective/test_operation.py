@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import anyio
 import pytest
 import torch
+from tests.alongside import alongside, until
 from tests.reference.diloco import agreed_sum, central_sum, ring_sum, tree_sum
 from tests.unit.collective.members import (
     APART,
@@ -37,8 +38,6 @@ from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Traffic
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import Heartbeat
-
-pytestmark = pytest.mark.anyio
 
 
 async def all_reduce(
@@ -215,7 +214,7 @@ async def test_an_operation_ends_only_when_nobody_reads_its_vectors_any_more(nam
         if index == 0:
             ended.set()
 
-    async with anyio.create_task_group() as tasks:
+    async with alongside() as tasks:
         for index in range(2):
             inbox = GroupInbox(bytes, 10**7)
             tasks.start_soon(serve, index, inbox)
@@ -226,9 +225,7 @@ async def test_an_operation_ends_only_when_nobody_reads_its_vectors_any_more(nam
         assert not ended.is_set()
         may_read.set()
         await ended.wait()
-        while len(results) < 2:
-            await anyio.lowlevel.checkpoint()
-        tasks.cancel_scope.cancel()
+        await until(lambda: len(results) >= 2)
     assert all(result.unique().tolist() == [3.0] for result in results)
     for memory in memories:
         memory.close()

@@ -37,7 +37,6 @@ def _dictionary(expires_s: float, **limits: Any) -> DictionaryDHTValue:
     return dictionary
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "limits", [{"maxsize": "x"}, {"maxsize": 0}, {"latest_expiration_time": math.inf}, {}], ids=repr
 )
@@ -55,7 +54,6 @@ async def test_an_answer_expires_with_its_last_record_and_has_no_limit(
     assert found[KEYS[1]] == (None, {})
 
 
-@pytest.mark.anyio
 async def test_what_has_no_record_is_nothing_and_each_key_has_an_answer() -> None:
     plain = (ValueWithExpiration(b"plain", math.inf), NEAREST)
     assert await _believed({KEYS[0]: plain}) == {KEYS[0]: (None, NEAREST), KEYS[1]: (None, {})}
@@ -63,6 +61,5 @@ async def test_what_has_no_record_is_nothing_and_each_key_has_an_answer() -> Non
     assert await _believed({KEYS[0]: empty, DHTID(3): plain}) == {KEYS[0]: (None, NEAREST), KEYS[1]: (None, {})}
 
 
-@pytest.mark.anyio
 async def test_no_answer_stays_none() -> None:
     assert await _believed(None) is None

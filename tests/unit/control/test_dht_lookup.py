@@ -17,8 +17,6 @@ from hivemind.utils.timed_storage import get_dht_time
 from shoal.control.dht_lookup import QuickLookup
 from shoal.control.record_holders import REPLICAS, SOME
 
-pytestmark = pytest.mark.anyio
-
 KEY = DHTID(0)
 NUM_NODES = 30
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.lowlevel
 import pytest
+from tests.alongside import until
 
 from shoal.clock import SystemClock
 from shoal.control import dial_back
@@ -26,8 +27,6 @@ from shoal.control.records import (
 )
 from shoal.ids import PeerId
 from shoal.wire.messages.base import Hop
-
-pytestmark = pytest.mark.anyio
 
 
 @dataclass
@@ -59,11 +58,10 @@ async def running(scene: Scene) -> AsyncGenerator[None]:
     looking = DialBack(
         scene.membership, scene.dial, SystemClock(), on_change=scene.announced.append, notice=scene.notices.append
     )
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(looking.run)
-            yield
-            tasks.cancel_scope.cancel()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(looking.run)
+        yield
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_server_that_can_be_dialled_is_dialled_once_and_nothing_is_said() -> None:
@@ -84,14 +82,12 @@ async def test_one_that_cannot_be_dialled_is_told_with_the_remedy_and_again_when
     scene = Scene(reasons={"tcp:1.1.1.1:1": "refused"})
     async with running(scene):
         scene.comes("longpeername", "tcp:1.1.1.1:1")
-        while len(scene.dialled) < 5:
-            await anyio.lowlevel.checkpoint()
+        await until(lambda: len(scene.dialled) >= 5)
         assert scene.announced == [(Undialled(PeerId("longpeername"), "refused"),)], "said once"
         assert scene.notices[0] == ("server 1@box2 cannot be dialled from this host, so nobody trains over it: refused")
         assert "--public-ip" in scene.notices[1]
         scene.reasons.clear()
-        while len(scene.announced) < 2:
-            await anyio.lowlevel.checkpoint()
+        await until(lambda: len(scene.announced) >= 2)
     assert scene.announced[1] == ()
     assert scene.notices[2:] == ["server 1@box2 can be dialled from this host now"]
 
@@ -114,17 +110,14 @@ async def test_one_that_is_lost_for_its_address_is_not_forgotten_but_one_that_le
     scene = Scene(reasons={"tcp:1.1.1.1:1": "refused"})
     async with running(scene):
         scene.comes("server", "tcp:1.1.1.1:1")
-        while not scene.announced:
-            await anyio.lowlevel.checkpoint()
+        await until(lambda: scene.announced)
         scene.membership.lost(PeerId("server"))
         assert not scene.membership.view.replicas
         num_dialled = len(scene.dialled)
-        while len(scene.dialled) < num_dialled + 3:
-            await anyio.lowlevel.checkpoint()
+        await until(lambda: len(scene.dialled) >= num_dialled + 3)
         assert len(scene.announced) == 1
         scene.says("server", "stage.0", GoneRecord())
-        while len(scene.announced) < 2:
-            await anyio.lowlevel.checkpoint()
+        await until(lambda: len(scene.announced) >= 2)
     assert scene.announced[1] == ()
     assert len(scene.notices) == 2, "nobody is told that it can be dialled"
 

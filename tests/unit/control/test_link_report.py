@@ -17,8 +17,6 @@ from shoal.telemetry import MetricRegistry
 from shoal.transport.base import Endpoint
 from shoal.transport.link_meter import LinkEstimate
 
-pytestmark = pytest.mark.anyio
-
 LINKS = {
     PeerId("near"): LinkEstimate(round_trip_s=0.0001234),
     PeerId("far"): LinkEstimate(round_trip_s=0.15, receive_bytes_per_s=2.5e6),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio
-import pytest
+from tests.alongside import alongside
 
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
@@ -45,7 +45,6 @@ def test_who_stays_for_the_whole_run_comes_first() -> None:
     assert membership.view.maddrs == ("/s1", "/s0")
 
 
-@pytest.mark.anyio
 async def test_the_list_follows_the_view_with_the_own_address_first_and_survives_an_empty_view() -> None:
     membership, seen = Membership(SystemClock()), list[tuple[str, ...]]()
 
@@ -53,20 +52,17 @@ async def test_the_list_follows_the_view_with_the_own_address_first_and_survives
         async for maddrs in joinable(membership, ("/m1",)):
             seen.append(maddrs)
 
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(follow)
-            await anyio.wait_all_tasks_blocked()
-            assert seen == []
-            membership.update([opened("m", MonitorRecord(HERE, 60.0, maddrs=("/m1",))), server(3, 1.0)])
-            await anyio.wait_all_tasks_blocked()
-            membership.update([server(number, 2.0 + number) for number in range(4, 30)])
-            await anyio.wait_all_tasks_blocked()
-            for number in range(3, 30):
-                membership.lost(PeerId(f"s{number}"))
-            membership.lost(PeerId("m"))
-            await anyio.wait_all_tasks_blocked()
-            tasks.cancel_scope.cancel()
+    async with alongside(follow):
+        await anyio.wait_all_tasks_blocked()
+        assert seen == []
+        membership.update([opened("m", MonitorRecord(HERE, 60.0, maddrs=("/m1",))), server(3, 1.0)])
+        await anyio.wait_all_tasks_blocked()
+        membership.update([server(number, 2.0 + number) for number in range(4, 30)])
+        await anyio.wait_all_tasks_blocked()
+        for number in range(3, 30):
+            membership.lost(PeerId(f"s{number}"))
+        membership.lost(PeerId("m"))
+        await anyio.wait_all_tasks_blocked()
     assert seen[:2] == [("/m1", "/s3"), ("/m1", "/s3", *(f"/s{number}" for number in range(4, 18)))]
     assert len(seen[1]) == MAX_LISTED
     assert all(maddrs[0] == "/m1" for maddrs in seen)

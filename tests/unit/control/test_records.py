@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.set_clock import SetClock
 from tests.unowned_keys import NON_CANONICAL, SIGNATURE, SMALL_ORDER, peer_id
 
-from shoal.clock import SystemClock
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import (
     MAX_RECORD_BYTES,
@@ -43,23 +43,14 @@ ADDRESSES = ("unix:/run/a.sock",)
 STAGE = StageRecord(ADDRESSES, 12.5, stage=1, load=3.5, base_round=-1, pinned=True)
 
 
-class _Clock(SystemClock):
-    """Wall time stands still until a test moves it."""
-
-    now = 1000.0
-
-    def unix_s(self) -> float:
-        return self.now
-
-
 def _seal(
     record: Record = STAGE, topic: str = "stage.1", *, by: Identity = ALICE, sequence: int = 7, expires: float = 1030.0
 ) -> bytes:
     return seal(by, NAMESPACE, topic, record, sequence=sequence, expires_unix_s=expires)
 
 
-def _checker(clock: _Clock | None = None) -> RecordChecker:
-    return RecordChecker(NAMESPACE, str.encode, clock or _Clock(), MetricRegistry())
+def _checker(clock: SetClock | None = None) -> RecordChecker:
+    return RecordChecker(NAMESPACE, str.encode, clock or SetClock(), MetricRegistry())
 
 
 @pytest.mark.parametrize(
@@ -253,7 +244,7 @@ def test_the_dht_may_not_keep_a_record_longer_than_it_was_signed_for() -> None:
 
 
 def test_an_expired_record_is_not_believed_but_does_not_spoil_an_answer() -> None:
-    clock = _Clock()
+    clock = SetClock()
     checker = _checker(clock)
     clock.now = 1030.0
     assert checker.accept("stage.1", ALICE.peer_id, _seal()) is None
@@ -293,7 +284,7 @@ def test_a_record_of_another_version_is_verified_and_kept_but_not_read(version: 
 
 
 def test_a_warning_names_the_offender_and_a_flood_is_cut_short(caplog: pytest.LogCaptureFixture) -> None:
-    clock = _Clock()
+    clock = SetClock()
     checker = _checker(clock)
     for _ in range(1000):
         checker.check(b"stage.1", ALICE.peer_id, _seal(by=MALLORY), 1030.0)
@@ -311,7 +302,7 @@ def test_a_far_expiry_is_not_believed_even_if_the_dht_has_let_it_pass() -> None:
 
 
 def test_peers_that_have_gone_are_forgotten_once_no_old_record_of_theirs_can_be_alive() -> None:
-    clock = _Clock()
+    clock = SetClock()
     checker = _checker(clock)
     for i in range(50):
         stranger = Identity.generate()
@@ -325,7 +316,7 @@ def test_peers_that_have_gone_are_forgotten_once_no_old_record_of_theirs_can_be_
 def test_a_peer_whose_clock_differs_by_too_much_is_named_with_the_difference(
     difference_s: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = _Clock()
+    clock = SetClock()
     checker = _checker(clock)
     assert checker.clock_difference_s is None
     value = _seal(expires=clock.now + difference_s + 30.0)
@@ -339,7 +330,7 @@ def test_a_peer_whose_clock_differs_by_too_much_is_named_with_the_difference(
 
 
 def test_a_copy_that_lags_behind_says_nothing_about_clocks() -> None:
-    clock = _Clock()
+    clock = SetClock()
     checker = _checker(clock)
     clock.now = 1030.0 + 20.0
     assert checker.accept("stage.1", ALICE.peer_id, _seal()) is None
@@ -348,7 +339,7 @@ def test_a_copy_that_lags_behind_says_nothing_about_clocks() -> None:
 
 
 def test_most_clocks_decide_what_the_difference_is_and_few_are_remembered() -> None:
-    clock = _Clock()
+    clock = SetClock()
     checker = _checker(clock)
     for number in range(100):
         stranger = Identity.generate()

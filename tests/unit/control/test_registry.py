@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
 import pytest
+from tests.alongside import alongside, until
 
 from shoal.clock import SystemClock
 from shoal.control.assignment import StageChooser
@@ -87,111 +87,81 @@ def _registry(shelf: Shelf, clock: SystemClock | None = None) -> tuple[Registry,
     return Registry(store, identity, NAMESPACE, 2, clock or _Clock()), store, identity
 
 
-@pytest.mark.anyio
 async def test_one_peer_sees_what_another_advertises_changes_and_withdraws() -> None:
     shelf: Shelf = {}
     (mine, _, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(mine.run)
-            tasks.start_soon(theirs.run)
-            mine.advertise(StageRecord(ADDRESSES, 1.0))
-            await theirs.membership.wait_for(lambda v: [c.peer for c in v.candidates] == [me.peer_id])
-            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1))
-            view = await theirs.membership.wait_for(lambda v: v.replica(me.peer_id) is not None)
-            assert not view.candidates
-            assert mine.membership.view == view
-            await mine.withdraw()
-            await theirs.membership.wait_for(lambda v: v.num_servers == 0)
-            tasks.cancel_scope.cancel()
+    async with alongside(mine.run, theirs.run):
+        mine.advertise(StageRecord(ADDRESSES, 1.0))
+        await theirs.membership.wait_for(lambda v: [c.peer for c in v.candidates] == [me.peer_id])
+        mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1))
+        view = await theirs.membership.wait_for(lambda v: v.replica(me.peer_id) is not None)
+        assert not view.candidates
+        assert mine.membership.view == view
+        await mine.withdraw()
+        await theirs.membership.wait_for(lambda v: v.num_servers == 0)
 
 
-@pytest.mark.anyio
 async def test_each_record_of_a_peer_says_where_the_dht_can_be_joined_through_it_now() -> None:
     shelf: Shelf = {}
     (mine, store, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(mine.run)
-            tasks.start_soon(theirs.run)
-            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1))
-            await theirs.membership.wait_for(lambda v: v.maddrs == store.maddrs)
-            # As after its p2pd was started again, on another port.
-            store.maddrs = ("/another",)
-            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1, step=1))
-            await theirs.membership.wait_for(lambda v: v.maddrs == ("/another",))
-            tasks.cancel_scope.cancel()
+    async with alongside(mine.run, theirs.run):
+        mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1))
+        await theirs.membership.wait_for(lambda v: v.maddrs == store.maddrs)
+        # As after its p2pd was started again, on another port.
+        store.maddrs = ("/another",)
+        mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1, step=1))
+        await theirs.membership.wait_for(lambda v: v.maddrs == ("/another",))
 
 
-@pytest.mark.anyio
 async def test_a_last_word_stands_after_the_farewell() -> None:
     shelf: Shelf = {}
     (mine, _, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
     run = RunRecord("r", 2, 1.0)
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(mine.run)
-            tasks.start_soon(theirs.run)
-            mine.advertise(run)
-            await theirs.membership.wait_for(lambda v: v.run is not None)
-            await mine.conclude(RunRecord("r", 2, 1.0, ended=True))
-            await mine.withdraw()
-            view = await theirs.membership.wait_for(lambda v: v.run is None or v.run.ended)
-            assert view.run is not None
-            tasks.cancel_scope.cancel()
+    async with alongside(mine.run, theirs.run):
+        mine.advertise(run)
+        await theirs.membership.wait_for(lambda v: v.run is not None)
+        await mine.conclude(RunRecord("r", 2, 1.0, ended=True))
+        await mine.withdraw()
+        view = await theirs.membership.wait_for(lambda v: v.run is None or v.run.ended)
+        assert view.run is not None
     with pytest.raises(InvariantViolation, match="withdraw"):
         await mine.conclude(GoneRecord())
 
 
-@pytest.mark.anyio
 async def test_changes_within_one_instant_are_all_stored() -> None:
     shelf: Shelf = {}
     (mine, store, _), (theirs, _, _) = _registry(shelf, _StandingClock()), _registry(shelf)
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(mine.run)
-            tasks.start_soon(theirs.run)
-            for base_round in range(20):
-                mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0, base_round=base_round))
-                await theirs.membership.wait_for(lambda v, r=base_round: [x.base_round for x in v.by_stage(0)] == [r])
-            tasks.cancel_scope.cancel()
+    async with alongside(mine.run, theirs.run):
+        for base_round in range(20):
+            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0, base_round=base_round))
+            await theirs.membership.wait_for(lambda v, r=base_round: [x.base_round for x in v.by_stage(0)] == [r])
     assert store.num_stored == {"stage.0": 20}
 
 
-@pytest.mark.anyio
 async def test_what_can_wait_is_left_to_the_next_renewal() -> None:
     shelf: Shelf = {}
     (mine, store, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(mine.run)
-        tasks.start_soon(theirs.run)
+    async with alongside(mine.run, theirs.run):
         mine.advertise(MonitorRecord(ADDRESSES, 1.0), at_once=False)
         await anyio.wait_all_tasks_blocked()
         assert not store.num_stored
         mine.advertise(MonitorRecord(ADDRESSES, 1.0))
-        with anyio.fail_after(240):
-            await theirs.membership.wait_for(lambda v: v.monitor is not None)
-        tasks.cancel_scope.cancel()
+        await theirs.membership.wait_for(lambda v: v.monitor is not None)
     assert store.num_stored == {"monitor": 1}
 
 
-@pytest.mark.anyio
 async def test_a_dead_node_is_revived_and_everything_is_announced_again(caplog: pytest.LogCaptureFixture) -> None:
     shelf: Shelf = {}
     (mine, store, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(mine.run)
-            tasks.start_soon(theirs.run)
-            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
-            await theirs.membership.wait_for(lambda v: v.num_servers == 1)
-            shelf.clear()
-            store.alive = False
-            late, _, _ = _registry(shelf)
-            tasks.start_soon(late.run)
-            with mine.membership.eager():
-                await late.membership.wait_for(lambda v: v.replica(me.peer_id) is not None)
-            tasks.cancel_scope.cancel()
+    async with alongside(mine.run, theirs.run) as tasks:
+        mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
+        await theirs.membership.wait_for(lambda v: v.num_servers == 1)
+        shelf.clear()
+        store.alive = False
+        late, _, _ = _registry(shelf)
+        tasks.start_soon(late.run)
+        with mine.membership.eager():
+            await late.membership.wait_for(lambda v: v.replica(me.peer_id) is not None)
     assert store.revivals == 2
     assert "registry.dht_unreachable" in caplog.text
 
@@ -207,7 +177,6 @@ def _chooser(registry: Registry, me: Identity, num_servers: int | None) -> Stage
     return StageChooser(registry, me.peer_id, record, needs, num_servers=num_servers, settle_s=0.3)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("known", [True, False], ids=["number of servers known", "not known"])
 async def test_servers_that_start_together_do_not_race_into_one_gap(known: bool) -> None:
     shelf: Shelf = {}
@@ -217,46 +186,35 @@ async def test_servers_that_start_together_do_not_race_into_one_gap(known: bool)
     async def choose(registry: Registry, me: Identity) -> None:
         chosen.append(await _chooser(registry, me, 4 if known else None).choose())
 
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            for registry, _, _ in peers:
-                tasks.start_soon(registry.run)
-            async with anyio.create_task_group() as choosing:
-                for registry, _, me in peers:
-                    choosing.start_soon(choose, registry, me)
-            await peers[0][0].membership.wait_for(lambda v: v.num_replicas(2) == (2, 2))
-            tasks.cancel_scope.cancel()
+    async with alongside() as tasks:
+        for registry, _, _ in peers:
+            tasks.start_soon(registry.run)
+        async with anyio.create_task_group() as choosing:
+            for registry, _, me in peers:
+                choosing.start_soon(choose, registry, me)
+        await peers[0][0].membership.wait_for(lambda v: v.num_replicas(2) == (2, 2))
     assert sorted(chosen) == [0, 0, 1, 1]
 
 
-@pytest.mark.anyio
+@pytest.mark.long
 async def test_a_server_does_not_wait_for_ever_for_others_that_do_not_start() -> None:
     registry, _, me = _registry({})
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(registry.run)
-            assert await _chooser(registry, me, 4).choose() == 0
-            tasks.cancel_scope.cancel()
+    async with alongside(registry.run):
+        assert await _chooser(registry, me, 4).choose() == 0
 
 
-@pytest.mark.anyio
 async def test_a_server_that_was_started_again_is_not_taken_for_the_replica_that_it_was() -> None:
     shelf: Shelf = {}
     mine, _, me = _registry(shelf)
     other, _, _ = _registry(shelf)
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other.run)
-            tasks.start_soon(mine.run)
-            other.advertise(StageRecord(ADDRESSES, 1.0, stage=1, step=5, serving=True, free_memory_bytes=10))
-            # What its process before this one has left: the swarm is complete with it before it has said anything.
-            mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0, step=5, serving=True, free_memory_bytes=10))
-            await mine.membership.wait_for(lambda view: view.num_replicas(2) == (1, 1))
-            assert await _chooser(mine, me, 2).choose() == 0
-            tasks.cancel_scope.cancel()
+    async with alongside(other.run, mine.run):
+        other.advertise(StageRecord(ADDRESSES, 1.0, stage=1, step=5, serving=True, free_memory_bytes=10))
+        # What its process before this one has left: the swarm is complete with it before it has said anything.
+        mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0, step=5, serving=True, free_memory_bytes=10))
+        await mine.membership.wait_for(lambda view: view.num_replicas(2) == (1, 1))
+        assert await _chooser(mine, me, 2).choose() == 0
 
 
-@pytest.mark.anyio
 async def test_a_lost_peer_has_the_registry_read_soon_however_long_nothing_had_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -276,21 +234,17 @@ async def test_a_lost_peer_has_the_registry_read_soon_however_long_nothing_had_c
         return found
 
     store.get = counted  # type: ignore[method-assign]
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other.run)
-            await registry_has(shelf)
-            tasks.start_soon(registry.run)
-            await reads[1].receive()
-            await anyio.lowlevel.checkpoint()
-            registry.membership.lost(identity.peer_id)
-            await reads[1].receive()
-            tasks.cancel_scope.cancel()
+    async with alongside(other.run) as tasks:
+        await registry_has(shelf)
+        tasks.start_soon(registry.run)
+        await reads[1].receive()
+        await anyio.lowlevel.checkpoint()
+        registry.membership.lost(identity.peer_id)
+        await reads[1].receive()
     for stream in reads:
         stream.close()
 
 
-@pytest.mark.anyio
 async def test_a_read_that_does_not_end_is_given_up_and_the_next_one_begins(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -308,16 +262,11 @@ async def test_a_read_that_does_not_end_is_given_up_and_the_next_one_begins(
 
     store.get = endless_at_first  # type: ignore[method-assign]
     theirs.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(theirs.run)
-            tasks.start_soon(mine.run)
-            await mine.membership.wait_for(lambda v: v.replica(identity.peer_id) is not None)
-            tasks.cancel_scope.cancel()
+    async with alongside(theirs.run, mine.run):
+        await mine.membership.wait_for(lambda v: v.replica(identity.peer_id) is not None)
     assert [r.getMessage() for r in caplog.records].count("registry.read_given_up") == 1
 
 
-@pytest.mark.anyio
 async def test_few_are_asked_where_nothing_happens_and_everybody_as_soon_as_something_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -337,41 +286,45 @@ async def test_few_are_asked_where_nothing_happens_and_everybody_as_soon_as_some
 
     store.get = noted  # type: ignore[method-assign]
 
-    async def until(holds: Callable[[], bool]) -> None:
-        while not holds():
+    async with alongside(other.run) as tasks:
+        await registry_has(shelf)
+        tasks.start_soon(registry.run)
+        await until(lambda: asked[-3:] == [SOME, SOME, SOME])
+        assert asked[0] is None
+        before = len(asked)
+        for _ in range(5):  # until this read is over and it pauses
             await anyio.lowlevel.checkpoint()
-
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other.run)
-            await registry_has(shelf)
-            tasks.start_soon(registry.run)
-            await until(lambda: asked[-3:] == [SOME, SOME, SOME])
-            assert asked[0] is None
-            before = len(asked)
-            for _ in range(5):  # until this read is over and it pauses
-                await anyio.lowlevel.checkpoint()
-            registry.membership.lost(identity.peer_id)
-            await until(lambda: len(asked) > before)
-            assert asked[before] is None
-            await until(lambda: asked[-3:] == [SOME, SOME, SOME])
-            # Whose p2pd was started again knows nobody.
-            before, store.alive, store.revivals = len(asked), False, 1
-            await until(lambda: store.alive and len(asked) > before + 1)
-            assert None in asked[before : before + 2]
-            tasks.cancel_scope.cancel()
+        registry.membership.lost(identity.peer_id)
+        await until(lambda: len(asked) > before)
+        assert asked[before] is None
+        await until(lambda: asked[-3:] == [SOME, SOME, SOME])
+        # Whose p2pd was started again knows nobody.
+        before, store.alive, store.revivals = len(asked), False, 1
+        await until(lambda: store.alive and len(asked) > before + 1)
+        assert None in asked[before : before + 2]
 
 
 async def registry_has(shelf: Shelf) -> None:
     """Wait until something is stored."""
-    while not shelf:
-        await anyio.lowlevel.checkpoint()
+    await until(lambda: shelf)
 
 
-@pytest.mark.anyio
 async def test_a_record_that_nobody_takes_at_once_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="shoal")
     mine, store, _ = _registry({})
     store.full = True
     await mine.conclude(MonitorRecord(ADDRESSES, 1.0))
     assert [(r.getMessage(), r.levelname) for r in caplog.records] == [("registry.store_refused", "INFO")]
+
+
+@pytest.mark.anyio
+async def test_a_dht_that_goes_on_refusing_a_record_leaves_a_few_lines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", logger="shoal")
+    monkeypatch.setattr(SystemClock, "now_s", lambda _: 0.0)
+    mine, store, _ = _registry({})
+    store.full = True
+    for _ in range(30):
+        await mine.conclude(MonitorRecord(ADDRESSES, 1.0))
+    assert [record.getMessage() for record in caplog.records] == ["registry.store_refused"] * 5

@@ -30,7 +30,6 @@ def listener(heard: Heard) -> RunEndListener:
         (False, "no disk", ("run run-1 has failed: no disk", False)),
     ],
 )
-@pytest.mark.anyio
 async def test_a_server_hears_once_how_the_run_has_ended(
     interrupted: bool, failure: str, expected: tuple[str, bool]
 ) -> None:

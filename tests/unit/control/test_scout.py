@@ -11,6 +11,7 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
+from tests.alongside import alongside, until
 
 from shoal.clock import SystemClock
 from shoal.config import config_to_json
@@ -40,8 +41,6 @@ from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunOver, TellRun
-
-pytestmark = pytest.mark.anyio
 
 
 class Board:
@@ -133,14 +132,13 @@ class Scene:
 
 @asynccontextmanager
 async def watching() -> AsyncIterator[Scene]:
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            scene = Scene(tasks)
-            tasks.start_soon(dispatch, scene.endpoint, (scene.watch,))
-            tasks.start_soon(scene.watch.run)
-            tasks.start_soon(scene.watches)
-            yield scene
-            tasks.cancel_scope.cancel()
+    async with anyio.create_task_group() as tasks:
+        scene = Scene(tasks)
+        tasks.start_soon(dispatch, scene.endpoint, (scene.watch,))
+        tasks.start_soon(scene.watch.run)
+        tasks.start_soon(scene.watches)
+        yield scene
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -278,17 +276,15 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
     board.membership.update(
         VerifiedRecord(topic, PeerId(peer), 1, expires_unix_s, said) for peer, topic, said in records
     )
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks:
 
-            async def serve() -> None:
-                while not asked:
-                    await anyio.lowlevel.checkpoint()
-                record = StageRecord(("memory:V",), 1.0, stage=0)
-                board.membership.update([VerifiedRecord("stage.0", PeerId("V"), 1, expires_unix_s, record)])
+        async def serve() -> None:
+            await until(lambda: asked)
+            record = StageRecord(("memory:V",), 1.0, stage=0)
+            board.membership.update([VerifiedRecord("stage.0", PeerId("V"), 1, expires_unix_s, record)])
 
-            tasks.start_soon(serve)
-            run, told = await _running(cast("Registry", board), PATIENT, Identity.generate())
+        tasks.start_soon(serve)
+        run, told = await _running(cast("Registry", board), PATIENT, Identity.generate())
     assert (run.run_id, told.config) == ("r", b"true")
     assert asked == [("evil", (CLIENT,)), ("r", (PeerId("V"),))]
 
@@ -307,14 +303,12 @@ async def test_who_reaches_no_peer_of_a_run_is_told_which_port_to_open(monkeypat
 
 async def test_the_launcher_is_told_where_the_swarm_can_be_joined_whenever_that_changes() -> None:
     membership, told = Membership(SystemClock()), Told()
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_tell_peers, membership, told)
-            for number in (1, 2):
-                await anyio.wait_all_tasks_blocked()
-                record = MonitorRecord(("unix:/m",), 1.0, maddrs=(f"/m{number}",))
-                expires_unix_s = SystemClock().unix_s() + 100
-                membership.update([VerifiedRecord("monitor", PeerId("M"), number, expires_unix_s, record)])
+    async with alongside() as tasks:
+        tasks.start_soon(_tell_peers, membership, told)
+        for number in (1, 2):
             await anyio.wait_all_tasks_blocked()
-            tasks.cancel_scope.cancel()
+            record = MonitorRecord(("unix:/m",), 1.0, maddrs=(f"/m{number}",))
+            expires_unix_s = SystemClock().unix_s() + 100
+            membership.update([VerifiedRecord("monitor", PeerId("M"), number, expires_unix_s, record)])
+        await anyio.wait_all_tasks_blocked()
     assert told.events == [InitialPeers(("/m1",)), InitialPeers(("/m2",))]

@@ -12,10 +12,15 @@ from shoal.control.swarm_status import SwarmStatus, lines_of, swarm_status
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, PeerLabel, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import RunStatus
+from shoal.wire.messages.control import RunStatus, ServerNumbers
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "status.schema.json"
-ANSWER = RunStatus("training round 7 of 9", 7, 9, 1234, 5000, 2.5, 2.25, 60.0, 1.0, (0, 1))
+NUMBERS = (
+    ServerNumbers(PeerId("peer-a"), 1.0, 1234, 30.0, 0.75, 0.2104, 7 << 20, 8 << 20, 512 << 20),
+    ServerNumbers(PeerId("peer-bb"), 14.0, 40, memory_bytes=1024 << 20),
+    ServerNumbers(PeerId("peer-idle"), 5.9, memory_bytes=1 << 20),
+)
+ANSWER = RunStatus("training round 7 of 9", 7, 9, 1234, 5000, 2.5, 2.25, 60.0, 1.0, (0, 1), NUMBERS)
 
 
 def _hop(name: str) -> Hop:
@@ -42,15 +47,24 @@ def test_a_run_with_a_client_is_said_in_words_and_numbers() -> None:
     assert list(lines_of(status)) == [
         "run r-1 (sandbox): training round 7 of 9",
         "round 7/9  step 1,234  loss 2.500  eval loss 2.250  samples/s 60.0  last step 1 s ago",
-        "stage 0  server 0@box-a (10.0.0.1) serving  server 0@box-bb (10.0.0.2) serving",
-        "stage 1  server 0@box-bad (10.0.0.3) undialled (10.0.0.3:5000: refused)  peer ...peer-new (10.0.0.3) joining",
-        "without a stage  server 0@box-idle (10.0.0.4) waiting for a stage",
+        "stage 0  server 0@box-a (10.0.0.1) serving  1,234 steps  30.0 samples/s  busy 75%  0.21 s a step  sent 7 MiB"
+        "  received 8 MiB  memory 512 MiB",
+        "         server 0@box-bb (10.0.0.2) serving  14 s ago:  40 steps  memory 1,024 MiB",
+        "stage 1  server 0@box-bad (10.0.0.3) undialled (10.0.0.3:5000: refused)",
+        "         peer ...peer-new (10.0.0.3) joining",
+        "without a stage  server 0@box-idle (10.0.0.4) waiting for a stage  memory 1 MiB",
         "trainers  0, 1",
         "client  client@desk at 10.0.0.1:5000, [2001:db8::1]:5000",
     ]
     assert status.client is not None
     names = [status.client.name, status.stages[0].replicas[0].name, status.waiting_servers[0].name]
     assert names == ["client@desk", "server 0@box-a", "server 0@box-idle"]
+    assert [(replica.age_s, replica.steps) for stage in status.stages for replica in stage.replicas] == [
+        (1.0, 1234),
+        (14.0, 40),
+        (None, None),
+        (None, None),
+    ]
     assert [replica.held_round for stage in status.stages for replica in stage.replicas] == [6, 5, 6, -1]
     assert msgspec.json.decode(msgspec.json.encode(status), type=SwarmStatus) == status
 
@@ -69,7 +83,7 @@ def test_without_a_client_it_is_said_who_holds_what(clients: tuple[ClientPeer, .
     assert status.state == state
     assert (status.round, status.loss, status.trainers) == (None, None, None)
     last = list(lines_of(status))[-1]
-    assert last.endswith("does not answer: refused") if clients else last.startswith("stage 1")
+    assert last.endswith("does not answer: refused") if clients else last.endswith("peer-new (10.0.0.3) joining")
 
 
 def test_a_stage_without_servers_is_said() -> None:

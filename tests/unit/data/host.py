@@ -99,12 +99,11 @@ async def host(
         num_places=num_places,
     )
     try:
-        with anyio.fail_after(240):
-            async with anyio.create_task_group() as group:
-                group.start_soon(service.run)
-                group.start_soon(dispatch, endpoint, (service,))
-                yield Host(network, group, service, endpoint, client)
-                group.cancel_scope.cancel()
+        async with anyio.create_task_group() as group:
+            group.start_soon(service.run)
+            group.start_soon(dispatch, endpoint, (service,))
+            yield Host(network, group, service, endpoint, client)
+            group.cancel_scope.cancel()
     finally:
         service.close()
 
@@ -120,10 +119,9 @@ def key(slot: int, number: int, generation: int = 1) -> StepKey:
 
 async def settle(holds: Callable[[], bool]) -> None:
     """Let the other tasks work until `holds` is true."""
-    with anyio.fail_after(240):
-        while not holds():
-            await anyio.wait_all_tasks_blocked()
-            await checkpoint()
+    while not holds():
+        await anyio.wait_all_tasks_blocked()
+        await checkpoint()
 
 
 def steps_of(round_number: int, inner_steps: int) -> StepRange:

@@ -23,8 +23,6 @@ from shoal.wire.messages.feed import (
     TensorPlace,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_held_out_samples_come_in_order_and_each_place_is_given_back() -> None:
     async with host(num_places=2) as at:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import anyio
 import numpy as np
 import pytest
+from tests.alongside import alongside
 from tests.unit.data.host import Numbers
 
 from shoal.data.layout import BatchLayout
@@ -17,8 +18,6 @@ from shoal.data.preparing_threads import QUICK_BYTES, PreparingThreads
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet
 from shoal.wire.messages.base import SampleRange
-
-pytestmark = pytest.mark.anyio
 
 NUM_SAMPLES = QUICK_BYTES // 20 + 1  # one more than what is copied at once
 FEW = Content((SampleRange(0, 3, 9),))
@@ -53,11 +52,8 @@ def preparing(source: Numbers) -> Iterator[tuple[PreparingThreads, list[Job], an
 
 
 async def run_until_filled(thread: PreparingThreads, any_filled: anyio.Event) -> None:
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as group:
-            group.start_soon(thread.run)
-            await any_filled.wait()
-            group.cancel_scope.cancel()
+    async with alongside(thread.run):
+        await any_filled.wait()
 
 
 async def test_a_small_batch_in_memory_is_copied_at_once_when_the_order_of_its_pass_is_drawn() -> None:

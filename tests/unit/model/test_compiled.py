@@ -6,11 +6,11 @@ import os
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests.threads import one_thread as one_thread
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
@@ -20,14 +20,6 @@ from shoal.model.resnet_shape import ResNetShape
 from shoal.model.stage import Family, StageModule, TensorSpec, build_stage
 
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class TinyNet(ResNetFamily):
@@ -120,6 +112,7 @@ def test_a_cache_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, t
         compile_stage(tiny(), {2}, tmp_path / "file" / "cache")
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_stage_that_cannot_be_compiled_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     module = build_stage(Stubborn(), 0, 1, seed=1)

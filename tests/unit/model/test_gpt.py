@@ -57,3 +57,13 @@ def test_the_feed_forward_part_is_as_wide_as_configured(mlp_ratio: int) -> None:
     block = build_stage(family, 0, 1, seed=1).units["block_0"]
     assert block.get_parameter("mlp.up.weight").shape == (mlp_ratio * 32, 32)
     assert block.get_parameter("mlp.down.weight").shape == (32, mlp_ratio * 32)
+
+
+def test_gelu_new_is_the_approximation_by_tanh_of_openai() -> None:
+    config = Config.model_validate({"model": {"hidden_size": 32, "num_heads": 2, "activation": "gelu_new"}})
+    mlp = build_stage(load_family(config.model, config.data), 0, 1, seed=1, dtype=torch.float64).units["block_0"].mlp
+    hidden = torch.randn(2, 3, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    up = mlp.up(hidden)
+    by_hand = 0.5 * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+    torch.testing.assert_close(mlp(hidden), mlp.down(by_hand), rtol=0, atol=1e-14)
+    assert not torch.equal(mlp(hidden), mlp.down(torch.nn.functional.gelu(up)))

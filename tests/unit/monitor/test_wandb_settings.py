@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from shoal.config import config_to_json, load_config
+from shoal.ids import PeerId
 from shoal.monitor import service
 from shoal.monitor.spec import MonitorSpec
-
-pytestmark = pytest.mark.anyio
 
 
 class FakeWandb:
@@ -55,6 +54,7 @@ async def test_the_run_belongs_to_the_configured_entity_and_project(
         swarm_key=b"",
         socket_path="",
         log_dir=str(tmp_path),
+        client=PeerId("client"),
     )
     run = service._wandb_run(start, config, SimpleNamespace(event=lambda *_, **__: None))  # type: ignore[arg-type]
     assert run is not None

@@ -10,15 +10,15 @@ from typing import Any, Self
 
 import pytest
 import torch
+from tests.families import gpt, resnet
 from torch import Tensor, nn
 
 from shoal.config.quant import QuantConfig
 from shoal.config.training import InnerOptimConfig
 from shoal.errors import LocalProtocolError
 from shoal.ids import StepKey
-from shoal.model.gpt import GptFamily, GptShape
-from shoal.model.resnet import ResNet18Family, ResNetFamily
-from shoal.model.resnet_shape import DEPTHS, ResNetShape
+from shoal.model.resnet import ResNetFamily
+from shoal.model.resnet_shape import ResNetShape
 from shoal.model.stage import Family, TensorSpec, build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.split_backward import split
@@ -146,17 +146,6 @@ class Nested(nn.Module):
         from torch.utils.checkpoint import checkpoint
 
         return self.outside(checkpoint(self.inside, x, use_reentrant=True))
-
-
-def gpt() -> Family:
-    return GptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=0.1))
-
-
-def resnet() -> Family:
-    shape = ResNetShape(
-        depths=DEPTHS["resnet18"], bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
-    )
-    return ResNet18Family(shape)
 
 
 def small_resnet() -> Family:

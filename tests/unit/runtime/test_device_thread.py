@@ -9,8 +9,6 @@ import pytest
 
 from shoal.runtime.device_thread import DeviceThread
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_calls_run_in_one_thread_in_the_order_handed_over() -> None:
     ran: list[tuple[int, str]] = []

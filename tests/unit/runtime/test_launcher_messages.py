@@ -35,6 +35,7 @@ FROM_ROLE: list[FromRole] = [
     messages.CostsFound([0.1, 2.0], "measured", 0.3, ["slow"]),
     messages.StatusChanged({"loss/train": 0.1}, {"loss/train": 1e-9}),
     messages.ClientLeaving(),
+    messages.RunUnwanted(),
     messages.RunSummary({"exit": "done", "losses": [None, 0.1]}),
     messages.RoleAsks(0, messages.StartDataServer()),
     messages.RoleAsks(1, messages.ReplaceDataServer()),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from shoal.runtime.control_pipe import ControlPipe
 from shoal.runtime.launcher_messages import (
     Adopt,
@@ -16,8 +14,6 @@ from shoal.runtime.launcher_messages import (
 )
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import ExitStatus, RoleSpec
-
-pytestmark = pytest.mark.anyio
 
 
 class Pipe(ControlPipe[FromRole]):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.runtime.run_dir import RunDir, socket_path
+from shoal.runtime.run_dir import FoundDir, RunDir, found_dirs, remove_dead_dir, socket_path
+from shoal.runtime.run_note import RunNote
 
 
 def test_the_directory_is_private_short_and_gone_at_the_end(tmp_path: Path) -> None:
@@ -86,3 +87,33 @@ def test_the_users_runtime_directory_is_used_if_it_is_usable(tmp_path: Path, mon
         monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
         with RunDir() as run_dir:
             assert run_dir.path.parent.parent == Path("/tmp")
+
+
+def test_other_commands_find_a_run_by_its_note_and_know_whether_it_lives(tmp_path: Path) -> None:
+    note = RunNote(
+        run_id="gpt-1", hosts="client", launcher_pid=os.getpid(), begun_unix_s=1.5, log_dir="/logs", socket="/s"
+    )
+    assert found_dirs(tmp_path) == []
+    with RunDir(tmp_path) as run_dir:
+        assert found_dirs(tmp_path) == [FoundDir(run_dir.path, None, is_alive=True)]
+        run_dir.announce(note)
+        dead = run_dir.path.parent / "zz"
+        dead.mkdir()
+        (dead / "run.json").write_text("{")
+        assert found_dirs(tmp_path) == [
+            FoundDir(run_dir.path, note, is_alive=True),
+            FoundDir(dead, None, is_alive=False),
+        ]
+        assert not remove_dead_dir(run_dir.path)
+        assert remove_dead_dir(dead)
+        assert found_dirs(tmp_path) == [FoundDir(run_dir.path, note, is_alive=True)]
+
+
+def test_a_directory_whose_lock_cannot_be_looked_at_is_nobody_elses_to_remove(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        unclear = run_dir.path.parent / "zz"
+        unclear.mkdir()
+        (unclear / "lock").symlink_to("lock")  # it cannot be opened, like any file where too many are open
+        assert not remove_dead_dir(unclear)
+        with RunDir(tmp_path):
+            assert unclear.is_dir()

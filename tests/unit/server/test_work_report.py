@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import anyio
 import pytest
+from tests.set_clock import SetClock
 
-from shoal.clock import SystemClock
 from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
 from shoal.server.work_report import WorkReport
@@ -18,13 +18,6 @@ from shoal.wire.messages.round import Record, StageHashes, StageOutcome
 
 ME, OTHER, CLIENT = PeerId("me"), PeerId("12D3KooWtheirs"), PeerId("client")
 LABELS = {OTHER: PeerLabel("server", "box2", 1), CLIENT: PeerLabel("client", "desk")}
-
-
-class _Clock(SystemClock):
-    time_s = 0.0
-
-    def now_s(self) -> float:
-        return self.time_s
 
 
 @dataclass
@@ -49,7 +42,7 @@ class _Replica:
 
 @dataclass
 class _Desk:
-    clock: _Clock = field(default_factory=_Clock)
+    clock: SetClock = field(default_factory=lambda: SetClock(0.0))
     replica: _Replica = field(default_factory=_Replica)
     told: list[WorkDone | PeerSilent | PeerHeard] = field(default_factory=list[WorkDone | PeerSilent | PeerHeard])
 
@@ -75,7 +68,7 @@ def test_the_share_and_the_speed_of_the_run_are_those_of_the_records() -> None:
     desk = _Desk()
     assert desk.report.numbers() == {"stage": 1, "round": 3, "steps": 7, "samples": 20, "alive_peers": 2}
     desk.report.recorded(_record(1, 100, me=30, other=70))
-    desk.clock.time_s = 4.0
+    desk.clock.now = 4.0
     desk.report.recorded(_record(2, 80, me=20, other=60))
     assert desk.report.numbers() == {
         "stage": 1,
@@ -110,7 +103,6 @@ class _Enough(Exception):
     """The last sleep."""
 
 
-@pytest.mark.anyio
 async def test_nothing_is_said_while_nothing_changes() -> None:
     desk, sleeps = _Desk(), 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.lease import Denial, Grant, LeaseTable
+from shoal.swarm.lease import Denial, Grant, Later, LeaseTable
 from shoal.swarm.sample_ranges import Batch, BatchStream
 from shoal.swarm.takeover import Settled
 from shoal.wire.messages.base import SampleRange
@@ -17,12 +17,12 @@ def batch(start: int, stop: int, pass_number: int = 0) -> Batch:
     return Batch((SampleRange(pass_number, start, stop),))
 
 
-def granted(answer: Grant | Denial) -> Grant:
+def granted(answer: Grant | Later | Denial) -> Grant:
     assert isinstance(answer, Grant), answer
     return answer
 
 
-def denied(answer: Grant | Denial) -> str:
+def denied(answer: Grant | Later | Denial) -> str:
     assert isinstance(answer, Denial), answer
     return answer.reason
 

@@ -136,10 +136,10 @@ def test_a_server_is_missing_until_it_is_heard_and_returns_until_it_takes_part()
 
 def test_a_loss_is_known_by_who_it_was_and_its_time() -> None:
     incidents = after(server_lost(A, 10.0))
-    assert incidents.is_known("server", A, 10.5, 1.0)
-    assert not incidents.is_known("server", A, 11.5, 1.0)
-    assert not incidents.is_known("server", B, 10.0, 1.0)
-    assert not incidents.is_known("client", "", 10.0, 1.0)
+    assert incidents.is_known(LossFound("server", "", (), 10.5, 12.0, A), within_s=1.0)
+    assert not incidents.is_known(LossFound("server", "", (), 11.5, 12.0, A), within_s=1.0)
+    assert not incidents.is_known(LossFound("server", "", (), 10.0, 12.0, B), within_s=1.0)
+    assert not incidents.is_known(LossFound("client", "", (), 10.0, 12.0), within_s=1.0)
 
 
 def test_a_client_has_made_no_step_begin_again() -> None:

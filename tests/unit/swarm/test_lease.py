@@ -10,7 +10,7 @@ from tests.windows import leased
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import StepKey
-from shoal.swarm.lease import Grant
+from shoal.swarm.lease import Grant, Later
 from shoal.swarm.sample_ranges import merge
 from shoal.swarm.takeover import Settled
 from shoal.wire.messages.base import SampleRange, StepRange
@@ -32,6 +32,31 @@ def test_otherwise_a_trainers_next_batch_is_kept_for_it_when_it_is_given_one() -
     assert leases.upcoming(9) == (batch(0, 2), batch(4, 6))
     assert granted(leases.lease(0, 1, 1, 0)).batch == batch(0, 2)
     assert leases.upcoming(9) == (batch(6, 8), batch(4, 6))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_in_a_pause_nothing_is_leased_and_what_is_leased_goes_on(deterministic: bool) -> None:
+    leases = table(deterministic=deterministic)
+    leases.plan_round(1, 2, StepRange(0, 2))
+    first = granted(leases.lease(0, 1, 1, 0))
+    leases.pause()
+    assert leases.lease(1, 1, 1, 0) == Later()
+    assert "outside the plan" in denied(leases.lease(1, 1, 1, 9)), "that will never be leased"
+    leases.note(first.lease, key(0, 0), PATH)
+    leases.acknowledge(first.lease, committed=True)
+    assert leases.lease(0, 1, 1, 1) == Later()
+    leases.go_on()
+    assert granted(leases.lease(1, 1, 1, 0)).batch == batch(2, 4)
+    assert granted(leases.lease(0, 1, 1, 1)).batch == batch(4, 6)
+
+
+def test_a_pause_outlasts_the_round_that_is_planned() -> None:
+    leases = table()
+    leases.plan_round(1, 1, StepRange(0, 1))
+    leases.pause()
+    leases.record(1, ())
+    leases.plan_round(2, 1, StepRange(1, 2))
+    assert leases.lease(0, 1, 2, 1) == Later()
 
 
 def test_the_next_round_goes_on_where_the_last_one_ended() -> None:

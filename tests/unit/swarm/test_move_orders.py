@@ -109,6 +109,8 @@ def test_one_that_refuses_is_not_asked_again_and_the_next_one_is_once_there_is_a
     first = world.record(1, 0.0)[0].move
     assert first.peer == "s0.3"
     assert world.answer("s0.3", 1, "too small") == [Ended(first, MoveEnd.REFUSED, "too small")]
+    assert world.answer("s0.3", 1) == []
+    assert world.machine.under_way is None, "that it goes was said before it refused, and has come late"
     assert world.look(0.1) == []
     assert world.record(2, 1.0)[0].move.peer == "s0.2"
 

@@ -8,8 +8,12 @@ from tests.unit.swarm.test_round_coordinator import (
     INITIAL,
     A,
     B,
+    close,
     coordinator,
+    lead,
+    prepare,
     sent,
+    stage,
     state,
     whole_round,
 )
@@ -104,6 +108,18 @@ def test_nothing_is_restored_of_a_stage_whose_bytes_a_replica_has_got_since_it_w
     effects = machine.receive(A, state(machine, signed, 1), 6.1)
     assert [effect for effect in effects if isinstance(effect, Restored)] == []
     assert machine.holders == {A: 0}
+
+
+def test_a_record_that_may_have_to_go_is_chosen_anew_under_another_ballot(machine: RoundCoordinatorMachine) -> None:
+    """Its round may be averaged once more; the quorums are told from those before by ballot and epoch."""
+    lead(machine, A)
+    close(machine, A)
+    prepare(machine, stage(machine, A))
+    before = machine.ballot
+    machine.lost(A, 5.0)
+    machine.receive(A, state(machine), 6.0)
+    asked = machine.receive(A, state(machine, refused="it has not these bytes"), 6.0)
+    assert sent(asked, AskRound)[A].ballot > before
 
 
 def test_as_long_as_a_stage_is_missing_everybody_is_asked_again_and_who_follows_another_client_says_so() -> None:

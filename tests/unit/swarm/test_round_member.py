@@ -106,6 +106,13 @@ def test_a_new_coordinator_gets_the_same_join(member: RoundMemberMachine) -> Non
     assert answer == Send(D, Join(HIGH, 1, 0, 3, (), (), ()))
 
 
+def test_a_coordinator_that_has_not_closed_the_round_gets_no_join(member: RoundMemberMachine) -> None:
+    member.receive(C, Close(LOW, 1))
+    member.receive(D, AskRound(HIGH))
+    assert member.steps_closed(StepsClosed(3, (), ())) == []
+    assert member.receive(D, Close(HIGH, 1)) == [Send(D, Join(HIGH, 1, 0, 3, (), (), ()))]
+
+
 def test_a_round_that_lies_ahead_cannot_be_closed(member: RoundMemberMachine) -> None:
     assert "round 2" in refusal(member.receive(C, Close(LOW, 2)))
 

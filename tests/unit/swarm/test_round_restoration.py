@@ -117,10 +117,19 @@ def test_better_bytes_win_and_the_record_s_own_end_the_restoration(restoration: 
     assert restoration.bases == {}
 
 
+def continued(restoration: Restoration, *holders: Here, others: tuple[Here, ...] = ()) -> dict[int, Basis]:
+    return restoration.continued(holders, [*holders, *others])
+
+
 def test_who_takes_over_goes_on_with_what_was_restored(restoration: Restoration) -> None:
-    assert restoration.continued([Here(0, FRESH)]) == {0: FRESH}
-    assert restoration.continued([Here(0, FRESH), Here(0, OLD)]) == {0: OLD}
-    assert restoration.continued([Here(0, FRESH), Here(0, OWN)]) == {}
+    assert continued(restoration, Here(0, FRESH)) == {0: FRESH}
+    assert continued(restoration, Here(0, FRESH), Here(0, OLD)) == {0: OLD}
+    assert continued(restoration, Here(0, FRESH), Here(0, OWN)) == {}
+
+
+def test_but_not_where_the_record_s_bytes_are_there_under_the_record_of_another_chain(restoration: Restoration) -> None:
+    assert continued(restoration, Here(0, FRESH), others=(Here(0, OWN),)) == {}
+    assert continued(restoration, Here(0, FRESH), others=(Here(1, OWN), Here(0, OLD))) == {0: FRESH}
 
 
 def test_a_new_record_ends_every_restoration(restoration: Restoration) -> None:

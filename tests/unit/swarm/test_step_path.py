@@ -57,6 +57,15 @@ def test_a_suspect_is_used_where_there_is_no_other() -> None:
     assert path(avoidance) == ("A0", "B0")
 
 
+def test_a_suspected_pair_is_used_where_there_is_no_other() -> None:
+    avoidance = Avoidance()
+    avoidance.suspect_pair(PeerId("B0"), PeerId("A0"), 1.0)
+    assert path(avoidance) in (("A1", "B0"), ("A0", "B1"))
+    assert path(avoidance, 1.0) == ("A0", "B0")
+    only = [[PeerId("A0")], [PeerId("B0")]]
+    assert choose_path(only, avoidance, 0.0) == ("A0", "B0")
+
+
 def test_without_a_usable_peer_for_a_stage_there_is_no_path() -> None:
     avoidance = Avoidance()
     for peer in CANDIDATES[1]:

@@ -151,6 +151,16 @@ def test_a_setback_aborts_the_attempt_everywhere_and_begins_another(setback: Ste
     assert note.path in expected
 
 
+def test_a_pair_that_was_apart_is_left_to_itself_for_a_while() -> None:
+    machine = trainer()
+    running(machine)
+    machine.handle(B, Broken(KEY, A), 0.0)
+    for number, now_s, is_home in ((8, 10.0, False), (9, 20.0, True)):
+        machine.cancel()
+        effects = machine.start(plan(number), now_s)
+        assert (Note(StepKey(3, 2, number, 0), hops(A, B)) in effects) == is_home
+
+
 def test_a_lost_replica_is_replaced_and_used_again_later() -> None:
     machine = trainer()
     running(machine)

@@ -8,14 +8,19 @@ import sys
 from mmap import mmap
 from pathlib import Path
 from random import Random
+from typing import Any, get_args
 
 import msgspec
+import msgspec.inspect as schema
 import pytest
 
 from shoal.testing.fuzz import campaign as campaigns
 from shoal.testing.fuzz.campaign import MAX_GROWTH_BYTES, Campaign, Failure, FixedClock
+from shoal.testing.fuzz.grammar import tree_of
 from shoal.testing.fuzz.parser import Parser
 from shoal.testing.fuzz.parsers import all_parsers
+from shoal.wire.messages import Message
+from shoal.wire.messages.control import MetricReport
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,6 +31,29 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", logger="shoal")
 
 
+def test_the_corpus_has_valid_messages_of_every_kind() -> None:
+    wrong: list[str] = []
+    for kind in get_args(Message):
+        try:
+            for seed in range(20):
+                _sample(kind, seed)
+        except msgspec.ValidationError as error:
+            wrong.append(f"{kind.__name__}: {error}")
+    assert wrong == []
+
+
+def _sample(kind: Any, seed: int) -> Any:
+    tree = tree_of(schema.type_info(kind), Random(seed))
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(tree), type=kind)
+
+
+def test_the_corpus_has_reports_with_numbers_of_every_sort() -> None:
+    reports = [_sample(MetricReport, seed) for seed in range(20)]
+    for sort in ("counters", "gauges", "histograms"):
+        assert any(getattr(report, sort) for report in reports), sort
+
+
+@pytest.mark.long
 def test_some_thousand_wrong_inputs_are_refused_or_taken() -> None:
     report = Campaign(seed=3).run(0, 4000)
     assert report.failures == []
@@ -36,6 +64,7 @@ def test_some_thousand_wrong_inputs_are_refused_or_taken() -> None:
     assert all(report.taken[name] < count / 2 for name, count in report.inputs.items())
 
 
+@pytest.mark.long
 def test_records_reach_every_check_and_a_good_share_comes_through_all_of_them() -> None:
     parsers = [parser for parser in all_parsers(5, FixedClock()) if parser.name == "record"]
     report = Campaign(5, parsers).run(0, 2000)

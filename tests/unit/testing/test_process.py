@@ -12,8 +12,6 @@ from shoal.transport.base import PeerLost
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.control import Heartbeat
 
-pytestmark = pytest.mark.anyio
-
 ROLE = PeerId("role")
 
 
@@ -35,11 +33,10 @@ async def loses(endpoint: MemoryEndpoint) -> bool:
 
 async def test_a_killed_process_stops_at_once_and_is_lost_by_the_others() -> None:
     network, other, process = connected()
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(process.run, anyio.sleep_forever)
-            await anyio.wait_all_tasks_blocked()
-            process.kill()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(process.run, anyio.sleep_forever)
+        await anyio.wait_all_tasks_blocked()
+        process.kill()
     assert not process.running
     assert process.error is None
     assert await loses(other)
@@ -48,11 +45,10 @@ async def test_a_killed_process_stops_at_once_and_is_lost_by_the_others() -> Non
 
 async def test_a_frozen_process_does_nothing_but_is_not_lost_before_it_is_killed() -> None:
     _, other, process = connected()
-    with anyio.fail_after(240):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(process.run, anyio.sleep_forever)
-            await anyio.wait_all_tasks_blocked()
-            process.freeze()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(process.run, anyio.sleep_forever)
+        await anyio.wait_all_tasks_blocked()
+        process.freeze()
     assert process.running
     assert ROLE in other.peers
     process.kill()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import anyio
-import pytest
 
 from shoal.clock import SystemClock
 from shoal.ids import PeerId, StepKey
@@ -18,8 +17,6 @@ from shoal.transport.send_queue import Buffer
 from shoal.transport.upload_cap import UploadCap
 from shoal.wire.frame import EncodedFrame, encode_frame
 from shoal.wire.messages.step import Refused
-
-pytestmark = pytest.mark.anyio
 
 
 @dataclass

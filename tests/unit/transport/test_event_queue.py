@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from tests.alongside import alongside
 
 from shoal.errors import LocalProtocolError
 from shoal.ids import PeerId
 from shoal.transport.base import PeerUp, TransportEvent
 from shoal.transport.event_queue import EventQueue
-
-pytestmark = pytest.mark.anyio
 
 
 def up(number: int) -> PeerUp:
@@ -148,10 +147,9 @@ async def test_what_a_consumer_raises_within_the_call_ends_it_and_not_the_caller
 
 async def test_a_cancelled_consumer_is_given_no_more() -> None:
     queue, got = EventQueue(), list[TransportEvent]()
-    async with anyio.create_task_group() as tasks:
+    async with alongside() as tasks:
         tasks.start_soon(queue.consume, got.append)
         await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
     assert not queue.hand_over(up(0))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(anext, queue)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from tests.set_clock import SetClock
 
-from shoal.clock import SystemClock
 from shoal.ids import PeerId
 from shoal.testing.faults.link import LinkConditions
 from shoal.testing.faults.link_model import LinkModel
@@ -27,25 +27,17 @@ MBIT = 1e6 / 8
 MIB = 1 << 20
 
 
-class Clock(SystemClock):
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def now_s(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock(100.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def meter(clock: Clock) -> LinkMeter:
+def meter(clock: SetClock) -> LinkMeter:
     return LinkMeter(clock)
 
 
-def answer(meter: LinkMeter, clock: Clock, after_s: float) -> None:
+def answer(meter: LinkMeter, clock: SetClock, after_s: float) -> None:
     number = meter.ping()
     assert number
     clock.now += after_s
@@ -56,7 +48,7 @@ def test_nothing_is_known_before_anything_was_measured(meter: LinkMeter) -> None
     assert meter.estimate == LinkEstimate(None, None)
 
 
-def test_the_round_trip_is_the_least_of_the_last_answers(meter: LinkMeter, clock: Clock) -> None:
+def test_the_round_trip_is_the_least_of_the_last_answers(meter: LinkMeter, clock: SetClock) -> None:
     for after_s in (0.5, 0.2, 0.9):
         answer(meter, clock, after_s)
         clock.now += PING_INTERVAL_S
@@ -67,7 +59,7 @@ def test_the_round_trip_is_the_least_of_the_last_answers(meter: LinkMeter, clock
     assert meter.estimate.round_trip_s == pytest.approx(0.6)
 
 
-def test_a_ping_is_due_when_the_one_before_is_answered_and_some_time_ago(meter: LinkMeter, clock: Clock) -> None:
+def test_a_ping_is_due_when_the_one_before_is_answered_and_some_time_ago(meter: LinkMeter, clock: SetClock) -> None:
     answer(meter, clock, 0.1)
     assert meter.ping() == 0
     clock.now += PING_INTERVAL_S
@@ -78,7 +70,7 @@ def test_a_ping_is_due_when_the_one_before_is_answered_and_some_time_ago(meter: 
     assert meter.ping()
 
 
-def test_answers_that_nobody_waits_for_say_nothing(meter: LinkMeter, clock: Clock) -> None:
+def test_answers_that_nobody_waits_for_say_nothing(meter: LinkMeter, clock: SetClock) -> None:
     meter.pong(1)
     late = meter.ping()
     clock.now += PING_PATIENCE_S
@@ -93,7 +85,7 @@ def test_answers_that_nobody_waits_for_say_nothing(meter: LinkMeter, clock: Cloc
     assert meter.estimate.round_trip_s == pytest.approx(0.1)
 
 
-def test_a_new_connection_is_asked_at_once_and_owes_no_answer_of_the_old_one(meter: LinkMeter, clock: Clock) -> None:
+def test_a_new_connection_is_asked_at_once_and_owes_no_answer_of_the_old_one(meter: LinkMeter, clock: SetClock) -> None:
     answer(meter, clock, 0.3)
     meter.ping()
     old = 2
@@ -106,21 +98,21 @@ def test_a_new_connection_is_asked_at_once_and_owes_no_answer_of_the_old_one(met
     assert meter.ping()
 
 
-def receive(meter: LinkMeter, clock: Clock, *, num_reads: int, read_bytes: int, every_s: float) -> None:
+def receive(meter: LinkMeter, clock: SetClock, *, num_reads: int, read_bytes: int, every_s: float) -> None:
     """Receive one frame."""
     for number in range(num_reads):
         clock.now += every_s
         meter.received(read_bytes, unfinished=number < num_reads - 1)
 
 
-def test_pauses_between_frames_do_not_count(meter: LinkMeter, clock: Clock) -> None:
+def test_pauses_between_frames_do_not_count(meter: LinkMeter, clock: SetClock) -> None:
     for _ in range(5):
         receive(meter, clock, num_reads=50, read_bytes=25_000, every_s=0.01)
         clock.now += 60.0
     assert meter.estimate.receive_bytes_per_s == pytest.approx(2.5e6)
 
 
-def test_time_in_which_this_side_does_not_read_does_not_count(meter: LinkMeter, clock: Clock) -> None:
+def test_time_in_which_this_side_does_not_read_does_not_count(meter: LinkMeter, clock: SetClock) -> None:
     receive(meter, clock, num_reads=50, read_bytes=25_000, every_s=0.01)
     meter.received(25_000, unfinished=True)
     meter.paused()
@@ -132,8 +124,7 @@ def test_time_in_which_this_side_does_not_read_does_not_count(meter: LinkMeter, 
     assert meter.estimate.receive_bytes_per_s == pytest.approx(2.5e6)
 
 
-@pytest.mark.anyio
-async def test_a_connection_that_stops_reading_tells_its_meter(meter: LinkMeter, clock: Clock) -> None:
+async def test_a_connection_that_stops_reading_tells_its_meter(meter: LinkMeter, clock: SetClock) -> None:
     owner = SimpleNamespace(allocate=empty_bytes)
     connection = Connection(cast("ConnectionOwner", owner), TransportLimits())
     connection.accept(PeerId("peer"), 1, meter)
@@ -146,7 +137,7 @@ async def test_a_connection_that_stops_reading_tells_its_meter(meter: LinkMeter,
     assert meter.estimate.receive_bytes_per_s == pytest.approx(2.5e6)
 
 
-def test_small_frames_show_no_rate(meter: LinkMeter, clock: Clock) -> None:
+def test_small_frames_show_no_rate(meter: LinkMeter, clock: SetClock) -> None:
     for _ in range(1000):
         receive(meter, clock, num_reads=1, read_bytes=2000, every_s=0.01)
     assert meter.estimate.receive_bytes_per_s is None
@@ -154,7 +145,7 @@ def test_small_frames_show_no_rate(meter: LinkMeter, clock: Clock) -> None:
     assert meter.estimate.receive_bytes_per_s is None
 
 
-def test_a_rate_of_before_is_forgotten_while_receiving_goes_on(meter: LinkMeter, clock: Clock) -> None:
+def test_a_rate_of_before_is_forgotten_while_receiving_goes_on(meter: LinkMeter, clock: SetClock) -> None:
     receive(meter, clock, num_reads=1000, read_bytes=25_000, every_s=0.01)
     clock.now += 3600.0
     assert meter.estimate.receive_bytes_per_s == pytest.approx(2.5e6)
@@ -171,7 +162,7 @@ def test_a_rate_of_before_is_forgotten_while_receiving_goes_on(meter: LinkMeter,
     ],
 )
 def test_the_estimate_is_the_rate_of_the_link_also_of_one_that_stalls_and_bursts(
-    meter: LinkMeter, clock: Clock, conditions: LinkConditions
+    meter: LinkMeter, clock: SetClock, conditions: LinkConditions
 ) -> None:
     model = LinkModel(conditions, 1)
     for frame in range(8):

@@ -13,8 +13,6 @@ from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.step import Forward, Opened
 from shoal.wire.tensors import WireTensor
 
-pytestmark = pytest.mark.anyio
-
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 

@@ -46,7 +46,6 @@ class Faults:
     """Watches all deliveries of a network; use `deliver` as its `before_delivery`."""
 
     def __init__(self) -> None:
-        """Start without any fault."""
         self._triggers: list[_Trigger] = []
 
     def when(

@@ -1,4 +1,4 @@
-"""Inputs that no peer sends, for every parser of what comes from the network: all they may do is raise their own error.
+"""Inputs that no peer sends and no disk should give back, for every parser: all it may do is raise its own error.
 
 grammar      the schema of a message -> valid trees of it, seeded
 mutation     valid trees and bytes -> wrong ones, seeded

@@ -92,7 +92,6 @@ class Campaign:
     """Tries inputs. Must run in the main thread, because a signal notices a hang.
 
     Args:
-        seed: of everything random.
         parsers: all of them if None.
         save: folder for failing inputs; None writes none.
     """

@@ -5,6 +5,7 @@ Values are drawn from the schema alone, so that a new message or field is fuzzed
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from shoal.errors import InvariantViolation
 
 _MAX_ITEMS: Final = 3
 _MAX_INT: Final = 1 << 31
-_TEXTS: Final = ("", "a", "stage.0", "tcp:127.0.0.1:5000", "0" * 64, "ä\u2028", "counters/x{y=z}")
+_TEXTS: Final = ("", "a", "stage.0", "tcp:127.0.0.1:5000", "0" * 64, "ä\u2028", "counters/x{y=z}", "run-1", "x{y=z}")
 
 
 def tree_of(kind: schema.Type, random: Random) -> Any:
@@ -59,8 +60,7 @@ def _leaf(kind: schema.Type, random: Random) -> Any:
             return None
         case schema.StrType():
             fitting = [text for text in _TEXTS if (kind.min_length or 0) <= len(text) <= (kind.max_length or 1000)]
-            # Patterns stand for names of folders, which is what this is.
-            return "run-1" if kind.pattern is not None else random.choice(fitting)
+            return random.choice([text for text in fitting if re.search(kind.pattern or "", text)])
         case schema.BytesType():
             return random.randbytes(_length(kind.min_length, kind.max_length, random) * 16)
         case schema.EnumType():

@@ -24,7 +24,6 @@ def changed_bytes(data: bytes, random: Random, other: bytes = b"") -> bytes:
     """Return bytes that differ from `data` in one to four places; some end early.
 
     Args:
-        data: a valid input.
         other: another valid input, whose parts may be used.
     """
     content = bytearray(data)
@@ -67,7 +66,6 @@ def changed_tree(tree: Any, random: Random, other: Any = None) -> Any:
     """Return a tree with one to three wrong places; `tree` stays as it is.
 
     Args:
-        tree: of lists, dicts and scalars.
         other: another tree, whose parts may be used.
     """
     changed = _copied(tree)

@@ -1,4 +1,4 @@
-"""The parsers of what comes from the network, each as the fuzzer meets it: an input from a seed, and what it may do.
+"""The parsers of what comes from the network, and of what a disk gives back, each as the fuzzer meets it.
 
     frames       wire.frame_decoder    bytes of a connection whose handshake is over, in reads of any size
     messages     the same              whole frames around messages that say something wrong
@@ -7,6 +7,9 @@
     record       control               sealed records of the DHT: bytes, and wrong ones that an insider has signed
     round        swarm.records         the same for round records
     tag          wire.messages.round   tags of quorums, in the messages of a collective
+    manifest     checkpoint.manifest   what a checkpoint says that it is
+    kept_record  checkpoint.stored     the signed record in it
+    tensor_file  checkpoint            tensors, as models and checkpoints have them
 
 A parser may take an input, or refuse it with its own typed error. Everything else is a fault: another exception, memory
 for a tensor beyond the limit, a read that goes nowhere.
@@ -15,6 +18,7 @@ for a tensor beyond the limit, a read that goes nowhere.
 from __future__ import annotations
 
 from shoal.clock import Clock
+from shoal.testing.fuzz.file_parsers import KeptRecordParser, ManifestParser, TensorFileParser
 from shoal.testing.fuzz.frame_parsers import ConnectionParser, Frames, HelloParser, Messages
 from shoal.testing.fuzz.parser import Parser
 from shoal.testing.fuzz.record_parsers import RecordParser, RoundParser, TagParser
@@ -34,4 +38,7 @@ def all_parsers(seed: int, clock: Clock) -> list[Parser]:
         RecordParser(seed, clock),
         RoundParser(seed),
         TagParser(seed),
+        ManifestParser(seed),
+        KeptRecordParser(seed),
+        TensorFileParser(seed),
     ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from shoal.ids import PeerId, StepKey
+from shoal.telemetry import FIRST_BUCKET, LAST_BUCKET
 from shoal.wire.messages.base import Hop, Number, Replicas, StepRange, Struct
 
 
@@ -142,21 +143,52 @@ class MayLeave(Struct, frozen=True, tag="may_leave"):
 
 
 COUNTERS = "counters/"
-"""How names of numbers begin that only grow and are summed up over peers: `counters/transport.refused{offence=tls}`."""
+"""How names of numbers begin that are summed up over peers: `counters/transport.refused{offence=tls}`."""
+
+MAX_VALUES = 1024
+"""Of one `Metrics` message."""
+# What is shown on terminals and kept by the monitor: short, printable ASCII, and nothing else.
+RunNumber = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,160}\Z")]
+MetricName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z_.]{0,47}(\{[!-z|~]{1,96}\})?\Z")]
+RoleName = Annotated[str, msgspec.Meta(pattern=r"^[a-z_]{0,16}\Z")]
 
 
 class Metrics(Struct, frozen=True, tag="metrics"):
-    """Numbers for the monitor, names as W&B shows them; or, to the client, what a role has counted (`COUNTERS`), with
-    `round` 0, or the number of the `AskCounters` that this answers."""
+    """Numbers of the run for the monitor, names as W&B shows them. `round` 0: the first has not begun."""
 
-    role: str
+    role: RoleName
     peer: PeerId
     round: int
-    values: dict[str, float]
+    values: Annotated[dict[RunNumber, float], msgspec.Meta(max_length=MAX_VALUES)]
+
+
+MAX_COUNTERS, MAX_GAUGES, MAX_HISTOGRAMS = 256, 32, 8
+"""Of one process."""
+Total = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Reading = Annotated[float, msgspec.Meta(ge=-(2.0**53), le=2.0**53)]
+Bucket = Annotated[int, msgspec.Meta(ge=FIRST_BUCKET, le=LAST_BUCKET)]
+
+
+class MetricReport(Struct, frozen=True, tag="metric_report"):
+    """What a process has measured (`telemetry.CATALOGUE`), for its client; counters and histograms count from the start
+    of the process. `number` is that of the `AskCounters` that this answers, or 0."""
+
+    role: RoleName
+    counters: Annotated[dict[MetricName, Total], msgspec.Meta(max_length=MAX_COUNTERS)]
+    gauges: Annotated[dict[MetricName, Reading], msgspec.Meta(max_length=MAX_GAUGES)]
+    histograms: Annotated[dict[MetricName, dict[Bucket, Total]], msgspec.Meta(max_length=MAX_HISTOGRAMS)]
+    number: Number = 0
+
+
+class PeerMetrics(Struct, frozen=True, tag="peer_metrics"):
+    """The client passes a peer's report on to the monitor."""
+
+    peer: Annotated[PeerId, msgspec.Meta(max_length=128)]
+    report: MetricReport
 
 
 class AskCounters(Struct, frozen=True, tag="ask_counters"):
-    """What has the receiver counted until now? `number` is above 0, and comes back in the answer."""
+    """What has the receiver measured until now? `number` is above 0, and comes back in the answer."""
 
     number: Annotated[int, msgspec.Meta(ge=1)]
 
@@ -169,10 +201,27 @@ MAX_STATE_CHARS = 200
 """Of what a run does, in words."""
 
 
+class ServerNumbers(Struct, frozen=True):
+    """What a server has said of itself `age_s` ago, of the time since its process was started; None: nothing is known.
+    `busy` is the share of the last seconds in which its device has worked, `step_s` the median of how long a step was
+    open there. Speeds that are old are None."""
+
+    peer: PeerId
+    age_s: float
+    steps: int | None = None
+    samples_per_s: float | None = None
+    busy: float | None = None
+    step_s: float | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    memory_bytes: int | None = None
+
+
 class RunStatus(Struct, frozen=True, tag="run_status"):
     """How the run is, as its client sees it: `state` in words, the round in progress (0 before the first) of `rounds`,
     committed steps and samples of all trainers, the newest losses (None before the first), the rate over the last
-    seconds, how long ago the last step was committed (None before the first), and the slots with a trainer."""
+    seconds, how long ago the last step was committed (None before the first), the slots with a trainer, and the numbers
+    of the servers that have said any, and whether a user has paused it."""
 
     state: Annotated[str, msgspec.Meta(max_length=MAX_STATE_CHARS)]
     round: Number
@@ -184,6 +233,34 @@ class RunStatus(Struct, frozen=True, tag="run_status"):
     samples_per_s: float
     last_step_s: float | None
     trainers: Annotated[tuple[int, ...], msgspec.Meta(max_length=4096)]
+    servers: Annotated[tuple[ServerNumbers, ...], msgspec.Meta(max_length=4096)] = ()
+    paused: bool = False
+
+
+Order = Literal["stop", "pause", "resume"]
+"""What a user wants of a run: that it ends as after Ctrl-C on its client's host, that no step begins, or that they
+begin again."""
+MAX_SAID_CHARS = 200
+"""Of what a command and its answer say in words."""
+
+
+class Steer(Struct, frozen=True, tag="steer"):
+    """The user `by` wants something of the run. To its client, from any member, or over the Unix socket of its host,
+    which only its own user can open; answered with the `nonce`."""
+
+    nonce: Number
+    what: Order
+    by: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+
+
+class Steered(Struct, frozen=True, tag="steered"):
+    """It is done, in this round of the run (0: before the first), or was so before (`already`), or `refused` says why
+    not."""
+
+    nonce: Number
+    round: Number
+    refused: Annotated[str, msgspec.Meta(max_length=MAX_SAID_CHARS)] = ""
+    already: bool = False
 
 
 ControlMessage = (
@@ -201,7 +278,11 @@ ControlMessage = (
     | Leave
     | MayLeave
     | Metrics
+    | MetricReport
+    | PeerMetrics
     | AskCounters
     | AskStatus
     | RunStatus
+    | Steer
+    | Steered
 )

@@ -42,6 +42,13 @@ class ResumeRound(Struct, frozen=True, tag="resume_round"):
     speeds: tuple[float, ...] = ()
 
 
+class PauseLeases(Struct, frozen=True, tag="pause_leases"):
+    """The client: nothing is leased from now on, and who asks waits (`paused`); or there are leases again. What is
+    leased already is not touched. A data server that was just started does not know of a pause until it is told."""
+
+    paused: bool
+
+
 class RecordSamples(Struct, frozen=True, tag="record_samples"):
     """D_round is committed and contains these samples, those of skipped steps included; whatever else was leased in the
     round is free again. With another `chain` than before the run goes on from other records than this host knew: these
@@ -188,6 +195,7 @@ class DataHello(Struct, frozen=True, tag="data_hello"):
 FeedMessage = (
     PlanRound
     | ResumeRound
+    | PauseLeases
     | RecordSamples
     | ReleaseTrainer
     | Released

@@ -1,4 +1,4 @@
-"""The frames between supervisor and fork server."""
+"""The frames between processes of one host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import LocalProtocolError
-from shoal.runtime import fork_messages
-from shoal.runtime.fork_messages import Configure, Exited, ForkRole, FrameBuffer
+from shoal.runtime import frames
+from shoal.runtime.fork_messages import Configure, Exited, ForkRole, Reply, Request
+from shoal.runtime.frames import FrameReader, framed
 
 _REQUESTS = [
     Configure(["json"]),
@@ -21,24 +22,24 @@ _REQUESTS = [
 
 
 @given(cuts=st.lists(st.integers(0, 200), max_size=8))
-def test_requests_arrive_whole_however_the_stream_is_cut(cuts: list[int]) -> None:
-    stream = b"".join(fork_messages.encode(request) for request in _REQUESTS)
+def test_messages_arrive_whole_however_the_stream_is_cut(cuts: list[int]) -> None:
+    stream = b"".join(map(framed, _REQUESTS))
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    frames = FrameBuffer()
-    bodies: list[bytes] = []
+    reader: FrameReader[Request] = FrameReader(Request)
+    found: list[Request] = []
     for start, end in pairwise(edges):
-        bodies += frames.feed(stream[start:end])
-    assert [fork_messages.decode_request(body) for body in bodies] == _REQUESTS
+        found += reader.feed(stream[start:end])
+    assert found == _REQUESTS
 
 
 def test_a_reply_is_not_taken_for_a_request() -> None:
-    (body,) = FrameBuffer().feed(fork_messages.encode(Exited(1, -9)))
-    assert fork_messages.decode_reply(body) == Exited(1, -9)
+    frame = framed(Exited(1, -9))
+    assert FrameReader[Reply](Reply).feed(frame) == [Exited(1, -9)]
     with pytest.raises(msgspec.ValidationError):
-        fork_messages.decode_request(body)
+        FrameReader[Request](Request).feed(frame)
 
 
 def test_a_payload_beyond_the_limit_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_messages, "_MAX_BODY_BYTES", 100)
+    monkeypatch.setattr(frames, "_MAX_BODY_BYTES", 100)
     with pytest.raises(LocalProtocolError, match="at most 100"):
-        fork_messages.encode(Configure(["x" * 100]))
+        framed(Configure(["x" * 100]))

@@ -1,0 +1,222 @@
+"""Checkpoints in an object store, `s3://bucket/prefix`, through fsspec and s3fs (`pip install shoal[cloud]`).
+
+There is no rename and no folder there: an object is there when it was written to its end, and a checkpoint when its
+manifest is, which is written last and removed first. The store answers for the bytes that it has acknowledged: s3fs
+sends a checksum with them, and their number is compared here; nothing is downloaded again.
+
+Credentials come from where the AWS tools look for them (environment, profile, instance), never from a location, and no
+message has any. Each request ends within a bounded time, so a store that cannot be reached is one error after seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from shoal.checkpoint.manifest import MANIFEST
+from shoal.errors import ConfigError, LocalProtocolError, StorageError
+from shoal.runtime.durable_files import FileDigest
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_SCHEME: Final = "s3://"
+_TIMEOUTS: Final = {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 1}}
+_ATTEMPTS: Final = 2
+"""Of a request, by s3fs: a blip is got over, and who waits longer does not help a store that is away."""
+_SECRETS: Final = re.compile(r"(?<=//)[^/@\s\"']*@|(?<=X-Amz-)[\w-]+=[^&\s\"']+|(?<=AWSAccessKeyId=)[^&\s\"']+")
+"""What in an error's text may be a credential: in front of a host, and in a signed URL."""
+
+
+class ObjectPlace:
+    """A prefix of a bucket. A `places.CheckpointPlace`.
+
+    Raises:
+        ConfigError: It is no such location, or s3fs is not installed.
+    """
+
+    def __init__(self, location: str) -> None:
+        bucket, _, prefix = location.removeprefix(_SCHEME).partition("/")
+        if not location.startswith(_SCHEME) or not bucket or "@" in bucket or "?" in location:
+            # The location is not in the message: there may be a key in it.
+            raise ConfigError(
+                "the place of checkpoints is a folder or s3://bucket/prefix, without a user or a query; credentials "
+                "are taken from the environment, as the AWS tools take them"
+            )
+        self.location = f"{_SCHEME}{bucket}/{prefix}".rstrip("/")
+        self._root = f"{bucket}/{prefix}".rstrip("/")
+        try:
+            s3fs = importlib.import_module("s3fs")
+        except ImportError as error:
+            raise ConfigError(f"{location}: s3fs is not installed; pip install 'shoal[cloud]'") from error
+        # What others have cached is not what is there.
+        options = {"config_kwargs": _TIMEOUTS, "use_listings_cache": False, "skip_instance_cache": True}
+        self._fs: Any = s3fs.S3FileSystem(**options)
+        self._fs.retries = _ATTEMPTS
+
+    def folders(self) -> list[str]:
+        with self._told("list"):
+            try:
+                entries = cast("list[dict[str, Any]]", self._fs.ls(self._root, detail=True))
+            except FileNotFoundError:
+                return []
+        return sorted(_name(entry) for entry in entries if entry["type"] == "directory")
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        with self._told("list"):
+            entries = cast("list[dict[str, Any]]", self._fs.ls(f"{self._root}/{folder}", detail=True))
+        return {_name(entry): int(entry["size"]) for entry in entries if entry["type"] == "file"}
+
+    def read(self, folder: str, name: str, size_bytes: int) -> bytes:
+        if not size_bytes:
+            return b""  # of nothing no range can be asked for
+        with self._told("read"):
+            return cast("bytes", self._fs.cat_file(self._path(folder, name), start=0, end=size_bytes + 1))
+
+    def draft(self, folder: str) -> ObjectDraft:
+        self.remove(folder)
+        return ObjectDraft(self, folder)
+
+    def remove(self, folder: str) -> None:
+        found = self._found(folder)
+        with self._told("remove"):
+            for name in sorted(found, key=lambda name: name != MANIFEST):
+                self._fs.rm_file(self._path(folder, name))
+
+    def remove_leftovers(self) -> None:
+        """Nothing has a hidden name. Uploads that were never ended: the bucket's lifecycle rule removes them."""
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def create(self, folder: str, name: str) -> ObjectFile:
+        """Begin an object.
+
+        Raises:
+            StorageError: The store cannot be used.
+        """
+        return ObjectFile(self, self._path(folder, name))
+
+    @contextmanager
+    def _told(self, doing: str) -> Generator[None]:
+        """Make one error of what the libraries raise.
+
+        Raises:
+            StorageError: The store cannot be reached, or refuses.
+            FileNotFoundError: There is no such object.
+        """
+        botocore, aiohttp = importlib.import_module("botocore.exceptions"), importlib.import_module("aiohttp")
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise FileNotFoundError(2, "there is no such object", self.location) from error
+        except (OSError, botocore.BotoCoreError, botocore.ClientError, aiohttp.ClientError) as error:
+            said = _SECRETS.sub("...", str(error) or type(error).__name__)
+            # Without the error itself: its text is not ours.
+            raise StorageError(
+                f"cannot {doing} checkpoints in {self.location} ({type(error).__name__}: {said}): look at the network, "
+                "the bucket and the credentials in the environment"
+            ) from None
+
+    def _found(self, folder: str) -> dict[str, int]:
+        try:
+            return self.sizes(folder)
+        except FileNotFoundError:
+            return {}
+
+    def _path(self, folder: str, name: str) -> str:
+        return f"{self._root}/{folder}/{name}"
+
+    # -- for the objects that are being written
+
+    def open(self, path: str) -> Any:
+        """Begin an object of s3fs. This and the next three raise StorageError if the store cannot be used."""
+        with self._told("write"):
+            return self._fs.open(path, "wb")
+
+    def write(self, file: Any, content: memoryview) -> None:
+        """Upload a part, or keep it until there is enough for one."""
+        with self._told("write"):
+            file.write(content)
+
+    def finish(self, file: Any, path: str) -> int:
+        """Upload the rest, and return how many bytes the store has."""
+        with self._told("write"):
+            file.close()
+            return int(self._fs.info(path)["size"])
+
+    def abandon(self, file: Any) -> None:
+        """Leave no object."""
+        with self._told("leave"):
+            # Or its finaliser would upload what it has.
+            file.closed = True
+            file.discard()
+
+
+class ObjectFile:
+    """An object that is being written from its beginning to its end. A `tensor_file.OutFile`."""
+
+    def __init__(self, place: ObjectPlace, path: str) -> None:
+        self._place, self._path = place, path
+        self._file: Any = place.open(path)
+        self._hash, self._size_bytes = hashlib.sha256(), 0
+
+    def write(self, content: Buffer, offset: int | None = None) -> None:
+        if offset is not None and offset != self._size_bytes:
+            raise LocalProtocolError(f"{self._path} is written at {offset}, it has {self._size_bytes} bytes")
+        view = memoryview(content)
+        self._place.write(self._file, view)
+        self._hash.update(view)
+        self._size_bytes += view.nbytes
+
+    def finish(self) -> FileDigest:
+        found = self._place.finish(self._file, self._path)
+        self._file = None
+        if found != self._size_bytes:
+            raise StorageError(f"{self._place.location} has {found} of {self._size_bytes} bytes that it has accepted")
+        return FileDigest(self._size_bytes, self._hash.hexdigest())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._place.abandon(self._file)
+            self._file = None
+
+
+class ObjectDraft:
+    """A checkpoint that is being uploaded. A `places.Draft`."""
+
+    def __init__(self, place: ObjectPlace, folder: str) -> None:
+        self._place, self._folder = place, folder
+        self._is_in_place = False
+
+    def create(self, name: str) -> ObjectFile:
+        return self._place.create(self._folder, name)
+
+    def write(self, name: str, content: Buffer) -> FileDigest:
+        file = self.create(name)
+        try:
+            file.write(content)
+            return file.finish()
+        finally:
+            file.close()
+
+    def put_into_place(self) -> None:
+        """The manifest was written last: it is."""
+        self._is_in_place = True
+
+    def discard(self) -> None:
+        """What was uploaded stays if the store is away: it is no checkpoint, and is removed when the next one is."""
+        if self._is_in_place:
+            return
+        try:
+            self._place.remove(self._folder)
+        except StorageError:
+            return
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]

@@ -1,0 +1,142 @@
+"""Where the checkpoints of a run lie: a folder of this machine, or a prefix of an object store.
+
+    local     <location>/round_000012/   written aside, then renamed: see `whole_folder`
+    s3://...  the same names; no rename there: the manifest, written last, makes it one
+
+What a place is asked for is little, so that both mean the same by it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.checkpoint.tensor_file import OutFile
+from shoal.checkpoint.whole_folder import WholeFolder, remove_folder, remove_leftovers
+from shoal.errors import ConfigError
+from shoal.runtime.durable_files import FileDigest
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Draft(Protocol):
+    """One folder that is being written; `whole_folder.WholeFolder` is one. Methods raise OSError if the disk fails."""
+
+    def create(self, name: str) -> OutFile:
+        """Begin a file."""
+        ...
+
+    def write(self, name: str, content: Buffer) -> FileDigest:
+        """Write a file."""
+        ...
+
+    def put_into_place(self) -> None:
+        """From now on it is there."""
+        ...
+
+    def discard(self) -> None:
+        """Leave nothing of what is not in place."""
+        ...
+
+
+class CheckpointPlace(Protocol):
+    """Folders with files. Methods raise OSError for a disk that fails, StorageError for a store that does.
+
+    Attributes:
+        location: The folder or URL, for messages.
+    """
+
+    location: str
+
+    def folders(self) -> list[str]:
+        """The names of all folders; none if there is no such place."""
+        ...
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The files of a folder, with their sizes in bytes."""
+        ...
+
+    def read(self, folder: str, name: str, size_bytes: int) -> bytes:
+        """A file's bytes; at most one more than `size_bytes`, which says that it is longer. FileNotFoundError: none."""
+        ...
+
+    def draft(self, folder: str) -> Draft:
+        """Begin a folder."""
+        ...
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder; one that is being removed is none already."""
+        ...
+
+    def remove_leftovers(self) -> None:
+        """Remove what writers that were killed have left and no name leads to."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """What may still be written; None: nobody says."""
+        ...
+
+
+class LocalPlace:
+    """A folder of this machine. A `CheckpointPlace`."""
+
+    def __init__(self, path: Path) -> None:
+        self.location = str(path)
+        self._path = path
+
+    def folders(self) -> list[str]:
+        try:
+            return sorted(entry.name for entry in self._path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        except FileNotFoundError:
+            return []
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        with os.scandir(self._path / folder) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+
+    def read(self, folder: str, name: str, size_bytes: int) -> bytes:
+        with (self._path / folder / name).open("rb") as file:
+            return file.read(size_bytes + 1)
+
+    def draft(self, folder: str) -> WholeFolder:
+        return WholeFolder(self._path / folder)
+
+    def remove(self, folder: str) -> None:
+        remove_folder(self._path / folder)
+
+    def remove_leftovers(self) -> None:
+        remove_leftovers(self._path, "round_*")
+
+    def free_bytes(self) -> int | None:
+        there = next(path for path in (self._path, *self._path.absolute().parents) if path.exists())
+        return shutil.disk_usage(there).free
+
+
+def place_of(location: str) -> CheckpointPlace:
+    """The place that a person has named: a folder, or `s3://bucket/prefix`.
+
+    Raises:
+        ConfigError: There is no such kind of place here.
+        StorageError: The store cannot be used.
+    """
+    if "://" not in location:
+        return LocalPlace(Path(location))
+    from shoal.checkpoint.object_store import ObjectPlace
+
+    return ObjectPlace(location)
+
+
+def inside(location: str, name: str) -> str:
+    """The location of a folder in a place.
+
+    Raises:
+        ConfigError: The name is none of a folder.
+    """
+    if not name or name[0] == "." or "/" in name or "\\" in name:
+        raise ConfigError(f"{name!r} is no name of a run, so there are no checkpoints of it")
+    if location.endswith("://"):
+        raise ConfigError(f"{location} is no place of checkpoints: a bucket is missing, as in s3://bucket/prefix")
+    return f"{location.rstrip('/')}/{name}"

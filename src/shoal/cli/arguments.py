@@ -1,0 +1,88 @@
+"""What several commands take on the command line, and the configuration that it stands for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.config.schema import Config
+
+# Every key of the configuration is a flag; those are read by `shoal.config.flags`, which knows all spellings.
+ConfigFlags = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Any key of the configuration, e.g. --diloco.inner-steps 50; `shoal config keys` lists them.",
+    ),
+]
+ConfigPath = Annotated[Path | None, Parameter(help="YAML file; configs/reference.yaml explains every key.")]
+Switch = Parameter(negative=())
+PrintConfig = Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")]
+AsJson = Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")]
+
+SANDBOX: Final = Path("configs/sandbox.yaml")
+_OWN_FLAGS = ("config-path", "baseline", "print-config", "run-locally", "trainer-id", "json", "help", "version")
+
+
+def found(path: Path) -> Path:
+    """Return this file, or where the user has none of that name the one that comes with shoal (`configs/...`)."""
+    shipped = Path(__file__).parents[1] / path
+    return shipped if not path.exists() and shipped.is_file() else path
+
+
+def load(config_path: Path | None, flags: Sequence[str]) -> Config:
+    """Load a configuration.
+
+    Raises:
+        ConfigError: the file or a flag is wrong; `load_whole`, `load_joining` and `load_client` raise it, too.
+    """
+    from shoal.config.load import load_config
+
+    return load_config(config_path and found(config_path), flags, other_flags=_OWN_FLAGS)
+
+
+def load_whole(config_path: Path | None, flags: Sequence[str]) -> Config:
+    """Load the configuration of a swarm that this machine alone has to be."""
+    config = load(config_path or SANDBOX, flags)
+    if problem := config.whole_swarm_problem():
+        raise ConfigError(problem)
+    return config
+
+
+def load_joining(
+    config_path: Path | None, flags: Sequence[str], initial_peers: Sequence[str] | None
+) -> tuple[Config, Mapping[str, str]]:
+    """Load the configuration by which a swarm is found, and what sets each key.
+
+    Args:
+        initial_peers: what stands after each `--initial-peers`.
+    """
+    from shoal.cli.joining import load_joining_config
+
+    given = [flag for peers in initial_peers or () for flag in ("--initial-peers", peers)]
+    return load_joining_config(config_path and found(config_path), (*flags, *given), os.environ, _OWN_FLAGS)
+
+
+def load_client(config_path: Path | None, flags: Sequence[str]) -> tuple[Config, Mapping[str, str] | None]:
+    """Load the configuration of a client's host; of one that continues a run, also what sets each key."""
+    from shoal.cli.joining import PEERS_VARIABLE, load_joining_config
+
+    # That variable is set on a host for its servers.
+    env = {name: value for name, value in os.environ.items() if name != PEERS_VARIABLE}
+    try:
+        config, origins = load_joining_config(config_path and found(config_path), flags, env, _OWN_FLAGS)
+    except ConfigError:
+        config = load(config_path or SANDBOX, flags)
+        if config.network.initial_peers:
+            raise
+        return config, None
+    if config.network.initial_peers:
+        return config, origins
+    return load(config_path or SANDBOX, flags), None

@@ -1,0 +1,131 @@
+"""The commands on a model that a folder holds: it is exported, imported, measured, and asked for text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from shoal.cli.arguments import AsJson, Switch
+
+ModelFolder = Annotated[
+    Path,
+    Parameter(
+        help="logs/<run_id> or the model in it, a checkpoint (round_000012), an export, an import, or a GPT-2 of "
+        "transformers."
+    ),
+]
+FamilyName = Annotated[
+    str | None,
+    Parameter(help="Of a model whose family is your own code, package.module:Class: that it may run here."),
+]
+ComputeDevice = Annotated[str, Parameter(help="Where it computes: auto, cpu, or a GPU such as cuda:0.")]
+Force = Annotated[bool, Switch, Parameter(help="Replace a model that is there already.")]
+
+
+def checkpoints(
+    location: Annotated[
+        str, Parameter(name="DIR", help="A folder with checkpoints of runs, or of one run; or s3://bucket/prefix.")
+    ],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List the checkpoints at a place: round, time, size, and whether every byte is as it was written."""
+    from shoal.cli.checkpoints import list_checkpoints
+
+    list_checkpoints(location, as_json=as_json)
+
+
+def export_model(
+    model: ModelFolder,
+    *,
+    to: Annotated[Path, Parameter(help="The folder that is written.")],
+    format_: Annotated[
+        Literal["hf", "safetensors"] | None,
+        Parameter(
+            name="--format",
+            help='"hf": a GPT-2 of transformers; "safetensors": a state dict with config.yaml; else what fits.',
+        ),
+    ] = None,
+    family: FamilyName = None,
+    force: Force = False,
+) -> None:
+    """Write a model as other programs load it: a gpt as a GPT-2 of transformers, with its tokenizer.
+
+    What is written is read back and compared before it is put into place. Weights that were trained with quantisation
+    are written as what they are rounded to.
+    """
+    from shoal.cli.exporting import export_folder
+
+    export_folder(model, to, format_, family, force=force)
+
+
+def import_model(
+    model: Annotated[Path, Parameter(help="A folder with a GPT-2 of transformers, its weights as safetensors.")],
+    *,
+    to: Annotated[Path, Parameter(help="The folder that is written.")],
+    force: Force = False,
+) -> None:
+    """Write a GPT-2 of transformers as a model of the family gpt, one stage after the other."""
+    from shoal.cli.exporting import import_folder
+
+    import_folder(model, to, force=force)
+
+
+def evaluate(
+    model: ModelFolder,
+    *,
+    family: FamilyName = None,
+    device: ComputeDevice = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Measure the held-out loss of a model, on the data of its own configuration: what its run has evaluated last."""
+    from shoal.cli.trained import evaluate as serve
+
+    serve(model, family, device, as_json=as_json)
+
+
+def generate(
+    model: ModelFolder,
+    *,
+    prompt: Annotated[str, Parameter(help="The text to go on from.", allow_leading_hyphen=True)],
+    max_tokens: Annotated[int | None, Parameter(help="At most so many; else until the context is full.")] = None,
+    temperature: Annotated[float, Parameter(help="0: always the likeliest token; 1: as the model says.")] = 0.0,
+    top_k: Annotated[int | None, Parameter(help="Only so many of the likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, Parameter(help="Only the likeliest tokens that together have this probability.")
+    ] = None,
+    min_p: Annotated[
+        float | None, Parameter(help="Only tokens with this share of the likeliest one's probability.")
+    ] = None,
+    seed: Annotated[
+        int | None, Parameter(help="The same seed gives the same text; else one is drawn, and said.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        Parameter(negative=(), help="A text that ends it and is not printed; can be given several times."),
+    ] = None,
+    family: FamilyName = None,
+    device: ComputeDevice = "cpu",
+    dtype: Annotated[Literal["float32", "float64"], Parameter(help="In which it computes.")] = "float32",
+    as_json: Annotated[
+        bool, Switch, Parameter(name="--json", help="Print one JSON object with the text, its tokens and why it ended.")
+    ] = False,
+) -> None:
+    """Print what a model says after a prompt, as it comes."""
+    from shoal.cli.trained import generate as serve
+    from shoal.inference.sampling import Sampling
+
+    serve(
+        model,
+        prompt,
+        sampling=lambda seed: Sampling(temperature, top_k, top_p, min_p, seed),
+        seed=seed,
+        max_tokens=max_tokens,
+        stops=tuple(stop or ()),
+        family=family,
+        device=device,
+        dtype=dtype,
+        as_json=as_json,
+    )

@@ -1,0 +1,95 @@
+"""The commands on runs, from any shell: how one is, that it stops, stands still or goes on, which ones live here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from shoal.cli.arguments import AsJson, ConfigFlags, ConfigPath, Switch, load_joining
+
+if TYPE_CHECKING:
+    from shoal.wire.messages.control import Order
+
+RunName = Annotated[
+    str,
+    # A flag may come first: `_steer` tells it from a name.
+    Parameter(allow_leading_hyphen=True, help="The run, or how its name begins; without it, the only one there is."),
+]
+InitialPeers = Annotated[
+    list[str] | None,
+    Parameter(help="Addresses of the swarm as for start-servers: for a run whose client is on another host."),
+]
+
+
+def status(
+    *flags: ConfigFlags,
+    initial_peers: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Addresses of the swarm as for start-servers; else INITIAL_PEERS, else this host's newest run's."
+        ),
+    ] = None,
+    config_path: ConfigPath = None,
+    as_json: Annotated[
+        bool, Switch, Parameter(name="--json", help="Print one JSON object, see docs/status.schema.json.")
+    ] = False,
+) -> int:
+    """Say how a run is, from any host with the swarm's key: state, round, loss, speed, stages with their servers.
+
+    A run of `shoal run-local` has a key that nobody else has: it is seen on its own terminal alone.
+    """
+    config, origins = load_joining(config_path, flags, initial_peers)
+    from shoal.cli.status import print_status
+
+    return print_status(config, origins, as_json=as_json)
+
+
+def stop(run: RunName = "", *flags: ConfigFlags, initial_peers: InitialPeers = None) -> int:
+    """End a run as Ctrl-C on its client's host does: its model is saved, its summary written, and all hosts leave.
+
+    On that host no key is needed, only the same user; from any other host the swarm's key.
+    """
+    return _steer("stop", run, flags, initial_peers)
+
+
+def pause(run: RunName = "", *flags: ConfigFlags, initial_peers: InitialPeers = None) -> int:
+    """Let a run stand still: steps that have begun are finished, no other one begins, and nobody leaves.
+
+    Who may do that is as with `shoal stop`; `shoal resume-run` lets the run go on.
+    """
+    return _steer("pause", run, flags, initial_peers)
+
+
+def resume_run(run: RunName = "", *flags: ConfigFlags, initial_peers: InitialPeers = None) -> int:
+    """Let a paused run go on where it stands. Who may do that is as with `shoal stop`."""
+    return _steer("resume", run, flags, initial_peers)
+
+
+def ps(*flags: ConfigFlags, initial_peers: InitialPeers = None, as_json: AsJson = False) -> int:
+    """List your runs that live on this host, and what dead ones have left there.
+
+    With --initial-peers it is the run of that swarm, as `shoal status` says it.
+    """
+    if initial_peers or flags:
+        return status(*flags, initial_peers=initial_peers, as_json=as_json)
+    from shoal.cli.listing_runs import list_runs
+
+    return list_runs(as_json=as_json)
+
+
+def clean(*, yes: Annotated[bool, Switch, Parameter(help="Remove it without a question.")] = False) -> int:
+    """List what dead runs have left on this host, and remove it when you say so; what lives is never touched."""
+    from shoal.cli.listing_runs import clean as serve
+
+    return serve(yes=yes)
+
+
+def _steer(what: Order, run: str, flags: Sequence[str], initial_peers: Sequence[str] | None) -> int:
+    """Tell a run what to do; the configuration is only read where its client is on another host."""
+    if run.startswith("-"):
+        run, flags = "", (run, *flags)
+    from shoal.cli.steering import steer
+
+    return steer(what, run, lambda: load_joining(None, flags, initial_peers), elsewhere=bool(initial_peers or flags))

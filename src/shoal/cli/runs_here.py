@@ -1,0 +1,76 @@
+"""The runs of this user on this host, and what their clients say over their Unix sockets: without a key.
+
+`run.json` in the locked directory of a run says who its client is; the mode of directory and socket decides who may
+ask. Neither torch nor hivemind is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.cli.asking import Answer, ask
+from shoal.clock import Clock, Deadline
+from shoal.errors import ConfigError
+from shoal.identity import Identity
+from shoal.ids import RunId
+from shoal.runtime.run_dir import FoundDir, found_dirs
+from shoal.runtime.run_note import RunNote
+from shoal.transport.unix import open_unix_endpoint
+from shoal.wire.messages import Message
+from shoal.wire.messages.base import Hop
+
+_AGAIN_S = 0.1
+
+
+def living_runs() -> list[RunNote]:
+    """Return the notes of what lives on this host, the longest first: one of each launcher.
+
+    Raises:
+        ConfigError: a runtime directory belongs to another user.
+    """
+    notes = [each.note for each in found_dirs() if each.is_alive and each.note is not None]
+    return sorted(notes, key=lambda note: (note.begun_unix_s, note.run_id))
+
+
+def dead_dirs() -> list[FoundDir]:
+    """Return what dead runs have left; raises as `living_runs`."""
+    return [each for each in found_dirs() if not each.is_alive]
+
+
+def choose(wanted: str, runs: Iterable[RunNote]) -> RunNote | None:
+    """Return the run that is meant; None if there is none of that name, or no run at all.
+
+    Args:
+        wanted: its name, or how it begins; empty: the only one.
+
+    Raises:
+        ConfigError: it may be one of several.
+    """
+    # Where a run has its client and servers on one host, the client has the say.
+    named = {note.run_id: note for note in sorted(runs, key=lambda note: note.hosts == "client")}
+    if wanted in named:
+        return named[wanted]
+    found = [note for run_id, note in named.items() if run_id.startswith(wanted)]
+    if len(found) > 1:
+        raise ConfigError(f"say which run, there are {', '.join(sorted(note.run_id for note in found))}")
+    return found[0] if found else None
+
+
+async def ask_here(
+    note: RunNote, question: Message, kind: type[Answer], within_s: float, clock: Clock
+) -> tuple[Answer | None, str]:
+    """Return what the client of a run of this host answers, or why it says nothing.
+
+    One that is just being started, or started again, does not listen yet: it is dialled again.
+    """
+    deadline = Deadline.after(clock, within_s)
+    answer, problem = None, ""
+    while True:
+        async with open_unix_endpoint(
+            peer_id=Identity.generate().peer_id, run_id=RunId(note.run_id), role="observer", path=None
+        ) as endpoint:
+            client = Hop(note.client, (f"unix:{note.socket}",))
+            answer, problem = await ask(endpoint, client, question, kind, deadline.remaining_s())
+        if answer is not None or deadline.remaining_s() <= _AGAIN_S:
+            return answer, problem
+        await clock.sleep_s(_AGAIN_S)

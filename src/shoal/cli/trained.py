@@ -1,0 +1,122 @@
+"""`shoal evaluate` and `shoal generate`: what a trained model is worth, and what it says, in this one process."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from shoal.checkpoint.model_source import ModelSource
+from shoal.cli.cuts import profiled_device
+from shoal.cli.exporting import opened
+from shoal.config.load import load_config
+from shoal.data.catalog import open_source
+from shoal.errors import ConfigError
+from shoal.inference.evaluation import held_out_loss
+from shoal.inference.generation import Continuation, Finish, TextRequest, require_generates
+from shoal.inference.sampling import Sampling
+from shoal.inference.text import ByteTokens, FileTokens, Tokens
+from shoal.model.stage import StageModule
+from shoal.quant.fold import fold_weights
+
+_ENDS: dict[Finish, str] = {"stop": "", "length": "", "context": "the context of the model is full"}
+# On a terminal a control character of the model's may do anything; a line's end and a tab may stay.
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> None:
+    """Print the held-out loss of a model, on the data of its own configuration.
+
+    Raises:
+        ConfigError: this is no folder of a model, or its data cannot be opened, or means something else to it.
+        ShoalError: the model cannot be read.
+    """
+    with opened(model, family) as source:
+        if source.tokenizer is not None:
+            raise ConfigError(
+                f"{model} has a tokenizer of its own, and the text that shoal holds out is bytes: its loss on it says "
+                "nothing"
+            )
+        module = _whole(source, device)
+    data = source.config.data
+    holdout = open_source(source.config).holdout
+    loss = held_out_loss(module, holdout)
+    if as_json:
+        report = {"eval_loss": loss, "samples": holdout.num_samples, "dataset": data.dataset_name}
+        print(json.dumps(report), flush=True)
+    else:
+        print(f"held-out loss {loss:.6f} over {holdout.num_samples} samples of {data.dataset_name}", flush=True)
+
+
+def generate(
+    model: Path,
+    prompt: str,
+    *,
+    sampling: Callable[[int], Sampling],
+    seed: int | None,
+    max_tokens: int | None,
+    stops: tuple[str, ...],
+    family: str | None,
+    device: str,
+    dtype: Literal["float32", "float64"],
+    as_json: bool,
+) -> None:
+    """Print what follows a prompt, as it comes; as JSON, when it has ended.
+
+    Args:
+        sampling: how tokens are chosen, with a seed.
+        seed: None: one is drawn.
+
+    Raises:
+        ConfigError: this is no folder of a model that generates, or what is wanted makes no sense.
+        ShoalError: the model cannot be read.
+    """
+    drawn = secrets.randbits(32) if seed is None else seed
+    request = _request(prompt, partial(sampling, drawn), max_tokens, stops)
+    with opened(model, family) as source:
+        module = _whole(source, device)
+        require_generates(module, str(model))
+        tokens: Tokens = ByteTokens() if source.tokenizer is None else FileTokens(source.tokenizer)
+    fold_weights(module)
+    generation = Continuation(module.double() if dtype == "float64" else module, tokens, request)
+    if as_json:
+        text = "".join(generation)
+        report = {"text": text, "tokens": generation.tokens, "prompt_tokens": generation.prompt_tokens}
+        print(json.dumps({**report, "finish": generation.finish, "seed": request.sampling.seed}), flush=True)
+        return
+    is_terminal = sys.stdout.isatty()
+    for text in generation:
+        print(text.translate(_CONTROLS) if is_terminal else text, end="", flush=True)
+    if is_terminal:
+        print(flush=True)
+    if request.sampling.temperature and seed is None:
+        print(f"--seed {request.sampling.seed} gives the same again", file=sys.stderr)
+    if generation.finish is not None and (note := _ENDS[generation.finish]):
+        print(note, file=sys.stderr)
+
+
+def _request(
+    prompt: str, sampling: Callable[[], Sampling], max_tokens: int | None, stops: tuple[str, ...]
+) -> TextRequest:
+    """Check what is wanted before a model is loaded; all that is wrong is named together."""
+    problems: list[str] = []
+    chosen = Sampling()
+    try:
+        chosen = sampling()
+    except ConfigError as error:
+        problems.append(str(error))
+    try:
+        request = TextRequest(prompt, chosen, max_tokens, stops)
+    except ConfigError as error:
+        raise ConfigError("\n".join((*problems, str(error)))) from None
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return request
+
+
+def _whole(source: ModelSource, device: str) -> StageModule:
+    return source.whole().to(profiled_device(load_config(None, {"device": device}, {})))

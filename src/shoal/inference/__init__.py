@@ -1,0 +1,1 @@
+"""What a trained model says: sampling, tokens and text, and the loop that generates."""

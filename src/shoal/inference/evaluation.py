@@ -1,0 +1,28 @@
+"""The held-out loss of a model in one piece, on the samples that its run holds out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from shoal.codec.raw import from_wire
+from shoal.data.microbatch import wire_view
+from shoal.data.source import Source
+from shoal.model.stage import StageModule
+from shoal.swarm.microbatch_cut import EVAL_SAMPLES
+
+
+@torch.no_grad()
+def held_out_loss(model: StageModule, holdout: Source) -> float:
+    """The mean loss over all samples, in nats, as the run itself measures it.
+
+    Args:
+        model: In eval mode.
+    """
+    device = next(model.parameters()).device
+    loss_sum = 0.0
+    for start in range(0, holdout.num_samples, EVAL_SAMPLES):
+        indices = np.arange(start, min(start + EVAL_SAMPLES, holdout.num_samples), dtype=np.int64)
+        inputs, labels = (from_wire(wire_view(array)).to(device) for array in holdout.read(indices))
+        loss_sum += model.loss(model(inputs), labels).item() * len(indices)
+    return loss_sum / holdout.num_samples

@@ -1,0 +1,178 @@
+"""Text to tokens, and tokens to text as they come: never half a character, never the beginning of a stop string.
+
+A native model's tokens are bytes. One that was imported may have the files of a tokenizer of its own; the package
+`tokenizers`, which reads them, comes with the extra `hf`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from shoal.checkpoint.byte_tokenizer import NUM_BYTES, TOKENIZER_FILE
+from shoal.errors import ConfigError
+
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextStream(Protocol):
+    """Text of one sequence, as its tokens come."""
+
+    def push(self, token: int) -> str:
+        """Take a token; return the text that is now complete."""
+        ...
+
+    def flush(self) -> str:
+        """Return what is left, as far as it is text."""
+        ...
+
+
+class Tokens(Protocol):
+    """What a model's tokens mean.
+
+    Attributes:
+        end: The token that ends a text; None: there is none.
+    """
+
+    @property
+    def end(self) -> int | None: ...
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        ...
+
+    def stream(self) -> TextStream:
+        """Begin a text."""
+        ...
+
+
+class ByteTokens:
+    """Token i is the byte i; what is above is none."""
+
+    end = None
+
+    def encode(self, text: str) -> list[int]:
+        """UTF-8; bytes of the command line that are none are taken as they are."""
+        return list(text.encode("utf-8", "surrogateescape"))
+
+    def stream(self) -> TextStream:
+        """See `Tokens`."""
+        return _ByteStream()
+
+
+class _ByteStream:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        if token >= NUM_BYTES:
+            return self._decoder.decode(b"", final=True) + _UNKNOWN
+        return self._decoder.decode(bytes([token]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class FileTokens:
+    """The tokens of a `tokenizer.json`.
+
+    Raises:
+        ConfigError: The package is not installed, or the files are none that it reads.
+        OSError: A file cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            package: Any = importlib.import_module("tokenizers")
+        except ImportError as error:
+            raise ConfigError(
+                f"the tokenizer in {folder} needs the package tokenizers: pip install 'shoal[hf]'"
+            ) from error
+        content = (folder / TOKENIZER_FILE).read_bytes()
+        try:
+            self._tokenizer: Any = package.Tokenizer.from_buffer(content)
+        except Exception as error:
+            raise ConfigError(f"{folder / TOKENIZER_FILE} is no tokenizer: {error}") from error
+        self.end = self._end(folder / "tokenizer_config.json")
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokens`."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def stream(self) -> TextStream:
+        """See `Tokens`."""
+        return _FileStream(self._tokenizer)
+
+    def _end(self, settings: Path) -> int | None:
+        try:
+            found: Any = json.loads(settings.read_bytes()).get("eos_token")
+        except (FileNotFoundError, ValueError, AttributeError):
+            return None
+        text = cast("dict[str, Any]", found).get("content") if isinstance(found, dict) else found
+        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+
+
+class _FileStream:
+    """A token may be part of a character, and what it means may depend on the one before.
+
+    So it is decoded behind the tokens whose text was given last, and not behind all others: a text may be long.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._given: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._held.append(token)
+        text = self._new()
+        if not text or text.endswith(_UNKNOWN):
+            return ""
+        self._given, self._held = self._held, []
+        return text
+
+    def flush(self) -> str:
+        return self._new()
+
+    def _new(self) -> str:
+        before = self._tokenizer.decode(self._given)
+        return self._tokenizer.decode(self._given + self._held)[len(before) :]
+
+
+class UntilStop:
+    """Passes text on up to the first of some strings, which may come in pieces.
+
+    Attributes:
+        is_over: One of them has come.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.is_over = False
+
+    def push(self, text: str) -> str:
+        """Take more text; return what can be passed on."""
+        self._held += text
+        found = [place for place in (self._held.find(stop) for stop in self._stops) if place >= 0]
+        if found:
+            self.is_over = True
+            passed, self._held = self._held[: min(found)], ""
+            return passed
+        kept = max((self._begun(stop) for stop in self._stops), default=0)
+        passed, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return passed
+
+    def flush(self) -> str:
+        """Return what was held back, now that nothing follows."""
+        passed, self._held = self._held, ""
+        return passed
+
+    def _begun(self, stop: str) -> int:
+        """How many characters at the end are the beginning of a string."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((size for size in range(longest, 0, -1) if self._held.endswith(stop[:size])), 0)

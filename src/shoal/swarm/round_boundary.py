@@ -1,0 +1,99 @@
+"""When a round may be ended, and the time by which that is judged: a user's pause is no part of it. Pure state, no I/O.
+
+training --all trainers are done-----------------------------------> over
+   | ^ '----the deadline passes while every stage is served--------> over
+   | |              '--while a stage is not: it begins anew when all are served
+   v |
+ paused: nothing is over, and no time passes
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass
+class RunTime:
+    """The seconds of a run: its host's monotonic clock, which stands still while the run is paused.
+
+    Attributes:
+        paused_s: how long all pauses were that are over.
+        paused_at_s: when the present pause began, in monotonic seconds; None: there is none.
+    """
+
+    paused_s: float = 0.0
+    paused_at_s: float | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a user wants the run to stand still."""
+        return self.paused_at_s is not None
+
+    def pause(self, now_s: float) -> None:
+        """Stand still; in a pause this changes nothing."""
+        if self.paused_at_s is None:
+            self.paused_at_s = now_s
+
+    def resume(self, now_s: float) -> None:
+        """Go on; without a pause this changes nothing."""
+        if self.paused_at_s is not None:
+            self.paused_s += self.pause_s(now_s)
+            self.paused_at_s = None
+
+    def pause_s(self, now_s: float) -> float:
+        """Return for how long the present pause has lasted; 0 without one."""
+        return 0.0 if self.paused_at_s is None else max(0.0, now_s - self.paused_at_s)
+
+    def all_pauses_s(self, now_s: float) -> float:
+        """Return for how long the run has been paused in all."""
+        return self.paused_s + self.pause_s(now_s)
+
+    def at_s(self, now_s: float) -> float:
+        """Return the run's time; `now_s` is not before the present pause."""
+        return now_s - self.all_pauses_s(now_s)
+
+
+class RoundBoundary:
+    """How long the trainers of one round are waited for."""
+
+    def __init__(self, time: RunTime, timeout_s: float, now_s: float) -> None:
+        """Wait from now on.
+
+        Args:
+            time: of the run; others pause it.
+            timeout_s: how long trainers are waited for that are not done; infinite: as long as it takes.
+            now_s: monotonic, as everywhere here.
+        """
+        self._time = time
+        self._timeout_s = timeout_s
+        self._ends_s = time.at_s(now_s) + timeout_s
+        # The deadline has passed while nobody could train.
+        self._is_stuck = False
+
+    def is_over(self, now_s: float, *, all_done: bool, is_stuck: bool) -> bool:
+        """Return whether the round may be ended now; to be asked whenever an argument has changed, and after `left_s`.
+
+        Args:
+            all_done: nothing more is expected of any trainer.
+            is_stuck: some stage is served by nobody.
+        """
+        if self._time.is_paused:
+            # Also not if all are done: who pauses a run finds it in the same round later.
+            return False
+        if all_done:
+            return True
+        run_s = self._time.at_s(now_s)
+        if self._is_stuck and not is_stuck:
+            self._is_stuck = False
+            self._ends_s = run_s + self._timeout_s
+        if run_s < self._ends_s:
+            return False
+        self._is_stuck = is_stuck
+        return not is_stuck
+
+    def left_s(self, now_s: float) -> float:
+        """Return after how many seconds `is_over` may be true although nothing has changed; infinite: never."""
+        if self._time.is_paused or self._is_stuck:
+            return math.inf
+        return max(0.0, self._ends_s - self._time.at_s(now_s))

@@ -1,0 +1,129 @@
+"""`shoal ps`, `pause`, `resume-run`, `stop`, `clean` on real runs: on the client's host without a key, else with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.hosts import Hosts, hosts_of, invited
+from tests.e2e.launched import END_S, ENDLESS, ROOT, START_S, Launched, launched, until
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def shoal(run: Launched, *words: str, code: int = 0) -> str:
+    """Run a command beside a run, as the same user; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", *words],
+        cwd=ROOT,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(run.runtime_dir)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+    )
+    assert done.returncode == code, done
+    return done.stdout + done.stderr
+
+
+def elsewhere(hosts: Hosts, host: str, word: str, *flags: str, code: int = 0, start: str = "steering") -> str:
+    """Run a command on a host of a swarm; return what it prints."""
+    asked = hosts.run(host, "-m", "shoal", word, *flags, start=start)
+    assert asked.ends(START_S) == code, asked.output
+    return asked.output
+
+
+def only_run(run: Launched) -> dict[str, Any]:
+    """Return what `shoal ps` says of the only run of this host."""
+    [row] = json.loads(shoal(run, "ps", "--json"))["runs"]
+    return row
+
+
+def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_meanwhile(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        run.saw("client_0", "round.recorded")
+        name = run.require_log_dir().name
+        assert f"run {name} is not paused" in shoal(run, "resume-run")
+        assert shoal(run, "pause", name).startswith(f"run {name} is paused in round ")
+        before = only_run(run)
+        assert before["paused"]
+        assert before["state"].startswith("paused by ")
+        os.kill(run.living_pid_of("client:0"), signal.SIGKILL)
+        run.saw("client_0", "client.resumed")
+        assert f"run {name} is paused already" in shoal(run, "pause")
+        after = only_run(run)
+        assert (after["paused"], after["round"]) == (True, before["round"])
+        recorded = len(run.events("client_0", "round.recorded"))
+        assert f"run {name} goes on in round {before['round']}" in shoal(run, "resume-run", name)
+        until(lambda: len(run.events("client_0", "round.recorded")) > recorded, END_S, "the next record")
+        assert "paused by " in run.output
+        assert "resumed by " in run.output
+        assert [each["by"] for each in run.events("client_0", "run.resumed")]
+
+
+def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_and_its_summary(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        run.saw("client_0", "round.recorded")
+        log_dir = run.require_log_dir()
+        row = only_run(run)
+        assert (row["run"], row["hosts"], row["launcher_pid"]) == (log_dir.name, "client", run.process.pid)
+        assert row["log_dir"] == str(log_dir)
+        assert row["round"] >= 1
+        assert "no run nobody of yours" in shoal(run, "stop", "nobody", code=2)
+        said = shoal(run, "stop", log_dir.name)
+        assert said.startswith(f"run {log_dir.name} stops in round ")
+        assert run.ends(END_S) == 0, run.output
+        run.leaves_nothing(1.0)
+        assert "stopped by " in run.output
+        assert [each["by"] for each in run.events("client_0", "run.stopped")]
+        assert run.summary()["exit"] == "interrupted"
+        assert (run.summary()["duplicates"], run.summary()["missing"]) == (0, 0)
+        assert (log_dir / "model").is_dir()
+        assert "no run of yours lives on this host" in shoal(run, "stop", code=2)
+
+
+@pytest.mark.slow
+def test_what_a_lost_host_leaves_is_named(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        run.saw("client_0", "round.recorded")
+        name = run.require_log_dir().name
+        run.lose_host()
+        assert f" of run {name}: " in shoal(run, "ps")
+        assert f" of run {name}: " in shoal(run, "clean")
+
+
+@pytest.mark.slow
+def test_another_host_steers_with_the_key_only_and_all_hosts_leave_well(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *ENDLESS, "--num-servers=2")
+        variable, command = invited(client)
+        hosts.give_key("client", "servers")
+        servers = hosts.run("servers", *command, environment=variable)
+        client.saw("client_0", "round.recorded")
+        peers = f"--initial-peers={variable['INITIAL_PEERS']}"
+        for word in ("stop", "pause"):
+            assert "swarm key" in elsewhere(hosts, "stranger", word, peers, code=2, start=f"{word}-keyless")
+        wrong = tmp_path / "wrong.key"
+        wrong.write_bytes(bytes(32))
+        wrong.chmod(0o600)
+        said = elsewhere(hosts, "stranger", "stop", peers, f"--swarm-key-file={wrong}", code=2, start="wrong")
+        assert "has another swarm key than this host" in said
+        hosts.give_key("client", "other")
+        said = elsewhere(hosts, "other", "stop", "nobody", peers, code=2)
+        assert f"no run nobody there: the swarm has run {client.require_log_dir().name}" in said
+        assert " is paused in round " in elsewhere(hosts, "other", "pause", peers, start="pausing")
+        said = elsewhere(hosts, "other", "status", peers, "--json", start="looking")
+        assert json.loads(said.splitlines()[-1])["paused"]
+        assert " goes on in round " in elsewhere(hosts, "other", "resume-run", peers, start="resuming")
+        assert " stops in round " in elsewhere(hosts, "other", "stop", peers, start="again")
+        assert client.ends(END_S) == 0, client.output
+        assert servers.ends(END_S) == 0, servers.output
+        assert client.summary()["exit"] == "interrupted"
+        for each in (client, servers):
+            each.leaves_nothing()

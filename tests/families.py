@@ -1,0 +1,20 @@
+"""Small models of the families, for tests that compare bits."""
+
+from __future__ import annotations
+
+from shoal.model.gpt import GptFamily
+from shoal.model.gpt_shape import GptShape
+from shoal.model.resnet import ResNet18Family
+from shoal.model.resnet_shape import DEPTHS, ResNetShape
+from shoal.model.stage import Family
+
+
+def gpt(dropout: float = 0.1) -> Family:
+    return GptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=dropout))
+
+
+def resnet() -> Family:
+    shape = ResNetShape(
+        depths=DEPTHS["resnet18"], bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
+    )
+    return ResNet18Family(shape)

@@ -1,0 +1,203 @@
+"""What a model says after a prompt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.checkpoint.folders import GPT, make_config, write_model
+from transformers import AutoModelForCausalLM
+
+import shoal
+from shoal.checkpoint.exporting import export_model, import_model
+from shoal.checkpoint.loading import open_model
+from shoal.cli import main
+from shoal.config.training import DataConfig
+from shoal.data.builtin import open_pydoc_topics
+from shoal.inference.generation import Continuation, TextRequest
+from shoal.inference.sampling import Sampling
+from shoal.inference.text import ByteTokens, FileTokens
+
+CONTEXT = 96
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    return write_model(folder / "model", make_config(data={"seq_len": CONTEXT}))
+
+
+@pytest.fixture(scope="module")
+def exported(model: Path) -> Path:
+    export_model(open_model(model), model.parent / "out")
+    return model.parent / "out"
+
+
+def text_of(request: TextRequest, model: Path) -> tuple[str, Continuation]:
+    generation = Continuation(shoal.load_model(model), ByteTokens(), request)
+    return "".join(generation), generation
+
+
+@pytest.mark.long
+def test_greedy_tokens_are_those_of_transformers_over_64_prompts(model: Path, exported: Path) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float64).eval()
+    ours = shoal.load_model(model).double()
+    text = open_pydoc_topics(DataConfig(seq_len=CONTEXT)).train
+    for number in range(64):
+        prompt = bytes(text.sample(37 * number)[0][: 3 + number % 70].tolist()).decode("ascii", "replace")
+        ids = torch.tensor([list(prompt.encode())])
+        expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)
+        generation = Continuation(ours, ByteTokens(), TextRequest(prompt, max_tokens=20))
+        "".join(generation)
+        assert generation.tokens == expected[0, ids.shape[1] :].tolist(), prompt
+        assert generation.finish == "length"
+
+
+def test_a_text_ends_when_the_context_is_full_and_a_prompt_may_fill_it(model: Path) -> None:
+    for prompt_tokens, new in ((CONTEXT - 10, 11), (CONTEXT, 1)):
+        _, generation = text_of(TextRequest("a" * prompt_tokens), model)
+        assert (len(generation.tokens), generation.finish) == (new, "context")
+
+
+def test_a_seed_gives_the_same_text_and_a_stop_string_a_beginning_of_it(model: Path) -> None:
+    sampling = Sampling(temperature=1.0, top_p=0.9, seed=5)
+    text, whole = text_of(TextRequest("import ", sampling, 40), model)
+    assert text_of(TextRequest("import ", sampling, 40), model)[0] == text
+    assert text_of(TextRequest("import ", Sampling(temperature=1.0, top_p=0.9, seed=6), 40), model)[0] != text
+    stopped, generation = text_of(TextRequest("import ", sampling, 40, (text[4:6],)), model)
+    assert (stopped, generation.finish) == (text[: text.index(text[4:6])], "stop")
+    assert generation.tokens == whole.tokens[: len(generation.tokens)]
+
+
+def test_the_end_that_a_tokenizer_names_ends_a_text_and_is_no_part_of_it(model: Path, exported: Path) -> None:
+    _, whole = text_of(TextRequest("import ", max_tokens=20), model)
+    tokens = FileTokens(exported)
+    tokens.end = whole.tokens[3]
+    generation = Continuation(shoal.load_model(model), tokens, TextRequest("import ", max_tokens=20))
+    "".join(generation)
+    assert generation.tokens == whole.tokens[: whole.tokens.index(tokens.end)]
+    assert generation.finish == "stop"
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, str, str]:
+    code = main([str(each) for each in argv])
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def test_every_form_of_a_model_says_the_same_on_the_command_line(
+    model: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_model(open_model(exported), tmp_path / "back")
+    export_model(open_model(model), tmp_path / "state", "safetensors")
+    expected, generation = text_of(TextRequest("def ", max_tokens=12), model)
+    for folder in (model, exported, tmp_path / "back", tmp_path / "state"):
+        code, out, err = said(capsys, "generate", folder, "--prompt", "def ", "--max-tokens", "12")
+        assert (code, out, err) == (0, expected, "")
+    flags = ("--prompt", "def ", "--max-tokens", "12", "--temperature", "0.5", "--json", "--dtype", "float64")
+    drawn = json.loads(said(capsys, "generate", model, *flags)[1])
+    assert set(drawn) == {"text", "tokens", "prompt_tokens", "finish", "seed"}
+    again = json.loads(said(capsys, "generate", model, *flags, "--seed", str(drawn["seed"]))[1])
+    assert again == drawn
+    assert generation.finish == "length"
+
+
+def test_on_a_terminal_a_model_moves_no_cursor(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Continuation, "__iter__", lambda self: iter(["a\x1b[2J", "\r\tb\n\x9b"]))
+    assert said(capsys, "generate", model, "--prompt", "a")[1] == "a\x1b[2J\r\tb\n\x9b", "a file has what was said"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert said(capsys, "generate", model, "--prompt", "a")[1] == "a\ufffd[2J\ufffd\tb\n\ufffd\n"
+
+
+def test_what_makes_no_sense_is_named_together_before_a_model_is_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--prompt", "", "--max-tokens", "0", "--temperature", "-1", "--top-p", "7", "--stop", "")
+    code, out, err = said(capsys, "generate", tmp_path / "nowhere", *flags)
+    assert (code, out) == (2, "")
+    for part in ("the prompt is empty", "max-tokens 0", "temperature -1", "top-p 7", "stop: an empty text"):
+        assert part in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "part"),
+    [
+        (("generate", "{tmp}/nowhere", "--prompt", "a"), 2, "config.json does not exist: give the folder `model`"),
+        (("generate", "{model}/config.json", "--prompt", "a"), 2, "does not exist: give the folder `model`"),
+        (("generate", "{model}", "--prompt", "x" * 97), 2, "has 97 tokens, the model takes 96 (data.seq_len)"),
+        (("generate", "{model}", "--prompt", "a", "--device", "cuda:77"), 2, "use --device auto or --device cpu"),
+        (("generate", "{model}", "--prompt", "a", "--device", "tpu"), 2, "use auto, cpu, cuda or cuda:<index>"),
+        (("generate", "{images}", "--prompt", "a"), 2, "is of a family that generates no text"),
+        (("export", "{model}", "--to", "{tmp}/file"), 2, "there is something that is no folder"),
+        (("export", "{model}", "--to", "{tmp}"), 2, "holds no model, and is not replaced"),
+        (("export", "{model}", "--to", "{tmp}", "--force"), 2, "holds no model, and is not replaced"),
+        (("export", "{model}", "--to", "{exported}"), 2, "--force replaces it"),
+        (("export", "{model}", "--to", "{model}", "--force"), 2, "choose another place"),
+        (("export", "{images}", "--to", "{tmp}/new", "--format", "hf"), 2, "use --format safetensors"),
+        (("import", "{model}", "--to", "{tmp}/new"), 2, "is a model of shoal already"),
+        (("evaluate", "{tmp}", "--json"), 2, "config.json does not exist"),
+        (("evaluate", "{other}"), 2, "has a tokenizer of its own"),
+    ],
+)
+def test_bad_input_is_one_message_and_writes_nothing(
+    argv: tuple[str, ...],
+    code: int,
+    part: str,
+    model: Path,
+    exported: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    images = tmp_path / "images"
+    if any("{images}" in each for each in argv):
+        data = {"dataset_name": "digits", "task_type": "cv", "num_channels": 1, "img_size": 8}
+        write_model(images, make_config(model={"family": "resnet18"}, data=data))
+    other = shutil.copytree(exported, tmp_path / "other")
+    (other / "tokenizer.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    argv = tuple(each.format(tmp=tmp_path, model=model, exported=exported, images=images, other=other) for each in argv)
+    found, out, err = said(capsys, *argv)
+    assert (found, out) == (code, "")
+    assert part in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_export_on_the_command_line_replaces_another_only_by_force_and_says_how_to_load_it(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_model(tmp_path / "run" / "model", make_config(model={**GPT, "num_layers": 2}))
+    to = tmp_path / "out"
+    code, out, _ = said(capsys, "export", tmp_path / "run", "--to", to)
+    assert code == 0
+    assert f'AutoModelForCausalLM.from_pretrained("{to}")' in out
+    assert open_model(to).config.model.num_layers == open_model(other).config.model.num_layers == 2
+    code, out, _ = said(capsys, "export", model, "--to", to, "--force", "--format", "safetensors")
+    assert code == 0
+    assert "safetensors.torch.load_file" in out
+    assert sorted(path.name for path in to.iterdir()) == ["config.yaml", "model.safetensors"]
+    code, out, _ = said(capsys, "import", model.parent / "out", "--to", tmp_path / "back")
+    assert code == 0
+    assert (tmp_path / "back" / "config.json").is_file()
+
+
+def test_evaluate_says_the_held_out_loss_of_the_data_of_the_model(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = json.loads(said(capsys, "evaluate", model, "--json")[1])
+    holdout = open_pydoc_topics(open_model(model).config.data).holdout
+    module = shoal.load_model(model)
+    losses: list[float] = []
+    with torch.no_grad():
+        for index in range(holdout.num_samples):
+            inputs, labels = (torch.from_numpy(array)[None] for array in holdout.sample(index))
+            losses.append(module.loss(module(inputs), labels).item())
+    assert report["eval_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
+    assert (report["samples"], report["dataset"]) == (len(losses), "pydoc-topics")
+    assert f"held-out loss {report['eval_loss']:.6f} over {len(losses)} samples" in said(capsys, "evaluate", model)[1]

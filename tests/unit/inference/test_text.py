@@ -1,0 +1,80 @@
+"""Text comes whole, character by character, and ends before a stop string however it is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.checkpoint.byte_tokenizer import byte_tokenizer_files
+from shoal.errors import ConfigError
+from shoal.inference.text import ByteTokens, FileTokens, Tokens, UntilStop
+
+TEXT = "naïve 東京 🦈!"
+
+
+@pytest.fixture
+def from_files(tmp_path: Path) -> FileTokens:
+    for name, content in byte_tokenizer_files(32).items():
+        (tmp_path / name).write_bytes(content)
+    return FileTokens(tmp_path)
+
+
+def pieces(tokens: Tokens, ids: list[int]) -> list[str]:
+    stream = tokens.stream()
+    return [*(stream.push(token) for token in ids), stream.flush()]
+
+
+def test_a_character_comes_when_its_last_byte_has(from_files: FileTokens) -> None:
+    for tokens in (ByteTokens(), from_files):
+        ids = tokens.encode(TEXT)
+        assert ids == list(TEXT.encode())
+        assert [piece for piece in pieces(tokens, ids) if piece] == list(TEXT)
+        assert "".join(pieces(tokens, ids[:-3])).endswith("\N{REPLACEMENT CHARACTER}"), "half a character at the end"
+
+
+def test_a_token_of_a_long_text_is_decoded_behind_a_few_others(
+    from_files: FileTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, decoded = from_files._tokenizer, list[int]()
+
+    class Watched:
+        def decode(self, ids: list[int]) -> str:
+            decoded.append(len(ids))
+            return whole.decode(ids)
+
+    monkeypatch.setattr(from_files, "_tokenizer", Watched())
+    text = TEXT * 20
+    assert "".join(pieces(from_files, list(text.encode()))) == text
+    assert max(decoded) <= len("🦈".encode()) * 2
+
+
+def test_bytes_that_are_no_text_are_shown_as_such_and_what_follows_is_read() -> None:
+    assert "".join(pieces(ByteTokens(), [0x61, 0xFF, 0x62, 300, 0x63])) == "a\ufffdb\ufffdc"
+    assert ByteTokens().encode("\udcff") == [0xFF], "a byte of the command line that is no text"
+
+
+def test_a_stop_string_that_comes_in_pieces_is_not_passed_on() -> None:
+    for size in (1, 2, 3, 50):
+        text, until = "to be\n\n or not", UntilStop(("\n\nor", "\n\n o", "zzz"))
+        passed = ""
+        for start in range(0, len(text), size):
+            if not until.is_over:
+                passed += until.push(text[start : start + size])
+        assert (passed, until.is_over) == ("to be", True)
+    until = UntilStop(("abcd",))
+    assert [until.push("xab"), until.push("cx"), until.push("ab"), until.flush()] == ["x", "abcx", "", "ab"]
+    assert not until.is_over
+
+
+def test_files_that_are_no_tokenizer_are_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is no tokenizer"):
+        FileTokens(tmp_path)
+
+
+def test_the_end_of_a_text_is_the_token_that_the_files_name(from_files: FileTokens, tmp_path: Path) -> None:
+    assert from_files.end is None
+    for written in ('{"eos_token": "!"}', '{"eos_token": {"content": "!"}}'):
+        (tmp_path / "tokenizer_config.json").write_text(written)
+        assert FileTokens(tmp_path).end == ord("!")
