@@ -10,7 +10,8 @@ On top of what stands, a record that replicas have prepared may have been commit
 finished. It is dropped only when it cannot be finished: no replica has swapped it, no holder of some stage's bytes
 answers for long enough, and the record before it has holders of every stage. Where that one has not either, dropping it
 would gain nothing, and the stage has to be restored. D_0 has holders wherever a replica has just started, which says
-nothing, so the first record is never dropped.
+nothing, so the first record is never dropped. One of its members may show that nobody has committed it, and then it is
+not waited for: a member prepares records in the order of their ranks, so what it holds prepared is the last.
 
 Everybody can compute D_0, so newcomers hold it at any time. It stands only as long as nothing speaks for a record.
 """
@@ -110,7 +111,8 @@ def choose(
     if above:
         digest = max(above, key=lambda digest: _rank(records[digest]))
         tip = Tip(records[digest].round, digest, prepared[digest])
-        if not (missing(tip) and drop_prepared and can_drop):
+        gives_up = drop_prepared or _has_passed_over(records[digest], states, unseal)
+        if not (missing(tip) and gives_up and can_drop):
             return Choice(tip, missing(tip), can_drop, left=left)
     if best.signed is None:
         # Those that are behind do not count at first; if nobody is there who is not, they are what there is.
@@ -119,6 +121,15 @@ def choose(
         if has_records or not drop_prepared:
             return Choice(best, absent)
     return Choice(best, missing(best), left=left)
+
+
+def _has_passed_over(
+    record: Record, states: Mapping[PeerId, RoundState], unseal: Callable[[SignedRecord], Record]
+) -> bool:
+    """Whether a member of the record's quorums holds an earlier proposal for its place, so has never prepared it."""
+    members = {peer for outcome in record.stages for peer in outcome.members}
+    held = (unseal(state.prepared) for peer, state in states.items() if peer in members and state.prepared is not None)
+    return any(other.previous == record.previous and _rank(other) < _rank(record) for other in held)
 
 
 def _rank(record: Record) -> tuple[object, ...]:

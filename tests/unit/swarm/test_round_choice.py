@@ -76,6 +76,28 @@ def test_a_prepared_record_whose_bytes_are_gone_is_waited_for_and_then_dropped()
     assert (finished.tip.hash, finished.missing) == (record_hash(D2), ())
 
 
+def test_a_prepared_record_that_one_of_its_members_cannot_have_prepared_is_dropped_at_once() -> None:
+    # All records here have the member `a`.
+    earlier, later = signed(2, record_hash(D1), epoch=1), signed(2, record_hash(D1), ballot=2)
+    elsewhere = signed(2, "another record", epoch=1)
+
+    def stands(of_member: SignedRecord | None, member: str = "a") -> Choice:
+        named = {"R0": state(0, D1, 1, later), "R1": state(1, D1, 1), member: state(1, D1, 1, of_member)}
+        return choose(
+            {PeerId(peer): each for peer, each in named.items()},
+            2,
+            GENESIS,
+            lambda record: unseal(record, "run", lambda *_: None),
+            False,
+        )
+
+    assert (stands(earlier).tip.hash, stands(earlier).missing) == (record_hash(D1), ())
+    assert stands(later).tip.hash == record_hash(later)
+    # Who has prepared nothing may have started anew, and who is no member says nothing of this record.
+    for waiting in (stands(None), stands(elsewhere), stands(earlier, "b")):
+        assert (waiting.tip.hash, waiting.missing) == (record_hash(later), (1,))
+
+
 def test_a_prepared_record_is_not_dropped_where_the_one_before_has_no_holders_either() -> None:
     lost = choice(state(0, D1, 1, D2), state(1, None, 0), drop_prepared=True)
     assert (lost.tip.hash, lost.missing, lost.may_be_dropped) == (record_hash(D2), (1,), False)
