@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import pytest
@@ -52,6 +54,12 @@ def user_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("caches")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder / "shoal"
+
+
+@pytest.fixture(scope="session")
+def transformers() -> ModuleType:
+    """Give the library, which takes a second to import, to those tests that compare with it."""
+    return importlib.import_module("transformers")
 
 
 @pytest.fixture

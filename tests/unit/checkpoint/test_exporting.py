@@ -6,13 +6,13 @@ import gc
 import json
 import weakref
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 from tests.unit.checkpoint.folders import GPT, assert_same, make_config, state_of, trained_stages, write_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import shoal
 from shoal.checkpoint import exporting, model_source, tensor_file
@@ -35,12 +35,13 @@ def exported(tmp_path: Path, config: Config, format: Any = None) -> tuple[Path, 
     return model, to
 
 
-def logits_there(folder: Path, dtype: torch.dtype) -> torch.Tensor:
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+def logits_there(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> torch.Tensor:
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     with torch.no_grad():
         return theirs(TOKENS).logits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sections",
     [
@@ -50,20 +51,23 @@ def logits_there(folder: Path, dtype: torch.dtype) -> torch.Tensor:
     ],
     ids=["in one stage", "in three, with gelu_new", "weights that were trained in four bits"],
 )
-def test_an_exported_gpt_gives_the_logits_of_the_native_one(tmp_path: Path, sections: dict[str, Any]) -> None:
+def test_an_exported_gpt_gives_the_logits_of_the_native_one(
+    tmp_path: Path, sections: dict[str, Any], transformers: ModuleType
+) -> None:
     model, to = exported(tmp_path, make_config(**sections))
     with torch.no_grad():
         single = shoal.load_model(model)(TOKENS)
         # The weights as they were rounded in training, which is float32.
         double = shoal.load_model(to).double()(TOKENS)
     largest = double.abs().max().item()
-    torch.testing.assert_close(logits_there(to, torch.float32), single, rtol=0, atol=1e-6 * largest)
-    torch.testing.assert_close(logits_there(to, torch.float64), double, rtol=0, atol=1e-9 * largest)
+    torch.testing.assert_close(logits_there(transformers, to, torch.float32), single, rtol=0, atol=1e-6 * largest)
+    torch.testing.assert_close(logits_there(transformers, to, torch.float64), double, rtol=0, atol=1e-9 * largest)
 
 
-def test_the_tokenizer_of_an_export_is_exact_both_ways_for_every_byte(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_the_tokenizer_of_an_export_is_exact_both_ways_for_every_byte(tmp_path: Path, transformers: ModuleType) -> None:
     _, to = exported(tmp_path, make_config())
-    tokenizer = AutoTokenizer.from_pretrained(to)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(to)
     for text in ("plain", " two  spaces\r\n\ttab", "naïve café — 東京 🦈", "".join(map(chr, range(0x250))), "\x00</s>"):
         ids = tokenizer(text)["input_ids"]
         assert ids == list(text.encode())
@@ -110,6 +114,7 @@ def test_an_exported_resnet_computes_what_the_trained_one_does(tmp_path: Path, q
     )
 
 
+@pytest.mark.long
 def test_a_gpt_whose_inputs_are_quantised_is_no_gpt2_of_transformers(tmp_path: Path) -> None:
     config = make_config(quant={"base": {"activation_quant": {"num_bits": 8}}})
     model = write_model(tmp_path / "model", config)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from tests.unit.checkpoint.folders import make_config, write_model
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import shoal
 from shoal.checkpoint.exporting import export_model, import_model
@@ -20,9 +20,11 @@ SIZES = {"vocab_size": 300, "n_positions": 24, "n_embd": 16, "n_layer": 2, "n_he
 TOKENS = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
-def saved(folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changes: Any) -> GPT2LMHeadModel:
+def saved(
+    transformers: ModuleType, folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changes: Any
+) -> Any:
     torch.manual_seed(3)
-    theirs = GPT2LMHeadModel(GPT2Config(**{**SIZES, **changes})).eval()
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**SIZES, **changes})).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape))
@@ -31,6 +33,7 @@ def saved(folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "1GB
     return theirs.double()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -41,8 +44,10 @@ def saved(folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "1GB
     ],
     ids=["tied, gelu_new", "untied, gelu, wide", "in several files", "bfloat16"],
 )
-def test_an_imported_gpt2_gives_the_logits_of_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
-    theirs = saved(tmp_path / "theirs", **changes)
+def test_an_imported_gpt2_gives_the_logits_of_transformers(
+    tmp_path: Path, changes: dict[str, Any], transformers: ModuleType
+) -> None:
+    theirs = saved(transformers, tmp_path / "theirs", **changes)
     assert ("shard" in changes) == (tmp_path / "theirs" / "model.safetensors.index.json").exists()
     import_model(open_model(tmp_path / "theirs"), tmp_path / "ours")
     ours = shoal.load_model(tmp_path / "ours").double()
@@ -50,22 +55,26 @@ def test_an_imported_gpt2_gives_the_logits_of_transformers(tmp_path: Path, chang
         expected = theirs(TOKENS).logits
         torch.testing.assert_close(ours(TOKENS), expected, rtol=0, atol=1e-9 * expected.abs().max().item())
     export_model(open_model(tmp_path / "ours"), tmp_path / "again")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float64).eval()
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float64).eval()
     with torch.no_grad():
         torch.testing.assert_close(again(TOKENS).logits, expected, rtol=0, atol=1e-9 * expected.abs().max().item())
 
 
-def test_the_files_of_a_tokenizer_go_with_the_model(tmp_path: Path) -> None:
-    saved(tmp_path / "theirs")
+@pytest.mark.long
+def test_the_files_of_a_tokenizer_go_with_the_model(tmp_path: Path, transformers: ModuleType) -> None:
+    saved(transformers, tmp_path / "theirs")
     (tmp_path / "theirs" / "tokenizer.json").write_text("{}")
     import_model(open_model(tmp_path / "theirs"), tmp_path / "ours")
     export_model(open_model(tmp_path / "ours"), tmp_path / "again")
     assert (tmp_path / "again" / "tokenizer.json").read_text() == "{}"
 
 
-def test_a_model_that_the_family_cannot_be_is_refused_with_all_reasons(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_model_that_the_family_cannot_be_is_refused_with_all_reasons(
+    tmp_path: Path, transformers: ModuleType
+) -> None:
     folder = tmp_path / "theirs"
-    saved(folder)
+    saved(transformers, folder)
     described = json.loads((folder / "config.json").read_text())
     odd = {"layer_norm_epsilon": 1e-6, "scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"}
     (folder / "config.json").write_text(json.dumps({**described, **odd, "n_head": "two"}))

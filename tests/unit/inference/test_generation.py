@@ -6,11 +6,11 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from tests.unit.checkpoint.folders import GPT, make_config, write_model
-from transformers import AutoModelForCausalLM
 
 import shoal
 from shoal.checkpoint.exporting import export_model, import_model
@@ -43,8 +43,10 @@ def text_of(request: TextRequest, model: Path) -> tuple[str, Continuation]:
 
 
 @pytest.mark.long
-def test_greedy_tokens_are_those_of_transformers_over_64_prompts(model: Path, exported: Path) -> None:
-    theirs = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float64).eval()
+def test_greedy_tokens_are_those_of_transformers_over_64_prompts(
+    model: Path, exported: Path, transformers: ModuleType
+) -> None:
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float64).eval()
     ours = shoal.load_model(model).double()
     text = open_pydoc_topics(DataConfig(seq_len=CONTEXT)).train
     for number in range(64):
@@ -125,6 +127,7 @@ def test_what_makes_no_sense_is_named_together_before_a_model_is_looked_for(
         assert part in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("argv", "code", "part"),
     [

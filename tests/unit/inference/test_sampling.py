@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from shoal.errors import ConfigError
 from shoal.inference.sampling import Sampling, distribution, next_token
@@ -20,6 +14,7 @@ from shoal.inference.sampling import Sampling, distribution, next_token
 LOGITS = 3 * torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "limits",
     [
@@ -32,9 +27,16 @@ LOGITS = 3 * torch.randn(500, dtype=torch.float64, generator=torch.Generator().m
         {"temperature": 1.0, "top_k": 5000, "top_p": 1.0, "min_p": 0.0},
     ],
 )
-def test_the_distribution_is_that_of_the_processors_of_transformers(limits: dict[str, Any]) -> None:
-    processors = LogitsProcessorList([TemperatureLogitsWarper(limits["temperature"])])
-    for name, warper in (("top_k", TopKLogitsWarper), ("top_p", TopPLogitsWarper), ("min_p", MinPLogitsWarper)):
+def test_the_distribution_is_that_of_the_processors_of_transformers(
+    limits: dict[str, Any], transformers: ModuleType
+) -> None:
+    processors = transformers.LogitsProcessorList([transformers.TemperatureLogitsWarper(limits["temperature"])])
+    warpers = {
+        "top_k": transformers.TopKLogitsWarper,
+        "top_p": transformers.TopPLogitsWarper,
+        "min_p": transformers.MinPLogitsWarper,
+    }
+    for name, warper in warpers.items():
         if name in limits:
             processors.append(warper(limits[name]))
     expected = processors(torch.zeros(1, 1, dtype=torch.int64), LOGITS[None].clone())[0].softmax(0)
