@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TypeVar
 
 import anyio
 import pytest
 
+from shoal.client import boundary
 from shoal.ids import PeerId
 from shoal.pipeline.device_pace import DevicePace
 from shoal.swarm.sample_ranges import count, merge
@@ -52,6 +54,12 @@ def ratio(result: ClusterResult, peers: list[PeerId], rounds: slice) -> float:
     return first / second
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds end when their trainers are done: how late one may be says how busy the machine is."""
+    monkeypatch.setattr(boundary, "boundary_s", lambda *_: math.inf)
+
+
 def posted(cluster: Cluster, kind: type[Kind]) -> list[Kind]:
     """Collect the messages of a kind from now on."""
     found: list[Kind] = []
@@ -75,6 +83,7 @@ def check(result: ClusterResult, rounds: int) -> None:
         assert sum(record.stages[0].weights) == count(record.samples), "the average is weighted by samples"
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_pipeline_that_is_four_times_slower_gets_a_fifth_of_the_samples(make_cluster: MakeCluster) -> None:
     rounds = 5
     async with make_cluster(config(rounds), num_train=2000, paces=paces(4.0)) as cluster:
@@ -96,6 +105,7 @@ async def test_a_pipeline_that_is_four_times_slower_gets_a_fifth_of_the_samples(
     assert list(result.progress.eval_losses) == list(range(rounds + 1))
 
 
+@pytest.mark.usefixtures("patient")
 async def test_shares_follow_a_pipeline_that_becomes_fast_in_the_middle(make_cluster: MakeCluster) -> None:
     rounds = 7
     slow_and_fast = paces(4.0)
@@ -138,5 +148,6 @@ async def test_the_last_round_waits_for_who_has_become_slow_since_nobody_would_t
     async with make_cluster(config(rounds), replicas=[0, 0], paces=devices) as cluster:
         cluster.when(Open, action=slow_down, receiver=cluster.servers[0].peer, number=STEPS * rounds - 2)
         result = await cluster.run()
-    assert result.audit.steps == 2 * STEPS * rounds
+    # One of the rounds before may have ended without a late step: on a busy machine the deadline of this test is close.
+    assert count(result.records[-1].samples) == 2 * STEPS * BATCH
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
