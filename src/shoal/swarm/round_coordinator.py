@@ -92,7 +92,7 @@ class RoundCoordinatorMachine:
         self.keep = self._restoration.keep  # the driver says what this client keeps of stages whose servers have left
         self._replicas = RoundReplicas(settings.genesis, self._restoration, unseal)
         self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, unseal)
-        self._judgement = Judgement(me, settings.genesis, unseal)
+        self._judgement = Judgement(self.ballot, settings.genesis, unseal)
         self._trains = self._ready = False  # the tip was announced as ready: a round is being trained on it
         self._unsaid: Tip | None = None  # the tip before, while it is not known that anybody has swapped to this one
         self._request: CloseRequest | None = None
@@ -133,8 +133,7 @@ class RoundCoordinatorMachine:
         """The replicas that the client knows; those that are new are asked what they hold."""
         effects: Effects = []
         for peer in self._replicas.forget(known):
-            self._replicas.lose(peer)
-            effects += self._leave(peer, now_s)
+            effects += self._lose(peer, now_s)
         for peer, hop in known.items():
             if self._replicas.name(peer, hop):
                 effects.append(Introduce(hop))
@@ -160,8 +159,7 @@ class RoundCoordinatorMachine:
         """The connection to a peer has ended."""
         if peer not in self._replicas.known:
             return []
-        self._replicas.lose(peer)
-        return self._leave(peer, now_s) + self._advance(now_s)
+        return self._lose(peer, now_s) + self._advance(now_s)
 
     def tick(self, now_s: float) -> Effects:
         """Repeat what has not been answered."""
@@ -397,6 +395,13 @@ class RoundCoordinatorMachine:
         self._preparation.clear()
         quorum.next_epoch(without)
         return self._propose(quorum)
+
+    def _lose(self, peer: PeerId, now_s: float) -> Effects:
+        state = self._replicas.states.get(peer)
+        if state is not None:
+            self._judgement.lost(state)
+        self._replicas.lose(peer)
+        return self._leave(peer, now_s)
 
     def _leave(self, peer: PeerId, now_s: float) -> Effects:
         """A replica is lost to the round being averaged: its stage goes on without it, from the kept inputs."""

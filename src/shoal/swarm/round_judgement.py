@@ -5,15 +5,15 @@
 
 A record on top of the tip is new in the same way if a replica has prepared it under another client's ballot.
 
-A chain that was not chosen is judged for good, as far as its holders were heard: one of a stage that nobody had spoken
-for may yet complete it.
+A chain that was not chosen is judged for as long as its holders are heard. One of a stage that nobody had spoken for
+may complete it; so may another client while a holder is away, and who comes back with its record is new again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.ids import Ballot, PeerId
+from shoal.ids import Ballot
 from shoal.swarm.record_chains import Unseal, is_before, parted_after
 from shoal.swarm.records import Tip, record_hash, used_samples
 from shoal.swarm.round_choice import Choice, tip_of
@@ -26,6 +26,7 @@ class Judgement:
     """The judgement of one coordinator.
 
     Args:
+        ballot: Any of this start of the client.
         genesis: Hash that stands for D_0.
         unseal: Decodes a record.
 
@@ -34,8 +35,8 @@ class Judgement:
             replicas that hold it are lost before the next choice.
     """
 
-    def __init__(self, me: PeerId, genesis: str, unseal: Unseal) -> None:
-        self._me = me
+    def __init__(self, ballot: Ballot, genesis: str, unseal: Unseal) -> None:
+        self._ballot = ballot
         self._genesis = genesis
         self._unseal = unseal
         self._judged: set[tuple[str, int]] = set()  # hashes of records, and stages of those that hold them
@@ -86,16 +87,22 @@ class Judgement:
         self._left |= {tip.hash for tip in new}
         return [self._chain_left(tip, choice.tip) for tip in new]
 
+    def lost(self, state: RoundState) -> None:
+        """A replica that has said this cannot be reached: what its chain becomes meanwhile is not heard."""
+        self._judged.discard((tip_of(state, self._genesis).hash, state.stage))
+
     def is_held(self, tip: Tip) -> bool:
         """Whether some replica that was heard holds this record."""
         return tip.hash in {digest for digest, _ in self._judged}
 
     def is_own(self, tip: Tip, before: Tip) -> bool:
-        """Whether this client has committed the record, on top of the one before."""
+        """Whether this start of the client has committed the record, on top of the one before. What an earlier one has
+        trained since is nothing that this one knows of."""
         if tip.signed is None:
             return False
         record = self._unseal(tip.signed)
-        return record.previous == before.hash and record.ballot.peer == self._me
+        is_mine = (record.ballot.peer, record.ballot.generation) == (self._ballot.peer, self._ballot.generation)
+        return is_mine and record.previous == before.hash
 
     def _chain_left(self, left: Tip, kept: Tip) -> ChainLeft:
         if left.signed is None or kept.signed is None:

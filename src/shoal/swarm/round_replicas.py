@@ -94,7 +94,9 @@ class RoundReplicas:
         return frozenset() if hop is None else hosts_of(hop)
 
     def begin_asking(self) -> None:
-        """Forget all answers: they were given under another ballot, or before something was lost."""
+        """Forget all answers: they were given under another ballot, or before something was lost. Who could not be
+        reached then may be there now, and counts until it cannot be again."""
+        self._reachable = set(self.known)
         self.states.clear()
         self.here.clear()
         self._swapped.clear()

@@ -216,7 +216,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     for mutant, first_seed in (
         (NoPreparation, 1698),
         (NoJournal, 1),
-        (NoTakeoverOfPreparedRecords, 1495),
+        (NoTakeoverOfPreparedRecords, 952),
         (NoEpochs, 7),
         (AbortsDoubts, 513),
         (AsksOnce, 1),

@@ -85,6 +85,27 @@ def test_a_chain_that_was_left_is_not_chosen_among_again() -> None:
     assert not any(isinstance(effect, ChainLeft) for effect in effects)
 
 
+def test_a_chain_that_was_left_is_judged_anew_when_a_holder_that_was_away_comes_back_with_it() -> None:
+    machine, _ = met(LARGE, SMALL)
+    ballot = machine.ballot
+    machine.lost(B, 2.0)
+    asked = ask(machine, {B: SMALL})
+    assert machine.ballot > ballot
+    assert [(e.peer, type(e.message)) for e in asked if isinstance(e, Send)] == [(A, AskRound), (B, AskRound)]
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_what_an_earlier_start_of_this_client_has_committed_overtakes_it_as_others_do(generation: int) -> None:
+    ballot = Ballot(3, ME, generation)
+    outcome = StageOutcome(0, 0, (A,), (1,), BYTES, 0)
+    ranges = (SampleRange(0, 10, 12),)
+    record = Record("run", 2, ballot, record_hash(SMALL), (outcome,), ranges, (), {}, (), (Era(1, ballot),))
+    later = seal(record, ME, lambda _: b"")
+    machine, effects = met(SMALL, later)
+    assert machine.tip.hash == record_hash(later)
+    assert any(isinstance(effect, Overtaken) for effect in effects) == (generation != machine.ballot.generation)
+
+
 def test_a_record_that_is_none_is_refused_before_anything_is_chosen() -> None:
     machine, _ = met(LARGE, SMALL)
     with pytest.raises(RemoteProtocolError):

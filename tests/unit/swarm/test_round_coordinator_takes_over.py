@@ -51,6 +51,15 @@ def test_nothing_is_chosen_before_every_reachable_replica_has_answered(machine: 
     assert isinstance(machine.lost(B, 0.0)[-1], RoundReady)
 
 
+def test_who_could_not_be_reached_before_is_waited_for_under_the_next_ballot(machine: RoundCoordinatorMachine) -> None:
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    machine.lost(B, 0.0)
+    machine.lead(1.0)
+    assert machine.receive(A, state(machine), 1.0) == []
+    assert isinstance(machine.lost(B, 2.0)[-1], RoundReady)
+
+
 def test_while_taking_over_a_higher_ballot_is_overtaken(machine: RoundCoordinatorMachine) -> None:
     machine.replicas({A: Hop(A, ())}, 0.0)
     machine.lead(0.0)
