@@ -227,7 +227,7 @@ class Mirrors:
             self.world.network.after(self.rng.uniform(0.0, 1.5), self._lose_stage)
 
     def _lose_stage(self) -> None:
-        """All replicas of a stage die, and are started again; mostly something happens to mirrors or clients as well."""
+        """All replicas of a stage die, and are started again; mostly something happens to mirrors or clients too."""
         world, rng, network = self.world, self.rng, self.world.network
         stage = rng.randrange(world.num_stages)
         victims = [host for host in world.replica_hosts() if host.stage == stage]
