@@ -166,13 +166,13 @@ def _make(first_seed: int, world: type[World] = LostCommitWorld, **classes: type
 MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
-        (RestoresWhatIsMirrored, 0),
-        (WaitsForNoMirror, 0),
-        (AsksNoMirror, 0),
-        (HintsNothingThatIsKept, 0),
-        (CountsMirrorsThatAreGone, 0),
-        (ForgetsMirroredRecords, 0),
-        (RepeatsNoFollow, 0),
+        (RestoresWhatIsMirrored, 32),
+        (WaitsForNoMirror, 15),
+        (AsksNoMirror, 22),
+        (HintsNothingThatIsKept, 26),
+        (CountsMirrorsThatAreGone, 44),
+        (ForgetsMirroredRecords, 15),
+        (RepeatsNoFollow, 145),
         (StaysRestored, 0),
     )
 }
