@@ -177,7 +177,9 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     )
 }
 MUTANTS |= {
-    mutant.__name__: _make(first_seed, mirror_class=mutant)
-    for mutant, first_seed in ((SaysWhatItHasNotFetched, 0), (GoesBack, 0), (KeepsItsPromise, 0))
+    mutant.__name__: _make(first_seed, mirror_class=mutant) for mutant, first_seed in ((SaysWhatItHasNotFetched, 0),)
 }
-MUTANTS["StaysOnItsChain"] = _make(0, SplitWorld, mirror_class=StaysOnItsChain)
+MUTANTS |= {
+    mutant.__name__: _make(first_seed, SplitWorld, mirror_class=mutant)
+    for mutant, first_seed in ((GoesBack, 0), (KeepsItsPromise, 0), (StaysOnItsChain, 0))
+}
