@@ -163,7 +163,7 @@ class ReplicaHost:
         """Copy the bytes from whoever holds the record and can be reached; else try again."""
         if self.machine.fetching is None or record_hash(self.machine.fetching) != order.record_hash:
             return []
-        donor = self.world.donor_for(self, order.record_hash)
+        donor = self.world.donor_of(self.peer, self.stage, order.record_hash)
         if donor is None:
             self._later(self._fetch, order)
             return []
@@ -200,10 +200,11 @@ class ClientHost:
             world.settings,
             world.seal_as(peer),
             world.unseal,
-            world.pool_of(peer).recorded_ranges(),
+            () if peer in world.mirrors.forgetful else world.pool_of(peer).recorded_ranges(),
         )
         self.tip: Tip | None = None
         self.stuck: tuple[int, ...] = ()
+        self.led_s = 0.0
         self._wake_s: float | None = None
 
     def generation(self) -> int:
@@ -224,10 +225,14 @@ class ClientHost:
         self._act(self.machine.lost(PeerId(peer), self.now_s))
 
     def lead(self) -> None:
+        self.led_s = self.now_s
         self._act(self.machine.lead(self.now_s))
 
     def see(self, hops: dict[PeerId, Hop]) -> None:
         self._act(self.machine.replicas(hops, self.now_s))
+
+    def see_mirrors(self, hops: dict[PeerId, Hop]) -> None:
+        self._act(self.machine.mirrors(hops, self.now_s))
 
     def close(self) -> None:
         if self.tip is not None:
@@ -247,6 +252,8 @@ class ClientHost:
         for effect in effects:
             match effect:
                 case Send(peer, message):
+                    if type(message) is Propose:
+                        self.world.checks.proposed(self, message)
                     self.world.send(self.peer, peer, message)
                 case Journal():
                     # A disk that is slow; what is not written when the client dies is lost.
@@ -257,12 +264,13 @@ class ClientHost:
                     self.world.committed(self.peer, record, signed)
                 case RoundReady(tip):
                     self.tip = tip
+                    self.world.checks.begins(self)
                 case Stuck(stages):
                     self.stuck = stages
                 case TrainedTwice():
                     self.world.trained_twice(effect)
                 case Restored(stage, _, basis) if basis is not None:
-                    self.world.checks.restored(self, stage)
+                    self.world.checks.restored(self, stage, basis)
                 case _:
                     pass
             if self.world.network.hosts.get(self.peer) is not self:
