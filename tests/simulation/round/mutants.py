@@ -221,7 +221,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (AbortsDoubts, 513),
         (AsksOnce, 1),
         (RepeatsSeldom, 17),
-        (MixesBases, 154),
+        (MixesBases, 339),
         (RestoresAtOnce, 948),
         (NamesNoBases, 9),
         (CommitsBeforeAnybodySwaps, 37),
