@@ -151,6 +151,10 @@ class RoundCoordinator:
         """Name all replicas of the run; to be called whenever they change."""
         self._do(self._machine.replicas(hops, self._clock.now_s()))
 
+    def mirrors(self, hops: Mapping[PeerId, Hop]) -> None:
+        """Name all mirrors that are announced; to be called whenever they change, and before `replicas` is."""
+        self._do(self._machine.mirrors(hops, self._clock.now_s()))
+
     def stand(self) -> None:
         """Take a ballot and ask all replicas what they hold; `leading` waits for what comes of it."""
         self._ready, self._deposed = None, None

@@ -142,6 +142,10 @@ class RoundCoordinatorMachine:
                     effects.append(Send(peer, AskRound(self.ballot)))
         return effects + self._advance(now_s)
 
+    def mirrors(self, known: Mapping[PeerId, Hop], now_s: float) -> Effects:
+        """The mirrors that are announced; those that are new are told which record stands, and say what they hold."""
+        return [Introduce(hop) for hop in known.values()]
+
     def close(self, request: CloseRequest, now_s: float) -> Effects:
         """End the round as soon as this client leads and everyone has the record before."""
         self._request = request

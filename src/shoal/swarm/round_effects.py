@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import Logs, Tip
 from shoal.wire.messages.base import Hop
+from shoal.wire.messages.mirror import MirrorMessage
 from shoal.wire.messages.round import Basis, Propose, Record, Resolve, RoundMessage, SignedRecord, StageHashes
 
 
@@ -19,7 +20,7 @@ class Send:
     """Post a message to a peer."""
 
     peer: PeerId
-    message: RoundMessage
+    message: RoundMessage | MirrorMessage
 
 
 @dataclass(frozen=True, slots=True)

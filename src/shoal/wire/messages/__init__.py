@@ -1,10 +1,10 @@
 """Every message of the data plane, by protocol.
 
-`base` holds what all share, `step` the training step (prepare and commit), `round` the outer round, `collective` what
-the members of a group exchange, `transfer` how peers get states and snapshots from each other, `snapshot` what servers
-keep of each other, `feed` the data server's leases, `control` what the client says to its trainers and they to it.
-`Message` is a tagged union: a frame carries exactly one of these types, and bytes that fit none are refused by the
-decoder.
+`base` holds what all share, `step` the training step (prepare and commit), `round` the outer round, `mirror` what
+mirrors hold of it, `collective` what the members of a group exchange, `transfer` how peers get states and snapshots
+from each other, `snapshot` what servers keep of each other, `feed` the data server's leases, `control` what the client
+says to its trainers and they to it. `Message` is a tagged union: a frame carries exactly one of these types, and bytes
+that fit none are refused by the decoder.
 """
 
 from __future__ import annotations
@@ -13,13 +13,21 @@ from shoal.wire.messages.base import Hop, SampleRange, Traffic
 from shoal.wire.messages.collective import CollectiveMessage
 from shoal.wire.messages.control import ControlMessage
 from shoal.wire.messages.feed import FeedMessage
+from shoal.wire.messages.mirror import MirrorMessage
 from shoal.wire.messages.round import RoundMessage
 from shoal.wire.messages.snapshot import SnapshotMessage
 from shoal.wire.messages.step import StepMessage
 from shoal.wire.messages.transfer import TransferMessage
 
 Message = (
-    CollectiveMessage | ControlMessage | FeedMessage | RoundMessage | SnapshotMessage | StepMessage | TransferMessage
+    CollectiveMessage
+    | ControlMessage
+    | FeedMessage
+    | MirrorMessage
+    | RoundMessage
+    | SnapshotMessage
+    | StepMessage
+    | TransferMessage
 )
 """What a frame may carry."""
 
@@ -29,6 +37,7 @@ __all__ = [
     "FeedMessage",
     "Hop",
     "Message",
+    "MirrorMessage",
     "RoundMessage",
     "SampleRange",
     "SnapshotMessage",

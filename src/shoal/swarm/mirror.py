@@ -1,0 +1,132 @@
+"""What a mirror fetches, and what it says that it holds: a pure machine, events in, effects out.
+
+    nothing of a stage --Follow(D_r)--> fetching its bytes --they are here--> held at D_r, said to the coordinator
+                                           ^                                    |
+                                           '------- Follow(D_r+1) --------------'
+
+A mirror holds the outer state of every stage, each at the newest record that it could fetch, and gives it to newcomers.
+It takes no part in any round, and nobody waits for it. What it holds of a stage it goes on holding until it has the
+bytes of a later record, or those of a chain that was chosen in place of the own one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shoal.errors import RemoteProtocolError
+from shoal.ids import NO_BALLOT, Ballot, PeerId
+from shoal.swarm.record_chains import is_before
+from shoal.swarm.records import Tip, outcome_of, record_hash
+from shoal.swarm.round_effects import Fetch, Send
+from shoal.wire.messages.mirror import Follow, HeldRecord, Mirrored
+from shoal.wire.messages.round import Record, SignedRecord, StageHashes, StaleBallot
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStage:
+    """Get the bytes of a stage, then report `fetched`. Replaces what is being fetched of the stage; where the record is
+    the next one after that, what is under way may be brought to its end first (`StateChain.follow`)."""
+
+    stage: int
+    order: Fetch
+
+
+MirrorEffect = Send | FetchStage
+Effects = list[MirrorEffect]
+
+
+class MirrorMachine:
+    """The machine of one mirror.
+
+    Args:
+        unseal: checks and decodes a record; raises SignatureError or RemoteProtocolError.
+        held: what a checkpoint has given it.
+
+    Attributes:
+        held: by stage, the record whose own bytes of the stage are here.
+        promised: the highest ballot that it has heard of.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        num_stages: int,
+        unseal: Callable[[SignedRecord], Record],
+        held: Mapping[int, Tip] | None = None,
+    ) -> None:
+        self.me = me
+        self.held: dict[int, Tip] = dict(held or {})
+        self.promised: Ballot = NO_BALLOT
+        self._num_stages = num_stages
+        self._unseal = unseal
+        self._wanted: dict[int, tuple[Ballot, Tip]] = {}  # what is being fetched, and who has said that it stands
+
+    def follow(self, peer: PeerId, message: Follow) -> Effects:
+        """A client says which record stands, or only asks.
+
+        Raises:
+            RemoteProtocolError: It acts under another peer's ballot, or names what is no record of this run.
+            SignatureError: The record's signature does not verify.
+        """
+        if message.ballot.peer != peer:
+            raise RemoteProtocolError(f"{peer} used the ballot of {message.ballot.peer}")
+        if message.ballot < self.promised:
+            return [Send(peer, StaleBallot(self.promised))]
+        effects: Effects = []
+        if message.record is not None:
+            record = self._unseal(message.record)
+            tip = Tip(record.round, record_hash(message.record), message.record)
+            for stage in range(self._num_stages):
+                effects += self._aim(stage, tip, record, message)
+        self.promised = message.ballot
+        return [self._said(), *effects]
+
+    def fetched(self, stage: int, record_hash: str) -> Effects:
+        """The bytes of a stage that this record names are here."""
+        wanted = self._wanted.get(stage)
+        if wanted is None or wanted[1].hash != record_hash:
+            return []
+        del self._wanted[stage]
+        self.held[stage] = wanted[1]
+        return [] if self.promised == NO_BALLOT else [self._said()]
+
+    # -- parts
+
+    def _aim(self, stage: int, tip: Tip, record: Record, message: Follow) -> Effects:
+        outcome, held = outcome_of(record, stage), self.held.get(stage)
+        if outcome is None or (held is not None and not self._goes_on(stage, held, tip, message.instead_of)):
+            return []
+        ballot, wanted = self._wanted.get(stage, (NO_BALLOT, None))
+        if wanted is not None and ballot == message.ballot and is_before(tip, wanted, self._unseal):
+            return []  # it is late
+        if held is not None and self._hashes(stage, held) == outcome.hashes:
+            self._wanted.pop(stage, None)
+            self.held[stage] = tip  # nobody has trained the stage since
+            return []
+        self._wanted[stage] = message.ballot, tip
+        if wanted is not None and wanted.hash == tip.hash:
+            return []
+        anew = outcome.restored is not None
+        follows = held is not None and held.hash == record.previous and not anew
+        return [FetchStage(stage, Fetch(record, tip.hash, outcome.hashes, follows, anew))]
+
+    def _goes_on(self, stage: int, held: Tip, tip: Tip, instead_of: str) -> bool:
+        """Whether what is held of a stage is to be given up for this record, once that is here."""
+        left = next((other for other in self.held.values() if other.hash == instead_of), None)
+        is_left = left is not None and (held.hash == left.hash or is_before(held, left, self._unseal))
+        return held.hash != tip.hash and (is_left or is_before(held, tip, self._unseal))
+
+    def _hashes(self, stage: int, tip: Tip) -> StageHashes | None:
+        outcome = None if tip.signed is None else outcome_of(self._unseal(tip.signed), stage)
+        return None if outcome is None else outcome.hashes
+
+    def _said(self) -> Send:
+        """What is held, the newest record first."""
+        tips = sorted(set(self.held.values()), key=lambda tip: (-tip.round, tip.hash))
+        held = tuple(
+            HeldRecord(tip.signed, tuple(stage for stage, its in sorted(self.held.items()) if its == tip))
+            for tip in tips
+            if tip.signed is not None
+        )
+        return Send(self.promised.peer, Mirrored(self.promised, held))

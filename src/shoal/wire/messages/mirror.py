@@ -1,0 +1,41 @@
+"""Between the coordinator (a client) and the mirrors (docs/protocol.md, "Mirrors").
+
+coordinator                          mirror
+  | -- Follow (record) ------------->  |   which record stands, repeated until answered
+  | <- Mirrored / StaleBallot          |   what it holds, at once and whenever it holds more
+
+A mirror fetches states, and gives them, as replicas do (`transfer`).
+"""
+
+from __future__ import annotations
+
+from shoal.ids import Ballot
+from shoal.wire.messages.base import Struct
+from shoal.wire.messages.round import SignedRecord
+
+
+class Follow(Struct, frozen=True, tag="follow"):
+    """The sender coordinates under `ballot`, and `record` stands: it is committed. Without one the sender only asks:
+    D_0 stands, or the sender does not know yet what does. `instead_of` is the hash of a record of which the mirror
+    holds bytes, if that is of another chain, which was not chosen: then that chain is left for this one."""
+
+    ballot: Ballot
+    record: SignedRecord | None
+    instead_of: str = ""
+
+
+class HeldRecord(Struct, frozen=True):
+    """A committed record, and the stages whose bytes the sender holds as this record names them."""
+
+    record: SignedRecord
+    stages: tuple[int, ...]
+
+
+class Mirrored(Struct, frozen=True, tag="mirrored"):
+    """All that a mirror holds, each stage once; to the client of the highest ballot that it has heard of."""
+
+    ballot: Ballot
+    held: tuple[HeldRecord, ...]
+
+
+MirrorMessage = Follow | Mirrored
