@@ -133,7 +133,7 @@ class MonitorRecord(Struct, frozen=True, tag="monitor"):
 
 
 class MirrorRecord(Struct, frozen=True, tag="mirror"):
-    """A mirror. Of every stage it holds the state of record `held_round` or of a newer one; -1: not of every stage."""
+    """A mirror. Of every stage it holds the state of record `held_round`, or of a newer one; -1: not of all stages."""
 
     addresses: Addresses
     join_unix_s: Amount

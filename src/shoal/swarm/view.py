@@ -148,7 +148,7 @@ class ClientPeer:
 
 @dataclass(frozen=True)
 class MirrorPeer:
-    """A mirror; of every stage it holds the state of record `held_round` or of a newer one (`NO_BASE`: not of every)."""
+    """A mirror. Of every stage it holds the state of record `held_round`, or of a newer one; `NO_BASE`: not of all."""
 
     hop: Hop
     held_round: int = NO_BASE
