@@ -48,6 +48,7 @@ from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Hop
+from shoal.wire.messages.mirror import Mirrored
 from shoal.wire.messages.round import (
     Join,
     MemberLost,
@@ -65,8 +66,8 @@ logger = logging.getLogger(__name__)
 CoordinatorEvent = ReplicaIn | ReplicaOut | Restored | Stuck | ChainLeft | Overtaken
 """What the client may want to act on, or to say."""
 
-Answer = RoundState | StaleBallot | Join | Staged | MemberLost | RecordPrepared | Swapped
-"""What only replicas send."""
+Answer = RoundState | StaleBallot | Join | Staged | MemberLost | RecordPrepared | Swapped | Mirrored
+"""What only replicas and mirrors send."""
 
 
 @dataclass(frozen=True, slots=True)

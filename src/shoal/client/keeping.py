@@ -29,7 +29,7 @@ from shoal.ids import PeerId
 from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.memory import free_memory_bytes
-from shoal.swarm.records import outcome_of, record_hash
+from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
 
@@ -192,7 +192,7 @@ class Keeping:
         donor = StateDonor(self._contents, stage)
         donor.hold(record.round, digest, state)
         self._kept[stage] = _KeptState(record.round, digest, state, donor)
-        self._coordinator.keep(stage, digest)
+        self._coordinator.keep(stage, Tip(record.round, digest, standing.signed))
         self._ledger.note(StageKept(stage, record.round, digest))
 
     async def _drop_what_is_old(self) -> None:

@@ -45,7 +45,7 @@ class MirrorMachine:
 
     Attributes:
         held: by stage, the record whose own bytes of the stage are here.
-        promised: the highest ballot that it has heard of.
+        promised: the highest ballot that it has heard of, as long as its client is connected.
     """
 
     def __init__(
@@ -82,6 +82,12 @@ class MirrorMachine:
         self.promised = message.ballot
         return [self._said(), *effects]
 
+    def lost(self, peer: PeerId) -> None:
+        """The connection to a peer has ended. A mirror decides nothing, so it needs no promise: if that was the client
+        which it follows, it follows the next one that asks, whatever its ballot."""
+        if peer == self.promised.peer:
+            self.promised = NO_BALLOT
+
     def fetched(self, stage: int, record_hash: str) -> Effects:
         """The bytes of a stage that this record names are here."""
         wanted = self._wanted.get(stage)
@@ -95,7 +101,7 @@ class MirrorMachine:
 
     def _aim(self, stage: int, tip: Tip, record: Record, message: Follow) -> Effects:
         outcome, held = outcome_of(record, stage), self.held.get(stage)
-        if outcome is None or (held is not None and not self._goes_on(stage, held, tip, message.instead_of)):
+        if outcome is None or (held is not None and not self._goes_on(held, tip, message.instead_of)):
             return []
         ballot, wanted = self._wanted.get(stage, (NO_BALLOT, None))
         if wanted is not None and ballot == message.ballot and is_before(tip, wanted, self._unseal):
@@ -111,11 +117,13 @@ class MirrorMachine:
         follows = held is not None and held.hash == record.previous and not anew
         return [FetchStage(stage, Fetch(record, tip.hash, outcome.hashes, follows, anew))]
 
-    def _goes_on(self, stage: int, held: Tip, tip: Tip, instead_of: str) -> bool:
+    def _goes_on(self, held: Tip, tip: Tip, instead_of: str) -> bool:
         """Whether what is held of a stage is to be given up for this record, once that is here."""
         left = next((other for other in self.held.values() if other.hash == instead_of), None)
+        if held.hash == tip.hash or is_before(held, tip, self._unseal):
+            return held.hash != tip.hash
         is_left = left is not None and (held.hash == left.hash or is_before(held, left, self._unseal))
-        return held.hash != tip.hash and (is_left or is_before(held, tip, self._unseal))
+        return is_left and not is_before(tip, held, self._unseal)
 
     def _hashes(self, stage: int, tip: Tip) -> StageHashes | None:
         outcome = None if tip.signed is None else outcome_of(self._unseal(tip.signed), stage)

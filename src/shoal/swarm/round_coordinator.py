@@ -29,7 +29,8 @@ from shoal.swarm.round_effects import (
     Send,
 )
 from shoal.swarm.round_joins import RoundJoins
-from shoal.swarm.round_judgement import Judgement
+from shoal.swarm.round_judgement import MIRRORED, Judgement
+from shoal.swarm.round_mirrors import RoundMirrors
 from shoal.swarm.round_preparation import RecordPreparation
 from shoal.swarm.round_quorums import RoundQuorums, StageQuorum
 from shoal.swarm.round_replicas import RoundReplicas
@@ -38,6 +39,7 @@ from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.swarm.round_stages import RoundStages
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.base import Hop
+from shoal.wire.messages.mirror import Mirrored, MirrorMessage
 from shoal.wire.messages.round import (
     AskRound,
     Close,
@@ -89,9 +91,10 @@ class RoundCoordinatorMachine:
         self.tip = Tip(0, settings.genesis, None)
         self._unseal = unseal
         self._restoration = Restoration(settings.lost_state_after_s)
-        self.keep = self._restoration.keep  # the driver says what this client keeps of stages whose servers have left
+        self._mirrors = RoundMirrors(settings.num_stages, unseal)
+        self.keep = self._mirrors.keep  # the driver says what this client keeps of stages whose servers have left
         self._replicas = RoundReplicas(settings.genesis, self._restoration, unseal)
-        self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, unseal)
+        self._stages = RoundStages(settings.num_stages, self._replicas, self._restoration, self._mirrors, unseal)
         self._judgement = Judgement(me, settings.genesis, unseal)
         self._trains = self._ready = False  # the tip was announced as ready: a round is being trained on it
         self._unsaid: Tip | None = None  # the tip before, while it is not known that anybody has swapped to this one
@@ -115,6 +118,7 @@ class RoundCoordinatorMachine:
     def wake_at_s(self) -> float | None:
         """When to call `tick`; None if nothing waits for time."""
         unanswered = self._replicas.silent or self._replicas.told or self._restoration.missing
+        unanswered = unanswered or self._mirrors.unanswered
         if self.phase is RoundPhase.WAITING or (self.phase is RoundPhase.IDLE and not unanswered):
             return None
         return self._tick_at_s if self._lead_at_s is None else self._lead_at_s
@@ -144,7 +148,7 @@ class RoundCoordinatorMachine:
 
     def mirrors(self, known: Mapping[PeerId, Hop], now_s: float) -> Effects:
         """The mirrors that are announced; those that are new are told which record stands, and say what they hold."""
-        return [Introduce(hop) for hop in known.values()]
+        return self._mirrors.name(known) + self._advance(now_s)
 
     def close(self, request: CloseRequest, now_s: float) -> Effects:
         """End the round as soon as this client leads and everyone has the record before."""
@@ -162,6 +166,8 @@ class RoundCoordinatorMachine:
 
     def lost(self, peer: PeerId, now_s: float) -> Effects:
         """The connection to a peer has ended."""
+        if peer in self._mirrors.known:
+            self._mirrors.lose(peer)
         if peer not in self._replicas.known:
             return []
         self._replicas.lose(peer)
@@ -180,6 +186,8 @@ class RoundCoordinatorMachine:
         effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in unheard]
         for peer in sorted(self._replicas.told):
             effects += self._replicas.offer(peer, self.ballot, self.tip)
+        effects += self._mirrors.repeat()
+        self._replicas.repeat_offers()
         if self.phase is RoundPhase.JOINING:
             effects += self._send_close()
         elif self.phase is RoundPhase.STAGING and now_s - self._since_s > self.settings.stage_timeout_s:
@@ -189,11 +197,16 @@ class RoundCoordinatorMachine:
                     effects += self._new_epoch(quorum, frozenset())
         return effects + self._advance(now_s)
 
-    def receive(self, peer: PeerId, message: RoundMessage, now_s: float) -> Effects:
-        """Take a replica's message; what is of another ballot, round or epoch has no effect."""
+    def receive(self, peer: PeerId, message: RoundMessage | MirrorMessage, now_s: float) -> Effects:
+        """Take a replica's or mirror's message; what is of another ballot, round or epoch has no effect."""
+        if isinstance(message, StaleBallot) and peer in self._mirrors.known:
+            self.highest = max(self.highest, message.highest)
+            return []  # it follows another client, and is asked again: what replicas follow decides who leads
         if isinstance(message, StaleBallot):
             self._replicas.hear(peer)
             return self._stale(message.highest, now_s)
+        if isinstance(message, Mirrored):
+            return self._mirrored(peer, message, now_s)
         if self.phase is RoundPhase.WAITING or peer not in self._replicas.known:
             return []
         match message:
@@ -227,7 +240,8 @@ class RoundCoordinatorMachine:
         if self._unsaid is not None:
             self.tip, self._unsaid = self._unsaid, None
             self._restoration.begin(self._record)
-        return [Send(peer, AskRound(self.ballot)) for peer in self._replicas.known]
+        asked: Effects = [Send(peer, AskRound(self.ballot)) for peer in self._replicas.known]
+        return asked + self._mirrors.tell(self.ballot, None)
 
     def _stale(self, highest: Ballot, now_s: float) -> Effects:
         """A replica follows a higher ballot: take a higher one while taking over, and when a past self holds it; but
@@ -262,15 +276,16 @@ class RoundCoordinatorMachine:
         if absent:
             return self._stages.miss(absent, now_s)
         waited, begun = now_s - self._since_s > settings.drop_after_s, bool(self._recorded or self.tip.round)
-        known = {self.tip, *self._judgement.heard}
+        known = {self.tip, *self._judgement.heard, *self._mirrors.tips}
         choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited, begun, known)
-        if choice.is_contested:
+        if choice.is_contested or (choice.tip.signed is None and not self._is_beginning(now_s)):
             return []
         effects = self._stages.miss(choice.missing, now_s)
         lost = {} if choice.may_be_dropped else self._stages.lost(choice.tip, now_s)
         if lost.keys() != set(choice.missing):
-            return effects + self._replicas.hint(choice, self.ballot, self.tip)
-        effects += self._judgement.chose(states.values(), choice)
+            effects += self._replicas.hint(choice, self.ballot, {self.tip, *self._mirrors.tips})
+            return effects + self._stages.hint(self.ballot, choice.tip)
+        effects += self._judgement.chose(states.values(), choice, self._mirrors.tips)
         self.phase, self._num_contests = RoundPhase.IDLE, 0
         others: Iterable[PeerId] = ()
         if choice.tip.hash != self.tip.hash:
@@ -282,6 +297,21 @@ class RoundCoordinatorMachine:
                 effects += self._say()
             others = states  # those that hold it already say again what they have sent in its round
         return effects + self._stages.go_on(lost, self.ballot, self.tip, others)
+
+    def _is_beginning(self, now_s: float) -> bool:
+        """Whether nobody may hold a record: every mirror has said so, or was waited for."""
+        return not self._mirrors.is_silent or now_s - self._since_s >= self.settings.lost_state_after_s
+
+    def _mirrored(self, peer: PeerId, message: Mirrored, now_s: float) -> Effects:
+        if self.phase is RoundPhase.WAITING or peer not in self._mirrors.known or message.ballot != self.ballot:
+            return []
+        self._mirrors.answer(peer, message)
+        new = {tip for tip in self._mirrors.tips if self._judgement.is_new(tip, MIRRORED, self.tip)}
+        self._judgement.heard |= new
+        if new and self.phase is not RoundPhase.ASKING:
+            return self.lead(now_s)  # choose once more, having heard everyone
+        is_early = self.phase in (RoundPhase.IDLE, RoundPhase.JOINING)
+        return (self._stages.reconsider_kept(self.ballot, self.tip) if is_early else []) + self._advance(now_s)
 
     def _state(self, peer: PeerId, state: RoundState, now_s: float) -> Effects:
         self._judgement.check(state)
@@ -337,6 +367,7 @@ class RoundCoordinatorMachine:
             effects += self._choose(now_s)
         if self.phase in (RoundPhase.IDLE, RoundPhase.JOINING):
             effects += self._stages.watch(self.tip, now_s)
+            effects += self._stages.hint(self.ballot, self.tip)
             if self._stages.is_lost(self.tip, now_s):
                 # Everybody is heard once more before anything is restored. Where the tip may have to go, its round may
                 # be averaged again, and under this ballot its quorums would have the epochs that they had.
@@ -361,7 +392,13 @@ class RoundCoordinatorMachine:
             self.phase = RoundPhase.IDLE
             self._set_tip(self._preparation.tip)
             effects += self._replicas.tell(self.ballot, self.tip)
-        return effects
+        return effects + self._tell_mirrors()
+
+    def _tell_mirrors(self) -> Effects:
+        """A record that some replica has swapped to stands; what is only prepared a mirror need not know."""
+        stands = self.phase is not RoundPhase.ASKING and self._unsaid is None
+        is_leading = self.phase is not RoundPhase.WAITING
+        return self._mirrors.tell(self.ballot, self.tip if stands else None) if is_leading else []
 
     def _send_close(self) -> Effects:
         close = Close(self.ballot, self.tip.round + 1)

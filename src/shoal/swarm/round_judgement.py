@@ -21,6 +21,9 @@ from shoal.swarm.round_effects import ChainLeft
 from shoal.swarm.sample_ranges import count, subtract
 from shoal.wire.messages.round import RoundState, SignedRecord
 
+MIRRORED = -1
+"""Stands for the stage of who holds a record and is no replica."""
+
 
 class Judgement:
     """The judgement of one coordinator.
@@ -30,8 +33,8 @@ class Judgement:
         unseal: Decodes a record.
 
     Attributes:
-        heard: The records that replicas have said they hold since the last choice. Each was committed, even if all
-            replicas that hold it are lost before the next choice.
+        heard: The records that replicas and mirrors have said they hold since the last choice. Each was committed, even
+            if all who hold it are lost before the next choice.
     """
 
     def __init__(self, me: PeerId, genesis: str, unseal: Unseal) -> None:
@@ -75,8 +78,13 @@ class Judgement:
         record = self._unseal(signed)
         return record.previous == standing.hash and record.ballot != ballot
 
-    def chose(self, states: Iterable[RoundState], choice: Choice) -> list[ChainLeft]:
-        """Take note of what was chosen among; returns the chains that are left and were not before."""
+    def chose(self, states: Iterable[RoundState], choice: Choice, mirrored: Iterable[Tip]) -> list[ChainLeft]:
+        """Take note of what was chosen among; returns the chains that are left and were not before.
+
+        Args:
+            mirrored: What mirrors hold.
+        """
+        self._judged |= {(tip.hash, MIRRORED) for tip in (*self.heard, *mirrored)}
         self.heard.clear()
         for state in states:
             self._judged.add((tip_of(state, self._genesis).hash, state.stage))
@@ -87,7 +95,7 @@ class Judgement:
         return [self._chain_left(tip, choice.tip) for tip in new]
 
     def is_held(self, tip: Tip) -> bool:
-        """Whether some replica that was heard holds this record."""
+        """Whether somebody who was heard holds this record."""
         return tip.hash in {digest for digest, _ in self._judged}
 
     def is_own(self, tip: Tip, before: Tip) -> bool:

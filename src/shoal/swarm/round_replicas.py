@@ -49,6 +49,7 @@ class RoundReplicas:
         self._reported: set[PeerId] = set()
         self._sent_bytes: dict[PeerId, dict[str, int]] = {}
         self._hinted: set[tuple[PeerId, str]] = set()
+        self._offered: set[tuple[PeerId, str]] = set()
         self._given_up: tuple[int, frozenset[str]] = (0, frozenset())
 
     def name(self, peer: PeerId, hop: Hop) -> bool:
@@ -102,6 +103,7 @@ class RoundReplicas:
         self.told.clear()
         self._out.clear()
         self._hinted.clear()
+        self._offered.clear()
 
     def hear(self, peer: PeerId) -> None:
         """A replica can be reached, whatever it has said: what it holds is waited for."""
@@ -133,10 +135,11 @@ class RoundReplicas:
         self._reported.discard(peer)
         self._sent_bytes[peer] = message.sent_bytes
         self._swapped[peer] = message.round, message.record_hash
-        if message.hashes != self.here[peer].basis.hashes:
+        is_known = message.hashes == self.here[peer].basis.hashes
+        if not is_known:
             self.here[peer] = Here(self.here[peer].stage, Basis(message.round, message.hashes))
         # A late repetition of what is known says nothing about why the replica is out now.
-        was_out = peer in self._out and self._tips[peer] != message.record_hash
+        was_out = peer in self._out and not (is_known and self._tips[peer] == message.record_hash)
         if was_out:
             self._out.discard(peer)
         self._tips[peer] = message.record_hash
@@ -220,14 +223,45 @@ class RoundReplicas:
     def _holds(self, peer: PeerId, tip: Tip) -> bool:
         return self._tips[peer] == tip.hash and self._restoration.fits(self.here[peer])
 
-    def hint(self, choice: Choice, ballot: Ballot, known: Tip) -> list[CoordinatorEffect]:
+    def takers(self, stage: int, kept: Tip, tip: Tip) -> dict[PeerId, str]:
+        """The replicas of a stage that are to take bytes that somebody keeps, since these are the tip's, or newer than
+        what any of them has: each with the hash of its own record if that is of another chain than the tip, else empty.
+
+        Who holds a record after the kept one, with older bytes since its stage was restored, cannot go back to that.
+        """
+        there = [peer for peer, here in self.here.items() if here.stage == stage]
+        if kept.hash != tip.hash and any(self.here[peer].basis.round >= kept.round for peer in there):
+            return {}
+        found: dict[PeerId, str] = {}
+        for peer in there:
+            held = tip_of(self.states[peer], self.genesis)
+            has_swapped = self._tips[peer] != held.hash  # since it said that: to the tip, or to the record before
+            if has_swapped or held.hash in (kept.hash, tip.hash):
+                continue
+            if is_before(held, kept, self._unseal):
+                found[peer] = ""
+            elif not is_before(held, tip, self._unseal):
+                found[peer] = held.hash
+        return found
+
+    def offer_kept(self, takers: Mapping[PeerId, str], kept: Tip, ballot: Ballot) -> list[CoordinatorEffect]:
+        """Tell these replicas, once until `repeat_offers`, of a record of which somebody keeps their stage's bytes."""
+        new = [peer for peer in sorted(takers) if (peer, kept.hash) not in self._offered]
+        self._offered |= {(peer, kept.hash) for peer in new}
+        return [Send(peer, CommitRecord(ballot, kept.signed, takers[peer])) for peer in new if kept.signed is not None]
+
+    def repeat_offers(self) -> None:
+        """Whoever was told of a record that somebody keeps may have been told of something else since."""
+        self._offered.clear()
+
+    def hint(self, choice: Choice, ballot: Ballot, known: Iterable[Tip]) -> list[CoordinatorEffect]:
         """Tell the replicas of the stages that lack a holder, once, what they are to look for: if it is committed.
 
         That a replica has swapped to a record shows that it is, and so it is if the coordinator has known it before;
         one that is only prepared may still be dropped.
         """
         signed, digest = choice.tip.signed, choice.tip.hash
-        if signed is None or digest not in (known.hash, *self._tips.values()):
+        if signed is None or digest not in {*(tip.hash for tip in known), *self._tips.values()}:
             return []
         concerned = {(peer, digest) for peer, state in self.states.items() if state.stage in choice.missing}
         new = sorted(concerned - self._hinted)

@@ -42,7 +42,6 @@ class Restoration:
     def __init__(self, patience_s: float) -> None:
         self.bases: dict[int, Basis] = {}
         self.missing: dict[int, float] = {}
-        self._kept: dict[int, str] = {}  # of stages whose last server has left, the record whose bytes the client has
         self._patience_s = patience_s
         self._record: Record | None = None
         self._standing: dict[int, Basis] = {}  # the record's own bytes
@@ -63,17 +62,6 @@ class Restoration:
     def standing(self, stage: int) -> Basis | None:
         """The bytes that the stage goes on from; None for those of D_0."""
         return self.bases.get(stage) or self._standing.get(stage)
-
-    def keep(self, stage: int, record_hash: str | None) -> None:
-        """The client has a stage's bytes of this record, so they are not lost; None: it keeps them no more."""
-        if record_hash is None:
-            self._kept.pop(stage, None)
-        else:
-            self._kept[stage] = record_hash
-
-    def not_kept(self, record_hash: str) -> list[int]:
-        """The missing stages whose bytes in this record the client does not have."""
-        return [stage for stage in self.missing if self._kept.get(stage) != record_hash]
 
     def seen(self, holders: Mapping[PeerId, int]) -> None:
         """Take note of replicas that hold the tip's bytes."""
@@ -102,7 +90,7 @@ class Restoration:
         Args:
             record: the one that stands, or is to stand.
             stages: those to look at; each is in `missing`.
-            silent: some known replica has not answered.
+            silent: some known replica, or a mirror, has not answered.
         """
         found: dict[int, Basis] = {}
         for stage in stages:
@@ -123,6 +111,10 @@ class Restoration:
         basis = self.bases.get(here.stage)
         is_own = here.basis.hashes == self._own(here.stage)
         return basis is not None and (is_own or here.basis.round > basis.round)
+
+    def is_own(self, here: Here) -> bool:
+        """Whether these are the record's own bytes of a stage that was restored from others."""
+        return here.stage in self.bases and here.basis.hashes == self._own(here.stage)
 
     def restore(self, stage: int, basis: Basis) -> Basis | None:
         """From now on the stage goes on from these bytes; returns them, or None if they are the record's own."""

@@ -1,6 +1,8 @@
 """The coordinator's watch over the stages: which ones nobody can be trained on, and what is restored when.
 
-Puts together who is there (`RoundReplicas`) and which bytes stand for the tip's (`Restoration`).
+Puts together who is there (`RoundReplicas`), which bytes stand for the tip's (`Restoration`), and who keeps bytes
+beside the replicas (`RoundMirrors`): no stage is restored from older bytes than a mirror holds of it, as long as the
+mirror is there and a replica of the stage can take them.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import CoordinatorEffect, Restored, Stuck
+from shoal.swarm.round_mirrors import RoundMirrors
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_restoration import Restoration
 from shoal.wire.messages.round import Basis, Record, SignedRecord
@@ -25,11 +28,13 @@ class RoundStages:
         num_stages: int,
         replicas: RoundReplicas,
         restoration: Restoration,
+        mirrors: RoundMirrors,
         unseal: Callable[[SignedRecord], Record],
     ) -> None:
         self._num_stages = num_stages
         self._replicas = replicas
         self._restoration = restoration
+        self._mirrors = mirrors
         self._unseal = unseal
 
     def without(self, stages: Collection[int]) -> set[int]:
@@ -43,8 +48,28 @@ class RoundStages:
     def lost(self, tip: Tip, now_s: float) -> dict[int, Basis]:
         """What the missing stages go on from whose bytes of a record are gone; not those that may yet come back."""
         record = None if tip.signed is None else self._unseal(tip.signed)
-        missing, silent = self._restoration.not_kept(tip.hash), bool(self._replicas.silent)
+        kept = self._kept(tip)
+        missing = [stage for stage in self._restoration.missing if stage not in kept]
+        silent = bool(self._replicas.silent) or self._mirrors.is_silent
         return self._restoration.due(record, missing, self._replicas.here, silent, now_s)
+
+    def _kept(self, tip: Tip) -> dict[int, Tip]:
+        """Of the missing stages, those whose bytes of a record, or newer ones than any replica has, can be had from
+        somebody who keeps them."""
+        kept = self._mirrors.kept(tip) if self._restoration.missing else {}
+        return {
+            stage: kept[stage]
+            for stage in self._restoration.missing
+            if stage in kept and (kept[stage].hash == tip.hash or self._replicas.takers(stage, kept[stage], tip))
+        }
+
+    def hint(self, ballot: Ballot, tip: Tip) -> Effects:
+        """Tell the replicas of the missing stages what to look for that somebody keeps for them."""
+        effects: Effects = []
+        for stage, kept in self._kept(tip).items():
+            takers = self._replicas.takers(stage, kept, tip)
+            effects += self._replicas.offer_kept(takers, kept, ballot)
+        return effects
 
     def watch(self, tip: Tip, now_s: float) -> Effects:
         """Between the records: report what is missing."""
@@ -69,7 +94,8 @@ class RoundStages:
     def go_on(self, lost: Mapping[int, Basis], ballot: Ballot, tip: Tip, others: Iterable[PeerId]) -> Effects:
         """A coordinator has chosen the tip: what others have restored for it stays so."""
         before = self._restoration.bases
-        self._restoration.bases = self._restoration.continued(self._replicas.at(tip), self._replicas.here.values())
+        everyone = [*self._replicas.here.values(), *self._mirrors.own(tip)]
+        self._restoration.bases = self._restoration.continued(self._replicas.at(tip), everyone)
         found = self._restoration.bases.items()
         effects: Effects = [Restored(stage, tip.round, basis) for stage, basis in found if before.get(stage) != basis]
         return effects + self.restore(lost, ballot, tip, others)
@@ -78,3 +104,8 @@ class RoundStages:
         """A replica with better bytes than those that its stage was restored from has come before the quorums."""
         here = self._replicas.here[peer]
         return self.restore({here.stage: here.basis}, ballot, tip) if self._restoration.is_better(here) else []
+
+    def reconsider_kept(self, ballot: Ballot, tip: Tip) -> Effects:
+        """Somebody who keeps the record's own bytes of a stage that was restored has come before the quorums."""
+        own = {here.stage: here.basis for here in self._mirrors.own(tip) if self._restoration.is_own(here)}
+        return self.restore(own, ballot, tip)

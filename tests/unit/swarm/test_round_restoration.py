@@ -33,9 +33,7 @@ def restoration() -> Restoration:
 
 
 def due(restoration: Restoration, now_s: float, silent: bool = False, **here: Basis) -> dict[int, Basis]:
-    return restoration.due(
-        RECORD, restoration.not_kept("record"), {PeerId(p): Here(0, b) for p, b in here.items()}, silent, now_s
-    )
+    return restoration.due(RECORD, restoration.missing, {PeerId(p): Here(0, b) for p, b in here.items()}, silent, now_s)
 
 
 def test_it_is_certain_when_all_members_have_come_back_without(restoration: Restoration) -> None:
@@ -67,18 +65,6 @@ def test_the_time_begins_when_the_last_holder_is_lost(restoration: Restoration) 
     assert due(restoration, 18.0, n=FRESH) == {0: FRESH}
 
 
-def test_what_the_client_keeps_is_not_lost_whoever_has_come_back_without_it(restoration: Restoration) -> None:
-    restoration.keep(0, "record")
-    assert due(restoration, 0.1, a=FRESH, b=FRESH) == {}
-    assert due(restoration, 100.0, n=FRESH) == {}
-    restoration.keep(0, "the record before")
-    assert due(restoration, 100.0, n=FRESH) == {0: FRESH}
-    restoration.keep(0, "record")
-    assert due(restoration, 100.0, n=FRESH) == {}
-    restoration.keep(0, None)
-    assert due(restoration, 100.0, n=FRESH) == {0: FRESH}
-
-
 @pytest.mark.parametrize("is_known", [True, False])
 def test_newcomers_are_told_of_a_record_that_nobody_holds_if_the_coordinator_knows_that_it_is_committed(
     is_known: bool,
@@ -89,9 +75,9 @@ def test_newcomers_are_told_of_a_record_that_nobody_holds_if_the_coordinator_kno
     replicas.name(N, hop)
     replicas.answer(N, RoundState(ballot, 0, 0, None, None, hop, "", FRESH))
     known = tip if is_known else Tip(0, "genesis", None)
-    sent = replicas.hint(Choice(tip, (0,)), ballot, known)
+    sent = replicas.hint(Choice(tip, (0,)), ballot, {known})
     assert sent == ([Send(N, CommitRecord(ballot, tip.signed))] if is_known else [])
-    assert replicas.hint(Choice(tip, (0,)), ballot, known) == [], "once"
+    assert replicas.hint(Choice(tip, (0,)), ballot, {known}) == [], "once"
 
 
 def test_the_newest_bytes_are_taken_and_broken_ones_never(restoration: Restoration) -> None:
