@@ -119,7 +119,8 @@ class Mirror:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """A donor is gone, whatever the registry says."""
+        """A client, or a donor, is gone, whatever the registry says."""
+        self._machine.lost(peer)
         # Clients are looked for all the same: their word is waited for.
         if all(client.peer != peer for client in self._membership.view.clients):
             self._membership.lost(peer)
