@@ -9,11 +9,13 @@ from tests.simulation.round.hosts import ClientHost, Contribution, ReplicaHost, 
 from tests.simulation.safety import Broken, Process
 
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import outcome_of, record_hash
 from shoal.swarm.round_effects import Fetch
-from shoal.wire.messages.round import Record, SignedRecord, StageHashes
+from shoal.wire.messages.round import Basis, Record, SignedRecord, StageHashes
 
 if TYPE_CHECKING:
+    from tests.simulation.round.mirrors import Copy, MirrorHost
     from tests.simulation.round.world import World
 
 HEARD_S = 1.5
@@ -140,13 +142,30 @@ class Checks:
         if len({basis for _, basis, _ in parts}) > 1:
             raise Broken(f"the ring of {host.peer} mixes what was trained from different bytes")
 
-    def gift(self, donor: ReplicaHost, order: Fetch) -> None:
-        """A replica gives its bytes to a newcomer."""
+    def gift(self, donor: ReplicaHost | Copy, order: Fetch) -> None:
+        """A replica or a mirror gives its bytes away."""
         if hashes_of(donor.theta) != order.hashes:
             raise Broken(f"{donor.peer} gives other bytes than those of record {order.record.round}")
 
-    def restored(self, client: ClientHost, stage: int) -> None:
+    def begins(self, client: ClientHost) -> None:
+        """A client trains from D_0: no mirror that holds a record has been heard for a while."""
+        for mirror in self.world.mirrors.hosts() if client.machine.tip.signed is None else ():
+            held_s = min(mirror.since_s.values(), default=None)
+            if held_s is not None and self._hears(client, mirror, held_s):
+                raise Broken(f"{client.peer} begins with D_0, but {mirror.peer} holds records and was there just now")
+
+    def _hears(self, client: ClientHost, mirror: MirrorHost, held_s: float) -> bool:
+        """Whether a client can know what a mirror holds since `held_s`."""
+        network = self.world.network
+        start_s = network.now_s - HEARD_S - 2 * network.manners.slow_s
+        is_announced = self.world.mirrors.announced_since(mirror.peer) <= start_s
+        return (
+            is_announced and held_s <= start_s and network.reachable(client.peer, mirror.peer, start_s, network.now_s)
+        )
+
+    def restored(self, client: ClientHost, stage: int, basis: Basis) -> None:
         """A stage is restored: whoever has its bytes has not been heard for a while."""
+        self._none_is_mirrored(client, stage, basis)
         network = self.world.network
         heard_s = HEARD_S + 2 * network.manners.slow_s
         now_s, tip = network.now_s, client.machine.tip
@@ -159,6 +178,29 @@ class Checks:
                 can_talk = network.reachable(client.peer, host.peer, start_s, start_s + heard_s)
                 if has_bytes and can_talk and host.swapped_s <= start_s:
                     raise Broken(f"stage {stage} is restored, but {host.peer} has its bytes and was there just now")
+
+    def _none_is_mirrored(self, client: ClientHost, stage: int, basis: Basis) -> None:
+        """Nor does a mirror, that could be heard, hold newer ones than those that the stage goes on from, which a
+        replica that could be heard might have fetched."""
+        network, tip = self.world.network, client.machine.tip
+        there = [host for host in self.world.replica_hosts() if host.stage == stage]
+        if any(host.machine.tip.hash == tip.hash and host.machine.basis == basis for host in there):
+            return  # it was restored before, by another client
+        for mirror in self.world.mirrors.hosts():
+            held = mirror.machine.held.get(stage)
+            if held is None or not self._hears(client, mirror, mirror.since_s[stage]):
+                continue
+            start_s = network.now_s - HEARD_S - 2 * network.manners.slow_s
+            is_taker = any(
+                network.reachable(client.peer, host.peer, start_s, network.now_s)
+                and is_before(host.machine.tip, held, self.world.unseal)
+                for host in there
+            )
+            is_newer = is_before(held, tip, self.world.unseal) and held.round > basis.round
+            if held.hash == tip.hash or (is_newer and is_taker):
+                raise Broken(
+                    f"stage {stage} is restored from record {basis.round}, but {mirror.peer} holds {held.round} of it"
+                )
 
     def swap(self, host: ReplicaHost, record: Record, hashes: StageHashes) -> None:
         """A replica makes these bytes its state."""

@@ -163,7 +163,7 @@ class ReplicaHost:
         """Copy the bytes from whoever holds the record and can be reached; else try again."""
         if self.machine.fetching is None or record_hash(self.machine.fetching) != order.record_hash:
             return []
-        donor = self.world.donor_for(self, order.record_hash)
+        donor = self.world.donor_of(self.peer, self.stage, order.record_hash)
         if donor is None:
             self._later(self._fetch, order)
             return []
@@ -200,7 +200,7 @@ class ClientHost:
             world.settings,
             world.seal_as(peer),
             world.unseal,
-            world.pool_of(peer).recorded_ranges(),
+            () if peer in world.mirrors.forgetful else world.pool_of(peer).recorded_ranges(),
         )
         self.tip: Tip | None = None
         self.stuck: tuple[int, ...] = ()
@@ -228,6 +228,9 @@ class ClientHost:
 
     def see(self, hops: dict[PeerId, Hop]) -> None:
         self._act(self.machine.replicas(hops, self.now_s))
+
+    def see_mirrors(self, hops: dict[PeerId, Hop]) -> None:
+        self._act(self.machine.mirrors(hops, self.now_s))
 
     def close(self) -> None:
         if self.tip is not None:
@@ -257,12 +260,13 @@ class ClientHost:
                     self.world.committed(self.peer, record, signed)
                 case RoundReady(tip):
                     self.tip = tip
+                    self.world.checks.begins(self)
                 case Stuck(stages):
                     self.stuck = stages
                 case TrainedTwice():
                     self.world.trained_twice(effect)
                 case Restored(stage, _, basis) if basis is not None:
-                    self.world.checks.restored(self, stage)
+                    self.world.checks.restored(self, stage, basis)
                 case _:
                     pass
             if self.world.network.hosts.get(self.peer) is not self:

@@ -57,5 +57,5 @@ class LostCommitWorld(World):
             self._crash(client)
         for victim in victims:
             network.crash(victim.peer)
-            network.after(rng.uniform(0.5, 4.0), self._restart_replica, victim.peer)
-        self._tell_clients()
+            network.after(rng.uniform(0.5, 4.0), self.restart_replica, victim.peer)
+        self.tell_clients()

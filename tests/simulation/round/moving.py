@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.simulation import liveness
 from tests.simulation.round.hosts import ClientHost, ReplicaHost
+from tests.simulation.round.mirrors import Copy
 from tests.simulation.round.world import FAULTS_END_S, World
 from tests.simulation.safety import Broken
 
@@ -212,14 +213,14 @@ class MovingWorld(World):
                 return other
         return None
 
-    def givers(self) -> list[ReplicaHost]:
+    def givers(self) -> list[ReplicaHost | Copy]:
         """Whoever moves gives the state of its old stage away until it has that of the new one."""
-        hosts = self.replica_hosts()
-        return [*hosts, *(host.before for host in hosts if isinstance(host, MovingReplica) and host.before is not None)]
+        hosts = [host for host in self.replica_hosts() if isinstance(host, MovingReplica)]
+        return [*super().givers(), *(host.before for host in hosts if host.before is not None)]
 
     # -- faults
 
-    def _restart_replica(self, peer: PeerId) -> None:
+    def restart_replica(self, peer: PeerId) -> None:
         """A server that starts again takes the stage that nobody serves, as every server does that may choose."""
         served = {host.stage for host in self.replica_hosts()}
         empty = [stage for stage in range(self.num_stages) if stage not in served]

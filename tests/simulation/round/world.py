@@ -11,9 +11,11 @@ from tests.simulation.faults import Faults
 from tests.simulation.network import Manners, Network
 from tests.simulation.round.checks import PATIENCE_S, Checks, samples_of
 from tests.simulation.round.hosts import ClientHost, ReplicaHost, holds, is_bulk
+from tests.simulation.round.mirrors import Copy, MirrorHost, Mirrors
 from tests.simulation.safety import Broken, ChainSafety, SampleSafety, Split
 
 from shoal.ids import PeerId, StepKey
+from shoal.swarm.mirror import MirrorMachine
 from shoal.swarm.records import seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import TrainedTwice
@@ -73,6 +75,7 @@ class World:
         seed: Decides everything.
         member_class, coordinator_class: The machines, or mutants of them.
         host_class, client_class: What averages and what leads, or mutants of them.
+        mirror_class: The machine of mirrors, or a mutant of it.
         faults: Whether anything goes wrong.
     """
 
@@ -86,6 +89,7 @@ class World:
         host_class: type[ReplicaHost] = ReplicaHost,
         client_class: type[ClientHost] = ClientHost,
         faults: bool = True,
+        mirror_class: type[MirrorMachine] = MirrorMachine,
     ) -> None:
         self.network = Network(seed, self.is_bulk, None if faults else Manners())
         self.has_faults, self.client_class = faults, client_class
@@ -108,6 +112,7 @@ class World:
         self.replicas = [
             PeerId(f"R{stage}.{slot}") for stage in range(self.num_stages) for slot in range(self.num_slots)
         ]
+        self.mirrors = Mirrors(self, seed, mirror_class)
         self.clients = [PeerId(f"C{number}") for number in range(self.num_clients())]
         self.disks = {peer: Disk() for peer in self.clients}
         for peer in self.replicas:
@@ -119,6 +124,7 @@ class World:
         self.network.after(0.3, self._elect)
         if not faults:
             return
+        self.mirrors.plan(FAULTS_END_S)
         self.faults = Faults(self.network, self._fallible, self._crash, FAULTS_END_S, self._froze)
         self.plan_faults()
 
@@ -181,7 +187,7 @@ class World:
             if self.meddling == 0 and self.network.now_s < FAULTS_END_S - 1.0:
                 self.network.cut(receiver, self.network.rng.choice(self.replicas), 0.5)
                 if receiver in self.network.hosts and self.network.rng.random() < 0.5:
-                    self._crash_client(PeerId(receiver), loses_power=True)
+                    self.crash_client(PeerId(receiver), loses_power=True)
 
     def make_checks(self) -> Checks:
         return Checks(self)
@@ -197,7 +203,7 @@ class World:
 
     def _start_replica(self, peer: PeerId, stage: int, is_behind: bool = False) -> None:
         self.network.start(peer, self.host_class(self, peer, stage, is_behind))
-        self._tell_clients()
+        self.tell_clients()
 
     def new_client(self, peer: PeerId) -> ClientHost:
         return self.client_class(self, peer)
@@ -205,9 +211,9 @@ class World:
     def _start_client(self, peer: PeerId) -> None:
         host = self.new_client(peer)
         self.network.start(peer, host)
-        host.see({h.peer: h.machine.hop for h in self.replica_hosts()})
+        self._see(peer)
 
-    def _tell_clients(self) -> None:
+    def tell_clients(self) -> None:
         for client in self.clients:
             if client in self.network.hosts:
                 self.network.on_host(client, 0.05, self._see, client)
@@ -215,6 +221,8 @@ class World:
     def _see(self, client: PeerId) -> None:
         host = self.network.hosts.get(client)
         if isinstance(host, ClientHost):
+            if self.mirrors.peers:
+                host.see_mirrors(self.mirrors.announced)
             host.see({h.peer: h.machine.hop for h in self.replica_hosts()})
 
     def _elect(self) -> None:
@@ -282,7 +290,7 @@ class World:
     # -- faults
 
     def _fallible(self) -> list[str]:
-        return [*self.replicas, *self.clients, *self.clients]
+        return [*self.replicas, *self.clients, *self.clients, *self.mirrors.peers]
 
     def _froze(self, peer: str, duration_s: float) -> None:
         """A process was frozen."""
@@ -293,14 +301,16 @@ class World:
         host = network.hosts.get(peer)
         loses_power = rng.random() < 0.25
         if isinstance(host, ClientHost):
-            self._crash_client(host.peer, loses_power)
+            self.crash_client(host.peer, loses_power)
+        elif isinstance(host, MirrorHost):
+            self.mirrors.crash(host.peer)
         elif isinstance(host, ReplicaHost) and self.twin(host) is not None:
             # Not if its stage's state would be gone with it: that is what `_lose_stages` does, where it is bearable.
             network.crash(peer, silently=loses_power)
-            self._tell_clients()
-            network.after(rng.uniform(0.5, 4.0), self._restart_replica, peer)
+            self.tell_clients()
+            network.after(rng.uniform(0.5, 4.0), self.restart_replica, peer)
 
-    def _crash_client(self, peer: PeerId, loses_power: bool) -> None:
+    def crash_client(self, peer: PeerId, loses_power: bool) -> None:
         self.network.crash(peer, silently=loses_power)
         if loses_power:
             self.disks[peer].lose_power()
@@ -319,8 +329,8 @@ class World:
                 self.faults.pause(victim.peer, min(rng.uniform(1.0, 14.0), FAULTS_END_S - self.network.now_s))
                 continue
             self.network.crash(victim.peer)
-            self.network.after(rng.uniform(0.5, 4.0), self._restart_replica, victim.peer)
-        self._tell_clients()
+            self.network.after(rng.uniform(0.5, 4.0), self.restart_replica, victim.peer)
+        self.tell_clients()
 
     def is_known_without(self, victims: Collection[ReplicaHost]) -> bool:
         """Whether of what these know of the chain nothing is gone with them."""
@@ -337,19 +347,19 @@ class World:
                 return other
         return None
 
-    def givers(self) -> list[ReplicaHost]:
+    def givers(self) -> list[ReplicaHost | Copy]:
         """Who gives away what it holds."""
-        return self.replica_hosts()
+        return [*self.replica_hosts(), *(copy for mirror in self.mirrors.hosts() for copy in mirror.copies)]
 
-    def donor_for(self, host: ReplicaHost, digest: str) -> ReplicaHost | None:
-        """A replica of the same stage that gives the bytes of a record away and can be reached."""
+    def donor_of(self, peer: str, stage: int, digest: str) -> ReplicaHost | Copy | None:
+        """Who gives the bytes of a stage in a record away and can be reached."""
         for other in self.givers():
-            gives_it = other.stage == host.stage and other.peer != host.peer and other.offers == digest
-            if gives_it and self.network.awake(other.peer) and not self.network.blocked(host.peer, other.peer):
+            gives_it = other.stage == stage and other.peer != peer and other.offers == digest
+            if gives_it and self.network.awake(other.peer) and not self.network.blocked(peer, other.peer):
                 return other
         return None
 
-    def _restart_replica(self, peer: PeerId) -> None:
+    def restart_replica(self, peer: PeerId) -> None:
         self._start_again(peer, int(peer[1]))
 
     def _start_again(self, peer: PeerId, stage: int) -> None:

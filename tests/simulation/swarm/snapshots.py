@@ -318,13 +318,13 @@ class SnapshotWorld(World):
         host = self.network.hosts.get(peer)
         if isinstance(host, SnapshotServer) and self.twin(host) is not None:
             self.network.crash(peer)
-            self._tell_clients()
+            self.tell_clients()
             if times > 1:
                 for buddy in self.buddies(host):
                     self.faults.pause(buddy, 1.2)
                 self.network.after(2.2, self._die_again, peer, times - 1)
-            self.network.after(self.network.rng.uniform(0.1, 0.4), self._restart_replica, PeerId(peer))
+            self.network.after(self.network.rng.uniform(0.1, 0.4), self.restart_replica, PeerId(peer))
 
-    def _restart_replica(self, peer: PeerId) -> None:
+    def restart_replica(self, peer: PeerId) -> None:
         if peer not in self.network.hosts:
-            super()._restart_replica(peer)
+            super().restart_replica(peer)
