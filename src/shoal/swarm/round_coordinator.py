@@ -282,7 +282,7 @@ class RoundCoordinatorMachine:
             return []
         effects = self._stages.miss(choice.missing, now_s)
         lost = {} if choice.may_be_dropped else self._stages.lost(choice.tip, now_s)
-        if lost.keys() != set(choice.missing):
+        if lost.keys() | self._stages.parted(choice.tip) != set(choice.missing):
             effects += self._replicas.hint(choice, self.ballot, {self.tip, *self._mirrors.tips})
             return effects + self._stages.hint(self.ballot, choice.tip)
         effects += self._judgement.chose(states.values(), choice, self._mirrors.tips)

@@ -86,7 +86,8 @@ class RoundMirrors:
         return [Send(peer, self._told[peer]) for peer in sorted(self.unanswered) if peer in self._told]
 
     def answer(self, peer: PeerId, message: Mirrored) -> None:
-        """Take note of what a mirror holds.
+        """Take note of what a mirror holds. It may have said so before what is known already: as long as its connection
+        lasts it never goes back.
 
         Raises:
             RemoteProtocolError: That cannot be, or a record is none of this run.
@@ -99,6 +100,9 @@ class RoundMirrors:
             for stage in each.stages:
                 if stage in held or not 0 <= stage < self._num_stages or outcome_of(record, stage) is None:
                     raise RemoteProtocolError(f"{peer} says that it mirrors stage {stage} of record {record.round}")
+                held[stage] = tip
+        for stage, tip in self._held.get(peer, {}).items():
+            if stage not in held or is_before(held[stage], tip, self._unseal):
                 held[stage] = tip
         self._held[peer] = held
         self.unanswered.discard(peer)

@@ -223,32 +223,23 @@ class RoundReplicas:
     def _holds(self, peer: PeerId, tip: Tip) -> bool:
         return self._tips[peer] == tip.hash and self._restoration.fits(self.here[peer])
 
-    def takers(self, stage: int, kept: Tip, tip: Tip) -> dict[PeerId, str]:
-        """The replicas of a stage that are to take bytes that somebody keeps, since these are the tip's, or newer than
-        what any of them has: each with the hash of its own record if that is of another chain than the tip, else empty.
+    def takers(self, stage: int, kept: Tip) -> list[PeerId]:
+        """The replicas of a stage that are to take bytes that somebody keeps, since none of them has as new ones: those
+        that hold a record before.
 
-        Who holds a record after the kept one, with older bytes since its stage was restored, cannot go back to that.
+        Who holds a later one, with older bytes since its stage was restored, cannot go back; and who is of another
+        chain leaves that only for the record that is chosen.
         """
         there = [peer for peer, here in self.here.items() if here.stage == stage]
-        if kept.hash != tip.hash and any(self.here[peer].basis.round >= kept.round for peer in there):
-            return {}
-        found: dict[PeerId, str] = {}
-        for peer in there:
-            held = tip_of(self.states[peer], self.genesis)
-            has_swapped = self._tips[peer] != held.hash  # since it said that: to the tip, or to the record before
-            if has_swapped or held.hash in (kept.hash, tip.hash):
-                continue
-            if is_before(held, kept, self._unseal):
-                found[peer] = ""
-            elif not is_before(held, tip, self._unseal):
-                found[peer] = held.hash
-        return found
+        if any(self.here[peer].basis.round >= kept.round for peer in there):
+            return []
+        return sorted(peer for peer in there if is_before(tip_of(self.states[peer], self.genesis), kept, self._unseal))
 
-    def offer_kept(self, takers: Mapping[PeerId, str], kept: Tip, ballot: Ballot) -> list[CoordinatorEffect]:
+    def offer_kept(self, takers: Iterable[PeerId], kept: Tip, ballot: Ballot) -> list[CoordinatorEffect]:
         """Tell these replicas, once until `repeat_offers`, of a record of which somebody keeps their stage's bytes."""
-        new = [peer for peer in sorted(takers) if (peer, kept.hash) not in self._offered]
+        new = [peer for peer in takers if (peer, kept.hash) not in self._offered]
         self._offered |= {(peer, kept.hash) for peer in new}
-        return [Send(peer, CommitRecord(ballot, kept.signed, takers[peer])) for peer in new if kept.signed is not None]
+        return [Send(peer, CommitRecord(ballot, kept.signed)) for peer in new if kept.signed is not None]
 
     def repeat_offers(self) -> None:
         """Whoever was told of a record that somebody keeps may have been told of something else since."""

@@ -55,21 +55,34 @@ class RoundStages:
 
     def _kept(self, tip: Tip) -> dict[int, Tip]:
         """Of the missing stages, those whose bytes of a record, or newer ones than any replica has, can be had from
-        somebody who keeps them."""
+        somebody who keeps them; but not those of which a replica has the bytes already."""
         kept = self._mirrors.kept(tip) if self._restoration.missing else {}
+        own = {here.stage: here.basis.hashes for here in self._mirrors.own(tip)} if kept else {}
+        has_own = {each.stage for each in self._replicas.here.values() if each.basis.hashes == own.get(each.stage)}
         return {
             stage: kept[stage]
             for stage in self._restoration.missing
-            if stage in kept and (kept[stage].hash == tip.hash or self._replicas.takers(stage, kept[stage], tip))
+            if stage in kept and stage not in has_own
+            if stage in own or self._replicas.takers(stage, kept[stage])
         }
 
     def hint(self, ballot: Ballot, tip: Tip) -> Effects:
         """Tell the replicas of the missing stages what to look for that somebody keeps for them."""
         effects: Effects = []
         for stage, kept in self._kept(tip).items():
-            takers = self._replicas.takers(stage, kept, tip)
-            effects += self._replicas.offer_kept(takers, kept, ballot)
+            effects += self._replicas.offer_kept(self._replicas.takers(stage, kept), kept, ballot)
         return effects
+
+    def parted(self, tip: Tip) -> set[int]:
+        """The missing stages whose bytes of the tip somebody keeps, while all their replicas are of other chains: they
+        can fetch them only when the tip is chosen over what they hold."""
+        kept = self._kept(tip)
+        there = {here.stage for here in self._replicas.here.values()}
+        return {
+            stage
+            for stage, its in kept.items()
+            if stage in there and its.hash == tip.hash and not self._replicas.takers(stage, its)
+        }
 
     def watch(self, tip: Tip, now_s: float) -> Effects:
         """Between the records: report what is missing."""

@@ -155,8 +155,10 @@ class Checks:
                 raise Broken(f"{client.peer} begins with D_0, but {mirror.peer} holds records and was there just now")
 
     def _hears(self, client: ClientHost, mirror: MirrorHost, held_s: float) -> bool:
-        """Whether a client can know what a mirror holds since `held_s`."""
+        """Whether a client can know what a mirror holds since `held_s`: the mirror answers whose ballot is highest."""
         network = self.world.network
+        if mirror.machine.promised > client.machine.ballot:
+            return False
         start_s = network.now_s - HEARD_S - 2 * network.manners.slow_s
         is_announced = self.world.mirrors.announced_since(mirror.peer) <= start_s
         return (
