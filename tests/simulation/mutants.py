@@ -19,6 +19,7 @@ from tests.simulation.homes import mutants as homes
 from tests.simulation.lease import mutants as lease
 from tests.simulation.membership import mutants as membership
 from tests.simulation.placing import mutants as placing
+from tests.simulation.round import mirror_mutants as mirrors
 from tests.simulation.round import moving_mutants as moves
 from tests.simulation.round import mutants as round
 from tests.simulation.safety import Broken
@@ -55,7 +56,7 @@ class Mutant:
                 continue
 
 
-MODULES = (step, swarm, snapshots, round, split, moves, lease, membership, placing, clients, homes, state)
+MODULES = (step, swarm, snapshots, round, mirrors, split, moves, lease, membership, placing, clients, homes, state)
 MUTANTS: dict[str, Mutant] = {
     name: Mutant(make, first_seed) for module in MODULES for name, (make, first_seed) in module.MUTANTS.items()
 }

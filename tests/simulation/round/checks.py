@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import outcome_of, record_hash
 from shoal.swarm.round_effects import Fetch
-from shoal.wire.messages.round import Basis, Record, SignedRecord, StageHashes
+from shoal.wire.messages.round import Basis, Propose, Record, SignedRecord, StageHashes
 
 if TYPE_CHECKING:
     from tests.simulation.round.mirrors import Copy, MirrorHost
@@ -148,11 +149,24 @@ class Checks:
             raise Broken(f"{donor.peer} gives other bytes than those of record {order.record.round}")
 
     def begins(self, client: ClientHost) -> None:
-        """A client trains from D_0: no mirror that holds a record has been heard for a while."""
+        """A client trains from D_0: every mirror that holds a record was waited for, and has not been heard since."""
+        now_s = self.world.network.now_s
         for mirror in self.world.mirrors.hosts() if client.machine.tip.signed is None else ():
-            held_s = min(mirror.since_s.values(), default=None)
-            if held_s is not None and self._hears(client, mirror, held_s):
+            held_s = min(mirror.since_s.values(), default=math.inf)
+            known_s = max(held_s, self.world.mirrors.announced_since(mirror.peer))
+            was_waited_for = client.led_s <= known_s or now_s - client.led_s >= PATIENCE_S - 0.5
+            if not was_waited_for or self._hears(client, mirror, held_s):
                 raise Broken(f"{client.peer} begins with D_0, but {mirror.peer} holds records and was there just now")
+
+    def proposed(self, client: ClientHost, quorum: Propose) -> None:
+        """A stage is averaged on restored bytes: no mirror that holds the record's own has been heard for a while."""
+        hosts = [self.world.network.hosts.get(hop.peer) for hop in quorum.members]
+        if not any(isinstance(host, ReplicaHost) and host.machine.is_restored for host in hosts):
+            return
+        for mirror in self.world.mirrors.hosts():
+            held, since_s = mirror.machine.held.get(quorum.stage), mirror.since_s.get(quorum.stage, math.inf)
+            if held is not None and held.hash == client.machine.tip.hash and self._hears(client, mirror, since_s):
+                raise Broken(f"stage {quorum.stage} is averaged on restored bytes, but {mirror.peer} holds its own")
 
     def _hears(self, client: ClientHost, mirror: MirrorHost, held_s: float) -> bool:
         """Whether a client can know what a mirror holds since `held_s`: the mirror answers whose ballot is highest."""

@@ -204,6 +204,7 @@ class ClientHost:
         )
         self.tip: Tip | None = None
         self.stuck: tuple[int, ...] = ()
+        self.led_s = 0.0
         self._wake_s: float | None = None
 
     def generation(self) -> int:
@@ -224,6 +225,7 @@ class ClientHost:
         self._act(self.machine.lost(PeerId(peer), self.now_s))
 
     def lead(self) -> None:
+        self.led_s = self.now_s
         self._act(self.machine.lead(self.now_s))
 
     def see(self, hops: dict[PeerId, Hop]) -> None:
@@ -250,6 +252,8 @@ class ClientHost:
         for effect in effects:
             match effect:
                 case Send(peer, message):
+                    if type(message) is Propose:
+                        self.world.checks.proposed(self, message)
                     self.world.send(self.peer, peer, message)
                 case Journal():
                     # A disk that is slow; what is not written when the client dies is lost.

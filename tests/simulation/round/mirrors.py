@@ -81,7 +81,8 @@ class MirrorHost:
 
     def _later(self, stage: int, mean_s: float) -> None:
         network = self.world.network
-        network.on_host(self.peer, network.exponential(mean_s) * network.slowness(self.peer), self._fetch, stage)
+        delay_s = self.world.mirrors.rng.uniform(0.5, 1.5) * mean_s * min(network.slowness(self.peer), 3.0)
+        network.on_host(self.peer, delay_s, self._fetch, stage)
 
     def _fetch(self, stage: int) -> None:
         """Copy the bytes from whoever holds the record and can be reached; else try again."""
@@ -148,6 +149,7 @@ class Mirrors:
         self._announced_s: dict[PeerId, float] = {}
         self.forgetful: set[PeerId] = set()
         self._is_alone = False
+        self._records_left, self._end_s = 0, 0.0
         self._saved: dict[PeerId, dict[int, tuple[Tip, str]]] = {}
 
     def plan(self, end_s: float) -> None:
@@ -157,8 +159,10 @@ class Mirrors:
             network.at(rng.choice((0.0, 0.0, rng.uniform(0.5, end_s - 8.0))), self._start, peer)
             if rng.random() < 0.2:
                 network.at(rng.uniform(0.0, end_s), self._freeze_for_good, peer)
-        if self.peers and rng.random() < 0.3:
+        if self.peers and rng.random() < 0.5:
             network.at(rng.uniform(4.0, end_s - 6.0), self._black_out, end_s)
+        self._records_left = rng.randint(1, 5) if self.peers and rng.random() < 0.7 else 0
+        self._end_s = end_s
 
     def hosts(self) -> list[MirrorHost]:
         """Those that run."""
@@ -175,6 +179,14 @@ class Mirrors:
             self._saved[host.peer] = {
                 stage: (tip, host.theta[stage]) for stage, tip in host.machine.held.items() if stage in host.theta
             }
+
+    def have_followed(self, round: int) -> None:
+        """In the end every mirror that is there and not frozen holds of all stages what is newer than this record."""
+        for host in self.hosts():
+            rounds = {stage: tip.round for stage, tip in host.machine.held.items()}
+            is_there = self.world.network.awake(host.peer) and host.peer in self.announced
+            if is_there and min(rounds.get(stage, 0) for stage in range(self.world.num_stages)) < round:
+                raise Broken(f"{host.peer} has not followed record {round}: it holds {rounds}")
 
     def crash(self, peer: PeerId) -> None:
         """End a mirror, unless nobody else knows of the run; most are started again."""
@@ -208,15 +220,53 @@ class Mirrors:
         self._is_alone = self._is_alone and len(holding) < self.world.num_stages
         return self._is_alone
 
+    def committed(self) -> None:
+        """A record is committed: once, soon after one, a stage loses all its replicas."""
+        self._records_left -= 1
+        if self._records_left == 0:
+            self.world.network.after(self.rng.uniform(0.0, 1.5), self._lose_stage)
+
+    def _lose_stage(self) -> None:
+        """All replicas of a stage die, and are started again; mostly something happens to mirrors or clients too."""
+        world, rng, network = self.world, self.rng, self.world.network
+        stage = rng.randrange(world.num_stages)
+        victims = [host for host in world.replica_hosts() if host.stage == stage]
+        if network.now_s > self._end_s - 8.0 or not world.is_known_without(victims):
+            return
+        for victim in victims:
+            network.crash(victim.peer)
+            network.after(rng.uniform(0.1, 2.0), world.restart_replica, victim.peer)
+        what = rng.choice(("nothing", "takeover", "dies", "freezes", "freezes for good", "is cut off"))
+        if what == "takeover":
+            for client in world.client_hosts():
+                world.crash_client(client.peer, loses_power=False)
+        for mirror in self.hosts():
+            match what:
+                case "dies":
+                    self.crash(mirror.peer)
+                case "freezes":
+                    network.pause(mirror.peer, rng.uniform(1.0, 7.0))
+                case "freezes for good":
+                    self._freeze_for_good(mirror.peer)
+                case "is cut off":
+                    for client in world.client_hosts():
+                        network.cut(client.peer, mirror.peer, rng.uniform(0.0, 6.0))
+                case _:
+                    pass
+        world.tell_clients()
+
     def _black_out(self, until_s: float) -> None:
         """All replicas die at once, where a mirror has all that anybody knows; mostly with all clients."""
         world, rng = self.world, self.rng
         network = world.network
-        if not any(self._has_all(host) and network.awake(host.peer) for host in self.hosts()):
+        keepers = [host for host in self.hosts() if self._has_all(host) and network.awake(host.peer)]
+        if not keepers:
             if network.now_s < until_s - 6.0:
                 network.after(0.1, self._black_out, until_s)
             return
         self._is_alone = True
+        if rng.random() < 0.5:
+            network.pause(keepers[0].peer, rng.uniform(0.5, 3.5))
         clients = [host.peer for host in world.client_hosts()] if rng.random() < 0.7 else []
         self.forgetful |= set(clients)
         for client in clients:

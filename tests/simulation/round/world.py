@@ -196,6 +196,7 @@ class World:
         """A client says that this is committed."""
         self.checks.committed(record, signed)
         self.pool_of(client).record(record)
+        self.mirrors.committed()
 
     def trained_twice(self, found: TrainedTwice) -> None:
         """A coordinator sees what no lease may let happen."""
@@ -379,11 +380,13 @@ class World:
         """
         try:
             self.network.run(SETTLED_S)
+            before = max(self.chain.committed, default=0)
             liveness.keeps_going(self.network, END_S, ROUND_LIMIT_S, lambda: max(self.chain.committed, default=0))
             liveness.given_time(self.network, LAST_S, self.is_enough)
         except Split:
             self.is_split = True
         else:
+            self.mirrors.have_followed(before)
             liveness.nobody_left_behind({h.peer: h.machine.tip.round for h in self.replica_hosts()})
         return max(self.chain.committed, default=0)
 

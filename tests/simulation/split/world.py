@@ -17,6 +17,7 @@ from tests.simulation.split.checks import SplitChecks
 from tests.simulation.split.hosts import Client, Replica
 
 from shoal.ids import PeerId
+from shoal.swarm.mirror import MirrorMachine
 from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import ChainLeft
@@ -58,6 +59,7 @@ class SplitWorld(RoundWorld):
         client_class: type[ClientHost] = Client,
         faults: bool = True,
         meets: bool | None = None,
+        mirror_class: type[MirrorMachine] = MirrorMachine,
     ) -> None:
         self.chains_left: list[ChainLeft] = []
         # Of its own source: a seed without this fault is the same run as ever.
@@ -67,7 +69,7 @@ class SplitWorld(RoundWorld):
         self._meets_after = rng.randint(1, 12)
         self._meets_within_s = rng.choice((0.1, 0.5))
         self._parted_until_s = 0.0
-        super().__init__(seed, member_class, coordinator_class, host_class, client_class, faults)
+        super().__init__(seed, member_class, coordinator_class, host_class, client_class, faults, mirror_class)
         if self._meets_at is Resolve:
             self.doubt_rate = 0.5
 
@@ -174,6 +176,7 @@ class SplitWorld(RoundWorld):
         now = self._newest_round()
         liveness.goes_on(before, now)
         liveness.nobody_left_behind({host.peer: host.machine.tip.round for host in self.replica_hosts()})
+        self.mirrors.have_followed(before)
         self.checks.pool_is_right(self.checks.one_chain())
         return now
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shoal.ids import PeerId
@@ -30,7 +32,6 @@ from shoal.wire.messages.round import (
     Propose,
     Record,
     RecordPrepared,
-    RoundMessage,
     RoundState,
     SignedRecord,
     Staged,
@@ -57,7 +58,7 @@ def machine() -> RoundCoordinatorMachine:
     return coordinator()
 
 
-def sent(effects: list[CoordinatorEffect], kind: type[RoundMessage]) -> dict[PeerId, RoundMessage]:
+def sent(effects: list[CoordinatorEffect], kind: type[Any]) -> dict[PeerId, Any]:
     return {e.peer: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)}
 
 
