@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -198,7 +199,10 @@ async def test_a_newer_record_of_the_chain_waits_until_what_is_under_way_is_here
 
 
 @pytest.mark.parametrize("is_restored", [True, False])
-async def test_a_record_that_does_not_follow_is_fetched_in_place_of_what_is_under_way(is_restored: bool) -> None:
+async def test_a_record_that_does_not_follow_is_fetched_in_place_of_what_is_under_way(
+    is_restored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_fetch, "_NOBODY_S", math.inf)
     async with host(0) as mirror:
         mirror.copies.order(0, order(1, state(1.0), "a"))
         await until(lambda: mirror.wants.seen)
