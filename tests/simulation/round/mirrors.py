@@ -161,6 +161,8 @@ class Mirrors:
                 network.at(rng.uniform(0.0, end_s), self._freeze_for_good, peer)
         if self.peers and rng.random() < 0.5:
             network.at(rng.uniform(4.0, end_s - 6.0), self._black_out, end_s)
+        if self.peers:
+            network.after(1.0, self._confuse)
         self._records_left = rng.randint(1, 5) if self.peers and rng.random() < 0.7 else 0
         self._end_s = end_s
 
@@ -208,6 +210,18 @@ class Mirrors:
         self.announced[peer] = Hop(peer, (f"boot:{self.world.network.boots[peer]}",))
         self._announced_s[peer] = self.world.network.now_s
         self.world.tell_clients()
+
+    def _confuse(self) -> None:
+        """While several clients lead, a mirror is now and then cut off from the one that it follows: it follows another
+        one then, which may have gone less far."""
+        network, rng = self.world.network, self.rng
+        if network.now_s > self._end_s - 2.0:
+            return
+        network.after(0.5, self._confuse)
+        if sum(client.leads for client in self.world.client_hosts()) > 1 and rng.random() < 0.4:
+            for host in self.hosts():
+                if host.machine.promised.peer in network.hosts:
+                    network.cut(host.peer, host.machine.promised.peer, rng.uniform(0.3, 1.5))
 
     def _freeze_for_good(self, peer: PeerId) -> None:
         if peer in self.world.network.hosts and not self.is_needed:
