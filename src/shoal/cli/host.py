@@ -70,7 +70,7 @@ _BEFORE_CLIENT_S = 1.0
 
 _NEED_PEERS = ("server", "client", "scout", "mirror")
 
-_MIRROR_NICE = 10
+_MIRROR_NICE = 5
 """Nobody waits for a mirror but where nothing is trained."""
 
 
