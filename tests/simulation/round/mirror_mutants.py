@@ -13,7 +13,7 @@ from shoal.ids import Ballot, PeerId
 from shoal.swarm.mirror import Effects as MirrorEffects
 from shoal.swarm.mirror import MirrorMachine
 from shoal.swarm.records import Tip
-from shoal.swarm.round_coordinator import Effects, RoundCoordinatorMachine
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import CoordinatorEffect
 from shoal.swarm.round_mirrors import RoundMirrors
 from shoal.swarm.round_replicas import RoundReplicas
@@ -116,19 +116,6 @@ class RepeatsNoFollow(RoundCoordinatorMachine):
         self._mirrors.__class__ = _ToldOnce
 
 
-class _HearsNoLateMirror(RoundStages):
-    def reconsider_kept(self, ballot: Ballot, tip: Tip) -> Effects:
-        return []
-
-
-class StaysRestored(RoundCoordinatorMachine):
-    """Trains on with restored bytes though a mirror that has the record's own has come before the quorums."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._stages.__class__ = _HearsNoLateMirror
-
-
 class SaysWhatItHasNotFetched(MirrorMachine):
     """Counts a stage as held as soon as it is told of the record."""
 
@@ -166,7 +153,6 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (CountsMirrorsThatAreGone, 44),
         (ForgetsMirroredRecords, 15),
         (RepeatsNoFollow, 145),
-        (StaysRestored, 0),
     )
 }
 MUTANTS |= {

@@ -214,7 +214,7 @@ def _make(first_seed: int, **classes: type) -> tuple[Make, int]:
 MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
-        (NoPreparation, 1698),
+        (NoPreparation, 4839),
         (NoJournal, 1),
         (NoTakeoverOfPreparedRecords, 1495),
         (NoEpochs, 7),

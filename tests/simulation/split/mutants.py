@@ -153,13 +153,13 @@ def _meets(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
     "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
-    "KeepsTheFirstFate": _make(1920, coordinator_class=KeepsTheFirstFate),
+    "KeepsTheFirstFate": _make(1415, coordinator_class=KeepsTheFirstFate),
     "LeavesOutTheLast": _meets(3368, coordinator_class=LeavesOutTheLast),
     "FollowsTheNewest": _meets(19, member_class=FollowsTheNewest),
     "IsSilentAboutMistakes": _meets(64, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
-    "TakesAnySteps": _make(127, host_class=TakesAnySteps),
+    "TakesAnySteps": _make(1004, host_class=TakesAnySteps),
     "KeepsItsPool": _make(34, client_class=KeepsItsPool),
     "TrainsOn": _make(4, client_class=TrainsOn),
 }
