@@ -25,6 +25,7 @@ from shoal.control.records import (
     SIGNED_AS,
     ClientRecord,
     GoneRecord,
+    MirrorRecord,
     MonitorRecord,
     Record,
     RunRecord,
@@ -84,6 +85,8 @@ def records_of(topic: str) -> list[Record]:
             ]
         case "client":
             return [ClientRecord(EVIL, 0.0), ClientRecord(EVIL, 0.0, waits=True), GoneRecord()]
+        case "mirror":
+            return [MirrorRecord(EVIL, 0.0, held_round=9999), GoneRecord()]
         case "monitor":
             return [MonitorRecord(EVIL, 0.0), GoneRecord()]
         case _:

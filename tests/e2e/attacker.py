@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode
-from shoal.control.records import ClientRecord, GoneRecord, MonitorRecord, RunRecord, StageRecord, seal
+from shoal.control.records import ClientRecord, GoneRecord, MirrorRecord, MonitorRecord, RunRecord, StageRecord, seal
 from shoal.identity import Identity, namespace
 from shoal.ids import RunId
 from shoal.transport.tls import tls_contexts
@@ -97,7 +97,7 @@ class Attacker:
     async def forge(self) -> None:
         """Store records in the names of all peers that this insider can see, and under its own name for others."""
         swarm, clock, me = namespace(self.key, self.aims["prefix"]), SystemClock(), Identity.generate()
-        topics = ("monitor", "run", "client", "stage.0", "stage.1")
+        topics = ("monitor", "mirror", "run", "client", "stage.0", "stage.1")
         async with await DhtNode.create(
             me,
             namespace=swarm,
@@ -126,6 +126,8 @@ def _evil(topic: str) -> Any:
     match topic:
         case "monitor":
             return MonitorRecord(EVIL, 0.0)
+        case "mirror":
+            return MirrorRecord(EVIL, 0.0, held_round=9999)
         case "client":
             return ClientRecord(EVIL, 0.0)
         case "run":

@@ -32,7 +32,7 @@ from tests.e2e.launched import END_S, START_S, Launched
 from shoal.clock import SystemClock
 from shoal.testing.observed import Swarm, time_of
 
-TOPICS = {"run", "client", "monitor", "stage.0", "stage.1"}
+TOPICS = {"run", "client", "mirror", "monitor", "stage.0", "stage.1"}
 ENOUGH = 2
 _BATCH = 32
 _LOOK_S = 0.2

@@ -29,7 +29,7 @@ _RUNS = {
     "a server": ("server", "server-stopped", "p2pd-server"),
     "a trainer or the data": ("trainer", "trainer-stopped", "data-server", "data-server-stopped"),
     "the client or the monitor": ("client", "client-stopped", "p2pd-client", "monitor", "p2pd-monitor"),
-    "the fork server": ("fork-server",),
+    "the fork server or the mirror": ("fork-server", "mirror", "mirror-stopped"),
 }
 """Which deaths one run gets over, one after the other: a swarm takes longer to start than to heal."""
 

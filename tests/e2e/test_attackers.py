@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(600)
 LISTENING = "0A"
 REFUSED = ("tls", "swarm_key", "run", "version")
 AUDITED = Path(__file__).parents[1] / "audited"
-TOPICS = ("monitor", "run", "client", "stage.0", "stage.1")
+TOPICS = ("monitor", "mirror", "run", "client", "stage.0", "stage.1")
 ROLES = ("monitor_0", "client_0", "data_server_0")
 
 

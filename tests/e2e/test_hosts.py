@@ -67,6 +67,9 @@ def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -
         variable, command = invited(client)
         hosts.give_key("client", "servers")
         first = hosts.run("servers", *command, environment=variable)
+        hosts.give_key("client", "nas")
+        mirror = hosts.run("nas", "-m", "shoal", "mirror", environment=variable)
+        until(lambda: "mirror@nas follows run" in mirror.output, START_S, "a mirror on another host")
         # A second launcher of the same host and user takes other identities.
         addresses = client.log_root / "sandbox" / "initial_peers.txt"
         second = hosts.run(
@@ -74,7 +77,9 @@ def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -
         )
         # The client and each server can be asked as well, as long as they are there.
         listed = until(lambda: _of_others(addresses, "nobody", 6), START_S, "the addresses of all")
-        summary = finished(client, [first, second])
+        summary = finished(client, [first, second, mirror])
+    assert mirror.events("mirror_0", "mirror.holds")
+    assert client.events("mirror_0", "mirror.holds")
     assert (summary["exit"], summary["replicas"], summary["pipelines_max"]) == ("done", 4, 2)
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
     assert last_hashes([first, second]) == {stage: [value] * 2 for stage, value in summary["hashes"].items()}

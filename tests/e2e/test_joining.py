@@ -118,6 +118,7 @@ def test_a_server_that_nobody_can_dial_is_named_on_both_terminals_and_found_agai
         names = {replica.name for stage in said.stages for replica in stage.replicas}
         assert names == {"server 0@servers", "server 1@servers"}
         assert said.client.name == "client@client"
+        assert [mirror.name for mirror in said.mirrors] == ["mirror@client"]
         told = [line for line in client.events("client_0", "server.undialled") if line["who"] in names]
         assert {line["who"] for line in told} == names
         client.lose_host()

@@ -18,6 +18,7 @@ MAX_GROWTH = 0.01
 KINDS = {
     "client": ("client:0",),
     "data servers": ("data_server:0",),
+    "mirror": ("mirror:0",),
     "monitor": ("monitor:0",),
     "servers": ("server:0", "server:1", "server:2", "server:3"),
     "trainers": ("trainer:0", "trainer:1"),

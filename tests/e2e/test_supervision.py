@@ -35,7 +35,7 @@ def test_training_goes_on_without_its_fork_server_and_the_next_one_starts_a_kill
 ) -> None:
     with launched(tmp_path, *ENDLESS, "--diloco.inner-steps=8") as run:
         run.saw("client_0", "round.recorded", round=1)
-        roles = ["client:0", "data_server:0", "monitor:0", *(f"server:{i}" for i in range(4))]
+        roles = ["client:0", "data_server:0", "monitor:0", "mirror:0", *(f"server:{i}" for i in range(4))]
         roles += [f"trainer:{i}" for i in range(2)]
         pids = {role: run.pid_of(role) for role in roles}
         _kill_fork_server(run)

@@ -72,6 +72,12 @@ class OuterState(NamedTuple):
         )
 
 
+def outer_step(optimizer: OuterSgd, state: OuterState, average: Contribution) -> OuterState:
+    """The state that follows from another one and the averages of the round after it, in new buffers."""
+    parameters_N, momentum_N = optimizer.stage(state.parameters_N, state.momentum_N, average.parameters_N)
+    return OuterState(parameters_N, momentum_N, average.floats_F, average.integers_I)
+
+
 class _Staged(NamedTuple):
     """A successor of the held state, and what it was made from if that is to be kept."""
 
@@ -178,9 +184,8 @@ class ReplicaState:
         return hashes
 
     def successor(self, state: OuterState, average: Contribution) -> OuterState:
-        """The state that follows from another one and the averages of the round after it, in new buffers."""
-        parameters_N, momentum_N = self._optimizer.stage(state.parameters_N, state.momentum_N, average.parameters_N)
-        return OuterState(parameters_N, momentum_N, average.floats_F, average.integers_I)
+        """See `outer_step`."""
+        return outer_step(self._optimizer, state, average)
 
     def stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:
         """Take what was fetched from other replicas as staged; whoever fetched it has compared it with the hashes."""

@@ -45,6 +45,13 @@ TakeState = Callable[[OuterState, StageHashes], Awaitable[None]]
 """Given a state that is complete, with its hashes."""
 
 
+def donors(view: SwarmView, stage: int, me: PeerId) -> dict[PeerId, Hop]:
+    """Return who may have the state of a stage, but for the peer that asks: its replicas, a client that keeps it since
+    its last server has left, and mirrors, which keep that of every stage."""
+    holders = (*view.by_stage(stage), *view.clients, *view.mirrors)
+    return {holder.peer: holder.hop for holder in holders if holder.peer != me}
+
+
 class _PieceFetch(ContentFetch):
     """A piece of the way to the newest record.
 
@@ -87,10 +94,8 @@ class _PieceFetch(ContentFetch):
         return self._piece.is_average and self.state is not None
 
     def peers(self) -> Mapping[PeerId, Hop]:
-        """A client keeps the state of a stage whose last server has left."""
-        view, me = self._sync.view(), self._sync.contents.endpoint.peer_id
-        holders = (*view.by_stage(self._sync.stage), *view.clients)
-        return {holder.peer: holder.hop for holder in holders if holder.peer != me}
+        """See `donors`."""
+        return donors(self._sync.view(), self._sync.stage, self._sync.contents.endpoint.peer_id)
 
     async def is_right(self) -> bool:
         """Compare the state that follows with the record."""

@@ -152,6 +152,34 @@ def start_servers(
 
 
 @app.command
+def mirror(
+    *flags: ConfigFlags,
+    config_path: ConfigPath = None,
+    initial_peers: Annotated[
+        list[str] | None,
+        Parameter(help="Addresses of the swarm as for start-servers; else INITIAL_PEERS."),
+    ] = None,
+    print_config: PrintConfig = False,
+) -> int:
+    """Hold the newest state of every stage of the run that the initial peers know, for servers that come.
+
+    It takes the memory of all outer states (parameters, momentum, buffers) and no part in training. A run can have any
+    number of mirrors on other hosts than the client's, which runs one by itself.
+    """
+    from shoal.cli.early import early_start
+    from shoal.cli.joining import require_membership
+
+    config, origins = load_joining(config_path, flags, initial_peers)
+    if print_config:
+        return _print_config(config)
+    require_membership(config)
+    with early_start() as early:
+        from shoal.cli.server_host import start_mirror as serve
+
+        return serve(config, origins, early)
+
+
+@app.command
 def trainer(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,

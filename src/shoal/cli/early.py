@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -36,6 +37,7 @@ PRELOAD = (
     "shoal.client.service",
     "shoal.control.scout",
     "shoal.data_server.service",
+    "shoal.mirror.service",
     "shoal.monitor.service",
     "shoal.server.profiler",
     "shoal.server.service",
@@ -65,18 +67,21 @@ class EarlyStart:
         self._interrupts.give_back()
         self._interrupts.check()
 
-    def announce(self, run_id: str, log_dir: Path, client: Hop | None = None) -> None:
+    def announce(
+        self, run_id: str, log_dir: Path, client: Hop | None = None, hosts: Literal["servers", "mirror"] = "servers"
+    ) -> None:
         """Let other commands of this user know what runs here.
 
         Args:
-            client: of this host; None: there are only servers here.
+            client: of this host; None: it runs elsewhere.
+            hosts: what runs here without a client.
 
         Raises:
             ConfigError: the runtime directory cannot be written.
         """
         note = RunNote(
             run_id=run_id,
-            hosts="servers",
+            hosts=hosts,
             launcher_pid=os.getpid(),
             begun_unix_s=SystemClock().unix_s() - process_age_s(os.getpid()),
             log_dir=str(log_dir),

@@ -32,6 +32,7 @@ from shoal.events.base import emit
 from shoal.events.hosts import DataServerKilled
 from shoal.events.registry import DhtJoined
 from shoal.identity import Identity
+from shoal.mirror.spec import MirrorSpec
 from shoal.monitor.spec import MonitorSpec
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.memory import free_memory_bytes
@@ -57,6 +58,7 @@ _RESTARTS: Mapping[str, RestartPolicy] = {
     "monitor": _POLICY,
     "data_server": _POLICY,
     "scout": _POLICY,
+    "mirror": _POLICY,
     # All trainers may be waiting for it at the end of their round.
     "client": replace(_POLICY, first_delay_s=0.05, only_killed=True),
 }
@@ -66,7 +68,10 @@ _MAX_LOSSES = 64
 _BEFORE_CLIENT_S = 1.0
 """What broke so shortly before the client, it may not have noticed any more."""
 
-_NEED_PEERS = ("server", "client", "scout")
+_NEED_PEERS = ("server", "client", "scout", "mirror")
+
+_MIRROR_NICE = 5
+"""Nobody waits for a mirror but where nothing is trained."""
 
 
 @dataclass
@@ -105,7 +110,13 @@ class SwarmHost:
         """Return what the user calls a role of this host; a server as on all other hosts."""
         name, index = role.spec.role, role.spec.index
         label = PeerLabel(name, self.config.network.shown_host_name, index)
-        return str(label) if name == "server" else f"{name} {index}"
+        match name:
+            case "server":
+                return str(label)
+            case "mirror":
+                return str(replace(label, index=None))
+            case _:
+                return f"{name} {index}"
 
     async def start_monitor(self) -> RoleHandle:
         """Start the first DHT peer; `initial_peers_known` passes its addresses on."""
@@ -175,6 +186,11 @@ class SwarmHost:
         )
         nice = of_server(self.config.servers.nice, index)
         return self._needs_peers(await self._start("shoal.server.service:main", spec, nice=nice))
+
+    async def start_mirror(self) -> RoleHandle:
+        """Start the role that holds the newest state of every stage."""
+        spec = self._spec(MirrorSpec, "mirror", 0)
+        return self._needs_peers(await self._start("shoal.mirror.service:main", spec, nice=_MIRROR_NICE))
 
     async def start_baseline(self) -> RoleHandle:
         """Start the plain loop beside the swarm, fed by the same data server."""
@@ -362,21 +378,29 @@ class SwarmHost:
                 return self.network.dht(1)
             case "scout":
                 return self.network.dht(self.config.num_servers)
+            case "mirror" if self._is_clients:
+                return self.network.dht(2)
             case _:
                 return self.network.dht(index)
 
     def _wire_for(self, role: str, index: int) -> dict[str, Any]:
         """How this role reaches other hosts and is reached; monitor and data server speak to this one alone."""
-        if self.network is None or role not in ("client", "trainer", "server", "scout"):
+        if self.network is None or role not in ("client", "trainer", "server", "scout", "mirror"):
             return {}
         if role in ("trainer", "scout"):
             # They dial servers, or the client, and are answered over that connection.
             return {"between_hosts": True}
+        place = 1 if role == "mirror" and self._is_clients else index
         return {
             "between_hosts": True,
-            "listen_tcp": self.network.listen_tcp(index),
-            "announce": self.network.announce(index),
+            "listen_tcp": self.network.listen_tcp(place),
+            "announce": self.network.announce(place),
         }
+
+    @property
+    def _is_clients(self) -> bool:
+        """Whether the client runs on this host, and before it the monitor."""
+        return self.monitor_network is not None
 
     def _identity(self, role: str, index: int) -> Identity:
         known = self._identities.get((role, index))

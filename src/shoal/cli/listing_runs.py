@@ -93,8 +93,8 @@ async def _ask_all(runs: Sequence[RunNote]) -> list[tuple[RunStatus | None, str]
 
 
 def _row(note: RunNote, status: RunStatus | None, problem: str) -> dict[str, Any]:
-    if note.hosts == "servers":
-        state = "serving"
+    if note.hosts != "client":
+        state = "serving" if note.hosts == "servers" else "mirroring"
     elif status is None and not Path(note.socket).exists():
         state = "starting"
     else:

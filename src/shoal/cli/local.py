@@ -52,7 +52,7 @@ USAGE_INTERVAL_S, USAGE_MAX_INTERVAL_S = 5.0, 60.0
 """Between looks at the memory of all processes, for the summary; it doubles, as each costs up to 0.1 s of a core."""
 ESSENTIAL = ("client", "data_server")
 """Roles whose end ends the run."""
-STOP_ORDER = (("client",), ("trainer", "baseline"), ("data_server",), ("server",), ("monitor",))
+STOP_ORDER = (("client",), ("trainer", "baseline"), ("data_server",), ("server",), ("mirror",), ("monitor",))
 
 
 def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> int:
@@ -224,6 +224,8 @@ class HostRun:
         for index, device in enumerate(self.devices):
             server = await host.start_server(index, expected_servers=len(self.devices), device=device)
             tasks.start_soon(self._follow, server, host, view)
+        if self.config.param_mirror.enable:
+            tasks.start_soon(self._follow, await host.start_mirror(), host, view)
         if self.baseline:
             await self._data_ready.wait()
             tasks.start_soon(self._follow_baseline, await host.start_baseline(), host, view)
@@ -250,8 +252,6 @@ class HostRun:
                 case messages.StatusChanged(values, at_s):
                     self._status = values
                     view.update(values, at_s)
-                case messages.UserNotice(text):
-                    view.notice(text)
                 case _:
                     self._lives_on(event, monitor, host, view)
         # Without its first peer nobody joins the swarm; a swarm that stands does without it.
@@ -268,8 +268,6 @@ class HostRun:
                         tasks.start_soon(self._follow, started, host, view)
                     if isinstance(event.request, messages.StartDataServer):
                         tasks.start_soon(self._follow_data_server, client, event, host)
-                case messages.UserNotice(text):
-                    view.notice(text)
                 case messages.RunUnwanted():
                     self._end_as_wanted(DONE)
                 case messages.RunSummary(values):
@@ -303,7 +301,8 @@ class HostRun:
             self._lives_on(event, role, host, view)
         status = await role.wait()
         # What one role cannot do with this configuration, its successors could not do either.
-        if role.spec.role in ESSENTIAL or (status.code == USER_ERROR and not role.was_ready):
+        is_in_vain = status.code == USER_ERROR and not role.was_ready and role.spec.role != "mirror"
+        if role.spec.role in ESSENTIAL or is_in_vain:
             await self._ended_early(role, host)
         elif self._ended.is_set():
             return
@@ -319,7 +318,8 @@ class HostRun:
         return len(servers) < len(self.devices) or any(handle.running for handle in servers)
 
     def _lives_on(self, event: messages.RoleEvent, role: RoleHandle, host: SwarmHost, view: LiveView) -> None:
-        """Say that a role has ended and will be back; tell it what it has to know when it is."""
+        """Pass on what a role tells the user; say that it has ended and will be back, and tell it then what it has to
+        know."""
         match event:
             case messages.RoleExited(status) if not status.ok and not self._ended.is_set():
                 host.exited(role)
@@ -331,6 +331,8 @@ class HostRun:
                 host.restarted(role)
             case messages.JoinedDht(maddrs):
                 host.joined(role, maddrs)
+            case messages.UserNotice(text):
+                view.notice(text)
             case _:
                 pass
 

@@ -66,15 +66,18 @@ def write_config(config: Config, log_dir: Path) -> None:
         raise _cannot_write(path, error) from error
 
 
-def make_server_log_dir(config: Config, run_id: str) -> Path:
-    """Make a folder for the logs of this host's servers in a run of another host, and write the configuration there.
+def make_joining_log_dir(config: Config, run_id: str, hosts: str) -> Path:
+    """Make a folder for the logs of this host's roles in a run of another host, and write the configuration there.
 
-    It is `log_dir/<run_id>.servers`, with a number where another launcher of this host has that one.
+    It is `log_dir/<run_id>.<hosts>`, with a number where another launcher of this host has that one.
+
+    Args:
+        hosts: "servers" or "mirror".
 
     Raises:
         ConfigError: the directory cannot be made or written.
     """
-    path = _unused(config.log_dir.absolute() / f"{run_id}.servers")
+    path = _unused(config.log_dir.absolute() / f"{run_id}.{hosts}")
     try:
         path.mkdir(parents=True)
         (path / "config.yaml").write_text(dump_config(config))

@@ -1,7 +1,7 @@
-"""A host of servers: what `start_servers.py` and `shoal start-servers` do.
+"""A host of servers, or of a mirror: what `start_servers.py`, `shoal start-servers` and `shoal mirror` do.
 
-start the scout -> it finds the run and its configuration -> start the servers -> the run is over (or a signal arrives,
-or no server is left) -> end all roles
+start the scout -> it finds the run and its configuration -> start the servers, or the mirror -> the run is over (or a
+signal arrives, or none of them is left) -> end all roles
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import anyio
 from anyio.abc import TaskGroup
@@ -25,7 +26,7 @@ from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.joining import LastingIdentities, continuation, require_membership
 from shoal.cli.leaving import HostLeaves
-from shoal.cli.run_files import make_server_log_dir, remove_empty_outputs
+from shoal.cli.run_files import make_joining_log_dir, remove_empty_outputs
 from shoal.cli.servers_row import ServersRow
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
@@ -45,6 +46,7 @@ from shoal.events.hosts import (
     ServersInterrupted,
 )
 from shoal.events.links import ServerDialled, ServerUndialled
+from shoal.events.mirror import MirrorServes
 from shoal.events.processes import RoleIsRestarting, RoleLost
 from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent
 from shoal.identity import Identity
@@ -58,7 +60,7 @@ logger = logging.getLogger(__name__)
 _CLIENTS_HOST = "the client's host"
 
 GRACE_S = 3.0
-_STOP_ORDER = (("server",), ("scout",))
+_STOP_ORDER = (("server", "mirror"), ("scout",))
 
 
 def start_servers(config: Config, origins: Mapping[str, str], early: EarlyStart) -> int:
@@ -73,13 +75,30 @@ def start_servers(config: Config, origins: Mapping[str, str], early: EarlyStart)
         ConfigError: key or peers are missing, a shared key differs from the run's, or the device does not exist.
         BootstrapError: no initial peer answered in time, or none of them knows a run.
     """
+    return _serve("servers", config, origins, devices_of_servers(config), early)
+
+
+def start_mirror(config: Config, origins: Mapping[str, str], early: EarlyStart) -> int:
+    """Mirror the run that the initial peers know until it is over, and return the exit code.
+
+    Args and raises are those of `start_servers`; no device is used.
+    """
+    return _serve("mirror", config, origins, (), early)
+
+
+def _serve(
+    what: Literal["servers", "mirror"],
+    config: Config,
+    origins: Mapping[str, str],
+    devices: Sequence[str],
+    early: EarlyStart,
+) -> int:
     swarm_key = require_membership(config)
-    devices = devices_of_servers(config)
-    identities = LastingIdentities("servers")
+    identities = LastingIdentities(what)
     try:
 
         async def run() -> int:
-            host = ServerHost(config, origins, swarm_key, devices, identities.identity, SystemClock(), early)
+            host = ServerHost(what, config, origins, swarm_key, devices, identities.identity, SystemClock(), early)
             return await host.run()
 
         early.require_uninterrupted()
@@ -90,8 +109,13 @@ def start_servers(config: Config, origins: Mapping[str, str], early: EarlyStart)
 
 @dataclass
 class ServerHost:
-    """The servers of one host; `run` is called once."""
+    """The servers of one host, or its mirror; `run` is called once.
 
+    Attributes:
+        devices: of the servers.
+    """
+
+    what: Literal["servers", "mirror"]
     config: Config
     origins: Mapping[str, str]
     swarm_key: bytes
@@ -156,7 +180,7 @@ class ServerHost:
                 self._fail(error)
 
     async def _join_and_serve(self, supervisor: Supervisor, tasks: TaskGroup) -> None:
-        if unused := unused_gpus(self.config):
+        if self.devices and (unused := unused_gpus(self.config)):
             self._say(unused)
         self._say(f"joining the swarm at {', '.join(self.config.network.initial_peers)}")
         await require_reachable(self.config.network.initial_peers, self.clock, self._say)
@@ -165,22 +189,26 @@ class ServerHost:
         found = await run_of(scout, early, self._say)
         config = adopt_shared(self.config, self.origins, found.configuration)
         run_id = found.run_id
-        log_dir = self._log_dir = make_server_log_dir(config, run_id)
+        log_dir = self._log_dir = make_joining_log_dir(config, run_id, self.what)
         self._peers_file = PeersFile(log_dir, "launcher", self._say)
         log.configure("launcher", log_dir, config.log_level)
-        self.early.announce(run_id, log_dir)
+        self.early.announce(run_id, log_dir, hosts=self.what)
         self._say(f"run {run_id}, logs in {log_dir}")
-        self._row = self._display.shown = ServersRow(config.diloco.outer_steps, self.clock.now_s())
         host = self._host(config, run_id, log_dir, supervisor)
         host.joined(scout, early.maddrs)
         tasks.start_soon(self._watch_run, scout, host)
+        if self.what == "mirror":
+            self._serving += 1
+            tasks.start_soon(self._follow_role, await host.start_mirror(), host)
+            return
+        self._row = self._display.shown = ServersRow(config.diloco.outer_steps, self.clock.now_s())
         self._say(f"starting {len(self.devices)} server{'s'[: len(self.devices) != 1]}")
         for index, device in enumerate(self.devices):
             # Servers of other hosts start too, so nobody knows how many there will be.
             server = await host.start_server(index, expected_servers=0, device=device)
             self._serving += 1
             self._servers[server] = host.hop("server", index).peer
-            tasks.start_soon(self._follow_server, server, host)
+            tasks.start_soon(self._follow_role, server, host)
 
     def _host(self, config: Config, run_id: str, log_dir: Path, supervisor: Supervisor) -> SwarmHost:
         host = SwarmHost(
@@ -209,21 +237,23 @@ class ServerHost:
         if not self._ended.is_set():
             self._tell(ScoutGivenUp(str(await scout.wait()), host.run_id))
 
-    async def _follow_server(self, server: RoleHandle, host: SwarmHost) -> None:
-        name = host.name_of(server)
-        async for event in server.events:
-            self._hear(event, server, host)
-        status = await server.wait()
+    async def _follow_role(self, role: RoleHandle, host: SwarmHost) -> None:
+        """Hear what a server, or the mirror, says, until it ends for good."""
+        name = host.name_of(role)
+        async for event in role.events:
+            self._hear(event, role, host)
+        status = await role.wait()
         self._serving -= 1
-        self._leaves.gone(server)
+        self._leaves.gone(role)
         if self._row is not None:
-            self._row.gone(server.spec.index)
+            self._row.gone(role.spec.index)
         if self._ended.is_set() or self._leaves.has_begun:
             return
-        reason = server.last_error or str(status)
+        reason = role.last_error or str(status)
         self._tell(RoleLost(name, str(status), reason))
         if not self._serving:
-            message = f"no server of this host is left; the logs are in {host.log_dir}"
+            left = "no server of this host is left" if self.what == "servers" else "the mirror of this host has ended"
+            message = f"{left}; the logs are in {host.log_dir}"
             self._fail(BootstrapError(f"{reason}; {message}") if status.code == USER_ERROR else RemoteError(message))
 
     def _hear(self, event: messages.RoleEvent, role: RoleHandle, host: SwarmHost) -> None:
@@ -232,6 +262,10 @@ class ServerHost:
         match event:
             case messages.ServerReady(stage):
                 self._tell(ServerServes(name, stage))
+            case messages.RoleReady() if role.spec.role == "mirror":
+                self._tell(MirrorServes(name, host.run_id))
+            case messages.UserNotice(text):
+                self._say(text)
             case messages.WorkDone(numbers) if row is not None:
                 row.update(role.spec.index, numbers, now_s)
             case messages.PeerSilent(peer, who, silent_s) if row and row.silent(peer, who, now_s - silent_s):

@@ -20,6 +20,7 @@ from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
 from shoal.averaging.journal import Genesis, keep_steps, write_genesis
 from shoal.averaging.signing import Signer
+from shoal.averaging.stage_fetch import StageFetch
 from shoal.client.boundary import BoundaryWatch
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
@@ -34,7 +35,6 @@ from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.rounds import RoundLoop
 from shoal.client.run_status import StatusAnswers
-from shoal.client.stage_fetch import StageFetch
 from shoal.client.stage_watch import StageWatch
 from shoal.client.steering import Steering
 from shoal.client.succession import Succession

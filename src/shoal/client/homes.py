@@ -85,6 +85,7 @@ class Homes:
         """Tell the coordinator and the trainers who is there, whenever that changes, until cancelled."""
         while True:
             view = self._membership.view
+            self._coordinator.mirrors({mirror.peer: mirror.hop for mirror in view.mirrors})
             self._coordinator.replicas({replica.peer: replica.hop for replica in view.replicas})
             self.tell_trainers()
             await self._membership.changed()

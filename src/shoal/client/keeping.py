@@ -18,10 +18,10 @@ import anyio.to_thread
 from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.replica_state import OuterState
+from shoal.averaging.stage_fetch import StageFetch, state_bytes
 from shoal.averaging.state_donor import StateDonor
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
 from shoal.client.ledger import Ledger
-from shoal.client.stage_fetch import StageFetch, state_bytes
 from shoal.config.schema import Config
 from shoal.errors import RemoteProtocolError
 from shoal.events.stages import ServerLeaving, StageKept, StageNotKept, StageReleased

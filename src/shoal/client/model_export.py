@@ -18,10 +18,10 @@ import anyio.to_thread
 
 from shoal.averaging.journal import last_record
 from shoal.averaging.replica_state import OuterState
+from shoal.averaging.stage_fetch import StageFetch, state_bytes
 from shoal.checkpoint.model_folder import ModelFolder, has_model_of
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.client.ledger import Ledger
-from shoal.client.stage_fetch import StageFetch, state_bytes
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.errors import RecordRejected, RoundAborted, ShoalError, StateMismatch, StorageError

@@ -49,7 +49,7 @@ class NetworkConfig(Section):
         ge=0,
         le=MAX_PORT,
         description="TCP port on which the client, or the first server of a host, listens for tensors of other hosts; "
-        "further servers take the next ones. 0 takes any free ports.",
+        "further servers, and the mirror beside the client, take the next ones. 0 takes any free ports.",
     )
     announce_data_port: int = Field(
         default=0,
@@ -211,14 +211,10 @@ class ServersConfig(Section):
 
 
 class ParamMirrorConfig(Section):
-    """A role that writes checkpoints; this version has none."""
+    """The mirror of the client's host, which holds the newest state of every stage for servers that come."""
 
-    enable: bool = Field(default=False, description="Not supported yet: must stay false.")
-    refresh_interval_s: PositiveFloat = Field(default=300.0, description="Interval of checkpoints, once supported.")
-
-    @field_validator("enable")
-    @classmethod
-    def _refuse(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("this version has no param mirror yet; set param_mirror.enable to false")
-        return value
+    enable: bool = Field(
+        default=True,
+        description="Run a mirror beside the client. It takes the memory of all outer states; a stage that loses all "
+        "servers goes on from it. `shoal mirror` runs one on any other host.",
+    )

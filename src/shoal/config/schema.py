@@ -56,9 +56,7 @@ class Config(Section):
     emulation: EmulationConfig = Field(
         default=EmulationConfig(), description="What this host pretends, for measurements."
     )
-    param_mirror: ParamMirrorConfig = Field(
-        default=ParamMirrorConfig(), description="Checkpoints by a role of its own."
-    )
+    param_mirror: ParamMirrorConfig = Field(default=ParamMirrorConfig(), description="The mirror beside the client.")
 
     @property
     def num_stages(self) -> int:

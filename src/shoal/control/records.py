@@ -132,11 +132,21 @@ class MonitorRecord(Struct, frozen=True, tag="monitor"):
     maddrs: Maddrs = ()
 
 
+class MirrorRecord(Struct, frozen=True, tag="mirror"):
+    """A mirror. Of every stage it holds the state of record `held_round`, or of a newer one; -1: not of all stages."""
+
+    addresses: Addresses
+    join_unix_s: Amount
+    maddrs: Maddrs = ()
+    host: HostName = UNNAMED
+    held_round: Annotated[int, msgspec.Meta(ge=-1)] = -1
+
+
 class GoneRecord(Struct, frozen=True, tag="gone"):
     """The peer has left; stands under the topic of the record that it takes back."""
 
 
-Record = StageRecord | ClientRecord | RunRecord | MonitorRecord | GoneRecord
+Record = StageRecord | ClientRecord | RunRecord | MonitorRecord | MirrorRecord | GoneRecord
 """What a body may be."""
 
 
@@ -208,20 +218,22 @@ def topic_of(record: Record | OtherVersion) -> str | None:
             return "run"
         case MonitorRecord():
             return "monitor"
+        case MirrorRecord():
+            return "mirror"
         case GoneRecord() | OtherVersion():
             return None
 
 
 def with_maddrs(record: Record, maddrs: tuple[str, ...]) -> Record:
     """Return a record that says where others can join through its peer, if it is of a kind that says so."""
-    if isinstance(record, StageRecord | ClientRecord | MonitorRecord):
+    if isinstance(record, StageRecord | ClientRecord | MonitorRecord | MirrorRecord):
         return msgspec.structs.replace(record, maddrs=maddrs[:MAX_MADDRS])
     return record
 
 
 def topics(num_stages: int) -> tuple[str, ...]:
     """Return every topic of a run."""
-    return ("monitor", "run", "client", stage_topic(None), *(stage_topic(s) for s in range(num_stages)))
+    return ("monitor", "run", "client", "mirror", stage_topic(None), *(stage_topic(s) for s in range(num_stages)))
 
 
 def hop_of(opened: VerifiedRecord) -> Hop:

@@ -51,6 +51,16 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[ServerStatus, ...]
 
 
+class MirrorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A mirror: what it is called, where it is, and the round whose record it holds of every stage, or a newer one; -1
+    while it does not hold all stages."""
+
+    peer: str
+    name: str
+    host: str
+    held_round: int
+
+
 class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The client: who it is, its addresses, and whether it has answered; if not, why."""
 
@@ -81,6 +91,7 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     trainers: tuple[int, ...] | None = None
     stages: tuple[StageStatus, ...]
     waiting_servers: tuple[ServerStatus, ...] = ()
+    mirrors: tuple[MirrorStatus, ...] = ()
 
 
 def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem: str) -> SwarmStatus:
@@ -116,6 +127,10 @@ def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem
         client=None if client is None else _client(client, view.name_of(client.peer), answer, problem),
         stages=stages,
         waiting_servers=tuple(_server(each, view, undialled, numbers) for each in view.candidates),
+        mirrors=tuple(
+            MirrorStatus(peer=each.peer, name=view.name_of(each.peer), host=_host(each.hop), held_round=each.held_round)
+            for each in view.mirrors
+        ),
         **known,
     )
 
@@ -137,6 +152,9 @@ def lines_of(status: SwarmStatus) -> Iterator[str]:
         yield from (" " * len(title) + other for other in others)
     for server in status.waiting_servers:
         yield f"without a stage  {_told(server)}"
+    for mirror in status.mirrors:
+        holds = f"holds round {mirror.held_round}" if mirror.held_round > NO_BASE else "does not hold all stages yet"
+        yield f"mirror  {mirror.name} ({mirror.host}) {holds}"
     if status.trainers is not None:
         slots = ", ".join(map(str, status.trainers))
         yield f"trainers  {slots or 'none'}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from shoal.control.records import (
     ClientRecord,
+    MirrorRecord,
     MonitorRecord,
     OtherVersion,
     Record,
@@ -16,7 +17,7 @@ from shoal.control.records import (
     stage_topic,
 )
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.view import Candidate, ClientPeer, PeerLabel, Replica, Run, SwarmView
+from shoal.swarm.view import Candidate, ClientPeer, MirrorPeer, PeerLabel, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
 
 
@@ -47,6 +48,7 @@ def build_view(records: Iterable[VerifiedRecord], labels: Mapping[PeerId, PeerLa
         replicas=tuple(sorted(replicas, key=lambda r: (r.stage, r.seniority))),
         candidates=tuple(sorted(candidates, key=lambda c: c.seniority)),
         clients=tuple(sorted(_clients(others), key=lambda c: c.place)),
+        mirrors=tuple(sorted(_mirrors(others), key=lambda m: m.peer)),
         monitor=next((hop_of(opened) for opened in sorted(monitors, key=lambda o: o.peer)), None),
         run=_run(others),
         maddrs=_maddrs((*others, *of_server.values())),
@@ -61,6 +63,8 @@ def label_of(record: Record | OtherVersion) -> PeerLabel | None:
             return PeerLabel("server", record.host, record.index)
         case ClientRecord():
             return PeerLabel("client", record.host)
+        case MirrorRecord():
+            return PeerLabel("mirror", record.host)
         case _:
             return None
 
@@ -103,13 +107,21 @@ def _clients(records: Iterable[VerifiedRecord]) -> list[ClientPeer]:
     ]
 
 
+def _mirrors(records: Iterable[VerifiedRecord]) -> list[MirrorPeer]:
+    return [
+        MirrorPeer(hop_of(opened), record.held_round)
+        for opened in records
+        if isinstance(record := opened.record, MirrorRecord)
+    ]
+
+
 def _maddrs(records: Iterable[VerifiedRecord]) -> tuple[str, ...]:
-    """Who is there for the whole run comes first: the monitor, clients, then servers by seniority."""
-    order = {MonitorRecord: 0, ClientRecord: 1, StageRecord: 2}
+    """Who is there for the whole run comes first: the monitor, clients, mirrors, then servers by seniority."""
+    order = {MonitorRecord: 0, ClientRecord: 1, MirrorRecord: 2, StageRecord: 3}
     joinable = [
         (order[type(record)], record.join_unix_s, opened.peer, record.maddrs)
         for opened in records
-        if isinstance(record := opened.record, MonitorRecord | ClientRecord | StageRecord)
+        if isinstance(record := opened.record, MonitorRecord | ClientRecord | MirrorRecord | StageRecord)
     ]
     return tuple(maddr for *_, maddrs in sorted(joinable) for maddr in maddrs)
 

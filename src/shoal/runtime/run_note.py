@@ -21,7 +21,7 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     """A run on this host.
 
     Attributes:
-        hosts: what of it runs here: its client, or servers alone.
+        hosts: what of it runs here: its client, or servers or a mirror alone.
         launcher_pid: of the process that Ctrl-C reaches.
         begun_unix_s: when it was launched here.
         client: who the client is; empty: it runs on another host.
@@ -29,7 +29,7 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run_id: str
-    hosts: Literal["client", "servers"]
+    hosts: Literal["client", "servers", "mirror"]
     launcher_pid: int
     begun_unix_s: float
     log_dir: str

@@ -5,8 +5,9 @@ estimate of the most that a replica takes, the same on every host, since all com
 
     device:  parameters + optimizer state          + gradients of MAX_OPEN_STEPS steps + activations in flight, or of
                                                      one unit in an evaluation, whose batches are larger
-    host:    outer parameters, outer momentum and  + averaging, which begins when no step is open
-             the vector that rounds are averaged in
+    host:    outer parameters, outer momentum,     + averaging, which begins when no step is open
+             the vector that rounds are averaged in,
+             averages for mirrors
 
 Exact are parameters, optimizer and outer state. Activations follow from what flows between units (see
 `Family.activation_bytes`); the allocator's own overhead and the workspaces of kernels are not counted.
@@ -42,9 +43,10 @@ PROCESS_BYTES = 128 * 2**20
 COMPILER_BYTES = 160 * 2**20
 """Of torch's compiler, measured: it stays in the memory of a server that has compiled its stage."""
 
-# Vectors of the size of the parameters that a replica keeps: outer parameters, outer momentum, and from its first round
-# on the one in which contributions are averaged (`averaging.round_average`).
-_HELD_VECTORS = 3
+# Vectors of the size of the parameters that a replica keeps: outer parameters, outer momentum, from its first round on
+# the one in which contributions are averaged (`averaging.round_average`), and what those who follow the run, as mirrors
+# do, read of the last two rounds (`swarm.state_keeping`).
+_HELD_VECTORS = 5
 # Those that an outer round adds for a moment: the new momentum, the update, the update times the learning rate, the new
 # parameters.
 _ROUND_VECTORS = 4

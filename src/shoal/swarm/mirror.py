@@ -35,6 +35,9 @@ class FetchStage:
 MirrorEffect = Send | FetchStage
 Effects = list[MirrorEffect]
 
+_MAX_BEFORE = 8
+"""Older records that were wanted of a stage and have not come; who is further behind begins anew."""
+
 
 class MirrorMachine:
     """The machine of one mirror.
@@ -61,6 +64,7 @@ class MirrorMachine:
         self._num_stages = num_stages
         self._unseal = unseal
         self._wanted: dict[int, tuple[Ballot, Tip]] = {}  # what is being fetched, and who has said that it stands
+        self._before: dict[int, dict[str, Tip]] = {}  # what was, of the same chain: it may still be brought to its end
 
     def follow(self, peer: PeerId, message: Follow) -> Effects:
         """A client says which record stands, or only asks.
@@ -89,12 +93,18 @@ class MirrorMachine:
             self.promised = NO_BALLOT
 
     def fetched(self, stage: int, record_hash: str) -> Effects:
-        """The bytes of a stage that this record names are here."""
+        """The bytes of a stage that this record names are here: the one that is wanted, or one before it that was."""
         wanted = self._wanted.get(stage)
-        if wanted is None or wanted[1].hash != record_hash:
+        if wanted is None:
             return []
-        del self._wanted[stage]
-        self.held[stage] = wanted[1]
+        if wanted[1].hash == record_hash:
+            here = self._stop(stage)
+        else:
+            here = self._before.get(stage, {}).pop(record_hash, None)
+        held = self.held.get(stage)
+        if here is None or (held is not None and is_before(here, held, self._unseal)):
+            return []
+        self.held[stage] = here
         return [] if self.promised == NO_BALLOT else [self._said()]
 
     # -- parts
@@ -107,15 +117,28 @@ class MirrorMachine:
         if wanted is not None and ballot == message.ballot and is_before(tip, wanted, self._unseal):
             return []  # it is late
         if held is not None and self._hashes(stage, held) == outcome.hashes:
-            self._wanted.pop(stage, None)
+            self._stop(stage)
             self.held[stage] = tip  # nobody has trained the stage since
             return []
         self._wanted[stage] = message.ballot, tip
         if wanted is not None and wanted.hash == tip.hash:
             return []
+        if wanted is not None and is_before(wanted, tip, self._unseal):
+            before = self._before.setdefault(stage, {})
+            before[wanted.hash] = wanted
+            if len(before) > _MAX_BEFORE:
+                del before[next(iter(before))]
+        else:
+            self._before.pop(stage, None)
         anew = outcome.restored is not None
         follows = held is not None and held.hash == record.previous and not anew
         return [FetchStage(stage, Fetch(record, tip.hash, outcome.hashes, follows, anew))]
+
+    def _stop(self, stage: int) -> Tip | None:
+        """Want nothing more of a stage; return what was wanted."""
+        self._before.pop(stage, None)
+        _, tip = self._wanted.pop(stage, (NO_BALLOT, None))
+        return tip
 
     def _goes_on(self, held: Tip, tip: Tip, instead_of: str) -> bool:
         """Whether what is held of a stage is to be given up for this record, once that is here."""

@@ -147,6 +147,19 @@ class ClientPeer:
 
 
 @dataclass(frozen=True)
+class MirrorPeer:
+    """A mirror. Of every stage it holds the state of record `held_round`, or of a newer one; `NO_BASE`: not of all."""
+
+    hop: Hop
+    held_round: int = NO_BASE
+
+    @property
+    def peer(self) -> PeerId:
+        """Its peer id."""
+        return self.hop.peer
+
+
+@dataclass(frozen=True)
 class Run:
     """The training job as it is announced, `ended` and `kept` as in `control.records.RunRecord`."""
 
@@ -165,6 +178,7 @@ class SwarmView:
         replicas: sorted by stage, then by seniority.
         candidates: sorted by seniority.
         clients: the one that trains first, then the longest-serving.
+        mirrors: sorted by peer id.
         run: what the longest-serving client has announced; one that goes on comes before one that has ended. What hosts
             of servers announce counts while no client says anything of that run.
         maddrs: where the DHT can be joined; who is likely to be there for the whole run comes first.
@@ -174,6 +188,7 @@ class SwarmView:
     replicas: tuple[Replica, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     clients: tuple[ClientPeer, ...] = ()
+    mirrors: tuple[MirrorPeer, ...] = ()
     monitor: Hop | None = None
     run: Run | None = None
     maddrs: tuple[str, ...] = ()
@@ -219,7 +234,7 @@ class SwarmView:
     @property
     def num_peers(self) -> int:
         """All peers that announce themselves."""
-        return self.num_servers + len(self.clients) + (self.monitor is not None)
+        return self.num_servers + len(self.clients) + len(self.mirrors) + (self.monitor is not None)
 
     def without(self, peers: Collection[PeerId]) -> SwarmView:
         """Return the view as if these peers were gone."""
@@ -228,6 +243,7 @@ class SwarmView:
             replicas=tuple(r for r in self.replicas if r.peer not in peers),
             candidates=tuple(c for c in self.candidates if c.peer not in peers),
             clients=tuple(c for c in self.clients if c.peer not in peers),
+            mirrors=tuple(m for m in self.mirrors if m.peer not in peers),
             monitor=None if self.monitor is not None and self.monitor.peer in peers else self.monitor,
         )
 

@@ -25,12 +25,13 @@ from torch import Tensor
 from shoal.client.client import Client
 from shoal.clock import Clock, SystemClock
 from shoal.config.schema import Config
-from shoal.control.records import Record, StageRecord
+from shoal.control.records import MirrorRecord, Record, StageRecord
 from shoal.data.catalog import open_source
 from shoal.data.feed import Feed
 from shoal.data.source import DataSet
 from shoal.errors import ConfigError
 from shoal.ids import PeerId, RunId
+from shoal.mirror.mirror import Mirror
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.device_thread import DeviceThread
@@ -89,6 +90,19 @@ class ClusterServer:
         return self.replica.compute.averaged.parameters.flat()
 
 
+@dataclass(frozen=True)
+class ClusterMirror:
+    """One mirror of a cluster."""
+
+    mirror: Mirror
+    process: Process
+
+    @property
+    def peer(self) -> PeerId:
+        """Who it is."""
+        return self.process.peer
+
+
 class Cluster:
     """A swarm in one process; an async context, used once.
 
@@ -99,6 +113,7 @@ class Cluster:
         network: cuts and heals connections.
         registry: holds the announcements of all peers, and can hide them.
         servers: in the order of `replicas`, then those that were started later.
+        mirrors: in the order in which they were started.
         monitor: holds what the client has reported.
         said: what the servers have told their launcher about their leaving.
         device: the thread on which all replicas compute.
@@ -140,6 +155,7 @@ class Cluster:
             raise ConfigError(f"replicas {stages} in order {order} do not fit {config.num_stages} stages")
         self.network = MemoryNetwork(seed=0)
         self.servers: list[ClusterServer] = []
+        self.mirrors: list[ClusterMirror] = []
         self.monitor = Monitor()
         self._config = config
         self._log_dir = log_dir
@@ -180,6 +196,14 @@ class Cluster:
     def freeze_server(self, index: int) -> None:
         """Stop a server as SIGSTOP would: nobody loses it, and it answers nothing until it is killed."""
         self.servers[index].process.freeze()
+
+    def kill_mirror(self, index: int = 0) -> None:
+        """End a mirror as SIGKILL would."""
+        self.mirrors[index].process.kill()
+
+    def freeze_mirror(self, index: int = 0) -> None:
+        """Stop a mirror as SIGSTOP would; see `freeze_server`."""
+        self.mirrors[index].process.freeze()
 
     def kill_trainer(self, slot: int) -> None:
         """End a slot's trainer as SIGKILL would; the client starts another one, which goes on in its place."""
@@ -313,6 +337,32 @@ class Cluster:
         server = await self._build_server(self._num_started - 1, stage)
         self.servers.append(server)
         return server
+
+    def start_mirror(self) -> ClusterMirror:
+        """Start one more mirror."""
+        process = Process(self.network, PeerId(f"mirror{len(self.mirrors)}"))
+        mirror = Mirror(
+            config=self._config,
+            run_id=RUN_ID,
+            authority=AUTHORITY.peer_id,
+            endpoint=process.endpoint,
+            device=self.device,
+            membership=self.registry.watch(process.peer),
+            clock=self._clock,
+            chunk_bytes=self._chunk_bytes,
+            transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
+        )
+
+        async def serve() -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(mirror.run)
+                await dispatch(process.endpoint, mirror.handlers, mirror.peer_up)
+                tasks.cancel_scope.cancel()
+
+        self._tasks.start_soon(process.run, serve)
+        self.registry.announce(process.peer, MirrorRecord(process.endpoint.addresses, self._age_s(), host="cluster"))
+        self.mirrors.append(ClusterMirror(mirror, process))
+        return self.mirrors[-1]
 
     async def restart_server(self, index: int) -> ClusterServer:
         """Start a killed server again: the same identity, nothing of what it held."""

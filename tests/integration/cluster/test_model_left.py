@@ -18,10 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import shoal
+from shoal.averaging import stage_fetch
 from shoal.checkpoint.exporting import export_model
 from shoal.checkpoint.loading import open_model
 from shoal.checkpoint.whole_folder import WholeFolder
-from shoal.client import last_words, rounds, stage_fetch
+from shoal.client import last_words, rounds
 from shoal.config import Config
 from shoal.data.catalog import open_source
 from shoal.data.source import Source

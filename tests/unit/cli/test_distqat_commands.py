@@ -22,6 +22,7 @@ WORKS = [
     ("run_local.py --config-path configs/resnet18.yaml --device cpu", {"device": "cpu"}),
     ("run_local.py --config-path configs/resnet18.yaml --wandb-project None", {"wandb_project": None}),
     ("run_local.py --config-path configs/resnet18_split.yaml --num-servers 2", {"experiment_prefix": "resnet18_split"}),
+    ("run_local.py --no-param-mirror-enable", {"param_mirror": {"enable": False}}),
     ("start_trainer_client.py", {"experiment_prefix": "sandbox"}),
     ("start_trainer_client.py --public-ip 203.0.113.7", {}),
     (f"start_servers.py --initial-peers {PEERS}", {"experiment_prefix": "sandbox"}),
@@ -40,7 +41,7 @@ WORKS = [
 ]
 
 REFUSED = [
-    ("run_local.py --param-mirror-enable", "this version has no param mirror yet"),
+    ("run_local.py --param-mirror-refresh-every 300", "as soon as it is committed"),
     ("run_local.py --checkpoint-dir checkpoints", "this version writes no checkpoints yet"),
     ("run_local.py --data-precision fp16-mixed", "use 'bf16-mixed'"),
     ("run_local.py --data-task-type speech", "use 'llm' or 'cv'"),

@@ -20,7 +20,7 @@ from shoal.runtime.run_dir import RunDir, found_dirs
 from shoal.runtime.run_note import RunNote
 
 
-def note(run_id: str, hosts: Literal["client", "servers"] = "servers", begun_unix_s: float = 1.0) -> RunNote:
+def note(run_id: str, hosts: Literal["client", "servers", "mirror"] = "servers", begun_unix_s: float = 1.0) -> RunNote:
     return RunNote(
         run_id=run_id,
         hosts=hosts,
@@ -88,6 +88,14 @@ def test_ps_lists_what_lives_and_names_what_is_left_with_the_command_that_remove
         assert listing_runs.list_runs(as_json=True) == 0
         told = json.loads(capsys.readouterr().out)
         assert ([each["run"] for each in told["runs"]], told["left"]) == (["gpt-1"], [str(dead)])
+
+
+def test_ps_says_which_run_a_host_mirrors(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunDir(parent) as living:
+        living.announce(note("gpt-1", "mirror"))
+        listing_runs.list_runs(as_json=True)
+        [row] = json.loads(capsys.readouterr().out)["runs"]
+        assert (row["run"], row["hosts"], row["state"]) == ("gpt-1", "mirror", "mirroring")
 
 
 def test_a_run_whose_client_does_not_listen_yet_starts(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:

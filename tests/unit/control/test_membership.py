@@ -12,6 +12,7 @@ from shoal.control.membership import Membership
 from shoal.control.records import (
     ClientRecord,
     GoneRecord,
+    MirrorRecord,
     MonitorRecord,
     OtherVersion,
     Record,
@@ -46,6 +47,8 @@ def test_records_become_a_view_in_a_fixed_order() -> None:
             _opened("c1", ClientRecord(ADDRESSES, 5.0)),
             _opened("c0", ClientRecord(ADDRESSES, 6.0)),
             _opened("m", MonitorRecord(ADDRESSES, 1.0)),
+            _opened("p1", MirrorRecord(ADDRESSES, 3.0, held_round=4)),
+            _opened("p0", MirrorRecord(ADDRESSES, 4.0, host="box2")),
             _opened("c0", RunRecord("late", 2, 6.0)),
             _opened("c1", RunRecord("first", 2, 5.0)),
         ]
@@ -54,6 +57,10 @@ def test_records_become_a_view_in_a_fixed_order() -> None:
     assert [(r.peer, r.stage) for r in view.replicas] == [("s0", 0), ("s2", 0), ("s1", 1)]
     assert [c.peer for c in view.candidates] == ["s3"]
     assert [c.peer for c in view.clients] == ["c1", "c0"]
+    assert [(m.peer, m.held_round) for m in view.mirrors] == [("p0", -1), ("p1", 4)]
+    assert view.name_of(PeerId("p0")) == "mirror@box2"
+    assert view.num_peers == 9
+    assert [m.peer for m in view.without({PeerId("p0")}).mirrors] == ["p1"]
     assert view.monitor is not None
     assert view.monitor.peer == "m"
     assert view.run == Run("first", 2, PeerId("c1"))

@@ -10,7 +10,16 @@ from tests.alongside import alongside
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
 from shoal.control.peers_file import MAX_LISTED, PEERS_FILE, PeersFile, joinable, read_peers_file
-from shoal.control.records import ClientRecord, GoneRecord, MonitorRecord, Record, StageRecord, VerifiedRecord, topic_of
+from shoal.control.records import (
+    ClientRecord,
+    GoneRecord,
+    MirrorRecord,
+    MonitorRecord,
+    Record,
+    StageRecord,
+    VerifiedRecord,
+    topic_of,
+)
 from shoal.ids import PeerId
 
 HERE = ("unix:/a",)
@@ -32,6 +41,7 @@ def swarm() -> Membership:
             server(1, 8.0),
             opened("c", ClientRecord(HERE, 50.0, maddrs=("/c",))),
             opened("m", MonitorRecord(HERE, 60.0, maddrs=("/m1", "/m2"))),
+            opened("p", MirrorRecord(HERE, 70.0, maddrs=("/p",))),
         ]
     )
     return membership
@@ -39,10 +49,10 @@ def swarm() -> Membership:
 
 def test_who_stays_for_the_whole_run_comes_first() -> None:
     membership = swarm()
-    assert membership.view.maddrs == ("/m1", "/m2", "/c", "/s1", "/s0")
+    assert membership.view.maddrs == ("/m1", "/m2", "/c", "/p", "/s1", "/s0")
     membership.lost(PeerId("c"))
     membership.update([opened("m", GoneRecord(), 2, "monitor")])
-    assert membership.view.maddrs == ("/s1", "/s0")
+    assert membership.view.maddrs == ("/p", "/s1", "/s0")
 
 
 async def test_the_list_follows_the_view_with_the_own_address_first_and_survives_an_empty_view() -> None:

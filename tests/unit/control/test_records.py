@@ -17,6 +17,7 @@ from shoal.control.records import (
     MAX_RECORD_BYTES,
     ClientRecord,
     GoneRecord,
+    MirrorRecord,
     MonitorRecord,
     OtherVersion,
     Record,
@@ -62,6 +63,7 @@ def _checker(clock: SetClock | None = None) -> RecordChecker:
         ClientRecord(ADDRESSES, 1.0, waits=True, host="box-2.lan_3"),
         RunRecord("sandbox-1", 2, 1.0, ended=True),
         MonitorRecord(ADDRESSES, 1.0),
+        MirrorRecord(ADDRESSES, 1.0, host="box2", held_round=3),
         GoneRecord(),
     ],
 )
@@ -352,6 +354,6 @@ def test_most_clocks_decide_what_the_difference_is_and_few_are_remembered() -> N
 
 def test_a_peer_says_where_the_dht_can_be_joined_through_it() -> None:
     many = tuple(f"/ip4/10.0.0.{number}/tcp/1" for number in range(9))
-    for record in (STAGE, ClientRecord(ADDRESSES, 1.0), MonitorRecord(ADDRESSES, 1.0)):
+    for record in (STAGE, ClientRecord(ADDRESSES, 1.0), MonitorRecord(ADDRESSES, 1.0), MirrorRecord(ADDRESSES, 1.0)):
         assert with_maddrs(record, many).maddrs == many[:4]
     assert with_maddrs(GoneRecord(), many) == GoneRecord()

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.control.swarm_status import SwarmStatus, lines_of, swarm_status
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, PeerLabel, Replica, Run, SwarmView
+from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, MirrorPeer, PeerLabel, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus, ServerNumbers
 
@@ -37,12 +37,14 @@ def _run(**fields: object) -> Run:
 
 CLIENT = ClientPeer(_hop("c"), 0.0, undialled=((PeerId("peer-bad"), "10.0.0.3:5000: refused"),))
 LABELS = {PeerId(f"peer-{name}"): PeerLabel("server", f"box-{name}", 0) for name in ("a", "bb", "bad", "idle")}
+MIRRORS = (MirrorPeer(_hop("nas"), 5), MirrorPeer(_hop("empty")))
+LABELS[MIRRORS[0].peer] = PeerLabel("mirror", "nas")
 LABELS[CLIENT.peer] = PeerLabel("client", "desk")
 SERVERS = (_replica("a", 0), _replica("bb", 0, 5), _replica("bad", 1), _replica("new", 1, NO_BASE, serving=False))
 
 
 def test_a_run_with_a_client_is_said_in_words_and_numbers() -> None:
-    view = SwarmView(SERVERS, (Candidate(_hop("idle"), 0.0),), (CLIENT,), run=_run(), labels=LABELS)
+    view = SwarmView(SERVERS, (Candidate(_hop("idle"), 0.0),), (CLIENT,), MIRRORS, run=_run(), labels=LABELS)
     status = swarm_status("sandbox", view, ANSWER, "")
     assert list(lines_of(status)) == [
         "run r-1 (sandbox): training round 7 of 9",
@@ -53,6 +55,8 @@ def test_a_run_with_a_client_is_said_in_words_and_numbers() -> None:
         "stage 1  server 0@box-bad (10.0.0.3) undialled (10.0.0.3:5000: refused)",
         "         peer ...peer-new (10.0.0.3) joining",
         "without a stage  server 0@box-idle (10.0.0.4) waiting for a stage  memory 1 MiB",
+        "mirror  mirror@nas (10.0.0.3) holds round 5",
+        "mirror  peer ...er-empty (10.0.0.5) does not hold all stages yet",
         "trainers  0, 1",
         "client  client@desk at 10.0.0.1:5000, [2001:db8::1]:5000",
     ]

@@ -85,8 +85,20 @@ def test_what_is_being_fetched_is_not_ordered_again_until_a_newer_record_stands(
     follow(machine, FIRST)
     assert fetches(follow(machine, FIRST)) == {}
     assert fetches(follow(machine, SECOND)) == {0: 2, 1: 2}
-    assert fetched(machine, FIRST, 0) == [], "that is not wanted any more"
     assert said(fetched(machine, SECOND, 0)) == {2: (0,)}
+    assert fetched(machine, FIRST, 0) == [], "that is not wanted any more"
+
+
+def test_what_was_under_way_when_a_newer_record_came_is_held_until_that_is_here() -> None:
+    machine = mirror()
+    follow(machine, FIRST)
+    follow(machine, SECOND)
+    assert said(fetched(machine, FIRST, 0)) == {1: (0,)}
+    assert said(fetched(machine, SECOND, 0)) == {2: (0,)}
+    machine = mirror()
+    follow(machine, SECOND)
+    follow(machine, OTHER, TWO)
+    assert fetched(machine, SECOND, 0) == [], "it is of the chain that was left"
 
 
 def test_a_stage_that_nobody_has_trained_is_held_at_the_newer_record_at_once() -> None:

@@ -273,6 +273,8 @@ KINDS: dict[str, Kind] = {
     "client": Kind(_kill("client:0"), 3.0),
     "client-stopped": Kind(_stop("client:0"), None, held_s=STOPPED_S),
     "monitor": Kind(_kill("monitor:0"), NOISE_S, limit_steps=2),
+    "mirror": Kind(_kill("mirror:0"), NOISE_S, limit_steps=2),
+    "mirror-stopped": Kind(_stop("mirror:0"), NOISE_S, limit_steps=2, held_s=STOPPED_S),
     "fork-server": Kind(_kill_fork_server, None),
     "p2pd-server": Kind(_kill_p2pd("server"), NOISE_S, limit_steps=2),
     "p2pd-client": Kind(_kill_p2pd("client:0"), NOISE_S, limit_steps=2),

@@ -11,9 +11,9 @@ from torch import nn
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.replica_state import OuterState
+from shoal.averaging.stage_fetch import StageFetch, state_bytes
 from shoal.averaging.state_donor import StateDonor
 from shoal.checkpoint.model_layout import StageLayout
-from shoal.client.stage_fetch import StageFetch, state_bytes
 from shoal.clock import SystemClock
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.view import ClientPeer, SwarmView

@@ -1,4 +1,5 @@
-"""Fetches the state of a stage for the client, as a newcomer of the stage would, and gives up where nobody has it."""
+"""Fetches the state of a stage as a newcomer of the stage would, and gives up where nobody has it: for the client, and
+for mirrors."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import torch
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.replica_state import Contribution, OuterState
-from shoal.averaging.state_sync import StateSync
+from shoal.averaging.state_sync import StateSync, Successor, donors
 from shoal.checkpoint.model_layout import StageLayout
 from shoal.control.membership import Membership
 from shoal.errors import InvariantViolation
@@ -21,18 +22,23 @@ from shoal.wire.messages.transfer import Chunk, Have, Missing
 
 _LOOK_S = 0.5
 _NOBODY_S = 2.0
-"""After no replica of a stage is left that may give the state: one that refuses may be about to swap."""
+"""After nobody is left that may give the state: one that refuses may be about to swap."""
 _SILENT_S = 30.0
 """Without a word from those that may hold it: they hash a large state before they offer it."""
+
+
+async def _no_successor(state: OuterState, average: Contribution) -> OuterState:
+    raise InvariantViolation("whoever begins with a whole state needs no averages before a newer record")
 
 
 class StageFetch:
     """Fetches the state that a record names, stage by stage. A `transport.dispatch.Handler`, which comes before that of
     the contents: it only hears what donors say."""
 
-    def __init__(self, contents: Contents, membership: Membership) -> None:
+    def __init__(self, contents: Contents, membership: Membership, settings: TransferSettings | None = None) -> None:
         self._contents = contents
         self._membership = membership
+        self._settings = settings or TransferSettings()
         self._clock = contents.clock
         self._stage = 0
         self._refused: set[PeerId] = set()
@@ -60,18 +66,33 @@ class StageFetch:
         outcome = outcome_of(record, stage)
         if outcome is None:
             return None
+        return await self.fetch_ordered(stage, layout, Fetch(record, digest, outcome.hashes, follows_base=False))
+
+    async def fetch_ordered(
+        self,
+        stage: int,
+        layout: StageLayout,
+        order: Fetch,
+        base: tuple[OuterState, StageHashes] | None = None,
+        successor: Successor = _no_successor,
+    ) -> OuterState | None:
+        """Return the state that an order names, verified; None if nobody gives it.
+
+        Args:
+            base: the state of the record before, with its hashes, if that is here: the averages of one round do then.
+            successor: the outer step; needed with a base.
+        """
         self._stage, self._refused, self._heard_s = stage, set(), self._clock.now_s()
-        sync = StateSync(self._contents, stage, view=lambda: self._membership.view, settings=TransferSettings())
+        sync = StateSync(self._contents, stage, view=lambda: self._membership.view, settings=self._settings)
         found: OuterState | None = None
 
         async def take(state: OuterState, hashes: StageHashes) -> None:
             nonlocal found
             found = state
 
-        order = Fetch(record, digest, outcome.hashes, follows_base=False)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, sync, tasks.cancel_scope)
-            await sync.fetch(order, _template(layout), None, _no_successor, take)
+            await sync.fetch(order, _template(layout), base, successor, take)
             tasks.cancel_scope.cancel()
         return found
 
@@ -81,8 +102,8 @@ class StageFetch:
         while True:
             await self._clock.sleep_s(_LOOK_S)
             now_s = self._clock.now_s()
-            others = {replica.peer for replica in self._membership.view.by_stage(self._stage)} - self._refused
-            others -= sync.distrusted
+            asked = donors(self._membership.view, self._stage, self._contents.endpoint.peer_id)
+            others = asked.keys() - self._refused - sync.distrusted
             nobody_since_s = None if others else nobody_since_s or now_s
             is_hopeless = nobody_since_s is not None and now_s - nobody_since_s >= _NOBODY_S
             if is_hopeless or now_s - self._heard_s >= _SILENT_S:
@@ -99,7 +120,3 @@ def _template(layout: StageLayout) -> OuterState:
     """Sizes and types of a state; memory that is not touched is not used."""
     parameters, floats, integers = (torch.empty(each.numel, dtype=each.dtype) for each in layout)
     return OuterState(parameters, torch.empty_like(parameters), floats, integers)
-
-
-async def _no_successor(state: OuterState, average: Contribution) -> OuterState:
-    raise InvariantViolation("whoever begins with a whole state needs no averages before a newer record")

@@ -1,0 +1,1 @@
+"""The role that holds the newest state of every stage, for servers that come when nobody else does."""

@@ -1,0 +1,165 @@
+"""The copies of one mirror: the state of each stage, fetched stage after stage, and given to whoever asks.
+
+    order -> waits for its turn -> averages of the round, or the whole state -> verified -> offered in the older's place
+                 ^                              '- nobody gives it: when the swarm has changed -'
+                 '------------------------------------------------------------------------------'
+
+One stage is fetched at a time, so that beside what is held only one state is in memory, and no link has to carry more.
+What is under way is brought to its end although a newer record has been committed: a mirror on a slow link would
+otherwise hold nothing ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+
+from shoal.averaging.contents import Contents
+from shoal.averaging.replica_state import Contribution, OuterState, outer_step
+from shoal.averaging.round_average import Device
+from shoal.averaging.stage_fetch import StageFetch, state_bytes
+from shoal.averaging.state_donor import StateDonor
+from shoal.checkpoint.model_layout import StageLayout
+from shoal.control.membership import Membership
+from shoal.events.base import emit, tell
+from shoal.events.mirror import MirrorHolds, MirrorTooSmall
+from shoal.optim.outer import OuterSgd
+from shoal.runtime.changes import Changes
+from shoal.swarm.round_effects import Fetch
+from shoal.wire.messages.round import StageHashes
+
+logger = logging.getLogger(__name__)
+
+_ARRIVING = 2
+"""So many states fit into what fetching one takes beside those that are held: the next state, the averages that lead to
+it, and what the outer step computes with."""
+
+
+@dataclass(frozen=True)
+class _Copy:
+    record_hash: str
+    hashes: StageHashes
+    state: OuterState
+
+
+class StageCopies:
+    """The states of all stages.
+
+    Args:
+        layouts: returns the tensors of each stage; takes long, and is called in a thread.
+        free_bytes: returns the memory that is free on this host; 0: not known.
+        on_held: told of each stage and record whose bytes are here and offered.
+        notice: tells the user what he may want to act on.
+    """
+
+    def __init__(
+        self,
+        *,
+        contents: Contents,
+        fetch: StageFetch,
+        membership: Membership,
+        optimizer: OuterSgd,
+        device: Device,
+        layouts: Callable[[], Sequence[StageLayout]],
+        free_bytes: Callable[[], int],
+        on_held: Callable[[int, str], None],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._contents = contents
+        self._fetch = fetch
+        self._membership = membership
+        self._optimizer = optimizer
+        self._device = device
+        self._read_layouts = layouts
+        self._layouts: Sequence[StageLayout] = ()
+        self._free_bytes = free_bytes
+        self._on_held = on_held
+        self._notice = notice
+        self._copies: dict[int, _Copy] = {}
+        self._donors: dict[int, StateDonor] = {}
+        self._ordered: dict[int, Fetch] = {}  # in the order in which they are fetched
+        self._in_vain: dict[int, Fetch] = {}
+        self._newest: dict[int, str] = {}
+        self._fetching: tuple[int, anyio.CancelScope] | None = None
+        self._is_too_small = False
+        self._changed = Changes()
+
+    def order(self, stage: int, order: Fetch) -> None:
+        """Have the state of a stage fetched that a record names, in place of what is still to be fetched of it."""
+        goes_on = not order.starts_anew and order.record.previous == self._newest.get(stage)
+        self._newest[stage] = order.record_hash
+        self._in_vain.pop(stage, None)
+        self._ordered[stage] = order
+        if self._fetching is not None and self._fetching[0] == stage and not goes_on:
+            self._fetching[1].cancel()
+        self._changed.notify()
+
+    def stands(self, stage: int, round: int, record_hash: str) -> None:
+        """What is held of a stage is what this record names: nobody has trained the stage since."""
+        copy = self._copies.get(stage)
+        if copy is not None and copy.record_hash != record_hash:
+            self._hold(stage, round, _Copy(record_hash, copy.hashes, copy.state))
+
+    async def run(self) -> None:
+        """Fetch until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._try_again)
+            while True:
+                while self._ordered:
+                    stage = next(iter(self._ordered))
+                    await self._take(stage, self._ordered.pop(stage))
+                await self._changed.wait()
+
+    # -- parts
+
+    async def _try_again(self) -> None:
+        """Whenever the swarm has changed, somebody may give what nobody gave before."""
+        while True:
+            await self._membership.changed()
+            if self._in_vain:
+                self._ordered |= {stage: order for stage, order in self._in_vain.items() if stage not in self._ordered}
+                self._in_vain.clear()
+                self._changed.notify()
+
+    async def _take(self, stage: int, order: Fetch) -> None:
+        if not self._layouts:
+            self._layouts = await anyio.to_thread.run_sync(self._read_layouts)
+        if not self._has_room():
+            return
+        copy = self._copies.get(stage)
+        is_next = copy is not None and copy.record_hash == order.record.previous and not order.starts_anew
+        base = (copy.state, copy.hashes) if copy is not None and is_next else None
+        state: OuterState | None = None
+        with anyio.CancelScope() as scope:
+            self._fetching = stage, scope
+            state = await self._fetch.fetch_ordered(stage, self._layouts[stage], order, base, self._successor)
+        self._fetching = None
+        if state is not None:
+            self._hold(stage, order.record.round, _Copy(order.record_hash, order.hashes, state))
+            emit(logger, MirrorHolds(stage, order.record.round, order.record_hash))
+            self._on_held(stage, order.record_hash)
+        elif stage not in self._ordered:
+            self._in_vain[stage] = order
+
+    def _hold(self, stage: int, round: int, copy: _Copy) -> None:
+        self._copies[stage] = copy
+        donor = self._donors.setdefault(stage, StateDonor(self._contents, stage))
+        donor.hold(round, copy.record_hash, copy.state)
+
+    async def _successor(self, state: OuterState, average: Contribution) -> OuterState:
+        return await self._device.run(outer_step, self._optimizer, state, average)
+
+    def _has_room(self) -> bool:
+        """Whether this host has the memory for what is not here yet; says so once if it has not."""
+        sizes = [state_bytes(layout) for layout in self._layouts]
+        missing = sum(size for stage, size in enumerate(sizes) if stage not in self._copies)
+        needed, free = missing + _ARRIVING * max(sizes), self._free_bytes()
+        is_too_small = bool(free) and needed > free
+        if is_too_small and not self._is_too_small:
+            tell(logger, MirrorTooSmall(needed / 1e6, free / 1e6), self._notice)
+        self._is_too_small = is_too_small
+        return not is_too_small

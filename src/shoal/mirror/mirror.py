@@ -1,0 +1,162 @@
+"""The parts of a mirror, put together: what the role's process runs, and a cluster in one process as well.
+
+client -- Follow --> MirrorMachine -- FetchStage --> StageCopies -- fetched --> MirrorMachine -- Mirrored --> client
+                                                         '-- Want, Read ... --> replicas, clients, other mirrors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import anyio
+
+from shoal.averaging.contents import Contents
+from shoal.averaging.round_average import Device
+from shoal.averaging.signing import unsealer
+from shoal.averaging.stage_fetch import StageFetch
+from shoal.checkpoint.model_layout import stage_layouts
+from shoal.clock import Clock
+from shoal.config.schema import Config
+from shoal.control.membership import Membership
+from shoal.ids import PeerId
+from shoal.mirror.copies import StageCopies
+from shoal.optim.outer import OuterSgd
+from shoal.runtime.memory import free_memory_bytes
+from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
+from shoal.swarm.mirror import FetchStage, MirrorEffect, MirrorMachine
+from shoal.swarm.round_effects import Send
+from shoal.swarm.view import NO_BASE
+from shoal.transport.base import Endpoint, Received
+from shoal.transport.dispatch import Handler
+from shoal.wire.messages.control import Heartbeat
+from shoal.wire.messages.mirror import Follow
+
+
+class Mirror:
+    """One mirror. A `transport.dispatch.Handler`, one of its `handlers`.
+
+    Args:
+        authority: of the swarm; warrants the signers of the run's records.
+        device: computes outer steps.
+        membership: names those who have states.
+        on_held: told which record it holds, or a newer one, of every stage, when that changes.
+        notice: tells the user what he may want to act on.
+        free_bytes: returns the memory that is free on this host; 0: not known.
+        chunk_bytes: of states; the same on all peers.
+        transfer: None: as configured.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        run_id: str,
+        authority: PeerId,
+        endpoint: Endpoint,
+        device: Device,
+        membership: Membership,
+        clock: Clock,
+        on_held: Callable[[int], None] = lambda _: None,
+        notice: Callable[[str], None] = lambda _: None,
+        free_bytes: Callable[[], int] = free_memory_bytes,
+        chunk_bytes: int = CHUNK_BYTES,
+        transfer: TransferSettings | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._membership = membership
+        self._num_stages = config.num_stages
+        self._on_held = on_held
+        self._held_round = NO_BASE
+        self._machine = MirrorMachine(endpoint.peer_id, config.num_stages, unsealer(run_id, authority))
+        self._contents = Contents(endpoint, clock, chunk_bytes)
+        patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
+        self._fetch = StageFetch(self._contents, membership, patience)
+        outer = config.diloco.outer_optim
+        self._copies = StageCopies(
+            contents=self._contents,
+            fetch=self._fetch,
+            membership=membership,
+            optimizer=OuterSgd(outer.sgd_lr, outer.sgd_momentum, outer.sgd_nesterov),
+            device=device,
+            layouts=partial(stage_layouts, config),
+            free_bytes=free_bytes,
+            on_held=self._fetched,
+            notice=notice,
+        )
+
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """Who takes the endpoint's events."""
+        return self._fetch, self._contents, self
+
+    @property
+    def held_rounds(self) -> dict[int, int]:
+        """By stage the round of the record whose bytes are here."""
+        return {stage: tip.round for stage, tip in self._machine.held.items()}
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._contents.run)
+            tasks.start_soon(self._copies.run)
+            tasks.start_soon(self._dial_newcomers)
+
+    # -- events
+
+    def receive(self, event: Received) -> bool:
+        """Take a client's word which record stands.
+
+        Raises:
+            RemoteProtocolError: it names no record of this run, or acts under another peer's ballot.
+        """
+        if not isinstance(event.message, Follow):
+            return False
+        self._do(self._machine.follow(event.peer, event.message))
+        for stage, tip in self._machine.held.items():
+            self._copies.stands(stage, tip.round, tip.hash)
+        self._say_held()
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """A client, or a donor, is gone, whatever the registry says."""
+        self._machine.lost(peer)
+        # Clients are looked for all the same: their word is waited for.
+        if all(client.peer != peer for client in self._membership.view.clients):
+            self._membership.lost(peer)
+
+    def peer_up(self, peer: PeerId) -> None:
+        """There is a connection with a peer."""
+        self._membership.found(peer)
+
+    # -- parts
+
+    async def _dial_newcomers(self) -> None:
+        """Connect with every replica: it may be unable to dial this host, and want what is held here."""
+        dialled: set[PeerId] = set()
+        while True:
+            hops = {replica.peer: replica.hop for replica in self._membership.view.replicas}
+            for peer in hops.keys() - dialled:
+                self._endpoint.introduce(hops[peer])
+                self._endpoint.post(peer, Heartbeat())
+            dialled = set(hops)
+            await self._membership.changed()
+
+    def _fetched(self, stage: int, record_hash: str) -> None:
+        self._do(self._machine.fetched(stage, record_hash))
+        self._say_held()
+
+    def _do(self, effects: Sequence[MirrorEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    self._endpoint.post(peer, message)
+                case FetchStage(stage, order):
+                    self._copies.order(stage, order)
+
+    def _say_held(self) -> None:
+        rounds = self.held_rounds
+        held_round = min(rounds.values()) if len(rounds) == self._num_stages else NO_BASE
+        if held_round != self._held_round:
+            self._held_round = held_round
+            self._on_held(held_round)

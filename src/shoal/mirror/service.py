@@ -1,0 +1,85 @@
+"""The role's entry: joins the swarm, stays connected with the client, holds the newest state of every stage.
+
+The client names the record that stands (`Follow`), the mirror fetches what it names as a newcomer of each stage would.
+It is told of the run's end as scouts are, and then waits to be stopped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from shoal import log
+from shoal.clock import SystemClock
+from shoal.control.counter_report import client_hop, counters_reported
+from shoal.control.join import join_swarm
+from shoal.control.records import MirrorRecord
+from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.run_watch import RunWatch
+from shoal.identity import Identity, swarm_authority
+from shoal.mirror.mirror import Mirror
+from shoal.mirror.spec import MirrorSpec
+from shoal.pipeline.torch_device import device_initialiser
+from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.launcher_messages import RoleReady, UserNotice
+from shoal.transport.dispatch import dispatch
+
+
+async def main(payload: bytes, control: RoleControl) -> None:
+    """Run a mirror.
+
+    Args:
+        payload: `MirrorSpec` in msgpack.
+        control: is told `RoleReady` once it is announced.
+
+    Raises:
+        BootstrapError: no initial peer answered.
+        ConfigError: a port to listen on is taken.
+    """
+    spec = msgspec.msgpack.decode(payload, type=MirrorSpec)
+    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
+    async with anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await control.stopping.wait()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(stop)
+        await _serve(spec, control)
+
+
+async def _serve(spec: MirrorSpec, control: RoleControl) -> None:
+    config, clock, identity = spec.config(), SystemClock(), Identity(spec.identity_key)
+    async with (
+        DeviceThread(device_initialiser("cpu", 1), name="device") as device,
+        open_role_endpoint(spec, identity) as endpoint,
+        join_swarm(spec, identity, control, clock, endpoint.metrics) as registry,
+        counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
+        anyio.create_task_group() as tasks,
+    ):
+        membership = registry.membership
+        record = MirrorRecord(endpoint.addresses, clock.unix_s(), host=config.network.shown_host_name)
+
+        def announce(held_round: int) -> None:
+            registry.advertise(msgspec.structs.replace(record, held_round=held_round), at_once=False)
+
+        mirror = Mirror(
+            config=config,
+            run_id=spec.run_id,
+            authority=swarm_authority(spec.swarm_key).peer_id,
+            endpoint=endpoint,
+            device=device,
+            membership=membership,
+            clock=clock,
+            on_held=announce,
+            notice=lambda text: control.tell(UserNotice(text)),
+        )
+        watch = RunWatch(spec.run_id, endpoint, membership, clock)
+        registry.advertise(record)
+        tasks.start_soon(mirror.run)
+        tasks.start_soon(watch.run)
+        control.tell(RoleReady())
+        await dispatch(endpoint, (*mirror.handlers, watch), mirror.peer_up)
