@@ -76,7 +76,7 @@ class MirrorMachine:
         if message.ballot.peer != peer:
             raise RemoteProtocolError(f"{peer} used the ballot of {message.ballot.peer}")
         if message.ballot < self.promised:
-            return [Send(peer, StaleBallot(self.promised))]
+            return [self._said(message.ballot), Send(peer, StaleBallot(self.promised))]
         effects: Effects = []
         if message.record is not None:
             record = self._unseal(message.record)
@@ -84,7 +84,7 @@ class MirrorMachine:
             for stage in range(self._num_stages):
                 effects += self._aim(stage, tip, record, message)
         self.promised = message.ballot
-        return [self._said(), *effects]
+        return [self._said(message.ballot), *effects]
 
     def lost(self, peer: PeerId) -> None:
         """The connection to a peer has ended. A mirror decides nothing, so it needs no promise: if that was the client
@@ -105,7 +105,7 @@ class MirrorMachine:
         if here is None or (held is not None and is_before(here, held, self._unseal)):
             return []
         self.held[stage] = here
-        return [] if self.promised == NO_BALLOT else [self._said()]
+        return [] if self.promised == NO_BALLOT else [self._said(self.promised)]
 
     # -- parts
 
@@ -152,12 +152,13 @@ class MirrorMachine:
         outcome = None if tip.signed is None else outcome_of(self._unseal(tip.signed), stage)
         return None if outcome is None else outcome.hashes
 
-    def _said(self) -> Send:
-        """What is held, the newest record first."""
+    def _said(self, ballot: Ballot) -> Send:
+        """What is held, the newest record first, for the client of this ballot, also one that is not followed:
+        on its side of a split nobody else may know of these records."""
         tips = sorted(set(self.held.values()), key=lambda tip: (-tip.round, tip.hash))
         held = tuple(
             HeldRecord(tip.signed, tuple(stage for stage, its in sorted(self.held.items()) if its == tip))
             for tip in tips
             if tip.signed is not None
         )
-        return Send(self.promised.peer, Mirrored(self.promised, held))
+        return Send(ballot.peer, Mirrored(ballot, held))

@@ -199,6 +199,7 @@ class RoundCoordinatorMachine:
         """Take a replica's or mirror's message; what is of another ballot, round or epoch has no effect."""
         if isinstance(message, StaleBallot) and peer in self._mirrors.known:
             self.highest = max(self.highest, message.highest)
+            self._mirrors.unanswered.add(peer)
             return []  # it follows another client, and is asked again: what replicas follow decides who leads
         if isinstance(message, StaleBallot):
             self._replicas.hear(peer)
@@ -239,7 +240,7 @@ class RoundCoordinatorMachine:
             self.tip, self._unsaid = self._unsaid, None
             self._restoration.begin(self._record)
         asked: Effects = [Send(peer, AskRound(self.ballot)) for peer in self._replicas.known]
-        return asked + self._mirrors.tell(self.ballot, None)
+        return asked + self._mirrors.ask(self.ballot, now_s)
 
     def _stale(self, highest: Ballot, now_s: float) -> Effects:
         """A replica follows a higher ballot: take a higher one while taking over, and when a past self holds it; but

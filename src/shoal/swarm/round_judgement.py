@@ -85,7 +85,9 @@ class Judgement:
         Args:
             mirrored: What mirrors hold.
         """
-        self._judged |= {(tip.hash, MIRRORED) for tip in (*self.heard, *mirrored)}
+        # Who was heard for an earlier choice and not for this one may hold more by now.
+        self._judged = {(tip.hash, MIRRORED) for tip in (*self.heard, *mirrored)}
+        self._judged_prepared.clear()
         self.heard.clear()
         for state in states:
             self._judged.add((tip_of(state, self._genesis).hash, state.stage))

@@ -37,6 +37,8 @@ class RoundMirrors:
         self.unanswered: set[PeerId] = set()
         self._told: dict[PeerId, Follow] = {}
         self._held: dict[PeerId, Mapping[int, Tip]] = {}
+        self._asked: set[PeerId] = set()  # those that had answered before they were asked again, and have not yet since
+        self._asked_s = 0.0
         self._own: dict[int, Tip] = {}
 
     def keep(self, stage: int, tip: Tip | None) -> None:
@@ -63,7 +65,14 @@ class RoundMirrors:
     def lose(self, peer: PeerId) -> None:
         """A mirror cannot be reached; what it holds counts again when it answers."""
         self._held.pop(peer, None)
+        self._asked.discard(peer)
         self.unanswered.add(peer)
+
+    def ask(self, ballot: Ballot, now_s: float) -> list[CoordinatorEffect]:
+        """Ask every mirror what it holds now: under another ballot, or before something is restored."""
+        self._told.clear()
+        self._asked, self._asked_s = set(self._held), now_s
+        return self.tell(ballot, None)
 
     def tell(self, ballot: Ballot, stands: Tip | None) -> list[CoordinatorEffect]:
         """Tell every mirror, once, which record stands; None if that is not known: then each is only asked."""
@@ -105,7 +114,12 @@ class RoundMirrors:
             if stage not in held or is_before(held[stage], tip, self._unseal):
                 held[stage] = tip
         self._held[peer] = held
+        self._asked.discard(peer)
         self.unanswered.discard(peer)
+
+    def is_waited_for(self, patience_s: float, now_s: float) -> bool:
+        """Whether a mirror that was asked less than `patience_s` ago is about to say what it holds now."""
+        return bool(self._asked) and now_s - self._asked_s < patience_s
 
     @property
     def is_silent(self) -> bool:

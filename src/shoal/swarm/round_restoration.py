@@ -42,7 +42,7 @@ class Restoration:
     def __init__(self, patience_s: float) -> None:
         self.bases: dict[int, Basis] = {}
         self.missing: dict[int, float] = {}
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._record: Record | None = None
         self._standing: dict[int, Basis] = {}  # the record's own bytes
         self._seen: dict[int, set[PeerId]] = {}
@@ -102,7 +102,7 @@ class Restoration:
             holders = {*outcome.members, *(self._seen.get(stage, ()) if record == self._record else ())}
             is_held = any(basis.hashes == outcome.hashes for basis in bases)  # by one that was left out
             is_certain = not silent and not is_held and holders <= peers
-            if is_certain or now_s - self.missing.get(stage, now_s) >= self._patience_s:
+            if is_certain or now_s - self.missing.get(stage, now_s) >= self.patience_s:
                 found[stage] = newest(bases)
         return found
 

@@ -47,6 +47,8 @@ class RoundStages:
 
     def lost(self, tip: Tip, now_s: float) -> dict[int, Basis]:
         """What the missing stages go on from whose bytes of a record are gone; not those that may yet come back."""
+        if self._mirrors.is_waited_for(self._restoration.patience_s, now_s):
+            return {}
         record = None if tip.signed is None else self._unseal(tip.signed)
         kept = self._kept(tip)
         missing = [stage for stage in self._restoration.missing if stage not in kept]

@@ -144,9 +144,10 @@ def test_another_chain_is_followed_only_where_it_was_chosen_in_place_of_the_own_
 def test_a_lower_ballot_is_refused_while_the_client_of_the_higher_one_is_connected() -> None:
     machine = mirror(stage0=FIRST)
     follow(machine, None, TWO)
-    assert follow(machine, SECOND) == [Send(C, StaleBallot(TWO))]
+    told = Mirrored(ONE, (HeldRecord(FIRST, (0,)),))
+    assert follow(machine, SECOND) == [Send(C, told), Send(C, StaleBallot(TWO))], "what it holds it says to everybody"
     machine.lost(C)
-    assert follow(machine, SECOND) == [Send(C, StaleBallot(TWO))]
+    assert follow(machine, SECOND) == [Send(C, told), Send(C, StaleBallot(TWO))]
     machine.lost(D)
     assert fetches(follow(machine, SECOND)) == {0: 2, 1: 2}
     assert machine.promised == ONE

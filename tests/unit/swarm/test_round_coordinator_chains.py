@@ -94,6 +94,16 @@ def test_a_chain_that_was_left_is_judged_anew_when_a_holder_that_was_away_comes_
     assert [(e.peer, type(e.message)) for e in asked if isinstance(e, Send)] == [(A, AskRound), (B, AskRound)]
 
 
+def test_a_chain_is_judged_anew_when_its_holder_was_not_heard_for_the_last_choice() -> None:
+    machine, _ = met(LARGE, SMALL)
+    machine.lead(2.0)
+    machine.lost(B, 2.0)
+    ask(machine, {A: LARGE})
+    ballot = machine.ballot
+    ask(machine, {B: SMALL})
+    assert machine.ballot > ballot
+
+
 @pytest.mark.parametrize("generation", [1, 2])
 def test_what_an_earlier_start_of_this_client_has_committed_overtakes_it_as_others_do(generation: int) -> None:
     ballot = Ballot(3, ME, generation)

@@ -2,7 +2,8 @@
 
 coordinator                          mirror
   | -- Follow (record) ------------->  |   which record stands, repeated until answered
-  | <- Mirrored / StaleBallot          |   what it holds, at once and whenever it holds more
+  | <- Mirrored                        |   what it holds, at once and whenever it holds more
+  | <- StaleBallot                     |   and then that it follows a client of a higher ballot
 
 A mirror fetches states, and gives them, as replicas do (`transfer`).
 """
