@@ -3,6 +3,7 @@
 coordinator                          mirror
   | -- Follow (record) ------------->  |   which record stands, repeated until answered
   | <- Mirrored / StaleBallot          |   what it holds, at once and whenever it holds more
+  | -- RunCounts ---------------------->  |   when the round after the record begins
 
 A mirror fetches states, and gives them, as replicas do (`transfer`).
 """
@@ -38,4 +39,13 @@ class Mirrored(Struct, frozen=True, tag="mirrored"):
     held: tuple[HeldRecord, ...]
 
 
-MirrorMessage = Follow | Mirrored
+class RunCounts(Struct, frozen=True, tag="run_counts"):
+    """What a checkpoint of a record has beside states: D_0, as the file of the sender has it, and what the sender has
+    counted until it began the round after the record."""
+
+    record_hash: str
+    genesis: bytes
+    counted: bytes
+
+
+MirrorMessage = Follow | Mirrored | RunCounts
