@@ -26,7 +26,7 @@ from shoal.ids import Ballot, PeerId
 from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
 from shoal.swarm.contribution_guard import suspects
-from shoal.swarm.records import Logs
+from shoal.swarm.records import Logs, Tip, record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     ChainLeft,
@@ -111,6 +111,7 @@ class RoundCoordinator:
         journal: Writes step logs down before their record is prepared (see `journal.keep_steps`); called in a thread.
         recorded: Samples in the records known from before a restart.
         ballot_number: Of the last ballot before a restart. This client gives way to a higher one.
+        known: A record that is known to be committed, though no replica may hold it: of a checkpoint.
         on_event: Is told which replicas are in and out, which stages lack one and which are restored.
     """
 
@@ -125,6 +126,7 @@ class RoundCoordinator:
         journal: Callable[[int, str, Logs], None],
         recorded: Ranges = (),
         ballot_number: int = 0,
+        known: SignedRecord | None = None,
         on_event: Callable[[CoordinatorEvent], None] = lambda _: None,
     ) -> None:
         self._endpoint = endpoint
@@ -133,8 +135,9 @@ class RoundCoordinator:
         self._to_journal = Mailbox[Journal]()
         self._tell = on_event
         self._unseal = signer.unseal
+        tip = known and Tip(signer.unseal(known).round, record_hash(known), known)
         self._machine = RoundCoordinatorMachine(
-            endpoint.peer_id, generation, settings, signer.seal, signer.unseal, recorded, ballot_number
+            endpoint.peer_id, generation, settings, signer.seal, signer.unseal, recorded, ballot_number, tip
         )
         self.keep = self._machine.keep  # the client says whose bytes it gives, since all servers of the stage have left
         self._committed: RecordCommitted | None = None

@@ -77,6 +77,22 @@ def write_genesis(directory: Path, genesis: Genesis) -> None:
     write_whole(_round_file(directory, 0), content.encode() + b"\n")
 
 
+def genesis_file(directory: Path) -> bytes:
+    """Return the file of D_0 as it is; raises OSError."""
+    return _round_file(directory, 0).read_bytes()
+
+
+def restore_genesis(directory: Path, content: bytes) -> None:
+    """Write the file of D_0 as a copy of it is, unless there is one.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    path = _round_file(directory, 0)
+    if not path.exists():
+        write_whole(path, content)
+
+
 def read_genesis(directory: Path) -> Genesis:
     """Return what D_0 follows from.
 
@@ -85,15 +101,26 @@ def read_genesis(directory: Path) -> Genesis:
         OSError: It cannot be read.
     """
     path = _round_file(directory, 0)
-    content = path.read_bytes()
+    return genesis_of(path.read_bytes(), str(path))
+
+
+def genesis_of(content: bytes, name: str) -> Genesis:
+    """Return what the file of D_0, or a copy of it, says.
+
+    Args:
+        name: Of the file, for messages.
+
+    Raises:
+        RecordRejected: It says something else, or another version of shoal has written it.
+    """
     try:
         form = msgspec.json.decode(content, type=_OfForm).form
         if form != _FORM:
             version = "an earlier" if form < _FORM else "a later"
-            raise RecordRejected(f"{path} was written by {version} version of shoal: replay the run with that one")
+            raise RecordRejected(f"{name} was written by {version} version of shoal: use that one for this run")
         return msgspec.json.decode(content, type=Genesis)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise RecordRejected(f"{path} is no beginning of a run: {error}; restore it from a copy") from error
+        raise RecordRejected(f"{name} is no beginning of a run: {error}; restore it from a copy") from error
 
 
 def keep_steps(directory: Path, round: int, digest: str, logs: Logs) -> None:
@@ -136,7 +163,8 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
 def set_aside(directory: Path, record: Record, digest: str) -> None:
     """Put away the records and step logs that are there, unless the run goes on from them with this record.
 
-    They move into `left/`, beside those that were moved there before. D_0 stays, because all chains have it.
+    They move into `left/`, beside those that were moved there before. D_0 stays, because all chains have it, and so do
+    the rounds up to the record if it is among those that are there: then the run goes back to it.
 
     Args:
         directory: The run's.
@@ -149,8 +177,9 @@ def set_aside(directory: Path, record: Record, digest: str) -> None:
     here = [record_hash(signed) for _, signed in read_records(directory)]
     if not here or here[-1] in (record.previous, digest):
         return
-    files = [path for path in sorted((directory / _ROUNDS).glob("round_*.json")) if path != _round_file(directory, 0)]
-    files += sorted((directory / _STEPS).glob("round_*"))
+    kept_rounds = record.round if digest in here else 0
+    files = [*sorted((directory / _ROUNDS).glob("round_*.json")), *sorted((directory / _STEPS).glob("round_*"))]
+    files = [path for path in files if _round_of(path) > kept_rounds]
     number = len(list((directory / _LEFT).glob("*"))) + 1
     aside = directory / _LEFT / str(number)
     try:
@@ -217,6 +246,10 @@ def read_steps(directory: Path, round: int) -> list[StepLine]:
 def rounds_with_steps(directory: Path) -> list[int]:
     """The rounds of which there is a step log, in order."""
     return sorted(int(path.stem.removeprefix("round_")) for path in (directory / _STEPS).glob("round_*.jsonl"))
+
+
+def _round_of(path: Path) -> int:
+    return int(path.name.partition(".")[0].removeprefix("round_"))
 
 
 def _round_file(directory: Path, round: int) -> Path:

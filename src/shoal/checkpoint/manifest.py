@@ -90,7 +90,7 @@ class StageContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         parameters: Those of the momentum are the same.
         num_units: Of the model, which are cut in their order.
-        members: The replicas at the record's swap; the one at home in slot k is number k.
+        members: The replicas of which the record was made.
     """
 
     parameters: NamedTensors

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -91,7 +91,7 @@ class Checkpoint:
         genesis: D_0, as the run's `rounds/round_0000.json` has it.
         layouts: The tensors of each stage.
         cut: The number of units of each stage.
-        members: By stage, the replicas in the order of their home slots.
+        members: By stage, the replicas of which the record was made.
         unix_s: Now.
         client: What the client knows beyond the records, as JSON.
     """
@@ -259,6 +259,33 @@ class CheckpointStore:
         if checkpoint is None or problems:
             raise StateMismatch(f"the checkpoint in {self._place.location} of {Damaged(round, tuple(problems))}")
         return checkpoint
+
+    def unread(self, round: int) -> StoredCheckpoint:
+        """Open the checkpoint of a round without reading more than its manifest: each part is compared when it is read.
+
+        Raises:
+            StateMismatch: It does not say what it is, or is of another run.
+            StorageError: It cannot be read.
+        """
+        try:
+            checkpoint = StoredCheckpoint(self._place, folder_of(round), self.unsealer)
+        except OSError as error:
+            raise _cannot_read(self._place.location, error) from error
+        if checkpoint.manifest.run_id != self.run_id:
+            raise StateMismatch(f"{MANIFEST} is of run {checkpoint.manifest.run_id}")
+        return checkpoint
+
+    def newest_unix_s(self) -> float:
+        """When a checkpoint of the run was last written, as far as its manifests say so; 0: none does.
+
+        Raises:
+            StorageError: The store cannot be reached.
+        """
+        newest = 0.0
+        for round in self.rounds():
+            with suppress(StateMismatch, StorageError):
+                newest = max(newest, self.unread(round).manifest.unix_s)
+        return newest
 
     def listed(self) -> list[Listed]:
         """Read every checkpoint and say how it is, in the order of rounds.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,11 +20,13 @@ from shoal.cli.arguments import (
     ConfigFlags,
     ConfigPath,
     PrintConfig,
+    Resume,
     Switch,
     found,
     load,
     load_client,
     load_joining,
+    load_resuming,
     load_whole,
 )
 from shoal.cli.exits import guarded
@@ -33,6 +36,7 @@ from shoal.cli.run_commands import clean, pause, ps, resume_run, status, stop
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
+    from shoal.cli.resuming import Resumption
     from shoal.config.schema import Config
 
 app = App(
@@ -56,8 +60,7 @@ app.command(pause)
 app.command(resume_run)
 app.command(ps)
 app.command(clean)
-# Hidden as long as no run writes any.
-app.command(checkpoints, show=False)
+app.command(checkpoints)
 app.command(export_model, name="export")
 app.command(import_model, name="import")
 app.command(evaluate)
@@ -66,13 +69,22 @@ app.command(generate)
 
 def run(argv: Sequence[str] | None) -> int:
     """Run the command in `argv`; see `shoal.cli.main`."""
-    tokens = list(sys.argv[1:] if argv is None else argv)
+    tokens = _spelt_out(list(sys.argv[1:] if argv is None else argv))
 
     def call() -> int | None:
         result = app(tokens)
         return result if isinstance(result, int) else None
 
     return guarded(call)
+
+
+def _spelt_out(tokens: list[str]) -> list[str]:
+    """`--resume` without a value stands for `--resume=latest`."""
+    following = [*tokens[1:], "--"]
+    return [
+        "--resume=latest" if token == "--resume" and after.startswith("-") else token
+        for token, after in zip(tokens, following, strict=True)
+    ]
 
 
 @app.command
@@ -83,14 +95,20 @@ def run_local(
     baseline: Annotated[
         bool, Switch, Parameter(help="Also train the plain loop, one process, for comparison.")
     ] = False,
+    resume: Resume = None,
     print_config: PrintConfig = False,
 ) -> int:
     """Train on a swarm of processes on this machine.
 
-    Without --config-path it trains configs/sandbox.yaml.
+    Without --config-path it trains configs/sandbox.yaml. With --resume it goes on with a run of this machine that was
+    lost, as it was configured; what flags say of this host counts.
     """
     if num_servers is not None:
         flags = (*flags, "--num-servers", num_servers)
+    if resume is not None:
+        if baseline:
+            raise ConfigError("--baseline: the plain loop is in no checkpoint; leave it out to resume the run")
+        return _resume_local(resume, config_path, flags, print_config=print_config)
     if print_config:
         return _print_config(load_whole(config_path, flags))
     from shoal.cli.early import early_start
@@ -102,17 +120,43 @@ def run_local(
         return serve(config, early, baseline=baseline)
 
 
+def _resume_local(wanted: str, config_path: Path | None, flags: Sequence[str], *, print_config: bool) -> int:
+    from shoal.cli.early import early_start
+    from shoal.cli.resuming import end_leftovers, find_resumption
+
+    def look() -> Resumption:
+        found = find_resumption(
+            wanted, partial(load_resuming, config_path, flags), partial(print, flush=True), is_local=True
+        )
+        if problem := found.config.whole_swarm_problem():
+            raise ConfigError(problem)
+        return found
+
+    if print_config:
+        return _print_config(look().config)
+    end_leftovers()
+    with early_start() as early:
+        resumption = look()
+        from shoal.cli.local import run_local as serve
+
+        return serve(resumption.config, early, resumption=resumption)
+
+
 @app.command
 def start_trainer_client(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
+    resume: Resume = None,
     print_config: PrintConfig = False,
 ) -> int:
     """Train with servers of other hosts: runs monitor, client, data server and trainers, and prints how to join.
 
     Without --config-path it trains configs/sandbox.yaml. --num-servers says how many servers to wait for. With
-    --initial-peers it continues the run that they know, whose client's host is gone.
+    --initial-peers it continues the run that they know, whose client's host is gone; with --resume one of which nobody
+    is left but a checkpoint.
     """
+    if resume is not None:
+        return _resume_with_hosts(resume, config_path, flags, print_config=print_config)
     if print_config:
         return _print_config(load_client(config_path, flags)[0])
     from shoal.cli.early import early_start
@@ -122,6 +166,28 @@ def start_trainer_client(
         from shoal.cli.client_host import start_trainer_client as serve
 
         return serve(config, origins, early)
+
+
+def _resume_with_hosts(wanted: str, config_path: Path | None, flags: Sequence[str], *, print_config: bool) -> int:
+    from shoal.cli.early import early_start
+    from shoal.cli.resuming import end_leftovers, find_resumption
+
+    def look() -> Resumption:
+        found = find_resumption(
+            wanted, partial(load_resuming, config_path, flags), partial(print, flush=True), is_local=False
+        )
+        if found.config.network.initial_peers:
+            raise ConfigError("--resume and --initial-peers: what peers hold is newer than a checkpoint; leave one out")
+        return found
+
+    if print_config:
+        return _print_config(look().config)
+    end_leftovers()
+    with early_start() as early:
+        resumption = look()
+        from shoal.cli.client_host import start_trainer_client as serve
+
+        return serve(resumption.config, None, early, resumption)
 
 
 @app.command

@@ -25,10 +25,26 @@ ConfigFlags = Annotated[
 ConfigPath = Annotated[Path | None, Parameter(help="YAML file; configs/reference.yaml explains every key.")]
 Switch = Parameter(negative=())
 PrintConfig = Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")]
+Resume = Annotated[
+    str | None,
+    Parameter(
+        help="Go on from a checkpoint: latest, which the flag alone means as well, or a folder or URL with checkpoints."
+    ),
+]
 AsJson = Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")]
 
 SANDBOX: Final = Path("configs/sandbox.yaml")
-_OWN_FLAGS = ("config-path", "baseline", "print-config", "run-locally", "trainer-id", "json", "help", "version")
+_OWN_FLAGS = (
+    "config-path",
+    "baseline",
+    "print-config",
+    "run-locally",
+    "trainer-id",
+    "resume",
+    "json",
+    "help",
+    "version",
+)
 
 
 def found(path: Path) -> Path:
@@ -54,6 +70,18 @@ def load_whole(config_path: Path | None, flags: Sequence[str]) -> Config:
     if problem := config.whole_swarm_problem():
         raise ConfigError(problem)
     return config
+
+
+def load_resuming(config_path: Path | None, flags: Sequence[str], own: Path | None) -> tuple[Config, Mapping[str, str]]:
+    """Load what a host says that goes on with a run, and what sets each key.
+
+    Args:
+        own: the file that the run has left, for a user who names none; None: there is none.
+    """
+    from shoal.config.load import load_with_origins
+
+    path = own if config_path is None else found(config_path)
+    return load_with_origins(path, flags, other_flags=_OWN_FLAGS)
 
 
 def load_joining(

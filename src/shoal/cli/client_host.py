@@ -2,13 +2,15 @@
 
 Monitor, client, data server and trainers run here; servers join from other hosts, with the lines that are printed. From
 the launch to the summary it is the same as a run on one machine, without servers of its own. With initial peers it
-takes the place of a client that is gone: run and configuration are those that the swarm knows.
+takes the place of a client that is gone: run and configuration are those that the swarm knows. Where nobody of the
+swarm is left, a checkpoint tells both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -24,8 +26,13 @@ from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.ids import RunId
 
+if TYPE_CHECKING:
+    from shoal.cli.resuming import Resumption
 
-def start_trainer_client(config: Config, origins: Mapping[str, str] | None, early: EarlyStart) -> int:
+
+def start_trainer_client(
+    config: Config, origins: Mapping[str, str] | None, early: EarlyStart, resumption: Resumption | None = None
+) -> int:
     """Wait for servers of other hosts, train with them until the run is done, and return the exit code.
 
     Args:
@@ -33,13 +40,16 @@ def start_trainer_client(config: Config, origins: Mapping[str, str] | None, earl
         origins: names the keys that this host sets, and where. None: it begins a run; otherwise the other shared keys
             come from the run.
         early: runs already; the caller ends it.
+        resumption: of the run that goes on from a checkpoint, which has given `config`.
 
     Raises:
         ConfigError: the swarm key or the identities cannot be used, the log directory cannot be written, or a shared
             key differs from the run's.
         BootstrapError: no initial peer answered in time, or none of them knows a run.
     """
-    if origins is None:
+    if resumption is not None:
+        swarm_key, is_new = resumption.swarm_key, False
+    elif origins is None:
         swarm_key, is_new = load_or_create_swarm_key(config.network.swarm_key_file)
     else:
         swarm_key, is_new = require_membership(config), False
@@ -48,7 +58,9 @@ def start_trainer_client(config: Config, origins: Mapping[str, str] | None, earl
         clock = SystemClock()
 
         async def run() -> int:
-            if origins is None:
+            if resumption is not None:
+                found = FoundRun(resumption.run_id, with_known_cut(config))
+            elif origins is None:
                 found = FoundRun(new_run_id(config, clock), with_known_cut(config))
             else:
                 print(f"looking for the run at {', '.join(config.network.initial_peers)}", flush=True)
@@ -64,18 +76,23 @@ def start_trainer_client(config: Config, origins: Mapping[str, str] | None, earl
             return await train(found.config, found.run_id)
 
         async def train(config: Config, run_id: RunId) -> int:
-            log_dir = make_log_dir(config, run_id)
+            if resumption is None:
+                log_dir, source = make_log_dir(config, run_id), None
+            else:
+                log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=False)
+                source = resumption.source
             log.configure("launcher", log_dir, config.log_level)
             host = HostRun(
                 config,
                 run_id,
                 log_dir,
                 clock,
-                swarm_key=swarm_key,
+                swarm_key,
                 network=HostNetwork(config.network),
                 identity_of=identities.identity,
                 invite=lambda maddrs: invitation(config, maddrs, log_dir, new_key=is_new),
                 succeeds=origins is not None,
+                resumed=source,
             )
             return await host.run(early)
 

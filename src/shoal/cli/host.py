@@ -19,7 +19,7 @@ import msgspec
 
 from shoal.cli.devices import devices_of_servers
 from shoal.cli.host_network import LOOPBACK_MADDRS, HostNetwork, local_maddrs
-from shoal.client.spec import ClientSpec
+from shoal.client.spec import ClientSpec, ResumedFrom
 from shoal.config import Config, config_to_json
 from shoal.config.host import NetworkConfig
 from shoal.config.per_server import of_server
@@ -146,13 +146,21 @@ class SwarmHost:
             )
         )
 
-    async def start_client(self, expected_servers: int, *, patient: bool = False, succeeds: bool = False) -> RoleHandle:
+    async def start_client(
+        self,
+        expected_servers: int,
+        *,
+        patient: bool = False,
+        succeeds: bool = False,
+        resumed: ResumedFrom | None = None,
+    ) -> RoleHandle:
         """Start the client.
 
         Args:
             expected_servers: how many its first round waits for, for a while.
             patient: it waits for them without a limit.
             succeeds: a client of another host has begun the run.
+            resumed: from which checkpoint it goes on; its log folder is prepared for that.
         """
         spec = self._spec(
             ClientSpec,
@@ -162,6 +170,7 @@ class SwarmHost:
             expected_servers=expected_servers,
             patient=patient,
             succeeds=succeeds,
+            resumed=resumed,
             data_server=self.hop("data_server"),
             monitor=self.hop("monitor"),
         )

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,30 +23,32 @@ from shoal.cli.cuts import has_cut, log_cut, with_known_cut, with_profiled_cut
 from shoal.cli.devices import devices_of_servers, unused_gpus
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
+from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.live import LiveView
-from shoal.cli.run_files import make_log_dir, new_run_id, remove_empty_outputs, write_config, write_summary
+from shoal.cli.run_files import LOCAL_KEY, make_log_dir, new_run_id, remove_empty_outputs, write_config, write_summary
+from shoal.client.spec import ResumedFrom
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
-from shoal.errors import ConfigError, ConnectionLost, ShoalError
+from shoal.errors import ConfigError, ShoalError
 from shoal.events.base import emit, tell
 from shoal.events.hosts import RunEndedByError, RunInterrupted, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
-from shoal.identity import Identity
+from shoal.identity import Identity, create_swarm_key
 from shoal.ids import RunId
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import process_age_s, tree_usage
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.supervisor import Supervisor
 
+if TYPE_CHECKING:
+    from shoal.cli.resuming import Resumption
+
 logger = logging.getLogger(__name__)
 
-GRACE_S, LEAST_GRACE_S = 3.0, 1.0
-"""Time for all roles to leave, the client's own included, and how much of it the others have at least: a Ctrl-C has to
-be over within five seconds, also where a role hangs."""
-LEAVING_S = 1.5
-"""So long may a client be silent that has said that it is leaving; it speaks four times a second."""
+LEAST_GRACE_S = 1.0
+"""How much of `GRACE_S` other roles have at least when client and mirror have left."""
 USAGE_INTERVAL_S, USAGE_MAX_INTERVAL_S = 5.0, 60.0
 """Between looks at the memory of all processes, for the summary; it doubles, as each costs up to 0.1 s of a core."""
 ESSENTIAL = ("client", "data_server")
@@ -55,12 +56,15 @@ ESSENTIAL = ("client", "data_server")
 STOP_ORDER = (("client",), ("trainer", "baseline"), ("data_server",), ("server",), ("mirror",), ("monitor",))
 
 
-def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> int:
+def run_local(
+    config: Config, early: EarlyStart, *, baseline: bool = False, resumption: Resumption | None = None
+) -> int:
     """Run a swarm on this machine until training is done, and return the exit code.
 
     Args:
         early: runs already; the caller ends it.
         baseline: also train the plain loop beside the swarm.
+        resumption: of the run that goes on, which has given `config`; None: a new run begins.
 
     Raises:
         ConfigError: the device does not exist, or the log directory cannot be written.
@@ -68,12 +72,18 @@ def run_local(config: Config, early: EarlyStart, *, baseline: bool = False) -> i
     devices = devices_of_servers(config)
     clock = SystemClock()
     config = with_known_cut(config)
-    run_id = new_run_id(config, clock)
-    log_dir = make_log_dir(config, run_id, is_local=True)
+    if resumption is None:
+        run_id, source = new_run_id(config, clock), None
+        log_dir = make_log_dir(config, run_id, is_local=True)
+        swarm_key = create_swarm_key(log_dir / LOCAL_KEY)
+    else:
+        run_id, source, swarm_key = resumption.run_id, resumption.source, resumption.swarm_key
+        log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=True)
     log.configure("launcher", log_dir, config.log_level)
 
     async def run() -> int:
-        return await HostRun(config, run_id, log_dir, clock, devices, baseline).run(early)
+        host = HostRun(config, run_id, log_dir, clock, swarm_key, devices, baseline, resumed=source)
+        return await host.run(early)
 
     early.require_uninterrupted()
     return anyio.run(run, backend_options={"use_uvloop": True})
@@ -98,27 +108,29 @@ class HostRun:
 
     Attributes:
         log_dir: `logs/<run_id>`.
+        swarm_key: of all hosts of the run.
         devices: of the servers on this host.
         baseline: whether the plain loop runs beside the swarm.
-        swarm_key: by default a new random one that no other host has.
         network: how other hosts reach this one; None: there are no others.
         identity_of: see `SwarmHost`.
         invite: returns, from the monitor's addresses, the lines to print once other hosts can join. The run then waits
             without a limit for servers of other hosts.
         succeeds: a client of another host has begun the run.
+        resumed: from which checkpoint the run goes on; `log_dir` is prepared for that.
     """
 
     config: Config
     run_id: RunId
     log_dir: Path
     clock: Clock
+    swarm_key: bytes
     devices: Sequence[str] = ()
     baseline: bool = False
-    swarm_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     network: HostNetwork | None = None
     identity_of: Callable[[str, int], Identity] | None = None
     invite: Callable[[tuple[str, ...]], Iterable[str]] | None = None
     succeeds: bool = False
+    resumed: ResumedFrom | None = None
     exit_code: int = FAILED
     is_unwanted: bool = False
     failure: str | None = None
@@ -130,7 +142,8 @@ class HostRun:
     _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _client: RoleHandle | None = None
     _client_followed: anyio.Event | None = None
-    _client_heard: anyio.Event = field(default_factory=anyio.Event)
+    _mirror: RoleHandle | None = None
+    _farewell: Farewell = field(default_factory=Farewell)
     _data_ready: anyio.Event = field(default_factory=anyio.Event)
     _baseline_done: anyio.Event = field(default_factory=anyio.Event)
 
@@ -177,7 +190,7 @@ class HostRun:
             self.usage.sample()
             tasks.start_soon(self._stop_at_once, supervisor)
             begun_s = self.clock.now_s()
-            await self._client_leaves()
+            await self._last_words()
             left_s = GRACE_S - (self.clock.now_s() - begun_s)
             await supervisor.stop(max(LEAST_GRACE_S, left_s), STOP_ORDER)
             if self._client_followed is not None:
@@ -186,21 +199,15 @@ class HostRun:
                     await self._client_followed.wait()
             tasks.cancel_scope.cancel()
 
-    async def _client_leaves(self) -> None:
-        """Have the client leave, and give it time as long as it says that it is at it: it fetches the model first."""
-        client = self._client
-        if client is None or not client.serves:
-            return
-        # It tells servers of other hosts why the run is over, unless it has ended itself.
-        with suppress(ConnectionLost):
-            client.send(messages.StopRole(self.failure or ""))
-        patience_s = GRACE_S / 2
-        while client.serves:
-            with anyio.move_on_after(patience_s) as timer:
-                await self._client_heard.wait()
-            if timer.cancelled_caught:
-                return
-            patience_s = LEAVING_S
+    async def _last_words(self) -> None:
+        """Have client and mirror leave first, as long as it takes.
+
+        Unless it has ended itself, the client tells servers of other hosts why the run is over, and fetches the model
+        from them. The mirror writes a checkpoint.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._farewell.take, self._client, self.failure or "")
+            tasks.start_soon(self._farewell.take, self._mirror)
 
     async def _start_roles(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         with self._starting:
@@ -218,14 +225,17 @@ class HostRun:
         tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0
         patient = self.invite is not None
-        client = self._client = await host.start_client(expected, patient=patient, succeeds=self.succeeds)
+        client = self._client = await host.start_client(
+            expected, patient=patient, succeeds=self.succeeds, resumed=self.resumed
+        )
         self._client_followed = anyio.Event()
         tasks.start_soon(self._follow_client, tasks, client, host, view)
         for index, device in enumerate(self.devices):
             server = await host.start_server(index, expected_servers=len(self.devices), device=device)
             tasks.start_soon(self._follow, server, host, view)
         if self.config.param_mirror.enable:
-            tasks.start_soon(self._follow, await host.start_mirror(), host, view)
+            self._mirror = await host.start_mirror()
+            tasks.start_soon(self._follow, self._mirror, host, view)
         if self.baseline:
             await self._data_ready.wait()
             tasks.start_soon(self._follow_baseline, await host.start_baseline(), host, view)
@@ -259,8 +269,7 @@ class HostRun:
 
     async def _follow_client(self, tasks: TaskGroup, client: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         async for event in client.events:
-            self._client_heard.set()
-            self._client_heard = anyio.Event()
+            self._farewell.heard(client)
             match event:
                 case messages.RoleAsks():
                     started = await host.answer(client, event)
@@ -276,7 +285,7 @@ class HostRun:
                     self.usage.sample()
                 case _:
                     self._lives_on(event, client, host, view)
-        self._client_heard.set()
+        self._farewell.heard(client)
         if self._client_followed is not None:
             self._client_followed.set()
         status = await client.wait()
@@ -298,7 +307,9 @@ class HostRun:
     async def _follow(self, role: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         """If a role ends for good before the run: without some there is no run, without others it goes on."""
         async for event in role.events:
+            self._farewell.heard(role)
             self._lives_on(event, role, host, view)
+        self._farewell.heard(role)
         status = await role.wait()
         # What one role cannot do with this configuration, its successors could not do either.
         is_in_vain = status.code == USER_ERROR and not role.was_ready and role.spec.role != "mirror"

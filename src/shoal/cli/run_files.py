@@ -18,6 +18,8 @@ from shoal.runtime.durable_files import put_whole
 
 LOCAL_MARK: Final = "run-local"
 """A file in the folder of a run that no other host can join, since nobody else has its key."""
+LOCAL_KEY: Final = "swarm.key"
+"""The key of such a run, which only its owner may read: whoever goes on with the run has to have it."""
 
 
 def new_run_id(config: Config, clock: Clock) -> RunId:
@@ -37,20 +39,39 @@ def make_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Pa
         ConfigError: the directory cannot be made or written.
     """
     path = _unused(config.log_dir.absolute() / run_id)
+    _fill(path, config, is_local=is_local)
+    return path
+
+
+def take_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Path:
+    """Make `log_dir/<run_id>`, or take it as an earlier launcher has left it, and write the resolved configuration.
+
+    Args:
+        is_local: as in `make_log_dir`.
+
+    Raises:
+        ConfigError: the directory cannot be made or written.
+    """
+    path = config.log_dir.absolute() / run_id
+    _fill(path, config, is_local=is_local)
+    return path
+
+
+def _fill(path: Path, config: Config, *, is_local: bool) -> None:
     link = path.parent / config.experiment_prefix
     try:
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         if is_local:
             (path / LOCAL_MARK).touch()
         (path / "config.yaml").write_text(dump_config(config))
         if link.is_symlink() or not link.exists():
             # Another run may do the same at this moment: make the link aside and rename it, which is atomic.
             aside = path.parent / f".{path.name}.link"
+            aside.unlink(missing_ok=True)  # of a launcher of the same run that was killed
             aside.symlink_to(path.name)
             aside.rename(link)
     except OSError as error:
         raise _cannot_write(path, error) from error
-    return path
 
 
 def write_config(config: Config, log_dir: Path) -> None:

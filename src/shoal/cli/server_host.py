@@ -21,6 +21,7 @@ from shoal.cli.devices import devices_of_servers, unused_gpus
 from shoal.cli.display import Display
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
+from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.finding import run_of
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
@@ -59,7 +60,6 @@ logger = logging.getLogger(__name__)
 
 _CLIENTS_HOST = "the client's host"
 
-GRACE_S = 3.0
 _STOP_ORDER = (("server", "mirror"), ("scout",))
 
 
@@ -132,6 +132,8 @@ class ServerHost:
     _log_dir: Path | None = None
     _peers_file: PeersFile | None = None
     _serving: int = 0
+    _mirror: RoleHandle | None = None
+    _farewell: Farewell = field(default_factory=Farewell)
     _servers: dict[RoleHandle, PeerId] = field(default_factory=dict[RoleHandle, PeerId])
 
     def __post_init__(self) -> None:
@@ -169,6 +171,7 @@ class ServerHost:
             self._display.shown = None
             starting.cancel()
             tasks.start_soon(self._stop_at_once, supervisor)
+            await self._farewell.take(self._mirror)
             await supervisor.stop(GRACE_S, _STOP_ORDER)
             tasks.cancel_scope.cancel()
 
@@ -199,7 +202,8 @@ class ServerHost:
         tasks.start_soon(self._watch_run, scout, host)
         if self.what == "mirror":
             self._serving += 1
-            tasks.start_soon(self._follow_role, await host.start_mirror(), host)
+            self._mirror = await host.start_mirror()
+            tasks.start_soon(self._follow_role, self._mirror, host)
             return
         self._row = self._display.shown = ServersRow(config.diloco.outer_steps, self.clock.now_s())
         self._say(f"starting {len(self.devices)} server{'s'[: len(self.devices) != 1]}")
@@ -241,7 +245,9 @@ class ServerHost:
         """Hear what a server, or the mirror, says, until it ends for good."""
         name = host.name_of(role)
         async for event in role.events:
+            self._farewell.heard(role)
             self._hear(event, role, host)
+        self._farewell.heard(role)
         status = await role.wait()
         self._serving -= 1
         self._leaves.gone(role)

@@ -18,9 +18,10 @@ import anyio.to_thread
 from shoal.averaging.audit import audit
 from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
-from shoal.averaging.journal import Genesis, keep_steps, write_genesis
+from shoal.averaging.journal import Genesis, genesis_file, keep_steps, write_genesis
 from shoal.averaging.signing import Signer
 from shoal.averaging.stage_fetch import StageFetch
+from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.boundary import BoundaryWatch
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
@@ -33,6 +34,7 @@ from shoal.client.model_export import ModelExport
 from shoal.client.pausing import Pausing
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
+from shoal.client.resuming import KeptTotals
 from shoal.client.rounds import RoundLoop
 from shoal.client.run_status import StatusAnswers
 from shoal.client.stage_watch import StageWatch
@@ -60,6 +62,7 @@ from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Heartbeat
+from shoal.wire.messages.mirror import RunCounts
 
 TRAINER_START_TIMEOUT_S = 20.0
 
@@ -88,6 +91,7 @@ class Client:
         age_s: Callable[[], float],
         diary: Diary,
         expected_servers: int,
+        checkpoint: StoredCheckpoint | None = None,
         succeeds: bool = False,
         patient: bool = False,
         notice: Callable[[str], None] = lambda _: None,
@@ -104,6 +108,7 @@ class Client:
             age_s: returns the seconds since the run was launched.
             diary: what an earlier start of this client has left, and where this one writes.
             expected_servers: how many servers the first round waits for, up to `servers_timeout_s`.
+            checkpoint: from which the run was resumed, as the diary says.
             succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
             on_turn: called when this client takes the run over.
             notice: tells the user something that stays on the screen.
@@ -171,6 +176,7 @@ class Client:
             journal=partial(keep_steps, log_dir),
             recorded=saved.recorded,
             ballot_number=saved.ballot_number,
+            known=saved.resumed,
             on_event=self._round_event,
         )
         self.reports = Reports(
@@ -215,11 +221,11 @@ class Client:
             replace=lambda: launcher.request(ReplaceDataServer()),
             on_lost=self._watch.data_server_lost,
         )
-        self._stages = StageWatch(self.ledger)
+        self._stages = StageWatch(self.ledger, is_resumed=saved.plan is None and saved.resumed is not None)
         self._pausing = Pausing(self.ledger, self._data, lambda: self.reports.post(self._swarm_numbers()))
         self._contents = Contents(endpoint, clock)
         self._fetch = StageFetch(self._contents, membership)
-        self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, self.ledger)
+        self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, self.ledger, checkpoint)
         takeover = Takeover(
             trainers=self.trainers,
             reports=self.reports,
@@ -377,15 +383,27 @@ class Client:
             servers=self._membership.servers,
             base=self.rounds.base,
             chain=self._data.chain,
+            resumed=self._diary.saved.resumed,
         )
         self._diary.save(saved)
+        if plan is not None and plan.round > 1:
+            self._tell_mirrors()
+
+    def _tell_mirrors(self) -> None:
+        """Give mirrors what goes into a checkpoint of the record that stands, beside states."""
+        mirrors = self._membership.view.mirrors
+        if mirrors:
+            counted = KeptTotals(self.ledger.totals, self.ledger.now_s()).encoded()
+            message = RunCounts(self._coordinator.record_hash, genesis_file(self._log_dir), counted)
+            for mirror in mirrors:
+                self._endpoint.post(mirror.peer, message)
 
     def _resume(self) -> None:
         """Go on where an earlier start was; the ledger has its totals."""
         saved = self._diary.saved
         round, pipelines = (0, ()) if saved.plan is None else (saved.plan.round, saved.plan.pipelines)
         self.reports.resume(round, pipelines)
-        self._data.know(max(0, round - 1), saved.recorded, saved.chain)
+        self._data.know(self._coordinator.round - 1 if saved.plan is None else round - 1, saved.recorded, saved.chain)
         # The earlier start may have ended between noting a pause, or its end, and telling of it.
         self._data.pause(paused=self._pausing.is_paused)
         # The registry takes a moment to be read; it corrects this as soon as it is.
@@ -397,6 +415,9 @@ class Client:
         plan = self._diary.saved.plan
         known = {} if plan is None else plan.generations
         self.trainers.adopt({**known, **adoption.generations}, adoption.running)
+        if plan is None and (resumed := self._coordinator.standing) is not None:
+            # Steps that were committed after the checkpoint are none any more: their trainers have none of its names.
+            self.trainers.begin_above(resumed.record.generations, GENERATIONS_APART)
         slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
         for lost in adoption.lost:
             self._watch.process_ended(lost, slots)

@@ -45,6 +45,7 @@ from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStand
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.base import StepRange
+from shoal.wire.messages.round import SignedRecord
 
 FILE_NAME = "client.state"
 _LENGTH_BYTES = 4
@@ -84,7 +85,9 @@ class Saved:
         recorded: samples of all records.
         servers: as the registry named them.
         base: hash of the record on top of which the round is trained.
-        chain: hash of the record from which the run went on when another client last overtook this one; empty: none.
+        chain: hash of the record from which the run went on when another client last overtook this one, or when it was
+            resumed; empty: none.
+        resumed: the record of the checkpoint from which the run was resumed here last; None: it was not.
     """
 
     run_id: str
@@ -98,6 +101,7 @@ class Saved:
     servers: tuple[VerifiedRecord, ...] = ()
     base: str = ""
     chain: str = ""
+    resumed: SignedRecord | None = None
 
 
 DiaryEvent = (
@@ -163,16 +167,7 @@ class Diary:
         Raises:
             StorageError: it cannot be written.
         """
-        aside = self._path.with_name(f".{self._path.name}.unfinished")
-        with _storing(self._path):
-            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            try:
-                _append(file, saved)
-                aside.replace(self._path)
-            except OSError:
-                os.close(file)
-                aside.unlink(missing_ok=True)
-                raise
+        file = _put(self._path, saved)
         self.close()
         self._file = file
 
@@ -191,6 +186,30 @@ class Diary:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def leave_saved(directory: Path, saved: Saved) -> None:
+    """Leave to the next start of a client how things stand, in place of what an earlier one has left.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    os.close(_put(directory / FILE_NAME, saved))
+
+
+def _put(path: Path, saved: Saved) -> int:
+    """Put a new file in place, and return it open."""
+    aside = path.with_name(f".{path.name}.unfinished")
+    with _storing(path):
+        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            _append(file, saved)
+            aside.replace(path)
+        except OSError:
+            os.close(file)
+            aside.unlink(missing_ok=True)
+            raise
+    return file
 
 
 @contextmanager

@@ -85,6 +85,14 @@ async def lead(coordinator: RoundCoordinator, membership: Membership, config: Co
     return await coordinator.leading()
 
 
+async def all_hold(coordinator: RoundCoordinator, membership: Membership, config: Config) -> None:
+    """Let servers that begin without the state of the record that stands take it: return when all that are there hold
+    it, or have taken long; those that still lack it come in later."""
+    with anyio.move_on_after(config.servers_timeout_s):
+        while {replica.peer for replica in membership.view.replicas} - (coordinator.holders or {}).keys():
+            await coordinator.changed()
+
+
 async def _give_up(membership: Membership, config: Config) -> None:
     """Wait until some stage has been without a replica for too long.
 
@@ -137,14 +145,14 @@ def is_where_it_was(plan: RoundPlan | None, base: str, leading: Leading, *, succ
 
     Args:
         plan: the round of the last start; None: there was none.
-        base: hash of the record on which that round was trained; empty: not known.
+        base: hash of the record on which that round was trained, or is to be; empty: not known.
         succeeds: a client of another host has begun the run.
 
     Raises:
         ControlError: the replicas are further back.
     """
     if plan is None:
-        return not succeeds
+        return not succeeds and base in ("", leading.record_hash)
     if leading.base_round == plan.round - 1 and base in ("", leading.record_hash):
         return True
     if leading.outcome is None:

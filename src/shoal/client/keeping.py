@@ -1,8 +1,9 @@
-"""Keeps the state of a stage whose last server leaves, until the stage has servers again.
+"""Keeps the state of a stage that no server holds, until the stage has servers again.
 
     Leave -> others hold the newest record: MayLeave
          '-> it is the last: fetch its state -> keep it, give it to newcomers -> MayLeave
                                   '-> a newer record was committed meanwhile: fetch that one
+    the run is resumed -> read each stage from the checkpoint -> keep it, give it to newcomers
 
 A newcomer asks the clients as it asks the replicas of its stage, and gets it by the same transfer.
 """
@@ -21,10 +22,11 @@ from shoal.averaging.replica_state import OuterState
 from shoal.averaging.stage_fetch import StageFetch, state_bytes
 from shoal.averaging.state_donor import StateDonor
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
+from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.ledger import Ledger
 from shoal.config.schema import Config
-from shoal.errors import RemoteProtocolError
-from shoal.events.stages import ServerLeaving, StageKept, StageNotKept, StageReleased
+from shoal.errors import RemoteProtocolError, StorageError
+from shoal.events.stages import ServerLeaving, StageKept, StageNotKept, StageRead, StageReleased
 from shoal.ids import PeerId
 from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
@@ -32,6 +34,7 @@ from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
+from shoal.wire.messages.round import SignedRecord
 
 _GONE_S = 5.0
 """So long may a server take to end that may leave."""
@@ -55,12 +58,14 @@ class Keeping:
         coordinator: RoundCoordinator,
         fetch: StageFetch,
         ledger: Ledger,
+        checkpoint: StoredCheckpoint | None = None,
     ) -> None:
-        """Keep nothing.
+        """Keep what the checkpoint has, if it is of the record that stands; nothing without one.
 
         Args:
             contents: gives what is kept to newcomers.
             coordinator: names the holders of the newest record, and is told what this client keeps.
+            checkpoint: from which the run was resumed; `run` reads it.
         """
         self._config = config
         self._contents = contents
@@ -76,6 +81,12 @@ class Keeping:
         self._awaited: set[int] = set()
         self._going: set[PeerId] = set()
         self._changed = Changes()
+        self._checkpoint = checkpoint
+        if checkpoint is not None:
+            # Before anything is read: what is safe on a disk is not lost, however long reading it takes.
+            manifest = checkpoint.manifest
+            for stage in range(config.num_stages):
+                coordinator.keep(stage, Tip(manifest.round, manifest.record, checkpoint.signed))
 
     def state(self, stage: int, digest: str) -> OuterState | None:
         """Return what is kept of a stage, if it is the state of this record."""
@@ -110,9 +121,16 @@ class Keeping:
         self._changed.notify()
 
     async def run(self) -> None:
-        """Fetch what is to be kept, until cancelled."""
+        """Read what the checkpoint has, and fetch what is to be kept, until cancelled.
+
+        Raises:
+            StateMismatch: the checkpoint is not what it was.
+            StorageError: it cannot be read.
+        """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._drop_what_is_old)
+            if self._checkpoint is not None:
+                tasks.start_soon(self._read, self._checkpoint)
             async for stage in self._to_fetch:
                 await self._take_over(stage)
                 self._awaited.discard(stage)
@@ -173,9 +191,7 @@ class Keeping:
         outcome = outcome_of(record, stage)
         if outcome is None or self.state(stage, digest) is not None:
             return
-        if not self._layouts:
-            self._layouts = await anyio.to_thread.run_sync(stage_layouts, self._config)
-        layout = self._layouts[stage]
+        layout = (await self._every_layout())[stage]
         needed, free = state_bytes(layout), free_memory_bytes()
         state = None
         if free and needed > free:
@@ -187,13 +203,42 @@ class Keeping:
             self._refused[stage] = (digest, reason)
             self._ledger.note(StageNotKept(stage, record.round, reason))
             return
+        self._keep(stage, record.round, standing.signed, state)
+        self._ledger.note(StageKept(stage, record.round, digest))
+
+    async def _read(self, checkpoint: StoredCheckpoint) -> None:
+        """Give newcomers what the checkpoint has, unless the run has gone on from it before."""
+        standing, digest = self._coordinator.standing, checkpoint.manifest.record
+        if standing is None or record_hash(standing.signed) != digest:
+            return
+        layouts, round = await self._every_layout(), checkpoint.manifest.round
+        needed, free = sum(map(state_bytes, layouts)), free_memory_bytes()
+        if free and needed > free:
+            raise StorageError(
+                f"the model of the checkpoint needs {needed / 1e6:,.0f} MB until servers have taken it over, the "
+                f"client's host has {free / 1e6:,.0f} MB of free memory: free some there, or resume on another host"
+            )
+        for stage, layout in enumerate(layouts):
+            try:
+                state = OuterState(*await anyio.to_thread.run_sync(checkpoint.vectors, stage, layout))
+            except OSError as error:
+                raise StorageError(f"the checkpoint of round {round} cannot be read: {error}") from error
+            self._keep(stage, round, standing.signed, state)
+            self._ledger.note(StageRead(stage, round, digest))
+
+    async def _every_layout(self) -> list[StageLayout]:
+        if not self._layouts:
+            self._layouts = await anyio.to_thread.run_sync(stage_layouts, self._config)
+        return self._layouts
+
+    def _keep(self, stage: int, round: int, signed: SignedRecord, state: OuterState) -> None:
         if (older := self._kept.get(stage)) is not None:
             older.donor.release()
         donor = StateDonor(self._contents, stage)
-        donor.hold(record.round, digest, state)
-        self._kept[stage] = _KeptState(record.round, digest, state, donor)
-        self._coordinator.keep(stage, Tip(record.round, digest, standing.signed))
-        self._ledger.note(StageKept(stage, record.round, digest))
+        digest = record_hash(signed)
+        donor.hold(round, digest, state)
+        self._kept[stage] = _KeptState(round, digest, state, donor)
+        self._coordinator.keep(stage, Tip(round, digest, signed))
 
     async def _drop_what_is_old(self) -> None:
         """What is kept of a record is needed until the next one is committed, whose bytes the stage's members hold."""

@@ -68,6 +68,13 @@ class Progress:
         """A pause is over; it counts if another step follows."""
         self._pause_s += pause_s
 
+    def move(self, by_s: float) -> None:
+        """All that has happened was so much later; how fast it was just now says nothing any more."""
+        if self.first_step_at_s is not None and self.last_step_at_s is not None:
+            self.first_step_at_s += by_s
+            self.last_step_at_s += by_s
+        self._recent.clear()
+
     def evaluated(self, event: ShareEvaluated, num_holdout: int) -> float | None:
         """Add one trainer's share; return the mean loss once the whole held-out set has been evaluated.
 

@@ -20,7 +20,7 @@ from shoal.client.boundary import BoundaryWatch
 from shoal.client.data_link import DataLink
 from shoal.client.diary import RoundPlan, Saved
 from shoal.client.divergence import Divergence
-from shoal.client.gathering import is_where_it_was, lead, look_for_servers, settled, wait_for_servers
+from shoal.client.gathering import all_hold, is_where_it_was, lead, look_for_servers, settled, wait_for_servers
 from shoal.client.homes import Homes
 from shoal.client.last_words import write_last
 from shoal.client.ledger import Ledger
@@ -166,6 +166,8 @@ class RoundLoop:
             if not expected and self._left is None:
                 await settled(self._membership)
             leading = await lead(self._coordinator, self._membership, self._config, patient=self._patient)
+            if self._left is None and self.base:
+                await all_hold(self._coordinator, self._membership, self._config)
             if self._left is None and not self._succeeds:
                 await self._reassignment.place()
             goes_on = is_where_it_was(self._left, self.base, leading, succeeds=self._succeeds)

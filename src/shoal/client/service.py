@@ -14,6 +14,7 @@ import msgspec
 
 from shoal import log
 from shoal.averaging.signing import Signer
+from shoal.checkpoint.store import CheckpointStore
 from shoal.client.client import Client
 from shoal.client.diary import Diary
 from shoal.client.spec import ClientSpec
@@ -33,7 +34,8 @@ from shoal.model.meta import units_of
 from shoal.quant.coverage import require_matches
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import (
-    ClientLeaving,
+    LEAVING_EVERY_S,
+    RoleLeaving,
     RoleReady,
     RunSummary,
     RunUnwanted,
@@ -46,8 +48,6 @@ from shoal.transport.base import Endpoint
 from shoal.transport.reach import why_unreachable
 from shoal.transport.tls import tls_contexts
 from shoal.wire.messages.base import Hop
-
-LEAVING_EVERY_S = 0.25
 
 
 async def main(payload: bytes, control: RoleControl) -> None:
@@ -162,12 +162,15 @@ def _build(
     notice: Callable[[str], None],
     on_turn: Callable[[], None],
 ) -> Client:
-    config = spec.config()
+    signer = Signer(identity, swarm_authority(spec.swarm_key), spec.run_id)
+    checkpoint = None
+    if spec.resumed is not None:
+        checkpoint = CheckpointStore(spec.resumed.location, spec.run_id, signer.unseal).unread(spec.resumed.round)
     return Client(
-        config=config,
+        config=spec.config(),
         run_id=spec.run_id,
         log_dir=Path(spec.log_dir),
-        signer=Signer(identity, swarm_authority(spec.swarm_key), spec.run_id),
+        signer=signer,
         endpoint=endpoint,
         membership=membership,
         launcher=control,
@@ -176,6 +179,7 @@ def _build(
         clock=clock,
         age_s=lambda: process_age_s(spec.launcher_pid),
         diary=diary,
+        checkpoint=checkpoint,
         expected_servers=spec.expected_servers,
         succeeds=spec.succeeds,
         patient=spec.patient,
@@ -215,7 +219,7 @@ async def _train(client: Client, control: RoleControl, clock: Clock, end: RunEnd
                 client.stop()
                 while True:
                     # What follows may take long, and is waited for as long as this is heard.
-                    control.tell(ClientLeaving())
+                    control.tell(RoleLeaving())
                     await clock.sleep_s(LEAVING_EVERY_S)
 
             tasks.start_soon(stop_when_told)

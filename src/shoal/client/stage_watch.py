@@ -15,6 +15,7 @@ from shoal.client.ledger import Ledger
 from shoal.events.stages import (
     ChainLost,
     StageBeganAnew,
+    StagesGiven,
     StageStands,
     TrainingResumed,
     TrainingStands,
@@ -36,12 +37,14 @@ class StageWatch:
         changed: notified when these are others.
     """
 
-    def __init__(self, ledger: Ledger, *, repeat_s: float = REPEAT_S) -> None:
+    def __init__(self, ledger: Ledger, *, repeat_s: float = REPEAT_S, is_resumed: bool = False) -> None:
         """Begin with all stages served.
 
         Args:
             repeat_s: pause between messages while training waits.
+            is_resumed: servers begin without the state that a checkpoint has, which is no loss.
         """
+        self._is_resumed = is_resumed
         self.missing: tuple[int, ...] = ()
         self._ledger = ledger
         self._repeat_s = repeat_s
@@ -83,7 +86,12 @@ class StageWatch:
 
     def _miss(self, stages: Sequence[int]) -> None:
         before, self.missing = self.missing, tuple(stages)
-        if not stages:
+        if self._is_resumed:
+            self._is_resumed = bool(stages)
+            if not before:
+                self._since_s = self._ledger.now_s()
+                self._ledger.note(StagesGiven(self.missing))
+        elif not stages:
             self._ledger.note(TrainingResumed(before))
         elif not before:
             self._since_s = self._ledger.now_s()

@@ -118,6 +118,18 @@ class RunTotals:
         """Return how long after the launch that was."""
         return at_s - (self.launched_s or 0.0)
 
+    def move(self, at_s: float, now_s: float) -> None:
+        """Go on at `now_s` from what was known at `at_s`, with none of the processes that were there; clocks may have
+        begun anew in between. A pause is over."""
+        self.time.resume(at_s)
+        moved_s = now_s - at_s
+        if self.launched_s is not None:
+            self.launched_s += moved_s
+        self.progress.move(moved_s)
+        self.incidents.move(moved_s)
+        for peer in list(self.counted.latest):
+            self.counted.started_again(peer)
+
     def apply(self, event: Event) -> Sequence[Event]:
         """Take what has happened; return what follows from it."""
         match event:

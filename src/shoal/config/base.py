@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from shoal.config.sizes import parse_bytes
 
 PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ByteSize = Annotated[int, Field(ge=1), BeforeValidator(parse_bytes)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from shoal.config.base import ByteSize, PositiveFloat, PositiveInt, Section, Words
+from shoal.config.base import ByteSize, NonNegativeInt, PositiveFloat, PositiveInt, Section, Words
 from shoal.config.per_server import split_values
 
 MAX_PORT: Final = 65535
@@ -211,10 +211,26 @@ class ServersConfig(Section):
 
 
 class ParamMirrorConfig(Section):
-    """The mirror of the client's host, which holds the newest state of every stage for servers that come."""
+    """A mirror holds the newest state of every stage for servers that come, and writes checkpoints."""
 
     enable: bool = Field(
         default=True,
         description="Run a mirror beside the client. It takes the memory of all outer states; a stage that loses all "
         "servers goes on from it. `shoal mirror` runs one on any other host.",
+    )
+    every_rounds: NonNegativeInt = Field(
+        default=10,
+        description="The mirror writes a checkpoint of each round that is a multiple of this, and always of the last "
+        "one; 0: by time alone.",
+    )
+    every_s: PositiveFloat | None = Field(
+        default=300.0, description="Besides, one when the last is so old; null: by rounds alone."
+    )
+    keep_last: PositiveInt = Field(default=2, description="So many checkpoints of a run stay, the newest ones.")
+    keep_every_rounds: NonNegativeInt = Field(
+        default=0, description="Checkpoints of rounds that are multiples of this stay as well; 0: none."
+    )
+    max_bytes: ByteSize | None = Field(
+        default=None,
+        description="The most that the checkpoints of a run may take together: then the oldest goes. null: no limit.",
     )

@@ -23,6 +23,7 @@ ALIASES = {
     "diloco.grad_clip": "diloco.max_grad_norm",
     "model_pipeline.forward_timeout": "model_pipeline.forward_timeout_s",
     "model_pipeline.backward_timeout": "model_pipeline.backward_timeout_s",
+    "param_mirror.refresh_every": "param_mirror.every_s",
     "initial_peers": "network.initial_peers",
     "num_servers": "servers.num_servers",
     "threads": "servers.threads",
@@ -35,7 +36,6 @@ ALIASES = {
 }
 
 _NO_REFRESH = "roles wait for changes instead of asking at intervals"
-_NO_MIRROR_REFRESH = "a mirror takes each record as soon as it is committed, not at intervals"
 _NO_PORTS = "shoal needs no fixed ports; see network.host_maddrs, announce_maddrs and monitor_port"
 _NO_PRETRAINED = "this version trains the native families from scratch; see model.family"
 
@@ -52,8 +52,6 @@ REMOVED = {
     "diloco.metadata_expiration": "a closed connection, not an expiry, says that a peer is gone; see health.deadline_s",
     "diloco.verbose": "logs hold every state change as they are",
     "model_pipeline.pipeline.idx": "the position of a stage follows from the order of the list",
-    "param_mirror.refresh_every": _NO_MIRROR_REFRESH,
-    "param_mirror.refresh_interval_s": _NO_MIRROR_REFRESH,
     "quant.overrides": "write quant.rules, where patterns and schemes stand side by side, without a payload",
     "network.use_ipfs": "peers find each other over network.initial_peers",
     "network.client_mode": "every peer accepts connections",

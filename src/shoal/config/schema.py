@@ -37,7 +37,10 @@ class Config(Section):
     log_level: Literal["debug", "info", "warning"] = Field(
         default="info", description="The least severe events in the log files; debug adds one for every training step."
     )
-    checkpoint_dir: Path | None = Field(default=None, description="Not supported yet: must stay null.")
+    checkpoint_dir: str | None = Field(
+        default=None,
+        description="Where the checkpoints of runs lie: a folder, or s3://bucket/prefix. null: checkpoints in log_dir.",
+    )
     wandb: bool = Field(default=True, description="Log to Weights & Biases, offline without an account.")
     wandb_project: str | None = Field(default="shoal", description="W&B project; null: W&B's own default.")
     wandb_entity: str | None = Field(default=None, description="W&B user or team; null: your default one.")
@@ -62,6 +65,14 @@ class Config(Section):
     def num_stages(self) -> int:
         """Stages of the model."""
         return self.model_pipeline.stages
+
+    @property
+    def checkpoint_location(self) -> str:
+        """`checkpoint_dir`, with its default: the absolute path of a folder, or a URL."""
+        if self.checkpoint_dir is not None and "://" in self.checkpoint_dir:
+            return self.checkpoint_dir
+        given = self.log_dir / "checkpoints" if self.checkpoint_dir is None else Path(self.checkpoint_dir)
+        return str(given.expanduser().absolute())
 
     @property
     def num_servers(self) -> int:
@@ -135,17 +146,10 @@ class Config(Section):
                 raise ValueError(f"{device!r} is not a device; use auto, cpu, cuda or cuda:<index>, or a list of them")
         return value
 
-    @field_validator("wandb_project", "wandb_entity", "wandb_run_id")
+    @field_validator("wandb_project", "wandb_entity", "wandb_run_id", "checkpoint_dir")
     @classmethod
     def _empty_is_none(cls, value: str | None) -> str | None:
         return value or None
-
-    @field_validator("checkpoint_dir")
-    @classmethod
-    def _refuse_checkpoints(cls, value: Path | None) -> Path | None:
-        if value is not None:
-            raise ValueError("this version writes no checkpoints yet; remove checkpoint_dir")
-        return value
 
     @model_validator(mode="after")
     def _check_together(self) -> "Config":

@@ -35,3 +35,37 @@ class MirrorTooSmall(Event, frozen=True, tag="mirror.too_small"):
     )
     needed_mb: float
     free_mb: float
+
+
+class CheckpointWritten(Event, frozen=True, tag="checkpoint.written"):
+    """A checkpoint is on the disk, read back, and in its place.
+
+    Attributes:
+        removed: rounds whose checkpoints are not kept any more, and are gone.
+    """
+
+    round: int
+    location: str
+    num_bytes: int
+    took_s: float
+    removed: tuple[int, ...]
+
+
+class CheckpointFailed(Event, frozen=True, tag="checkpoint.failed"):
+    """A checkpoint could not be written. The next one is tried when it is due; that it fails as well is not said."""
+
+    level = WARNING
+    why = "the disk is full or fails, or the object store does not answer; the checkpoints before are as they were"
+    do = "free space there, or give the next start another --checkpoint-dir; --resume goes on from the last good one"
+    says = "no checkpoint of round {round}: {reason}"
+    round: int
+    reason: str
+
+
+class CheckpointsLeft(Event, frozen=True, tag="checkpoint.not_removed"):
+    """A checkpoint is written, and older ones that are not to be kept are still there."""
+
+    level = WARNING
+    why = "the disk or the object store does not let them be removed"
+    says = "{reason}"
+    reason: str

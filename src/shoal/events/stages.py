@@ -98,6 +98,24 @@ class StageKept(Event, frozen=True, tag="stage.kept"):
     record: str
 
 
+class StageRead(Event, frozen=True, tag="stage.read"):
+    """The client has read the state of a stage from the checkpoint from which the run was resumed, and gives it to
+    servers."""
+
+    stage: int
+    round: int
+    record: str
+
+
+class StagesGiven(Event, frozen=True, tag="stages.given"):
+    """A run is resumed, and its servers take the state of these stages from the checkpoint."""
+
+    stages: tuple[int, ...]
+
+    def say(self) -> str:
+        return f"servers take the state of {stages_named(self.stages)} from the checkpoint"
+
+
 class StageNotKept(Event, frozen=True, tag="stage.not_kept"):
     """The last servers of a stage leave, and the client cannot keep its state."""
 

@@ -54,6 +54,9 @@ class StageCopies:
         free_bytes: returns the memory that is free on this host; 0: not known.
         on_held: told of each stage and record whose bytes are here and offered.
         notice: tells the user what he may want to act on.
+
+    Attributes:
+        layouts: what was read; empty before anything is fetched.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class StageCopies:
         self._optimizer = optimizer
         self._device = device
         self._read_layouts = layouts
-        self._layouts: Sequence[StageLayout] = ()
+        self.layouts: Sequence[StageLayout] = ()
         self._free_bytes = free_bytes
         self._on_held = on_held
         self._notice = notice
@@ -104,6 +107,10 @@ class StageCopies:
         if copy is not None and copy.record_hash != record_hash:
             self._hold(stage, round, _Copy(record_hash, copy.hashes, copy.state))
 
+    def state(self, stage: int) -> OuterState:
+        """What is held of a stage, of which something is held."""
+        return self._copies[stage].state
+
     async def run(self) -> None:
         """Fetch until cancelled."""
         async with anyio.create_task_group() as tasks:
@@ -126,8 +133,8 @@ class StageCopies:
                 self._changed.notify()
 
     async def _take(self, stage: int, order: Fetch) -> None:
-        if not self._layouts:
-            self._layouts = await anyio.to_thread.run_sync(self._read_layouts)
+        if not self.layouts:
+            self.layouts = await anyio.to_thread.run_sync(self._read_layouts)
         if not self._has_room():
             return
         copy = self._copies.get(stage)
@@ -136,7 +143,7 @@ class StageCopies:
         state: OuterState | None = None
         with anyio.CancelScope() as scope:
             self._fetching = stage, scope
-            state = await self._fetch.fetch_ordered(stage, self._layouts[stage], order, base, self._successor)
+            state = await self._fetch.fetch_ordered(stage, self.layouts[stage], order, base, self._successor)
         self._fetching = None
         if state is not None:
             self._hold(stage, order.record.round, _Copy(order.record_hash, order.hashes, state))
@@ -155,7 +162,7 @@ class StageCopies:
 
     def _has_room(self) -> bool:
         """Whether this host has the memory for what is not here yet; says so once if it has not."""
-        sizes = [state_bytes(layout) for layout in self._layouts]
+        sizes = [state_bytes(layout) for layout in self.layouts]
         missing = sum(size for stage, size in enumerate(sizes) if stage not in self._copies)
         needed, free = missing + _ARRIVING * max(sizes), self._free_bytes()
         is_too_small = bool(free) and needed > free

@@ -16,10 +16,12 @@ from shoal.averaging.round_average import Device
 from shoal.averaging.signing import unsealer
 from shoal.averaging.stage_fetch import StageFetch
 from shoal.checkpoint.model_layout import stage_layouts
+from shoal.checkpoint.store import CheckpointStore
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
+from shoal.mirror.checkpoints import Checkpoints, WholeRecord
 from shoal.mirror.copies import StageCopies
 from shoal.optim.outer import OuterSgd
 from shoal.runtime.memory import free_memory_bytes
@@ -30,7 +32,7 @@ from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.dispatch import Handler
 from shoal.wire.messages.control import Heartbeat
-from shoal.wire.messages.mirror import Follow
+from shoal.wire.messages.mirror import Follow, RunCounts
 
 
 class Mirror:
@@ -41,6 +43,7 @@ class Mirror:
         device: computes outer steps.
         membership: names those who have states.
         on_held: told which record it holds, or a newer one, of every stage, when that changes.
+        store: gets checkpoints; None: none are written.
         notice: tells the user what he may want to act on.
         free_bytes: returns the memory that is free on this host; 0: not known.
         chunk_bytes: of states; the same on all peers.
@@ -58,6 +61,7 @@ class Mirror:
         membership: Membership,
         clock: Clock,
         on_held: Callable[[int], None] = lambda _: None,
+        store: CheckpointStore | None = None,
         notice: Callable[[str], None] = lambda _: None,
         free_bytes: Callable[[], int] = free_memory_bytes,
         chunk_bytes: int = CHUNK_BYTES,
@@ -68,7 +72,8 @@ class Mirror:
         self._num_stages = config.num_stages
         self._on_held = on_held
         self._held_round = NO_BASE
-        self._machine = MirrorMachine(endpoint.peer_id, config.num_stages, unsealer(run_id, authority))
+        self._unseal = unsealer(run_id, authority)
+        self._machine = MirrorMachine(endpoint.peer_id, config.num_stages, self._unseal)
         self._contents = Contents(endpoint, clock, chunk_bytes)
         patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
         self._fetch = StageFetch(self._contents, membership, patience)
@@ -84,6 +89,10 @@ class Mirror:
             on_held=self._fetched,
             notice=notice,
         )
+        self._whole: WholeRecord | None = None
+        self._checkpoints: Checkpoints | None = None
+        if store is not None:
+            self._checkpoints = Checkpoints(config, store, lambda: self._copies.layouts, clock, notice)
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
@@ -101,6 +110,13 @@ class Mirror:
             tasks.start_soon(self._contents.run)
             tasks.start_soon(self._copies.run)
             tasks.start_soon(self._dial_newcomers)
+            if self._checkpoints is not None:
+                tasks.start_soon(self._checkpoints.run)
+
+    async def finish(self) -> None:
+        """The run ends, or this mirror: write the last checkpoint."""
+        if self._checkpoints is not None:
+            await self._checkpoints.finish()
 
     # -- events
 
@@ -110,6 +126,10 @@ class Mirror:
         Raises:
             RemoteProtocolError: it names no record of this run, or acts under another peer's ballot.
         """
+        if isinstance(event.message, RunCounts):
+            if self._checkpoints is not None and event.peer == self._machine.promised.peer:
+                self._checkpoints.counted(event.message)
+            return True
         if not isinstance(event.message, Follow):
             return False
         self._do(self._machine.follow(event.peer, event.message))
@@ -155,8 +175,25 @@ class Mirror:
                     self._copies.order(stage, order)
 
     def _say_held(self) -> None:
+        self._look_whole()
         rounds = self.held_rounds
         held_round = min(rounds.values()) if len(rounds) == self._num_stages else NO_BASE
         if held_round != self._held_round:
             self._held_round = held_round
             self._on_held(held_round)
+
+    def _look_whole(self) -> None:
+        """Take note of the record whose bytes are here of every stage."""
+        held = self._machine.held
+        tips = set(held.values())
+        tip = tips.pop() if len(held) == self._num_stages and len(tips) == 1 else None
+        if tip is None or tip.signed is None:
+            whole = None
+        elif self._whole is not None and self._whole.hash == tip.hash:
+            return
+        else:
+            states = {stage: self._copies.state(stage) for stage in held}
+            whole = WholeRecord(self._unseal(tip.signed), tip.signed, states)
+        self._whole = whole
+        if self._checkpoints is not None:
+            self._checkpoints.held(whole)

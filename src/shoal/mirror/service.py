@@ -1,31 +1,43 @@
 """The role's entry: joins the swarm, stays connected with the client, holds the newest state of every stage.
 
 The client names the record that stands (`Follow`), the mirror fetches what it names as a newcomer of each stage would.
-It is told of the run's end as scouts are, and then waits to be stopped.
+It is told of the run's end as scouts are, and then waits to be stopped: the last checkpoint is written first.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import msgspec
 
 from shoal import log
+from shoal.averaging.signing import unsealer
+from shoal.checkpoint.store import CheckpointStore
 from shoal.clock import SystemClock
+from shoal.config.schema import Config
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import join_swarm
 from shoal.control.records import MirrorRecord
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_watch import RunWatch
+from shoal.errors import ShoalError
+from shoal.events.base import tell
+from shoal.events.mirror import CheckpointFailed
 from shoal.identity import Identity, swarm_authority
+from shoal.ids import PeerId
+from shoal.mirror.checkpoints import kept_of
 from shoal.mirror.mirror import Mirror
 from shoal.mirror.spec import MirrorSpec
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
-from shoal.runtime.launcher_messages import RoleReady, UserNotice
+from shoal.runtime.launcher_messages import LEAVING_EVERY_S, RoleLeaving, RoleReady, UserNotice
 from shoal.transport.dispatch import dispatch
+
+logger = logging.getLogger(__name__)
 
 
 async def main(payload: bytes, control: RoleControl) -> None:
@@ -41,18 +53,33 @@ async def main(payload: bytes, control: RoleControl) -> None:
     """
     spec = msgspec.msgpack.decode(payload, type=MirrorSpec)
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
+    mirrors: list[Mirror] = []
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_serve, spec, control, mirrors.append)
+        await control.stopping.wait()
+        async with anyio.create_task_group() as leaving:
+            leaving.start_soon(_say_it_leaves, control)
+            for mirror in mirrors:
+                await mirror.finish()
+            leaving.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
 
-        async def stop() -> None:
-            await control.stopping.wait()
-            tasks.cancel_scope.cancel()
 
-        tasks.start_soon(stop)
-        await _serve(spec, control)
+async def _say_it_leaves(control: RoleControl) -> None:
+    """A checkpoint may be large: it is waited for as long as this is heard."""
+    clock = SystemClock()
+    while True:
+        control.tell(RoleLeaving())
+        await clock.sleep_s(LEAVING_EVERY_S)
 
 
-async def _serve(spec: MirrorSpec, control: RoleControl) -> None:
+async def _serve(spec: MirrorSpec, control: RoleControl, begun: Callable[[Mirror], None]) -> None:
     config, clock, identity = spec.config(), SystemClock(), Identity(spec.identity_key)
+    authority = swarm_authority(spec.swarm_key).peer_id
+
+    def notice(text: str) -> None:
+        control.tell(UserNotice(text))
+
     async with (
         DeviceThread(device_initialiser("cpu", 1), name="device") as device,
         open_role_endpoint(spec, identity) as endpoint,
@@ -69,17 +96,28 @@ async def _serve(spec: MirrorSpec, control: RoleControl) -> None:
         mirror = Mirror(
             config=config,
             run_id=spec.run_id,
-            authority=swarm_authority(spec.swarm_key).peer_id,
+            authority=authority,
             endpoint=endpoint,
             device=device,
             membership=membership,
             clock=clock,
             on_held=announce,
-            notice=lambda text: control.tell(UserNotice(text)),
+            store=_store(config, spec.run_id, authority, notice),
+            notice=notice,
         )
+        begun(mirror)
         watch = RunWatch(spec.run_id, endpoint, membership, clock)
         registry.advertise(record)
         tasks.start_soon(mirror.run)
         tasks.start_soon(watch.run)
         control.tell(RoleReady())
         await dispatch(endpoint, (*mirror.handlers, watch), mirror.peer_up)
+
+
+def _store(config: Config, run_id: str, authority: PeerId, notice: Callable[[str], None]) -> CheckpointStore | None:
+    """Return where checkpoints go; None if that place cannot be used, which is no reason to mirror nothing."""
+    try:
+        return CheckpointStore(config.checkpoint_location, run_id, unsealer(run_id, authority), kept_of(config))
+    except ShoalError as error:
+        tell(logger, CheckpointFailed(0, str(error)), notice)
+        return None

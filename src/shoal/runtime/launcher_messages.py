@@ -102,8 +102,11 @@ class StatusChanged(PipeMessage, frozen=True):
     at_s: dict[str, float]  # when each came, in monotonic time
 
 
-class ClientLeaving(PipeMessage, frozen=True):
-    """The client is still at it; said again and again."""
+LEAVING_EVERY_S = 0.25
+
+
+class RoleLeaving(PipeMessage, frozen=True):
+    """A client that fetches the model, or a mirror that writes a checkpoint, is still at it; said again and again."""
 
 
 class RunUnwanted(PipeMessage, frozen=True):
@@ -198,7 +201,7 @@ class RoleGivenUp(msgspec.Struct, frozen=True):
 FromRole = (
     (RoleReady | ServerReady | MonitorReady | ScoutReady | RoleFailed | JoinedDht | UserNotice | InitialPeers)
     | (DialledBack | WorkDone | PeerSilent | PeerHeard | LastOfStage | ServerMayLeave | RunAnnounced | RunConcluded)
-    | (CostsFound | StatusChanged | ClientLeaving | RunUnwanted | RunSummary | RoleAsks)
+    | (CostsFound | StatusChanged | RoleLeaving | RunUnwanted | RunSummary | RoleAsks)
 )
 ToRole = StopRole | InitialPeers | LeaveTogether | LauncherReplies
 RoleEvent = FromRole | RoleExited | RoleRestarting | RoleRestarted | RoleGivenUp

@@ -115,6 +115,16 @@ class Incidents:
                 pass
         return ()
 
+    def move(self, by_s: float) -> None:
+        """All that has happened was so much later; nobody is waited for any more."""
+        for each in self.all:
+            each.began_s += by_s
+            each.noticed_s += by_s
+            each.recovered_s = None if each.recovered_s is None else each.recovered_s + by_s
+            each.back_s = None if each.back_s is None else each.back_s + by_s
+            each.waiting.clear()
+        self._steps_s.clear()
+
     def is_known(self, found: LossFound, within_s: float) -> bool:
         """Whether a loss of this process was noticed at about that time."""
         process = found.kind, _key(found)

@@ -71,6 +71,7 @@ class RoundCoordinatorMachine:
         recorded: samples of the records that this client knows.
         ballot_number: of the last ballot of an earlier start. With one, this client gives way to a higher ballot of
             another client.
+        tip: a committed record that is known already, though no replica may hold it; None: D_0.
     """
 
     def __init__(
@@ -82,15 +83,17 @@ class RoundCoordinatorMachine:
         unseal: Callable[[SignedRecord], Record],
         recorded: Ranges = (),
         ballot_number: int = 0,
+        tip: Tip | None = None,
     ) -> None:
         self.me, self.settings = me, settings
         self.phase = RoundPhase.WAITING
         self.ballot = Ballot(ballot_number, me, generation)
         self._has_led = ballot_number > 0
-        self.highest, self._recorded = NO_BALLOT, recorded
-        self.tip = Tip(0, settings.genesis, None)
-        self._unseal = unseal
+        self.tip = Tip(0, settings.genesis, None) if tip is None else tip
+        self._unseal, self._recorded = unseal, recorded
+        self.highest = NO_BALLOT if self._record is None else self._record.ballot
         self._restoration = Restoration(settings.lost_state_after_s)
+        self._restoration.begin(self._record)
         self._mirrors = RoundMirrors(settings.num_stages, unseal)
         self.keep = self._mirrors.keep  # the driver says what this client keeps of stages whose servers have left
         self._replicas = RoundReplicas(settings.genesis, self._restoration, unseal)

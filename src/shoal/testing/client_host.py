@@ -10,6 +10,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from shoal.averaging.signing import Signer
+from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.client import Client
 from shoal.client.diary import Diary
 from shoal.clock import Clock
@@ -59,6 +60,7 @@ class ClientHost:
         tasks: TaskGroup,
         expected_servers: Callable[[], int],
         age_s: Callable[[], float],
+        checkpoint: StoredCheckpoint | None = None,
     ) -> None:
         """Start the data server and build the client; `run_client` runs it.
 
@@ -66,6 +68,7 @@ class ClientHost:
             number: of the host; the first host begins the run, later ones continue it.
             expected_servers: returns how many the first round waits for.
             age_s: returns the seconds since the cluster was built.
+            checkpoint: from which the run was resumed; `log_dir` is prepared for it.
         """
         self.log_dir = log_dir
         self.identity = Identity.generate()
@@ -82,6 +85,7 @@ class ClientHost:
         self._tasks = tasks
         self._expected_servers = expected_servers
         self._age_s = age_s
+        self._checkpoint = checkpoint
         self._client_away_s = 0.0
         self.serve_data()
         self.start_client()
@@ -149,6 +153,7 @@ class ClientHost:
             clock=self._clock,
             age_s=self._age_s,
             diary=self.diary,
+            checkpoint=self._checkpoint,
             expected_servers=0 if self._number else self._expected_servers(),
             succeeds=self._number > 0,
             on_turn=begin,

@@ -22,6 +22,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from torch import Tensor
 
+from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.client import Client
 from shoal.clock import Clock, SystemClock
 from shoal.config.schema import Config
@@ -132,6 +133,7 @@ class Cluster:
         pinned: bool = True,
         caps: Mapping[int, int] | None = None,
         paces: Mapping[int, DevicePace] | None = None,
+        checkpoint: StoredCheckpoint | None = None,
     ) -> None:
         """Prepare; entering the context builds everything.
 
@@ -144,6 +146,7 @@ class Cluster:
             chunk_bytes: of state transfers.
             pinned: no server may be moved to another stage.
             caps: the most samples in a microbatch, by the server's number; other servers take any number.
+            checkpoint: from which the run was resumed; `log_dir` is the folder that was prepared for it.
             paces: of emulated devices, by the server's number; a server that is started again keeps its pace.
 
         Raises:
@@ -167,6 +170,7 @@ class Cluster:
         self._pinned = pinned
         self._caps = dict(caps or {})
         self._paces = dict(paces or {})
+        self._checkpoint = checkpoint
         self._num_started = 0
         self.said: list[tuple[PeerId, LastOfStage | ServerMayLeave]] = []
         self._faults = Faults()
@@ -324,6 +328,7 @@ class Cluster:
             tasks=self._tasks,
             expected_servers=lambda: len(self.servers),
             age_s=self._age_s,
+            checkpoint=self._checkpoint,
         )
         self._stack.callback(lambda: host.diary.close())
         return host

@@ -10,7 +10,7 @@ from typing import Final
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
-from shoal.wire.messages.mirror import Follow, Mirrored
+from shoal.wire.messages.mirror import Follow, Mirrored, RunCounts
 from shoal.wire.messages.round import CommitRecord, Join, PrepareRecord, Restore, RoundState
 from shoal.wire.messages.snapshot import OfferSnapshot
 from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
@@ -40,6 +40,7 @@ LONG_MESSAGES: Final[frozenset[type]] = frozenset(
         Restore,
         Follow,
         Mirrored,
+        RunCounts,
         Have,
         OfferSnapshot,
         RecordSamples,

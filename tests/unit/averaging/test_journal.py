@@ -129,7 +129,7 @@ def test_files_of_another_version_are_refused_with_what_to_do(tmp_path: Path, fo
     path.write_text(
         json.dumps({"seed": 7, "told": "in words that nobody knows"} | ({} if form is None else {"form": form}))
     )
-    with pytest.raises(RecordRejected, match=f"written by {version} version of shoal: replay the run with that one"):
+    with pytest.raises(RecordRejected, match=f"written by {version} version of shoal: use that one for this run"):
         read_genesis(tmp_path)
 
 

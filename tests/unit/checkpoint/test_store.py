@@ -31,7 +31,7 @@ from tests.unit.checkpoint.checkpoints import (
 )
 
 from shoal.checkpoint import places, whole_folder
-from shoal.checkpoint.manifest import Manifest, inner_file, round_of
+from shoal.checkpoint.manifest import Manifest, inner_file, round_of, stage_file
 from shoal.checkpoint.model_layout import StageLayout
 from shoal.checkpoint.store import CheckpointStore, KeepPolicy, StagePart, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
@@ -519,3 +519,25 @@ def test_the_runs_of_a_place_are_found_from_above_and_from_within(
 def test_only_a_name_that_a_writer_gives_is_of_a_round() -> None:
     names = {"round_000012": 12, "round_1000000": 1000000, "round_0000012": None, "round_12": None, "x": None}
     assert {name: round_of(name) for name in names} == names
+
+
+def test_one_that_is_opened_unread_says_what_it_is_and_compares_each_part_when_it_is_read(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write_rounds(store, 4)
+    (folder(tmp_path, 4) / stage_file(1)).write_bytes(b"something else")
+    checkpoint = store.unread(4)
+    assert checkpoint.manifest.round == 4
+    checkpoint.vectors(0)
+    with pytest.raises(StateMismatch, match="stage_01"):
+        checkpoint.vectors(1)
+    with pytest.raises(StorageError, match="cannot read"):
+        store.unread(5)
+
+
+def test_when_a_run_was_last_kept_says_the_newest_manifest_that_can_be_read(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    assert store.newest_unix_s() == 0
+    write_rounds(store, 4, 5)
+    assert store.newest_unix_s() == 1.75e9 + 5
+    (folder(tmp_path, 5) / "manifest.json").write_text("{}")
+    assert store.newest_unix_s() == 1.75e9 + 4

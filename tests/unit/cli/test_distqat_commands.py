@@ -22,7 +22,7 @@ WORKS = [
     ("run_local.py --config-path configs/resnet18.yaml --device cpu", {"device": "cpu"}),
     ("run_local.py --config-path configs/resnet18.yaml --wandb-project None", {"wandb_project": None}),
     ("run_local.py --config-path configs/resnet18_split.yaml --num-servers 2", {"experiment_prefix": "resnet18_split"}),
-    ("run_local.py --no-param-mirror-enable", {"param_mirror": {"enable": False}}),
+    ("run_local.py --checkpoint-dir checkpoints", {"checkpoint_dir": "checkpoints"}),
     ("start_trainer_client.py", {"experiment_prefix": "sandbox"}),
     ("start_trainer_client.py --public-ip 203.0.113.7", {}),
     (f"start_servers.py --initial-peers {PEERS}", {"experiment_prefix": "sandbox"}),
@@ -41,8 +41,6 @@ WORKS = [
 ]
 
 REFUSED = [
-    ("run_local.py --param-mirror-refresh-every 300", "as soon as it is committed"),
-    ("run_local.py --checkpoint-dir checkpoints", "this version writes no checkpoints yet"),
     ("run_local.py --data-precision fp16-mixed", "use 'bf16-mixed'"),
     ("run_local.py --data-task-type speech", "use 'llm' or 'cv'"),
     ("run_local.py --data-shuffle-buffer-size 100", "all samples of a pass are shuffled"),
@@ -63,6 +61,13 @@ def arguments(line: str) -> list[str]:
 def checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
+
+
+def test_flags_of_its_param_mirror_are_those_of_the_mirror(capsys: Capture) -> None:
+    line = "run_local.py --no-param-mirror-enable --param-mirror-refresh-every 60"
+    assert main([*arguments(line), "--print-config"]) == 0
+    mirror = yaml.safe_load(capsys.readouterr().out)["param_mirror"]
+    assert (mirror["enable"], mirror["every_s"]) == (False, 60)
 
 
 @pytest.mark.parametrize(("line", "expected"), WORKS)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator
-from shoal.client.gathering import lead
+from shoal.client.gathering import all_hold, is_where_it_was, lead
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.control.membership import Membership
 from shoal.errors import NoPipeline
+from shoal.ids import PeerId
 
 CONFIG = Config.model_validate({"model_pipeline": {"stages": 2}, "network": {"bootstrap_timeout_s": 0.01}})
 
@@ -60,3 +62,34 @@ async def test_a_patient_client_waits_for_servers_however_long_it_takes() -> Non
         tasks.start_soon(answer_late)
         assert (await _lead(coordinator, patient=True)).base_round == 3
     assert coordinator.leads
+
+
+class Told:
+    """Stands for a coordinator that hears of one more holder each time that it is asked."""
+
+    def __init__(self, *holders: PeerId) -> None:
+        self.left = list(holders)
+        self.holders: dict[PeerId, int] = {}
+
+    async def changed(self) -> None:
+        if not self.left:
+            await anyio.sleep_forever()
+        self.holders[self.left.pop(0)] = 0
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_a_resumed_run_begins_with_all_servers_that_are_there_unless_one_takes_long(comes: bool) -> None:
+    a, b = PeerId("a"), PeerId("b")
+    membership = SimpleNamespace(view=SimpleNamespace(replicas=[SimpleNamespace(peer=a), SimpleNamespace(peer=b)]))
+    coordinator = Told(a, b) if comes else Told(a)
+    network = {"bootstrap_timeout_s": 60.0 if comes else 0.01}
+    config = Config.model_validate({"model_pipeline": {"stages": 2}, "network": network})
+    await all_hold(cast(RoundCoordinator, coordinator), cast(Membership, membership), config)
+    assert coordinator.holders.keys() == ({a, b} if comes else {a})
+
+
+def test_a_client_that_resumes_goes_on_where_the_checkpoint_was_and_nowhere_else() -> None:
+    kept, newer = Leading(4, None, {}, "kept"), Leading(6, None, {}, "newer")
+    assert is_where_it_was(None, "kept", kept, succeeds=False)
+    assert not is_where_it_was(None, "kept", newer, succeeds=False), "servers that are there hold what is newer"
+    assert is_where_it_was(None, "", Leading(0, None, {}, "D0"), succeeds=False)

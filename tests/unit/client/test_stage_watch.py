@@ -46,6 +46,16 @@ async def test_that_training_has_stopped_is_said_once_however_many_stages_follow
     ]
 
 
+async def test_stages_that_a_checkpoint_gives_their_state_have_not_stopped_training() -> None:
+    ledger = NotedLedger()
+    stages = StageWatch(ledger, is_resumed=True)
+    for missing in ((0, 1), (1,), ()):
+        stages.take(Stuck(missing))
+    assert ledger.said == ["servers take the state of stages 0, 1 from the checkpoint"]
+    stages.take(Stuck((1,)))
+    assert ledger.said[1:] == ["training has stopped: no replica serves stage 1; it waits for servers", START]
+
+
 async def test_it_is_said_again_while_it_lasts() -> None:
     ledger = NotedLedger()
     stages = StageWatch(ledger, repeat_s=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -291,3 +292,14 @@ def test_no_public_address_is_none() -> None:
 def test_too_few_servers_name_the_other_way_to_say_how_many_there_are() -> None:
     problem = load_config(None, {"model_pipeline": {"stages": 2}, "servers": {"num_servers": 1}}, {})
     assert "--servers.replicas how many servers each stage gets" in str(problem.whole_swarm_problem())
+
+
+def test_checkpoints_lie_beside_the_logs_unless_checkpoint_dir_says_where() -> None:
+    def location(**values: str) -> str:
+        return Config.model_validate(values).checkpoint_location
+
+    assert location(log_dir="/data/logs") == "/data/logs/checkpoints"
+    assert location(checkpoint_dir="") == str(Path("logs/checkpoints").absolute())
+    assert location(checkpoint_dir="kept") == str(Path("kept").absolute())
+    assert location(checkpoint_dir="~/kept") == str(Path.home() / "kept")
+    assert location(checkpoint_dir="s3://bucket/runs") == "s3://bucket/runs"

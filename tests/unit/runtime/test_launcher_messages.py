@@ -34,7 +34,7 @@ FROM_ROLE: list[FromRole] = [
     messages.RunConcluded("it is over", True),
     messages.CostsFound([0.1, 2.0], "measured", 0.3, ["slow"]),
     messages.StatusChanged({"loss/train": 0.1}, {"loss/train": 1e-9}),
-    messages.ClientLeaving(),
+    messages.RoleLeaving(),
     messages.RunUnwanted(),
     messages.RunSummary({"exit": "done", "losses": [None, 0.1]}),
     messages.RoleAsks(0, messages.StartDataServer()),

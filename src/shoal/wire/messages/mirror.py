@@ -4,6 +4,7 @@ coordinator                          mirror
   | -- Follow (record) ------------->  |   which record stands, repeated until answered
   | <- Mirrored                        |   what it holds, at once and whenever it holds more
   | <- StaleBallot                     |   and then that it follows a client of a higher ballot
+  | -- RunCounts ------------------->  |   when the round after the record begins
 
 A mirror fetches states, and gives them, as replicas do (`transfer`).
 """
@@ -39,4 +40,13 @@ class Mirrored(Struct, frozen=True, tag="mirrored"):
     held: tuple[HeldRecord, ...]
 
 
-MirrorMessage = Follow | Mirrored
+class RunCounts(Struct, frozen=True, tag="run_counts"):
+    """What a checkpoint of a record has beside states: D_0, as the file of the sender has it, and what the sender has
+    counted until it began the round after the record."""
+
+    record_hash: str
+    genesis: bytes
+    counted: bytes
+
+
+MirrorMessage = Follow | Mirrored | RunCounts

@@ -1,0 +1,191 @@
+"""`--resume`: which checkpoint a run goes on from, on this host, and everything that speaks against it.
+
+latest | PATH | URL -> run -> its swarm's key -> newest good checkpoint -> shared configuration -> nobody trains it?
+                                                      '-> `go_back`: the run's folder, as its client left that round
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from shoal.averaging.journal import genesis_of
+from shoal.averaging.signing import unsealer
+from shoal.checkpoint.manifest import GENESIS, round_of
+from shoal.checkpoint.store import CheckpointStore, NewestGood, stores_at
+from shoal.checkpoint.stored import StoredCheckpoint
+from shoal.cli.run_files import LOCAL_KEY, take_log_dir
+from shoal.cli.runs_here import dead_dirs, living_runs
+from shoal.client.resuming import go_back
+from shoal.client.spec import ResumedFrom
+from shoal.clock import Clock
+from shoal.config import Config
+from shoal.config.shared import adopt_shared, shared_configuration
+from shoal.control.initial_peers import look, parse
+from shoal.control.peers_file import PEERS_FILE, read_peers_file
+from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
+from shoal.identity import load_swarm_key, swarm_authority
+from shoal.ids import RunId
+from shoal.runtime.fork_servers import tag_of
+from shoal.runtime.process_control import end_tagged
+
+LATEST: Final = "latest"
+"""What `--resume` alone means: the checkpoint that was written last."""
+
+LoadHost = Callable[[Path | None], "tuple[Config, Mapping[str, str]]"]
+"""Reads what this host says, with what sets each key: of its own file, or else of the given one, and of flags."""
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that goes on from a checkpoint.
+
+    Attributes:
+        config: of this host, with the shared keys of the run.
+        swarm_key: of the run's swarm.
+    """
+
+    config: Config
+    run_id: RunId
+    swarm_key: bytes
+    checkpoint: StoredCheckpoint
+    source: ResumedFrom
+
+    def prepare(self, clock: Clock, say: Callable[[str], None], *, is_local: bool) -> Path:
+        """Return the run's folder, as its client would have left it at the checkpoint.
+
+        Raises:
+            ConfigError: it cannot be made, written or read.
+        """
+        log_dir = take_log_dir(self.config, self.run_id, is_local=is_local)
+        try:
+            problem = go_back(log_dir, self.checkpoint, clock.now_s())
+        except (ShoalError, OSError) as error:
+            raise ConfigError(f"--resume: {log_dir} cannot be used: {error}") from error
+        if problem:
+            say(f"what the run has counted until then is not known ({problem}): its summary counts from here")
+        return log_dir
+
+
+def end_leftovers() -> None:
+    """End what still runs of launchers that are dead, which is on its way to its own end: it might yet write.
+
+    Raises:
+        ConfigError: a runtime directory belongs to another user.
+    """
+    for dead in dead_dirs():
+        end_tagged(tag_of(dead.path))
+
+
+def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, is_local: bool) -> Resumption:
+    """Return what is gone on from; damaged checkpoints that are passed over are named.
+
+    Args:
+        wanted: `latest`, or where checkpoints lie: of runs, of one run, or one alone.
+        is_local: the run has servers on this host only, and a key of its own.
+
+    Raises:
+        ConfigError: there is none, or something speaks against it; all of it is named.
+        StorageError: the place cannot be read.
+    """
+    config, origins = load(None)
+    place = config.checkpoint_location if wanted == LATEST else wanted
+    store, round = _store(place, origins.get("experiment_prefix") and config.experiment_prefix)
+    run_id = RunId(store.run_id)
+    log_dir = config.log_dir.absolute() / run_id
+    swarm_key = _swarm_key(config, log_dir, is_local=is_local)
+    store = CheckpointStore(store.location, run_id, unsealer(run_id, swarm_authority(swarm_key).peer_id))
+    checkpoint, passed_over = _good(store, round)
+    for damaged in passed_over:
+        say(f"the checkpoint of {damaged}: it is passed over")
+    if checkpoint is None:
+        raise ConfigError(f"--resume: run {run_id} has no good checkpoint in {store.location}/{run_id}")
+    own = log_dir / "config.yaml"
+    config, origins = load(own if own.exists() else None)
+    problems = list(_still_there(run_id, log_dir, is_local=is_local))
+    try:
+        config = _shared(config, origins, checkpoint)
+    except (ConfigError, RecordRejected) as error:
+        problems.append(str(error))
+    if problems:
+        raise ConfigError(f"--resume: run {run_id} is not resumed:\n" + "\n".join(problems))
+    manifest = checkpoint.manifest
+    say(f"resuming run {run_id} from its checkpoint of round {manifest.round} in {store.location}/{run_id}")
+    say("parameters and outer momentum are those of that record; inner optimizers begin anew")
+    return Resumption(config, run_id, swarm_key, checkpoint, ResumedFrom(store.location, manifest.round))
+
+
+def _store(place: str, prefix: str | None) -> tuple[CheckpointStore, int | None]:
+    """Return the run at a place whose checkpoint was written last, and the round if it is one checkpoint's.
+
+    Args:
+        prefix: how the run has to be called; None: it may have any name.
+    """
+    if "://" not in place:
+        place = str(Path(place).expanduser().absolute())
+    folder, _, name = place.rstrip("/").rpartition("/")
+    if (round := round_of(name)) is not None:
+        location, _, run_id = folder.rpartition("/")
+        return CheckpointStore(location, run_id), round
+    if "://" not in place and not os.path.isdir(place):
+        raise ConfigError(
+            f"--resume: there is no {place}: name the folder or URL with the checkpoints, by --resume or checkpoint_dir"
+        )
+    stores = [store for store in stores_at(place) if prefix is None or store.run_id.startswith(f"{prefix}-")]
+    if not stores:
+        of = "" if prefix is None else f" of a run called {prefix}-..."
+        raise ConfigError(f"--resume: there is no checkpoint{of} in {place}")
+    return max(stores, key=lambda store: (store.newest_unix_s(), store.run_id)), None
+
+
+def _good(store: CheckpointStore, round: int | None) -> NewestGood:
+    if round is None:
+        return store.newest_good()
+    try:
+        return NewestGood(store.open(round), ())
+    except StateMismatch as error:
+        raise ConfigError(f"--resume: {error}") from error
+
+
+def _swarm_key(config: Config, log_dir: Path, *, is_local: bool) -> bytes:
+    path = log_dir / LOCAL_KEY if is_local else config.network.swarm_key_file
+    try:
+        return load_swarm_key(path)
+    except ConfigError as error:
+        where = "its own folder" if is_local else "network.swarm_key_file"
+        raise ConfigError(
+            f"--resume: a run goes on with the swarm key that it was begun with, from {where}: {error}"
+        ) from error
+
+
+def _shared(config: Config, origins: Mapping[str, str], checkpoint: StoredCheckpoint) -> Config:
+    """Return the configuration with the run's shared keys; raises ConfigError or RecordRejected."""
+    genesis = genesis_of(checkpoint.genesis, GENESIS)
+    config = adopt_shared(config, origins, genesis.configuration)
+    if shared_configuration(config) != genesis.configuration:
+        raise ConfigError("the run was begun with another version of shoal, whose keys are others: use that one")
+    return config
+
+
+def _still_there(run_id: RunId, log_dir: Path, *, is_local: bool) -> Iterator[str]:
+    """Yield who has the run as it is now, which is newer than any checkpoint."""
+    for note in living_runs():
+        if note.run_id == run_id and note.hosts == "client":
+            yield f"it runs here (process {note.launcher_pid}): `shoal stop {run_id}` ends it"
+        elif note.run_id == run_id:
+            yield f"its servers on this host hold what is newer: {_continue(Path(note.log_dir))}"
+    if is_local:
+        return
+    maddrs = [maddr for maddr in read_peers_file(log_dir) if parse(maddr) is not None]
+    obstacles = anyio.run(look, maddrs)
+    if answering := [maddr for maddr, obstacle in zip(maddrs, obstacles, strict=True) if obstacle is None]:
+        yield f"its peers at {', '.join(answering)} hold what is newer: {_continue(log_dir)}"
+
+
+def _continue(log_dir: Path) -> str:
+    return f"go on with them by `start_trainer_client.py --initial-peers=@{log_dir / PEERS_FILE}`, or end them first"

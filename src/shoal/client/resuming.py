@@ -1,0 +1,68 @@
+"""How a run goes on from a checkpoint: the files from which its client starts, as if it had just recorded that round.
+
+    checkpoint -> rounds/: D_0 and the record; those that are newer are set aside
+             '--> client.state: totals, samples used, the record as the one that stands
+
+What a client has counted goes into each checkpoint as `client.json`. Its times are those of a clock that may have begun
+anew since, so they are moved.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shoal.averaging.journal import restore_genesis, set_aside, write_round
+from shoal.checkpoint.stored import StoredCheckpoint
+from shoal.client.diary import Saved, leave_saved
+from shoal.client.totals import RunTotals
+from shoal.swarm.records import parameters_of, record_hash, used_samples
+from shoal.wire.messages.round import Record
+
+
+class KeptTotals(msgspec.Struct, frozen=True):
+    """What a client had counted when it began the round after a record.
+
+    Attributes:
+        at_s: When that was, in monotonic seconds of its host.
+    """
+
+    totals: RunTotals
+    at_s: float
+
+    def encoded(self) -> bytes:
+        """`client.json`."""
+        return msgspec.json.encode(self)
+
+
+def go_back(log_dir: Path, checkpoint: StoredCheckpoint, now_s: float) -> str:
+    """Prepare the folder of a run, which no process uses, for a client that goes on from a checkpoint.
+
+    Returns:
+        Why what was counted until then is not known; empty: it is.
+
+    Raises:
+        StorageError: A file cannot be written.
+        ShoalError: The checkpoint, or a record in the folder, cannot be read.
+        OSError: The same.
+    """
+    signed, record = checkpoint.signed, checkpoint.record
+    digest = record_hash(signed)
+    totals, problem = _totals(checkpoint.client, record, now_s)
+    restore_genesis(log_dir, checkpoint.genesis)
+    set_aside(log_dir, record, digest)
+    write_round(log_dir, record, signed)
+    # Last: without it the folder is still that of the run that has ended.
+    saved = Saved(record.run_id, totals, recorded=used_samples(record), base=digest, chain=digest, resumed=signed)
+    leave_saved(log_dir, saved)
+    return problem
+
+
+def _totals(content: bytes, record: Record, now_s: float) -> tuple[RunTotals, str]:
+    try:
+        kept = msgspec.json.decode(content, type=KeptTotals)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return RunTotals(rounds=record.round, hashes=parameters_of(record)), str(error)
+    kept.totals.move(kept.at_s, now_s)
+    return kept.totals, ""

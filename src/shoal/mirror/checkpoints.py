@@ -1,0 +1,186 @@
+"""The checkpoints that one mirror writes, of the records whose bytes it has of every stage.
+
+    every stage's bytes of D_r are here --it is due--> waits --D_0 and the client's counts--> written, in a thread
+                                                         '- a newer one that is due takes its place
+
+One is written at a time. One that cannot be written is said once, and the next one is tried when it is due; what was
+written before stays. Nothing that trains waits for any of this.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.to_thread
+
+from shoal.averaging.replica_state import OuterState
+from shoal.checkpoint.model_folder import configuration_with_cut
+from shoal.checkpoint.model_layout import StageLayout
+from shoal.checkpoint.store import Checkpoint, CheckpointStore, KeepPolicy, StagePart, Written
+from shoal.clock import Clock
+from shoal.config.schema import Config
+from shoal.errors import ShoalError, StateMismatch, StorageError
+from shoal.events.base import emit, tell
+from shoal.events.mirror import CheckpointFailed, CheckpointsLeft, CheckpointWritten
+from shoal.runtime.changes import Changes
+from shoal.swarm.records import record_hash
+from shoal.wire.messages.mirror import RunCounts
+from shoal.wire.messages.round import Record, SignedRecord
+
+logger = logging.getLogger(__name__)
+
+_MAX_COUNTED = 4
+"""A mirror is behind the client by a few records at most, or it waits for the next one."""
+
+
+@dataclass
+class CheckpointRule:
+    """Of which records checkpoints are written. Pure.
+
+    Attributes:
+        every_rounds: one of each so many rounds, those that are multiples of it; 0: by time alone.
+        every_s: besides, when the last one is so old; infinite: by rounds alone.
+        last_round: of the run; it is always written.
+    """
+
+    every_rounds: int
+    every_s: float
+    last_round: int
+    _tried: tuple[int, float] | None = None
+
+    def is_due(self, round: int, now_s: float) -> bool:
+        """Whether one is due, of a record that is newer than the last one that was tried, or of another chain."""
+        if self._tried is None or round == self.last_round:
+            return True
+        last_round, last_s = self._tried
+        is_next = bool(self.every_rounds) and round // self.every_rounds != last_round // self.every_rounds
+        return is_next or now_s - last_s >= self.every_s
+
+    def tried(self, round: int, now_s: float) -> None:
+        """One is being written."""
+        self._tried = round, now_s
+
+
+def kept_of(config: Config) -> KeepPolicy:
+    """Which checkpoints stay."""
+    given = config.param_mirror
+    return KeepPolicy(given.keep_last, given.keep_every_rounds, given.max_bytes or 0)
+
+
+@dataclass(frozen=True)
+class WholeRecord:
+    """A record, and the bytes of every stage that it names."""
+
+    record: Record
+    signed: SignedRecord
+    states: Mapping[int, OuterState]
+
+    @property
+    def hash(self) -> str:
+        """Of the record."""
+        return record_hash(self.signed)
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one mirror; `run` writes them.
+
+    Attributes:
+        layouts: returns the tensors of each stage.
+        notice: tells the user what he may want to act on.
+    """
+
+    config: Config
+    store: CheckpointStore
+    layouts: Callable[[], Sequence[StageLayout]]
+    clock: Clock
+    notice: Callable[[str], None]
+    _newest: WholeRecord | None = None
+    _due: WholeRecord | None = None
+    _genesis: bytes = b""
+    _counted: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    _done: str = ""
+    _is_failing: bool = False
+    _writing: anyio.Lock = field(default_factory=anyio.Lock)
+    _changed: Changes = field(default_factory=Changes)
+
+    def __post_init__(self) -> None:
+        given = self.config.param_mirror
+        every_s = math.inf if given.every_s is None else given.every_s
+        self._rule = CheckpointRule(given.every_rounds, every_s, self.config.diloco.outer_steps)
+
+    def counted(self, message: RunCounts) -> None:
+        """The client begins the round after a record."""
+        self._genesis = message.genesis
+        self._counted[message.record_hash] = message.counted
+        while len(self._counted) > _MAX_COUNTED:
+            del self._counted[next(iter(self._counted))]
+        self._changed.notify()
+
+    def held(self, whole: WholeRecord | None) -> None:
+        """The bytes of a record have come, of every stage; None: what is here is of several records."""
+        self._newest = whole
+        now_s = self.clock.now_s()
+        if whole is not None and whole.hash != self._done and self._rule.is_due(whole.record.round, now_s):
+            self._rule.tried(whole.record.round, now_s)
+            self._due = whole
+            self._changed.notify()
+
+    async def run(self) -> None:
+        """Write what is due, until cancelled."""
+        while True:
+            while self._due is not None and self._due.hash in self._counted:
+                due, self._due = self._due, None
+                await self._write(due)
+            await self._changed.wait()
+
+    async def finish(self) -> None:
+        """Write the newest record, unless it is written or D_0 was never told; wait for what is being written."""
+        newest, self._due = self._newest or self._due, None
+        async with self._writing:
+            pass
+        if newest is not None and newest.hash != self._done and self._genesis:
+            await self._write(newest)
+
+    async def _write(self, whole: WholeRecord) -> None:
+        round = whole.record.round
+        async with self._writing:
+            begun_s = self.clock.now_s()
+            if await anyio.to_thread.run_sync(self._is_there, whole):
+                self._done = whole.hash
+                return
+            try:
+                written = await anyio.to_thread.run_sync(self._store, whole)
+            except ShoalError as error:
+                if not self._is_failing:
+                    tell(logger, CheckpointFailed(round, str(error)), self.notice)
+                self._is_failing = True
+                return
+            self._done, self._is_failing = whole.hash, False
+            took_s = self.clock.now_s() - begun_s
+            emit(logger, CheckpointWritten(round, written.location, written.size_bytes, took_s, written.removed))
+            if written.problem:
+                tell(logger, CheckpointsLeft(written.problem), self.notice)
+
+    def _is_there(self, whole: WholeRecord) -> bool:
+        """Whether an earlier mirror has written this one: the run may have been resumed from it."""
+        try:
+            return self.store.unread(whole.record.round).manifest.record == whole.hash
+        except (StateMismatch, StorageError):
+            return False
+
+    def _store(self, whole: WholeRecord) -> Written:
+        checkpoint = Checkpoint(
+            signed=whole.signed,
+            genesis=self._genesis,
+            layouts=self.layouts(),
+            cut=configuration_with_cut(self.config)["model_pipeline"]["cut"],
+            members=[outcome.members for outcome in whole.record.stages],
+            unix_s=self.clock.unix_s(),
+            client=self._counted.get(whole.hash, b"{}"),
+        )
+        return self.store.write(checkpoint, (StagePart(stage, whole.states[stage]) for stage in sorted(whole.states)))

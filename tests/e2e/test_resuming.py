@@ -1,0 +1,70 @@
+"""Every process of a run is killed at once; another start goes on from a checkpoint, to the end of the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.launched import END_S, SMALL, Launched, launched, until
+
+pytestmark = pytest.mark.timeout(600)
+
+NUM_ROUNDS = 14
+BEGUN = (
+    *SMALL,
+    # A mirror of a busy machine gets whole records only if rounds are not too short.
+    "--diloco.inner-steps=12",
+    f"--diloco.outer-steps={NUM_ROUNDS}",
+    "--param-mirror.every-rounds=2",
+    "--param-mirror.keep-last=3",
+    "--network.bootstrap-timeout-s=120",
+)
+
+
+def _written(run: Launched) -> list[dict[str, Any]]:
+    return run.events("mirror_0", "checkpoint.written")
+
+
+def _rounds(log_dir: Path) -> dict[int, dict[str, Any]]:
+    contents = [json.loads(path.read_text()) for path in (log_dir / "rounds").glob("round_*.json")]
+    return {content["record"]["round"]: content for content in contents if "record" in content}
+
+
+@pytest.mark.usual("whole")
+@pytest.mark.parametrize("newest", ["whole", "truncated"])
+def test_a_run_that_is_killed_whole_goes_on_from_its_newest_good_checkpoint(tmp_path: Path, newest: str) -> None:
+    with launched(tmp_path, *BEGUN) as lost:
+        lost.saw("client_0", "round.recorded", within_s=480.0, round=1)
+        kept = until(lambda: _written(lost)[1:], 240.0, "two checkpoints")
+        lost.saw("client_0", "round.recorded", within_s=END_S, round=int(kept[-1]["round"]) + 1)
+        lost.lose_host()
+        log_dir = lost.require_log_dir()
+        evaluated = {each["base_round"]: each["loss"] for each in lost.events("client_0", "evaluation.done")}
+    folders = sorted((tmp_path / "logs/checkpoints" / log_dir.name).glob("round_*"))
+    damaged = folders.pop() if newest == "truncated" else None
+    if damaged is not None:
+        with (damaged / "stage_01.safetensors").open("r+b") as file:
+            file.truncate(1000)
+    good = int(folders[-1].name.removeprefix("round_"))
+    with launched(tmp_path, "--resume", "--no-wandb") as resumed:
+        assert resumed.ends(240.0) == 0, resumed.output
+        resumed.leaves_nothing()
+        assert f"resuming run {log_dir.name} from its checkpoint of round {good}" in resumed.output
+        if damaged is not None:
+            passed_over = int(damaged.name.removeprefix("round_"))
+            assert f"the checkpoint of round {passed_over}: stage_01.safetensors has 1000 of" in resumed.output
+        assert resumed.require_log_dir() == log_dir
+        summary = resumed.summary()
+    assert (summary["exit"], summary["outer_rounds"]) == ("done", NUM_ROUNDS)
+    assert (summary["duplicates"], summary["missing"], summary["stages_restored"]) == (0, 0, [])
+    assert summary["run_id"] == log_dir.name
+    records = _rounds(log_dir)
+    assert sorted(records) == list(range(1, NUM_ROUNDS + 1))
+    for round in range(2, NUM_ROUNDS + 1):
+        assert records[round]["record"]["previous"] == records[round - 1]["hash"]
+    again = {each["base_round"]: each["loss"] for each in resumed.events("client_0", "evaluation.done")}
+    assert math.isclose(again[good], evaluated[good], rel_tol=1e-6), "it is evaluated before anything is trained"
+    assert _written(resumed)[-1]["round"] == NUM_ROUNDS, "of the last round there always is one"

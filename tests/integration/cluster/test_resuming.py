@@ -1,0 +1,162 @@
+"""Everything of a run is gone but a checkpoint: another start goes on from it, to the last round."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+
+from shoal.averaging.journal import last_record, read_records
+from shoal.checkpoint.model_layout import StageLayout, stage_layouts
+from shoal.checkpoint.store import Checkpoint, CheckpointStore, StagePart
+from shoal.checkpoint.stored import StageVectors, StoredCheckpoint
+from shoal.client.resuming import KeptTotals, go_back
+from shoal.clock import SystemClock
+from shoal.config import Config
+from shoal.swarm.records import GENERATIONS_APART
+from shoal.testing import Cluster, ClusterResult
+from shoal.testing.cluster import RUN_ID
+from shoal.wire.messages.control import StartRound
+from shoal.wire.messages.step import Forward
+from shoal.wire.messages.transfer import Have
+
+from .conftest import MakeCluster, make_config, make_text, run_noticed
+
+CONFIG = make_config(diloco={"inner_steps": 4, "outer_steps": 6}, health={"lost_state_after_s": 0.3})
+
+
+def store_of(log_dir: Path) -> CheckpointStore:
+    return CheckpointStore(str(log_dir.parent / "checkpoints"), RUN_ID)
+
+
+def keep(cluster: Cluster, config: Config, log_dir: Path) -> None:
+    """Write a checkpoint of the newest record, while no replica swaps."""
+    newest = last_record(log_dir)
+    assert newest is not None
+    record, signed = newest
+    held = {server.stage: server.replica.member for server in cluster.servers}
+    assert {member.base_round for member in held.values()} == {record.round}
+    layouts = stage_layouts(config)
+    totals = KeptTotals(cluster.client.ledger.totals, cluster.client.ledger.now_s())
+    checkpoint = Checkpoint(
+        signed=signed,
+        genesis=(log_dir / "rounds/round_0000.json").read_bytes(),
+        layouts=layouts,
+        cut=[1] * len(layouts),
+        members=[outcome.members for outcome in record.stages],
+        unix_s=1.75e9,
+        client=totals.encoded(),
+    )
+    store_of(log_dir).write(checkpoint, [StagePart(stage, held[stage]._state.base) for stage in range(len(layouts))])
+
+
+async def broken_off(
+    make_cluster: MakeCluster,
+    config: Config,
+    *,
+    kept: tuple[int, ...],
+    dies: type,
+    which: dict[str, int],
+) -> Path:
+    """Train until a message, keep checkpoints at the beginning of rounds, and lose every process at once."""
+    gone = anyio.Event()
+    async with make_cluster(config) as cluster:
+        log_dir = cluster._log_dir
+        for round in kept:
+            cluster.when(StartRound, action=lambda: keep(cluster, config, log_dir), round=round + 1)
+        cluster.when(dies, action=gone.set, **which)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cluster.run)
+            await gone.wait()
+            tasks.cancel_scope.cancel()
+    return log_dir
+
+
+async def resumed(
+    config: Config, log_dir: Path, checkpoint: StoredCheckpoint, act: Callable[[Cluster], object] | None = None
+) -> tuple[ClusterResult, list[str]]:
+    go_back(log_dir, checkpoint, SystemClock().now_s())
+    async with Cluster(config, log_dir=log_dir, dataset=make_text(1000), checkpoint=checkpoint) as cluster:
+        if act is not None:
+            act(cluster)
+        return await run_noticed(cluster)
+
+
+def good(log_dir: Path) -> StoredCheckpoint:
+    checkpoint = store_of(log_dir).newest_good().checkpoint
+    assert checkpoint is not None
+    return checkpoint
+
+
+async def lost_in_round_4(make_cluster: MakeCluster, config: Config = CONFIG) -> tuple[Path, dict[int, float]]:
+    """Return the folder of a run with a checkpoint of round 2, and the losses that it has evaluated."""
+    log_dir = await broken_off(make_cluster, config, kept=(2,), dies=Forward, which={"number": 14})
+    lines = [json.loads(line) for line in (log_dir / "events.jsonl").read_text().splitlines()]
+    return log_dir, {each["base_round"]: each["loss"] for each in lines if each["event"] == "evaluation.done"}
+
+
+async def test_a_run_goes_on_from_a_checkpoint_as_if_its_record_were_the_newest(make_cluster: MakeCluster) -> None:
+    log_dir, evaluated = await lost_in_round_4(make_cluster)
+    checkpoint = good(log_dir)
+    result, notices = await resumed(CONFIG, log_dir, checkpoint)
+    assert [record.round for record in result.records] == [1, 2, 3, 4, 5, 6]
+    assert result.records[2].previous == checkpoint.manifest.record
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    assert result.audit.samples == 6 * 2 * 4 * 4
+    assert result.summary["steps"] == 6 * 2 * 4, "what was counted until the checkpoint, and from there on"
+    assert result.summary["stages_restored"] == []
+    assert result.summary["eval_losses"]["2"] == evaluated[2]
+    # What came after the checkpoint is none of the run's any more, and is kept aside.
+    assert [record.round for record, _ in read_records(log_dir / "left/1")] == [3]
+    assert notices == ["servers take the state of stages 0, 1 from the checkpoint"]
+    lowest = {
+        slot: min(line.entry.key.generation for line in lines) for slot, lines in result.steps.items() if slot > 2
+    }
+    assert min(lowest.values()) >= GENERATIONS_APART, "steps of before have other names"
+
+
+async def test_no_stage_begins_anew_while_the_checkpoint_is_being_read(make_cluster: MakeCluster) -> None:
+    log_dir, _ = await lost_in_round_4(make_cluster)
+    checkpoint = good(log_dir)
+    vectors = checkpoint.vectors
+
+    def read_slowly(stage: int, layout: StageLayout | None = None) -> StageVectors:
+        threading.Event().wait(2 * CONFIG.health.lost_state_after_s)
+        return vectors(stage, layout)
+
+    checkpoint.vectors = read_slowly
+    result, _ = await resumed(CONFIG, log_dir, checkpoint)
+    assert result.summary["stages_restored"] == []
+    assert [o.restored for record in result.records for o in record.stages] == [None] * 12
+
+
+async def test_a_client_that_is_killed_while_it_resumes_resumes_again(make_cluster: MakeCluster) -> None:
+    log_dir, _ = await lost_in_round_4(make_cluster)
+    checkpoint = good(log_dir)
+
+    def kill_at_the_first_offer(cluster: Cluster) -> None:
+        cluster.when(Have, action=cluster.kill_client, sender=cluster.client_peer)
+
+    result, _ = await resumed(CONFIG, log_dir, checkpoint, kill_at_the_first_offer)
+    assert [record.round for record in result.records] == [1, 2, 3, 4, 5, 6]
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    assert result.summary["stages_restored"] == []
+
+
+async def test_a_run_is_resumed_in_another_folder_where_its_own_is_lost(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    log_dir, _ = await lost_in_round_4(make_cluster)
+    checkpoint = good(log_dir)
+    for name in ("rounds", "steps", "replicas"):
+        shutil.rmtree(log_dir / name)
+    (log_dir / "client.state").unlink()
+    result, _ = await resumed(CONFIG, log_dir, checkpoint)
+    assert [record.round for record in result.records] == [2, 3, 4, 5, 6]
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    assert result.summary["samples_before"] == 2 * 2 * 4 * 4
+    shutil.rmtree(log_dir / "rounds")  # what is left cannot be replayed from its beginning

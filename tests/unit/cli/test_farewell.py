@@ -1,0 +1,69 @@
+"""A role that leaves has time as long as it says that it is at it, and no longer."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+from tests.alongside import alongside, until
+
+from shoal.cli import farewell
+from shoal.cli.farewell import Farewell
+from shoal.errors import ConnectionLost
+from shoal.runtime.launcher_messages import StopRole
+from shoal.runtime.role_handle import RoleHandle
+
+
+class Role:
+    """Stands for the handle of a role."""
+
+    def __init__(self, *, serves: bool = True, hears: bool = True) -> None:
+        self.serves = serves
+        self.told: list[StopRole] = []
+        self._hears = hears
+
+    def send(self, message: StopRole) -> None:
+        if not self._hears:
+            raise ConnectionLost("it does not run now")
+        self.told.append(message)
+
+
+def handle(role: Role) -> RoleHandle:
+    return cast(RoleHandle, role)
+
+
+async def test_a_role_that_says_that_it_is_at_it_is_waited_for_until_it_ends() -> None:
+    bye, role, is_over = Farewell(), Role(), anyio.Event()
+
+    async def take() -> None:
+        await bye.take(handle(role), "the reason")
+        is_over.set()
+
+    async with alongside(take):
+        await until(lambda: role.told)
+        for _ in range(5):
+            bye.heard(handle(role))
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            assert not is_over.is_set()
+        role.serves = False
+        bye.heard(handle(role))
+        await is_over.wait()
+    assert role.told == [StopRole("the reason")]
+
+
+@pytest.mark.parametrize("hears", [True, False])
+async def test_one_that_is_silent_is_left_to_whoever_ends_it(hears: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farewell, "GRACE_S", 0.02)
+    role = Role(hears=hears)
+    await Farewell().take(handle(role))
+    assert role.serves
+
+
+async def test_one_that_does_not_serve_or_that_there_is_not_is_not_waited_for() -> None:
+    role = Role(serves=False)
+    await Farewell().take(handle(role))
+    await Farewell().take(None)
+    assert role.told == []
