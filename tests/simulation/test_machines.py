@@ -24,6 +24,7 @@ NOT_RUN = {
     "incidents": "what each loss has cost, from what the audit says: arithmetic, with tests of its own",
     "incidents.Incidents": "an account of what has happened, which nobody acts on, with tests of its own",
     "view.PeerLabel": "what a peer is called, for people",
+    "view.MirrorPeer": "who mirrors, and what it is announced to hold, for people",
 }
 """Classes and functions that decide nothing about what happens in which order."""
 

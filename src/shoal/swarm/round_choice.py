@@ -99,9 +99,10 @@ def choose(
         return max((samples(tip) for tip in chain if not missing(tip)), default=0)
 
     chains = heads(tips, unseal)
-    candidates = [tip for tip in chains if tip.hash in held] or chains
+    # A record that is only known may be the newest of a chain whose older ones replicas hold.
+    best = min(chains, key=lambda tip: (-safe_samples(tip), tip.hash not in held, -samples(tip), tip.hash))
+    candidates = [tip for tip in chains if tip.hash in held or tip == best]
     first = min(candidates, key=lambda tip: (-samples(tip), tip.hash))
-    best = min(candidates, key=lambda tip: (-safe_samples(tip), -samples(tip), tip.hash))
     left = tuple(sorted((tip for tip in chains if tip != best), key=lambda tip: tip.hash))
     if first != best and not drop_prepared:
         return Choice(first, missing(first), is_contested=True)

@@ -155,6 +155,19 @@ def test_of_two_chains_that_are_whole_the_one_with_more_samples_stands_whatever_
     assert [tip.hash for tip in found.left] == [record_hash(SMALL)]
 
 
+def test_a_chain_of_which_only_older_records_are_held_counts_by_these() -> None:
+    ballot = Ballot(2, PeerId("C"), 1)
+    ranges, recorded = (SampleRange(0, 20, 30),), (SampleRange(0, 0, 20),)
+    record = Record("run", 2, ballot, record_hash(LARGE), (), ranges, (), {}, recorded, (Era(1, ballot),))
+    newest = seal(record, PeerId("C"), lambda _body: b"")
+    states = [state(stage, LARGE, 1) for stage in (0, 1)]
+    known = (Tip(2, record_hash(newest), newest),)
+    found = choice(*states, state(0, SMALL, 1), known=known)
+    assert (found.tip.hash, found.missing) == (record_hash(newest), (0, 1))
+    # Of a chain of which nobody holds anything, nothing is chosen as long as another one is held.
+    assert choice(state(0, SMALL, 1), state(1, SMALL, 1), known=known).tip.hash == record_hash(SMALL)
+
+
 def test_of_two_chains_with_as_many_samples_the_one_with_the_smaller_hash_stands() -> None:
     twins = on_a_chain(1, 10), on_a_chain(3, 10)
     found = choice(*(state(stage, record, 1) for stage in (0, 1) for record in twins))
