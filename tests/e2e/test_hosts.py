@@ -155,7 +155,9 @@ def _parameter_bytes(model: Path) -> dict[int, int]:
 @needs_namespaces
 def test_activations_and_gradients_cross_one_link_from_server_to_server(tmp_path: Path) -> None:
     with lan("client", "left", "right") as network, hosts_of(tmp_path, network) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *_WIDE, "--num-servers=2")
+        # A mirror would fetch every record's states over the same links.
+        alone = (*_WIDE, "--no-param-mirror-enable")
+        client = hosts.run("client", "start_trainer_client.py", *alone, "--num-servers=2")
         variable, command = invited(client)
         one = [part if part != "2" else "1" for part in command]
         for host in ("left", "right"):
