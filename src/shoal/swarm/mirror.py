@@ -20,7 +20,7 @@ from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.swarm.round_effects import Fetch, Send
 from shoal.wire.messages.mirror import Follow, HeldRecord, Mirrored
-from shoal.wire.messages.round import Record, SignedRecord, StageHashes, StaleBallot
+from shoal.wire.messages.round import Record, SignedRecord, StaleBallot
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,6 @@ class MirrorMachine:
         ballot, wanted = self._wanted.get(stage, (NO_BALLOT, None))
         if wanted is not None and ballot == message.ballot and is_before(tip, wanted, self._unseal):
             return []  # it is late
-        if held is not None and self._hashes(stage, held) == outcome.hashes:
-            self._stop(stage)
-            self.held[stage] = tip  # nobody has trained the stage since
-            return []
         self._wanted[stage] = message.ballot, tip
         if wanted is not None and wanted.hash == tip.hash:
             return []
@@ -147,10 +143,6 @@ class MirrorMachine:
             return held.hash != tip.hash
         is_left = left is not None and (held.hash == left.hash or is_before(held, left, self._unseal))
         return is_left and not is_before(tip, held, self._unseal)
-
-    def _hashes(self, stage: int, tip: Tip) -> StageHashes | None:
-        outcome = None if tip.signed is None else outcome_of(self._unseal(tip.signed), stage)
-        return None if outcome is None else outcome.hashes
 
     def _said(self, ballot: Ballot) -> Send:
         """What is held, the newest record first, for the client of this ballot, also one that is not followed:

@@ -101,11 +101,12 @@ def test_what_was_under_way_when_a_newer_record_came_is_held_until_that_is_here(
     assert fetched(machine, SECOND, 0) == [], "it is of the chain that was left"
 
 
-def test_a_stage_that_nobody_has_trained_is_held_at_the_newer_record_at_once() -> None:
+def test_a_stage_that_nobody_has_trained_is_ordered_as_well_since_it_is_given_by_the_name_of_the_newer_record() -> None:
     machine = mirror(stage0=FIRST, stage1=FIRST)
     effects = follow(machine, SECOND)
-    assert fetches(effects) == {0: 2}
-    assert said(effects) == {2: (1,), 1: (0,)}
+    assert fetches(effects) == {0: 2, 1: 2}
+    assert said(effects) == {1: (0, 1)}
+    assert said(fetched(machine, SECOND, 1)) == {2: (1,), 1: (0,)}
 
 
 def test_what_it_has_goes_on_being_held_until_the_newer_bytes_are_here() -> None:
