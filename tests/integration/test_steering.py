@@ -10,21 +10,29 @@ from typing import get_args
 
 import anyio
 import pytest
+from tests.unit.checkpoint.checkpoints import open_record, signed_record
 from tests.unit.client.noted import NotedLedger
 
 from shoal.cli.runs_here import ask_here
+from shoal.client.checkpointing import Checkpointing
 from shoal.client.pausing import Pausing
 from shoal.client.steering import Steering
 from shoal.clock import SystemClock
-from shoal.events.run import RunPaused, RunResumed, RunStopped
+from shoal.config import Config
+from shoal.events.run import CheckpointAsked, RunPaused, RunResumed, RunStopped
 from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime.run_note import RunNote
 from shoal.transport.dispatch import dispatch
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.control import Order, Steer, Steered
+from shoal.wire.messages.round import Record
 
 pytestmark = pytest.mark.anyio
+
+
+def kept(round: int) -> Record:
+    return open_record(signed_record(round, [], keep=True))
 
 
 class Host:
@@ -45,6 +53,8 @@ class Host:
         self.ledger = NotedLedger()
         self.has_turn = True
         self.stops = 0
+        self.has_mirrors = True
+        self.checkpointing = Checkpointing(Config(), SystemClock(), lambda: self.has_mirrors)
         # Whether the data server may lease, and how often the screens were told.
         self.leases: list[bool] = []
         self.shown = 0
@@ -66,7 +76,8 @@ class Host:
         ) as endpoint:
             data = SimpleNamespace(pause=self.pause)
             pausing = Pausing(self.ledger, data, self.show)  # type: ignore[arg-type]
-            steering = Steering(endpoint, self.ledger, pausing, has_turn=lambda: self.has_turn, stop=self.stop)
+            parts = endpoint, self.ledger, pausing, self.checkpointing
+            steering = Steering(*parts, has_turn=lambda: self.has_turn, stop=self.stop)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(dispatch, endpoint, (steering,))
                 yield
@@ -99,6 +110,24 @@ async def test_a_pause_and_its_end_are_done_once_and_said_by_whom(tmp_path: Path
         (RunResumed, "you@there"),
     ]
     assert host.ledger.said == ["paused by me@here: no step begins until `shoal resume-run`", "resumed by you@there"]
+
+
+async def test_a_checkpoint_that_is_asked_for_is_one_of_the_next_record_alone(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.checkpointing.recorded(kept(1))
+    async with host.listening():
+        assert not host.checkpointing.is_due(2)
+        assert await host.told(Steer(1, "checkpoint", "me@here")) == (Steered(1, 0), "")
+        assert await host.told(Steer(2, "checkpoint", "you@there")) == (Steered(2, 0, already=True), "")
+        assert host.checkpointing.is_due(2)
+        host.checkpointing.recorded(kept(2))
+        assert not host.checkpointing.is_due(3)
+        host.has_mirrors = False
+        answer, _ = await host.told(Steer(3, "checkpoint", "me@here"))
+        assert not host.checkpointing.is_due(10), "nobody would write it"
+    assert answer is not None
+    assert "no mirror is there to write it: run `shoal mirror`" in answer.refused
+    assert host.ledger.noted == [CheckpointAsked("me@here")]
 
 
 @pytest.mark.parametrize("what", get_args(Order))

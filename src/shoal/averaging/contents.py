@@ -30,7 +30,7 @@ from shoal.swarm.content_transfer import CHUNK_BYTES, ChunkPlan
 from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, PeerLost, Received
 from shoal.wire.messages import Traffic
-from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Have, Missing, Read, Want
+from shoal.wire.messages.transfer import Chunk, ContentName, Have, Missing, Read, Want
 from shoal.wire.tensors import WireTensor
 
 MAX_REQUESTS = 64
@@ -177,8 +177,8 @@ class Contents:
             request = next(iter(waiting))
             await self._answer(peer, request)
             waiting.pop(request, None)
-            if request.name.kind == ContentKind.SNAPSHOT:
-                # The buddy may be the next stage of a path: a step's tensor waits for one chunk at most.
+            if not request.name.kind.leads_to_record:
+                # A buddy may be the next stage of a path: a step's tensor waits for one chunk at most.
                 await self.endpoint.flushed(peer)
             else:
                 await self.endpoint.drained(peer)

@@ -204,6 +204,8 @@ class RoundCoordinator:
         slots: Mapping[PeerId, int],
         generations: Mapping[int, int] | None = None,
         join_within_s: float | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
         """Begin the end of the round.
 
@@ -211,6 +213,7 @@ class RoundCoordinator:
             slots: Home slot of each home replica, which orders the rings. Spares come last.
             generations: The lowest generation of each trainer that may still act.
             join_within_s: How long to wait for reachable replicas that do not join; None: until they do.
+            keep: A checkpoint of its record is wanted.
 
         Raises:
             LocalProtocolError: The run is not in this round.
@@ -221,7 +224,8 @@ class RoundCoordinator:
             raise LocalProtocolError(f"round {round} cannot be closed, the run is in round {self.round}")
         now_s = self._clock.now_s()
         join_by_s = None if join_within_s is None else now_s + join_within_s
-        self._do(self._machine.close(CloseRequest(round, dict(slots), dict(generations or {}), join_by_s), now_s))
+        request = CloseRequest(round, dict(slots), dict(generations or {}), join_by_s, keep)
+        self._do(self._machine.close(request, now_s))
 
     async def finish_round(self, round: int) -> RoundOutcome:
         """Wait until the record of a round that is being closed is committed, and swapped by all reachable replicas.

@@ -37,7 +37,7 @@ from shoal.events.rounds import (
     RoundHasSwapped,
 )
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.records import Tip
+from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
     Fetch,
@@ -353,6 +353,7 @@ class RoundMember:
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))
             return
+        await self._keep_inner(record)
         before, self._sent_before = self._sent_before, self._sent_bytes()
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._do(self._machine.swapped(hashes, sent))
@@ -366,6 +367,14 @@ class RoundMember:
             emit(logger, ReplicaChainLeft(record.round, self._stage))
         emit(logger, RoundHasSwapped(record.round, self._stage, **msgspec.structs.asdict(hashes)))
         self._tell(RoundSwapped(record, hashes))
+
+    async def _keep_inner(self, record: Record) -> None:
+        """What is copied here is what the inner optimizer knew at the record: no step can begin before the swap is
+        said."""
+        outcome, signed = outcome_of(record, self._stage), self._machine.swapping
+        is_member = outcome is not None and self._endpoint.peer_id in outcome.members
+        if record.keep and is_member and signed is not None:
+            await self._source.keep_inner(record.round, record_hash(signed))
 
     def _resume(self) -> None:
         """A round has begun: go on from a snapshot of it, if there is one."""

@@ -22,7 +22,8 @@ import msgspec
 from torch import Tensor
 
 from shoal.averaging.contents import Contents
-from shoal.averaging.snapshot_fetch import SnapshotFetch, offered
+from shoal.averaging.digest_fetch import offered
+from shoal.averaging.snapshot_fetch import SnapshotFetch
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.errors import RemoteProtocolError
 from shoal.events.base import emit

@@ -21,8 +21,8 @@ import msgspec
 from torch import Tensor
 
 from shoal.averaging.contents import Contents, Request
+from shoal.averaging.digest_fetch import ANSWER_S, digest_of, offered
 from shoal.averaging.round_average import Device
-from shoal.averaging.snapshot_fetch import ANSWER_S, digest_of, offered
 from shoal.events.base import emit
 from shoal.events.state import SnapshotNotKept, SnapshotRefused, SnapshotWasKept
 from shoal.ids import PeerId

@@ -3,10 +3,12 @@
 D_0 is computed by each replica.
 record -> sync: the peers that hold its state        -> hold: newcomers get it from here
 round begins -> resumable: a buddy's snapshot of it
+record with `keep` -> keep_inner: for checkpoints
 """
 
 from __future__ import annotations
 
+from shoal.averaging.inner_exchange import InnerExchange
 from shoal.averaging.replica_state import Contribution, OuterState
 from shoal.averaging.snapshot_exchange import Resumable, SnapshotExchange
 from shoal.averaging.state_donor import StateDonor
@@ -19,12 +21,20 @@ class StateSource:
 
     Args:
         snapshots: None: the run makes none.
+        inner: None: what the inner optimizer knows is kept by nobody.
     """
 
-    def __init__(self, sync: StateSync, donor: StateDonor, snapshots: SnapshotExchange | None = None) -> None:
+    def __init__(
+        self,
+        sync: StateSync,
+        donor: StateDonor,
+        snapshots: SnapshotExchange | None = None,
+        inner: InnerExchange | None = None,
+    ) -> None:
         self.sync = sync
         self.donor = donor
         self._snapshots = snapshots
+        self._inner = inner
 
     @property
     def may_resume(self) -> bool:
@@ -39,6 +49,11 @@ class StateSource:
     def resumable(self, base: Base) -> Resumable | None:
         """See `SnapshotExchange.take`."""
         return None if self._snapshots is None else self._snapshots.take(base)
+
+    async def keep_inner(self, round: int, record_hash: str) -> None:
+        """See `InnerExchange.keep`."""
+        if self._inner is not None:
+            await self._inner.keep(round, record_hash)
 
     def hold(self, round: int, record_hash: str, state: OuterState | None, average: Contribution | None) -> None:
         """The replica has gone to this record.

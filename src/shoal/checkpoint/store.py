@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -35,12 +36,13 @@ from shoal.checkpoint.manifest import (
 from shoal.checkpoint.model_layout import StageLayout, require_hashes
 from shoal.checkpoint.places import CheckpointPlace, Draft, inside, place_of
 from shoal.checkpoint.stored import StageVectors, StoredCheckpoint, Unseal, kept_record
-from shoal.checkpoint.tensor_file import TensorFileWriter
+from shoal.checkpoint.tensor_file import TensorFile, TensorFileWriter
 from shoal.checkpoint.whole_folder import cannot_write
+from shoal.codec.raw import to_wire
 from shoal.errors import ConfigError, StateMismatch, StorageError
 from shoal.identity import verify
 from shoal.ids import PeerId
-from shoal.optim.flat import FlatEntry, FlatLayout
+from shoal.optim.flat import FlatEntry
 from shoal.runtime.durable_files import FileDigest
 from shoal.swarm.records import outcome_of, record_hash, unseal
 from shoal.wire.messages.round import Record, SignedRecord
@@ -110,12 +112,13 @@ class StagePart(NamedTuple):
 
     Attributes:
         vectors: Parameters, momentum, floating buffers, integer buffers; `averaging.replica_state.OuterState` is such.
-        inner: By home slot, the inner optimizer's state of a replica by name; an empty one is one that began anew.
+        inner: What the inner optimizer of the replica at home in a slot knew, as the bytes of a safetensors file; taken
+            one by one.
     """
 
     stage: int
     vectors: Sequence[Tensor]
-    inner: Mapping[int, Mapping[str, Tensor]] = {}
+    inner: Iterable[tuple[int, Tensor]] = ()
 
 
 class Written(NamedTuple):
@@ -202,7 +205,8 @@ class CheckpointStore:
 
         Raises:
             RecordRejected: The record is none of the run.
-            StateMismatch: Tensors are not those that the record names, or stages are missing; nothing has changed.
+            StateMismatch: Tensors are not those that the record names, stages are missing, or an inner state is none;
+                nothing has changed.
             StorageError: There is no room, or it cannot be written; the older ones are as they were.
         """
         kept = msgspec.msgpack.encode(checkpoint.signed)
@@ -328,9 +332,11 @@ class CheckpointStore:
         name = stage_file(part.stage)
         tensors = {entry.name: view for entry, view in zip(entries, views, strict=True)}
         files = {name: self._write_tensors(draft, name, entries, tensors)}
-        for slot, inner in sorted(part.inner.items()):
-            name = inner_file(part.stage, slot)
-            files[name] = self._write_tensors(draft, name, FlatLayout.of_named(inner.items()).entries, inner)
+        for slot, content in part.inner:
+            name, written = inner_file(part.stage, slot), to_wire(content).data
+            TensorFile(Path(name), bytes(written))  # whoever gave it may have given anything
+            self._require_room(written.nbytes)
+            files[name] = draft.write(name, written)
         return files
 
     def _write_tensors(

@@ -161,11 +161,21 @@ class StoredCheckpoint:
         Raises:
             StateMismatch, OSError, StorageError: As `content`.
         """
-        name = inner_file(stage, slot)
-        if name not in self.manifest.files:
+        content = self.inner_content(stage, slot)
+        if content is None:
             return None
-        file = self._tensor_file(name)
+        file = TensorFile(Path(inner_file(stage, slot)), content)
         return {name: file.read(name) for name in file.shapes}
+
+    def inner_content(self, stage: int, slot: int) -> bytes | None:
+        """The same as a safetensors file, whose metadata say which replica's it was. Raises as `inner` does."""
+        name = inner_file(stage, slot)
+        return self.content(name) if name in self.manifest.files else None
+
+    def kept_slots(self, stage: int) -> list[int]:
+        """The slots whose replica's inner state was kept."""
+        slots = range(len(self.manifest.stages[stage].members))
+        return [slot for slot in slots if inner_file(stage, slot) in self.manifest.files]
 
     def problems(self) -> list[str]:
         """Read everything, one file at a time in memory, and name all that is wrong.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shoal.codec.raw import to_wire
 from shoal.errors import StateMismatch
-from shoal.optim.flat import FlatEntry
+from shoal.optim.flat import FlatEntry, FlatLayout
 from shoal.runtime.durable_files import FileDigest
 
 if TYPE_CHECKING:
@@ -69,6 +69,23 @@ class OutFile(Protocol):
         ...
 
 
+def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Tensor:
+    """Return the bytes of a file with these tensors, of any device, as a vector on the CPU.
+
+    Args:
+        metadata: Stand in the header.
+    """
+    entries = FlatLayout.of_named(tensors.items()).entries
+    places, header = _laid_out(entries, metadata)
+    num_bytes = len(header) + sum(tensor.nbytes for tensor in tensors.values())
+    content = torch.empty(num_bytes, dtype=torch.uint8)
+    memory = to_wire(content).data
+    memory[: len(header)] = header
+    for name, place in places.items():
+        memory[place : place + tensors[name].nbytes] = to_wire(tensors[name]).data
+    return content
+
+
 class TensorFileWriter:
     """A file that is being written: each tensor once, then `finish`; a context that closes it.
 
@@ -80,7 +97,7 @@ class TensorFileWriter:
     def __init__(self, file: OutFile, entries: Iterable[FlatEntry]) -> None:
         self._file = file
         self._entries = {entry.name: entry for entry in entries}
-        self._places, self._header = _laid_out(self._entries.values())
+        self._places, self._header = _laid_out(self._entries.values(), {})
         self._missing = set(self._entries)
 
     def write(self, name: str, values: Tensor) -> None:
@@ -138,6 +155,7 @@ class TensorFile:
 
     Attributes:
         shapes: Of all tensors, by name.
+        metadata: What its header says beside that.
 
     Raises:
         OSError: It cannot be read.
@@ -150,7 +168,7 @@ class TensorFile:
         with self._open() as file:
             try:
                 size_bytes = path.stat().st_size if content is None else len(content)
-                self._places = _places(file.read(8), file.read, size_bytes)
+                self._places, self.metadata = _places(file.read(8), file.read, size_bytes)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise self._damaged(f"{type(error).__name__}: {error}") from error
 
@@ -182,8 +200,9 @@ class TensorFile:
         return StateMismatch(f"{self._path} is damaged ({why}): take it as it was written")
 
 
-def _places(size: bytes, read: Any, file_bytes: int) -> dict[str, _Stored]:
-    """Read a header: tensors lie one after the other without gaps, from the header's end to that of the file.
+def _places(size: bytes, read: Any, file_bytes: int) -> tuple[dict[str, _Stored], dict[str, str]]:
+    """Read a header: tensors lie one after the other without gaps, from the header's end to that of the file. Returns
+    its metadata as well.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError, RecursionError: It is none, or lies.
@@ -194,7 +213,9 @@ def _places(size: bytes, read: Any, file_bytes: int) -> dict[str, _Stored]:
     if header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
         raise ValueError(f"a header of {header_bytes} bytes")
     described = cast("dict[str, Any]", json.loads(read(header_bytes)))
-    described.pop("__metadata__", None)
+    metadata = cast("dict[str, Any]", described.pop("__metadata__", {}))
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("its metadata are no texts")
     start = 8 + header_bytes
     found: dict[str, _Stored] = {}
     ends: list[tuple[int, int]] = []
@@ -216,18 +237,18 @@ def _places(size: bytes, read: Any, file_bytes: int) -> dict[str, _Stored]:
         reached = end
     if start + reached != file_bytes:
         raise ValueError(f"{file_bytes} bytes instead of {start + reached}")
-    return found
+    return found, metadata
 
 
 def _num_bytes(place: _Stored) -> int:
     return math.prod(place.shape) * place.dtype.itemsize
 
 
-def _laid_out(entries: Iterable[FlatEntry]) -> tuple[dict[str, int], bytes]:
+def _laid_out(entries: Iterable[FlatEntry], metadata: Mapping[str, str]) -> tuple[dict[str, int], bytes]:
     """Where each tensor lies, in the file's order, and the file's beginning: wide types first, so all are aligned."""
     offset = 0
     offsets: dict[str, int] = {}
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    described: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     for entry in sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name)):
         end = offset + entry.numel * entry.dtype.itemsize
         offsets[entry.name] = offset

@@ -32,7 +32,7 @@ from shoal.cli.arguments import (
 from shoal.cli.exits import guarded
 from shoal.cli.key import key_app
 from shoal.cli.model_commands import checkpoints, evaluate, export_model, generate, import_model
-from shoal.cli.run_commands import clean, pause, ps, resume_run, status, stop
+from shoal.cli.run_commands import checkpoint, clean, pause, ps, resume_run, status, stop
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ app.command(key_app)
 app.command(status)
 app.command(stop)
 app.command(pause)
+app.command(checkpoint)
 app.command(resume_run)
 app.command(ps)
 app.command(clean)

@@ -116,7 +116,6 @@ def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, 
         raise ConfigError(f"--resume: run {run_id} is not resumed:\n" + "\n".join(problems))
     manifest = checkpoint.manifest
     say(f"resuming run {run_id} from its checkpoint of round {manifest.round} in {store.location}/{run_id}")
-    say("parameters and outer momentum are those of that record; inner optimizers begin anew")
     return Resumption(config, run_id, swarm_key, checkpoint, ResumedFrom(store.location, manifest.round))
 
 

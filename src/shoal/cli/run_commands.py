@@ -67,6 +67,14 @@ def resume_run(run: RunName = "", *flags: ConfigFlags, initial_peers: InitialPee
     return _steer("resume", run, flags, initial_peers)
 
 
+def checkpoint(run: RunName = "", *flags: ConfigFlags, initial_peers: InitialPeers = None) -> int:
+    """Have a checkpoint written of the record on which the round under way ends, beside those that are due.
+
+    Who may do that is as with `shoal stop`; `shoal checkpoints` lists what is written.
+    """
+    return _steer("checkpoint", run, flags, initial_peers)
+
+
 def ps(*flags: ConfigFlags, initial_peers: InitialPeers = None, as_json: AsJson = False) -> int:
     """List your runs that live on this host, and what dead ones have left there.
 

@@ -1,5 +1,5 @@
-"""`shoal stop`, `pause`, `resume-run`: tells a run what to do, from any host with the swarm's key, or from its client's
-host without.
+"""`shoal stop`, `pause`, `resume-run`, `checkpoint`: tells a run what to do, from any host with the swarm's key, or
+from its client's host without.
 
 a run of this host -> its client's Unix socket -> Steered
            '-> no client of it here, or --initial-peers: registry, its client over TLS -> Steered
@@ -129,3 +129,8 @@ def _done(what: Order, run_id: str, answer: Steered, logs: str) -> str:
             return f"run {run_id} is not paused, {where}"
         case "resume":
             return f"run {run_id} goes on {where}"
+        case "checkpoint":
+            return (
+                f"run {run_id}, {where}: a checkpoint of the next record is wanted; `shoal checkpoints` lists it when "
+                "it is written"
+            )

@@ -23,11 +23,13 @@ from shoal.averaging.signing import Signer
 from shoal.averaging.stage_fetch import StageFetch
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.boundary import BoundaryWatch
+from shoal.client.checkpointing import Checkpointing
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Diary, RoundPlan, Saved
 from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
+from shoal.client.inheritance import Inheritance
 from shoal.client.keeping import Keeping
 from shoal.client.ledger import Ledger
 from shoal.client.model_export import ModelExport
@@ -226,6 +228,8 @@ class Client:
         self._contents = Contents(endpoint, clock)
         self._fetch = StageFetch(self._contents, membership)
         self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, self.ledger, checkpoint)
+        self._inheritance = Inheritance(self._contents, self.ledger, checkpoint)
+        self._checkpointing = Checkpointing(config, clock, lambda: bool(membership.view.mirrors))
         takeover = Takeover(
             trainers=self.trainers,
             reports=self.reports,
@@ -254,12 +258,15 @@ class Client:
             stages=self._stages,
             boundary=BoundaryWatch(config, self.ledger, self.reports, self._stages, self._pausing),
             before_close=self._keeping.settled,
+            inheritance=self._inheritance,
+            checkpointing=self._checkpointing,
         )
         self._training = anyio.CancelScope()
         self._steering = Steering(
             endpoint,
             self.ledger,
             self._pausing,
+            self._checkpointing,
             has_turn=lambda: self._has_turn,
             stop=self.stop if unwanted is None else unwanted,
         )
@@ -301,7 +308,7 @@ class Client:
             self._adopt(await self._launcher.request(Adopt()))
         async with anyio.create_task_group() as tasks:
             parts = (self._watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
-            transfers = (self._fetch, self._contents, self._keeping)
+            transfers = (self._fetch, self._contents, self._keeping, self._inheritance)
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
             seen = (self._membership, self.reports, self._stages, self._pausing, self.trainers, self.counters.numbers)
             handlers = (*parts, *asked, StatusAnswers(self._endpoint, self._config, *seen, self._clock))

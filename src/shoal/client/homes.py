@@ -104,6 +104,15 @@ class Homes:
         self.named.update(replica.peer for stage in replicas for replica in stage)
         return replicas
 
+    def in_order(self) -> list[list[PeerId]]:
+        """Return the replicas of each stage that may be used: those of slots in their order, then the others."""
+        view = self.usable()
+        homes = [[pipeline.peers[stage] for pipeline in self.pipelines] for stage in range(self._num_stages)]
+        return [
+            peers + [replica.peer for replica in view.by_stage(stage) if replica.peer not in peers]
+            for stage, peers in enumerate(homes)
+        ]
+
     def _formed(self, before: tuple[Pipeline, ...]) -> tuple[Pipeline, ...]:
         """As far as possible, slots keep their homes. They count without holes, since batches are dealt out by slot.
 

@@ -17,11 +17,13 @@ import anyio.to_thread
 from shoal.averaging.coordinator import Leading, RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import write_round
 from shoal.client.boundary import BoundaryWatch
+from shoal.client.checkpointing import Checkpointing
 from shoal.client.data_link import DataLink
 from shoal.client.diary import RoundPlan, Saved
 from shoal.client.divergence import Divergence
 from shoal.client.gathering import all_hold, is_where_it_was, lead, look_for_servers, settled, wait_for_servers
 from shoal.client.homes import Homes
+from shoal.client.inheritance import Inheritance
 from shoal.client.last_words import write_last
 from shoal.client.ledger import Ledger
 from shoal.client.reassignment import Reassignment
@@ -78,6 +80,8 @@ class RoundLoop:
         stages: StageWatch,
         boundary: BoundaryWatch,
         before_close: Callable[[], Awaitable[None]],
+        inheritance: Inheritance,
+        checkpointing: Checkpointing,
     ) -> None:
         """Connect the parts; `run` does the work.
 
@@ -100,6 +104,7 @@ class RoundLoop:
         self._takeover = takeover
         self._divergence = divergence
         self._stages, self._boundary, self._before_close = stages, boundary, before_close
+        self._inheritance, self._checkpointing = inheritance, checkpointing
         self._data = data
         self._reassignment = reassignment
         self._ledger = ledger
@@ -247,9 +252,8 @@ class RoundLoop:
         slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
         absent = self._trainers.generations.keys() - self._trainers.present.keys()
         lowest = {slot: number + (slot in absent) for slot, number in self._trainers.generations.items()}
-        self._coordinator.close_round(
-            round, slots, lowest, None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
-        )
+        within_s = None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
+        self._coordinator.close_round(round, slots, lowest, within_s, keep=self._checkpointing.is_due(round))
         await self._recorded(await self._finished(round), begun_s)
 
     async def _train(self, round: int, steps: StepRange, left: RoundPlan | None) -> None:
@@ -292,6 +296,7 @@ class RoundLoop:
         durations_s = self._ledger.totals.durations_s
         await self._homes.form(durations_s[-1] if durations_s else 0.0)
         await self._trainers.ensure(len(self._homes.pipelines))
+        await self._inheritance.give(self._homes.in_order(), self._coordinator.record_hash)
         if not self._config.run.deterministic:
             self._speeds = self._reports.shares.speeds(self._homes.pipelines)
         self._reports.begin_round(round, self._homes.pipelines)
@@ -348,6 +353,7 @@ class RoundLoop:
             StorageError: it cannot be written.
         """
         record = outcome.record
+        self._checkpointing.recorded(record)
         # It is forced to the disk, which may take long; the event loop has connections to keep.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shoal.client.checkpointing import Checkpointing
 from shoal.client.ledger import Ledger
 from shoal.client.pausing import Pausing
-from shoal.events.run import RunStopped
+from shoal.events.run import CheckpointAsked, RunStopped
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.control import MAX_SAID_CHARS, Order, Steer, Steered
 
 
 class Steering:
-    """The client's side of `shoal stop`, `pause` and `resume-run`."""
+    """The client's side of `shoal stop`, `pause`, `resume-run` and `checkpoint`."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         ledger: Ledger,
         pausing: Pausing,
+        checkpointing: Checkpointing,
         *,
         has_turn: Callable[[], bool],
         stop: Callable[[], None],
@@ -38,6 +40,7 @@ class Steering:
         self._endpoint = endpoint
         self._ledger = ledger
         self._pausing = pausing
+        self._checkpointing = checkpointing
         self._has_turn = has_turn
         self._stop = stop
 
@@ -46,7 +49,7 @@ class Steering:
         order = event.message
         if not isinstance(order, Steer):
             return False
-        refused = "" if self._has_turn() else _waits(order.what)
+        refused = self._refusal(order.what)
         already = not refused and not self._obey(order)
         answer = Steered(order.nonce, self._ledger.totals.progress.round, refused, already)
         self._endpoint.post(event.peer, answer)
@@ -54,6 +57,13 @@ class Steering:
 
     def peer_lost(self, peer: PeerId) -> None:
         """Whoever has told something has gone."""
+
+    def _refusal(self, what: Order) -> str:
+        if not self._has_turn():
+            return _waits(what)
+        if what == "checkpoint" and not self._checkpointing.has_mirrors():
+            return "no mirror is there to write it: run `shoal mirror`, or start without --no-param-mirror-enable"
+        return ""
 
     def _obey(self, order: Steer) -> bool:
         """Do it; return False if it is so already."""
@@ -66,6 +76,12 @@ class Steering:
                 return self._pausing.pause(order.by)
             case "resume":
                 return self._pausing.resume(order.by)
+            case "checkpoint" if self._checkpointing.is_asked:
+                return False
+            case "checkpoint":
+                self._ledger.note(CheckpointAsked(order.by))
+                self._checkpointing.ask()
+                return True
 
 
 def _waits(what: Order) -> str:

@@ -4,7 +4,7 @@ import re
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -225,6 +225,12 @@ class ParamMirrorConfig(Section):
     )
     every_s: PositiveFloat | None = Field(
         default=300.0, description="Besides, one when the last is so old; null: by rounds alone."
+    )
+    inner: Literal["all", "first", "none"] = Field(
+        default="all",
+        description="Whose inner optimizer states a checkpoint has: those of all replicas, or of one of each stage, "
+        "whom the others copy after --resume, or of none. They come over the network: with AdamW twice the parameters "
+        "for each replica.",
     )
     keep_last: PositiveInt = Field(default=2, description="So many checkpoints of a run stay, the newest ones.")
     keep_every_rounds: NonNegativeInt = Field(

@@ -19,7 +19,7 @@ from shoal.wire.messages.collective import RingPart, RingReady
 from shoal.wire.messages.feed import Lease
 from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, SignedRecord
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
-from shoal.wire.messages.transfer import Chunk, ContentKind, Read
+from shoal.wire.messages.transfer import Chunk, Read
 
 
 class DeathWatch:
@@ -33,9 +33,9 @@ class DeathWatch:
         """Look at a message; takes nothing."""
         match event.message:
             # These carry no round: it is that of the last record which is known here.
-            case Chunk(name) if name.kind != ContentKind.SNAPSHOT:
+            case Chunk(name) if name.kind.leads_to_record:
                 self._points.reached("fetch", self._round)
-            case Read(name) if name.kind != ContentKind.SNAPSHOT:
+            case Read(name) if name.kind.leads_to_record:
                 self._points.reached("donate", self._round)
             case message:
                 if (reached := point_of(message)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from logging import WARNING
 
 from shoal.events.base import Event
+from shoal.ids import PeerId
 
 
 class MirrorServes(Event, frozen=True, tag="mirror.serves"):
@@ -69,3 +70,13 @@ class CheckpointsLeft(Event, frozen=True, tag="checkpoint.not_removed"):
     why = "the disk or the object store does not let them be removed"
     says = "{reason}"
     reason: str
+
+
+class InnerMissing(Event, frozen=True, tag="inner.missing"):
+    """A member of a record does not give what its inner optimizer knew: in a run that is resumed from the checkpoint,
+    its place begins anew, or copies another one."""
+
+    level = WARNING
+    round: int
+    stage: int
+    peer: PeerId

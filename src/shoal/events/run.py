@@ -256,6 +256,13 @@ class RunPaused(Event, frozen=True, tag="run.paused"):
     at_s: float
 
 
+class CheckpointAsked(Event, frozen=True, tag="checkpoint.asked"):
+    """A user wants a checkpoint of the next record, by `shoal checkpoint`."""
+
+    says: ClassVar[str] = "a checkpoint of the next record is wanted by {by}"
+    by: str
+
+
 class RunResumed(Event, frozen=True, tag="run.resumed"):
     """A user lets a paused run go on, by `shoal resume-run`."""
 

@@ -116,6 +116,38 @@ class StagesGiven(Event, frozen=True, tag="stages.given"):
         return f"servers take the state of {stages_named(self.stages)} from the checkpoint"
 
 
+class InnerGiven(Event, frozen=True, tag="inner.given"):
+    """A run is resumed, and inner optimizers go on from what they knew at the checkpoint."""
+
+    round: int
+    taken: int
+    replicas: int
+
+    def say(self) -> str:
+        of = "all" if self.taken == self.replicas else f"{self.taken} of {self.replicas}"
+        return f"the inner optimizers of {of} servers go on from where they were after round {self.round}"
+
+
+class InnerAnew(Event, frozen=True, tag="inner.anew"):
+    """A run is resumed, and some inner optimizers begin as if they had done no step.
+
+    Attributes:
+        why_of: by server.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = (
+        "the mirror could not get them when it wrote the checkpoint, or param_mirror.inner is none, or a server could "
+        "not take them; parameters and momentum are those of the record all the same"
+    )
+    round: int
+    why_of: dict[PeerId, str]
+
+    def say(self) -> str:
+        reasons = "; ".join(sorted(set(self.why_of.values())))
+        return f"the inner optimizers of {len(self.why_of)} servers begin anew ({reasons})"
+
+
 class StageNotKept(Event, frozen=True, tag="stage.not_kept"):
     """The last servers of a stage leave, and the client cannot keep its state."""
 

@@ -117,3 +117,29 @@ class SnapshotSearched(Event, frozen=True, tag="snapshot.searched"):
 
     stage: int
     asked: int
+
+
+class InnerKept(Event, frozen=True, tag="inner.kept"):
+    """This replica has copied what its inner optimizer knows: a checkpoint of the record is wanted."""
+
+    round: int
+    stage: int
+    num_bytes: int
+
+
+class InnerTakenOver(Event, frozen=True, tag="inner.taken_over"):
+    """This replica's inner optimizer goes on from what another one knew at the record of a checkpoint."""
+
+    round: int
+    stage: int
+    of: PeerId
+    tensors: int
+
+
+class InnerRefused(Event, frozen=True, tag="inner.refused"):
+    """This replica was given what an inner optimizer knew, and cannot go on from it."""
+
+    level = WARNING
+    stage: int
+    peer: PeerId
+    reason: str

@@ -1,7 +1,11 @@
 """The checkpoints that one mirror writes, of the records whose bytes it has of every stage.
 
     every stage's bytes of D_r are here --it is due--> waits --D_0 and the client's counts--> written, in a thread
+                                                         |                                      '- inner states are got
                                                          '- a newer one that is due takes its place
+
+Due is a record that says so (`Record.keep`), whose members have copied what their inner optimizers know. A mirror that
+gets to none of them in time, on a slow link, writes one that it has, without inner states.
 
 One is written at a time. One that cannot be written is said once, and the next one is tried when it is due; what was
 written before stays. Nothing that trains waits for any of this.
@@ -10,13 +14,16 @@ written before stays. Nothing that trains waits for any of this.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
+from torch import Tensor
 
+from shoal.averaging.inner_fetch import InnerFetch
 from shoal.averaging.replica_state import OuterState
 from shoal.checkpoint.model_folder import configuration_with_cut
 from shoal.checkpoint.model_layout import StageLayout
@@ -25,44 +32,20 @@ from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.errors import ShoalError, StateMismatch, StorageError
 from shoal.events.base import emit, tell
-from shoal.events.mirror import CheckpointFailed, CheckpointsLeft, CheckpointWritten
+from shoal.events.mirror import CheckpointFailed, CheckpointsLeft, CheckpointWritten, InnerMissing
 from shoal.runtime.changes import Changes
-from shoal.swarm.records import record_hash
+from shoal.swarm.keep_rule import KeepRule
+from shoal.swarm.records import outcome_of, record_hash
 from shoal.wire.messages.mirror import RunCounts
 from shoal.wire.messages.round import Record, SignedRecord
 
 logger = logging.getLogger(__name__)
 
+_OVERDUE = 2
+"""Times as old as the last checkpoint should become: then one is written of a record that does not ask for it."""
+_MOST_SLOTS: Final[Mapping[str, int | None]] = {"all": None, "first": 1, "none": 0}
 _MAX_COUNTED = 4
 """A mirror is behind the client by a few records at most, or it waits for the next one."""
-
-
-@dataclass
-class CheckpointRule:
-    """Of which records checkpoints are written. Pure.
-
-    Attributes:
-        every_rounds: one of each so many rounds, those that are multiples of it; 0: by time alone.
-        every_s: besides, when the last one is so old; infinite: by rounds alone.
-        last_round: of the run; it is always written.
-    """
-
-    every_rounds: int
-    every_s: float
-    last_round: int
-    _tried: tuple[int, float] | None = None
-
-    def is_due(self, round: int, now_s: float) -> bool:
-        """Whether one is due, of a record that is newer than the last one that was tried, or of another chain."""
-        if self._tried is None or round == self.last_round:
-            return True
-        last_round, last_s = self._tried
-        is_next = bool(self.every_rounds) and round // self.every_rounds != last_round // self.every_rounds
-        return is_next or now_s - last_s >= self.every_s
-
-    def tried(self, round: int, now_s: float) -> None:
-        """One is being written."""
-        self._tried = round, now_s
 
 
 def kept_of(config: Config) -> KeepPolicy:
@@ -92,6 +75,7 @@ class Checkpoints:
     Attributes:
         layouts: returns the tensors of each stage.
         notice: tells the user what he may want to act on.
+        inner: gets what members know.
     """
 
     config: Config
@@ -99,6 +83,7 @@ class Checkpoints:
     layouts: Callable[[], Sequence[StageLayout]]
     clock: Clock
     notice: Callable[[str], None]
+    inner: InnerFetch
     _newest: WholeRecord | None = None
     _due: WholeRecord | None = None
     _genesis: bytes = b""
@@ -109,9 +94,7 @@ class Checkpoints:
     _changed: Changes = field(default_factory=Changes)
 
     def __post_init__(self) -> None:
-        given = self.config.param_mirror
-        every_s = math.inf if given.every_s is None else given.every_s
-        self._rule = CheckpointRule(given.every_rounds, every_s, self.config.diloco.outer_steps)
+        self._overdue = KeepRule.of(self.config, _OVERDUE)
 
     def counted(self, message: RunCounts) -> None:
         """The client begins the round after a record."""
@@ -125,8 +108,10 @@ class Checkpoints:
         """The bytes of a record have come, of every stage; None: what is here is of several records."""
         self._newest = whole
         now_s = self.clock.now_s()
-        if whole is not None and whole.hash != self._done and self._rule.is_due(whole.record.round, now_s):
-            self._rule.tried(whole.record.round, now_s)
+        if whole is None or whole.hash == self._done:
+            return
+        if whole.record.keep or self._overdue.is_due(whole.record.round, now_s):
+            self._overdue.begun(whole.record.round, now_s)
             self._due = whole
             self._changed.notify()
 
@@ -183,4 +168,17 @@ class Checkpoints:
             unix_s=self.clock.unix_s(),
             client=self._counted.get(whole.hash, b"{}"),
         )
-        return self.store.write(checkpoint, (StagePart(stage, whole.states[stage]) for stage in sorted(whole.states)))
+        parts = (StagePart(stage, state, self._inner(whole, stage)) for stage, state in sorted(whole.states.items()))
+        return self.store.write(checkpoint, parts)
+
+    def _inner(self, whole: WholeRecord, stage: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield what the members of a stage knew, by slot, as far as they still give it; called in a thread."""
+        outcome = outcome_of(whole.record, stage)
+        if outcome is None or not whole.record.keep:
+            return
+        for slot, peer in enumerate(outcome.members[: _MOST_SLOTS[self.config.param_mirror.inner]]):
+            content = anyio.from_thread.run(self.inner.fetch, peer, stage, whole.hash)
+            if content is None:
+                emit(logger, InnerMissing(whole.record.round, stage, peer))
+            else:
+                yield slot, content

@@ -101,12 +101,6 @@ class StageCopies:
             self._fetching[1].cancel()
         self._changed.notify()
 
-    def stands(self, stage: int, round: int, record_hash: str) -> None:
-        """What is held of a stage is what this record names: nobody has trained the stage since."""
-        copy = self._copies.get(stage)
-        if copy is not None and copy.record_hash != record_hash:
-            self._hold(stage, round, _Copy(record_hash, copy.hashes, copy.state))
-
     def state(self, stage: int) -> OuterState:
         """What is held of a stage, of which something is held."""
         return self._copies[stage].state

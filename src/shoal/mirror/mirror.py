@@ -12,6 +12,7 @@ from functools import partial
 import anyio
 
 from shoal.averaging.contents import Contents
+from shoal.averaging.inner_fetch import InnerFetch
 from shoal.averaging.round_average import Device
 from shoal.averaging.signing import unsealer
 from shoal.averaging.stage_fetch import StageFetch
@@ -73,10 +74,11 @@ class Mirror:
         self._on_held = on_held
         self._held_round = NO_BASE
         self._unseal = unsealer(run_id, authority)
-        self._machine = MirrorMachine(endpoint.peer_id, config.num_stages, self._unseal)
+        self._machine = MirrorMachine(config.num_stages, self._unseal)
         self._contents = Contents(endpoint, clock, chunk_bytes)
         patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
         self._fetch = StageFetch(self._contents, membership, patience)
+        self._inner = InnerFetch(self._contents, membership)
         outer = config.diloco.outer_optim
         self._copies = StageCopies(
             contents=self._contents,
@@ -92,12 +94,12 @@ class Mirror:
         self._whole: WholeRecord | None = None
         self._checkpoints: Checkpoints | None = None
         if store is not None:
-            self._checkpoints = Checkpoints(config, store, lambda: self._copies.layouts, clock, notice)
+            self._checkpoints = Checkpoints(config, store, lambda: self._copies.layouts, clock, notice, self._inner)
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
         """Who takes the endpoint's events."""
-        return self._fetch, self._contents, self
+        return self._fetch, self._inner, self._contents, self
 
     @property
     def held_rounds(self) -> dict[int, int]:
@@ -133,8 +135,6 @@ class Mirror:
         if not isinstance(event.message, Follow):
             return False
         self._do(self._machine.follow(event.peer, event.message))
-        for stage, tip in self._machine.held.items():
-            self._copies.stands(stage, tip.round, tip.hash)
         self._say_held()
         return True
 

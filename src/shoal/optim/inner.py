@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,56 +21,56 @@ from shoal.config.training import InnerOptimConfig
 _EPS = 1e-8
 
 
+InnerStates = dict[int, dict[str, Tensor]]
+"""By a parameter's number, then by name."""
+
+
 class InnerOptimizer(ABC):
     """One stage's inner optimizer. Gradients are read from `.grad`; the learning rate comes with every step.
 
-    State is kept for each parameter from its first gradient on.
+    Attributes:
+        state: By the parameter's number, from its first gradient on.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self._params = tuple(params)
-        self._state: dict[int, dict[str, Tensor]] = {}
+        self.state: InnerStates = {}
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Applies one step with learning rate `lr`; parameters without a gradient stay."""
         trained = [index for index, parameter in enumerate(self._params) if parameter.grad is not None]
         for index in trained:
-            if index not in self._state:
-                self._state[index] = self._initial_state(self._params[index])
+            if index not in self.state:
+                self.state[index] = self._initial_state(self._params[index])
         for indices, weight_decay in self._groups(trained):
             params = [self._params[index] for index in indices]
             gradients = [cast(Tensor, parameter.grad) for parameter in params]
-            self._apply(params, gradients, [self._state[index] for index in indices], lr, weight_decay)
+            self._apply(params, gradients, [self.state[index] for index in indices], lr, weight_decay)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the state once every parameter has had a gradient."""
         return sum(tensor.nbytes for p in self._params for tensor in self._initial_state(p).values())
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state (tensors, not copies) by the parameter's number, then by name."""
-        return {str(index): dict(state) for index, state in sorted(self._state.items())}
-
     @property
     def has_state(self) -> tuple[bool, ...]:
         """Of each parameter whether it has had a gradient."""
-        return tuple(index in self._state for index in range(len(self._params)))
+        return tuple(index in self.state for index in range(len(self._params)))
 
     @property
     def state_tensors(self) -> list[Tensor]:
         """The state (not copies) in the order of the parameters, and of the names of each one's."""
-        return [state[name] for _, state in sorted(self._state.items()) for name in sorted(state)]
+        return [state[name] for _, state in sorted(self.state.items()) for name in sorted(state)]
 
-    def begin_state(self, has_state: Sequence[bool]) -> list[Tensor]:
-        """Begins anew with a state for these parameters, and returns it as `state_tensors`, to be written."""
+    def begun(self, has_state: Sequence[bool]) -> InnerStates:
+        """A state for these parameters, as it is before their first step."""
         chosen = [index for index, has in enumerate(has_state) if has]
-        self._state = {index: self._initial_state(self._params[index]) for index in chosen}
-        return self.state_tensors
+        return {index: self._initial_state(self._params[index]) for index in chosen}
 
     def reset(self) -> None:
         """Forgets the state, as if no parameter had ever had a gradient."""
-        self._state.clear()
+        self.state.clear()
 
     def _groups(self, indices: Sequence[int]) -> list[tuple[list[int], float]]:
         """Parameters that are stepped together, with their weight decay."""

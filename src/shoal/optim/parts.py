@@ -11,15 +11,16 @@ Shapes: N elements of the parameters, F of the floating buffers, I of the intege
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from shoal.errors import StateMismatch
 from shoal.optim.flat import FlatLayout, packed, unpack
-from shoal.optim.inner import InnerOptimizer
+from shoal.optim.inner import InnerOptimizer, InnerStates
 
 
 class FlatPart:
@@ -114,8 +115,45 @@ class ReplicaParts:
             StateMismatch: it is not one of this stage.
         """
         count = len(self.averaged.parameters.tensors)
-        states = self.inner.begin_state([bool(has) for has in snapshot[:count]])
-        unpack(snapshot[count:], list(self._tensors(states)))
+        self.inner.state = self.inner.begun([bool(has) for has in snapshot[:count]])
+        unpack(snapshot[count:], list(self._tensors(self.inner.state_tensors)))
+
+    def inner_state(self) -> dict[str, Tensor]:
+        """What the inner optimizer knows (not copies), by what it is and its parameter: `exp_avg/<name>`."""
+        return dict(self._named(self.inner.state))
+
+    def require_inner_state(self, found: Mapping[str, Tensor]) -> None:
+        """Check that this can be taken.
+
+        Raises:
+            StateMismatch: It is not what an optimizer of this stage and kind knows.
+        """
+        self._begun(found)
+
+    def take_inner_state(self, found: Mapping[str, Tensor]) -> None:
+        """Make the inner optimizer know what another one of the stage knew; see `inner_state`.
+
+        Raises:
+            StateMismatch: As `require_inner_state`; nothing has changed.
+        """
+        begun = self._begun(found)
+        for name, tensor in self._named(begun):
+            tensor.copy_(found[name])
+        self.inner.state = begun
+
+    def _begun(self, found: Mapping[str, Tensor]) -> InnerStates:
+        parameters = {name.partition("/")[2] for name in found}
+        begun = self.inner.begun([name in parameters for name in self.averaged.parameters.layout.names])
+        wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in self._named(begun)}
+        if {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} != wanted:
+            raise StateMismatch("it is the state of another stage's optimizer, or of one of another type")
+        return begun
+
+    def _named(self, state: InnerStates) -> Iterator[tuple[str, Tensor]]:
+        names = self.averaged.parameters.layout.names
+        for number, of_parameter in sorted(state.items()):
+            for kind, tensor in of_parameter.items():
+                yield f"{kind}/{names[number]}", tensor
 
     def _tensors(self, states: Sequence[Tensor]) -> Iterator[Tensor]:
         """All tensors of all parts."""

@@ -101,12 +101,13 @@ class Applied(msgspec.Struct, frozen=True, tag="applied", tag_field="event"):
     loss: float | None
 
 
-class Resumed(msgspec.Struct, frozen=True, tag="resumed", tag_field="event"):
+class Resumed(msgspec.Struct, frozen=True, omit_defaults=True, tag="resumed", tag_field="event"):
     """The replica goes on from a snapshot: it is as the `generation`-th replica of this peer was after its first
-    `commits` steps of the round that has just begun."""
+    `commits` steps of the round that has just begun. With a `peer` it is as that one's was before the first step."""
 
     generation: int
     commits: int
+    peer: PeerId | None = None
 
 
 Line = Started | Loaded | Resumed | Began | Applied
@@ -147,9 +148,9 @@ class ReplicaLog:
         self._totals.clear()
         self._write(Loaded(round, self._hashes(), record, anew))
 
-    def resumed(self, generation: int, commits: int) -> None:
-        """The replica goes on from a snapshot of an earlier generation."""
-        self._write(Resumed(generation, commits))
+    def resumed(self, generation: int, commits: int, peer: PeerId | None = None) -> None:
+        """The replica goes on from a snapshot of an earlier generation, or of another peer's."""
+        self._write(Resumed(generation, commits, peer))
 
     def begins(self, request: Open) -> None:
         """The first operation of a step is about to be given to the device."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -120,6 +120,7 @@ class StageWorker:
         self._replica_log = replica_log
         self._boundary = boundary
         self._resumed: Tensor | None = None
+        self._inherited: Mapping[str, Tensor] | None = None
         self._endpoint = endpoint
         self._compute = compute
         self._device = device
@@ -212,7 +213,7 @@ class StageWorker:
         """The module holds D_{round-1}, whose hash is `base`: steps on top of it may be opened; log and version start
         again. `anew`: the optimizer has done no step."""
         self._committed_before += self._machine.version
-        self._round_starts = True
+        self._round_starts, self._inherited = True, None
         if self._replica_log is not None and round > 0:
             self._replica_log.loaded(round - 1, base, anew)
         self._do(self._machine.start_round(round, base))
@@ -226,6 +227,28 @@ class StageWorker:
             self._replica_log.resumed(generation, len(log))
         return True
 
+    async def inherit(self, inner: Mapping[str, Tensor], peer: PeerId, generation: int) -> bool:
+        """Before the first step of a round: go on with what the inner optimizer of another replica knew at its record;
+        False if a step has begun.
+
+        Args:
+            inner: As `StageCompute.inner_state` gives it.
+            generation: Which of the replicas of `peer` that was.
+
+        Raises:
+            StateMismatch: It is not of this stage's optimizer.
+        """
+        if self._machine.log or self._machine.open or self._machine.round == 0:
+            return False
+        self._compute.parts.require_inner_state(inner)
+        self._inherited = inner
+        if self._replica_log is not None:
+            self._replica_log.resumed(generation, 0, peer)
+        self._notify()
+        while self._inherited is inner:
+            await self._changed.wait()
+        return True
+
     async def close(self, round: int) -> Closed:
         """Refuses new steps, finishes those that have begun, and returns when nothing but doubt is open.
 
@@ -237,7 +260,7 @@ class StageWorker:
         """
         self._check_round(round)
         self._do(self._machine.close())
-        while self._resumed is not None or not self._machine.closed:
+        while self._resumed is not None or self._inherited is not None or not self._machine.closed:
             await self._changed.wait()
             self._check_round(round)
         self._machine.join()
@@ -281,6 +304,10 @@ class StageWorker:
             content, self._resumed = self._resumed, None
             self._notify()
             await self._device.run(self._compute.start_round, content, self._machine.version)
+        if (inherited := self._inherited) is not None:
+            await self._device.run(self._compute.parts.take_inner_state, inherited)
+            self._inherited = None
+            self._notify()
         operation = choose(self._machine.ready(), self._max_kept)
         # Evaluations take turns with training: neither starves.
         if self._evaluator.is_ready and (operation is None or not self._was_evaluation):

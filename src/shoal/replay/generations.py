@@ -83,20 +83,28 @@ class Generation:
     heir: int | None = None
 
 
+Earlier = Mapping[tuple[PeerId, int], Sequence[Generation]]
+"""Generations by their peer and the number of their file."""
+
+
+def origins_of(lines: Sequence[Line], peer: PeerId) -> set[tuple[PeerId, int]]:
+    """Return which files have the generations that those of a file go on from."""
+    return {(line.peer or peer, line.generation) for line in lines if isinstance(line, Resumed)}
+
+
 def generations_of(
     number: int,
     peer: PeerId,
     stage: int,
     place: Place,
     lines: Sequence[Line],
-    earlier: Mapping[int, Sequence[Generation]] | None = None,
+    earlier: Earlier | None = None,
 ) -> list[Generation]:
     """Return the generations of a replica from the lines of its log behind the first one; at least one.
 
     Args:
         number: place of the first generation among those of the run.
-        earlier: generations of the same peer, by the numbers of their files; the first new one may go on from one of
-            them.
+        earlier: generations that are known already; the first new one may go on from one of them.
 
     Raises:
         RecordRejected: the generation goes on from one that is missing, or its log contradicts itself.
@@ -116,7 +124,7 @@ def generation_of(
     stage: int,
     place: Place,
     lines: Sequence[Line],
-    earlier: Mapping[int, Sequence[Generation]] | None = None,
+    earlier: Earlier | None = None,
     heir: int | None = None,
 ) -> Generation:
     """Return a generation from its lines.
@@ -134,7 +142,7 @@ def generation_of(
     loads = [(index, event) for index, event in enumerate(events) if isinstance(event, Loaded)]
     stops = [*(index for index, _ in loads[1:]), len(events)]
     segments = tuple(
-        _segment(number, loaded, events, start, stop, earlier or {})
+        _segment(number, peer, loaded, events, start, stop, earlier or {})
         for (start, loaded), stop in zip(loads, stops, strict=True)
     )
     return Generation(number, peer, stage, place, events, segments, heir)
@@ -158,12 +166,7 @@ def _require_whole_steps(peer: PeerId, events: Sequence[Event]) -> None:
 
 
 def _segment(
-    generation: int,
-    loaded: Loaded,
-    events: Sequence[Event],
-    start: int,
-    stop: int,
-    earlier: Mapping[int, Sequence[Generation]],
+    generation: int, peer: PeerId, loaded: Loaded, events: Sequence[Event], start: int, stop: int, earlier: Earlier
 ) -> Segment:
     round = loaded.round + 1
     begun: dict[StepKey, tuple[int, Began]] = {}
@@ -171,7 +174,7 @@ def _segment(
     origin: Boundary | None = None
     for event in events[start + 1 : stop]:
         if isinstance(event, Resumed):
-            before = _resumed(event, loaded, earlier)
+            before = _resumed(event, loaded, peer, earlier)
             origin = Boundary(before.generation, round, event.commits)
             log += before.log[: event.commits]
         elif isinstance(event, Began):
@@ -193,23 +196,24 @@ def _segment(
     return Segment(generation, loaded, round, start, stop, tuple(log), origin)
 
 
-def _resumed(event: Resumed, loaded: Loaded, earlier: Mapping[int, Sequence[Generation]]) -> Segment:
+def _resumed(event: Resumed, loaded: Loaded, peer: PeerId, earlier: Earlier) -> Segment:
     """The segment from whose snapshot a generation goes on: it began with the same record.
 
     Raises:
         RecordRejected: It is not there, or not as long.
     """
-    round = loaded.round + 1
+    round, owner = loaded.round + 1, event.peer or peer
     segments = [
         segment
-        for generation in earlier.get(event.generation, ())
+        for generation in earlier.get((owner, event.generation), ())
         for segment in generation.segments
         if (segment.round, segment.loaded.record) == (round, loaded.record)
     ]
     if not segments or len(segments[-1].log) < event.commits:
         raise RecordRejected(
-            f"a replica goes on from a snapshot of generation {event.generation} of its server, after {event.commits} "
-            f"steps of round {round}, and the log of that generation does not have them; copy it from its host"
+            f"a replica goes on from a snapshot of generation {event.generation} of server {owner}, after "
+            f"{event.commits} steps of round {round}, and the log of that generation does not have them; copy it from "
+            "its host"
         )
     return segments[-1]
 

@@ -176,6 +176,8 @@ class ReplayOrder:
                         yield Begin(generation)
                     self._round[number], self._commits[number] = loaded.round + 1, 0
                     yield Load(generation, loaded)
+                    if (number, cursor + 1) not in self._origins:
+                        yield from self._wanted(generation)
                 case Resumed(commits=commits):
                     origin = self._origins[number, cursor]
                     if origin not in self._kept:

@@ -22,7 +22,7 @@ from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError, RecordRejected
 from shoal.ids import PeerId
 from shoal.pipeline.replica_log import Line, Started, generation_number, read_replica_log, replica_logs
-from shoal.replay.generations import Generation, generations_of
+from shoal.replay.generations import Generation, generations_of, origins_of
 from shoal.swarm.records import Logs, record_hash
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -158,19 +158,33 @@ def _logs(directory: Path, round: int) -> Logs:
 def _generations(directory: Path, run_ids: set[str]) -> tuple[Generation, ...]:
     """The replicas of this run whose logs are there."""
     folders = [directory, *sorted(directory.parent.glob(f"{directory.name}.servers*"))]
+    files: dict[Path, tuple[Started, list[Line]]] = {}
+    for path in (path for folder in folders for path in replica_logs(folder)):
+        lines: list[Line] = read_replica_log(path)
+        if lines and isinstance(started := lines[0], Started) and started.run_id in run_ids:
+            files[path] = started, lines[1:]
     generations: list[Generation] = []
-    for folder in folders:
-        known: defaultdict[PeerId, dict[int, list[Generation]]] = defaultdict(dict)
-        for path in replica_logs(folder):
-            lines: list[Line] = read_replica_log(path)
-            if lines and isinstance(started := lines[0], Started) and started.run_id in run_ids:
-                earlier = known[started.peer]
-                of_file = generations_of(
-                    len(generations), started.peer, started.stage, started.place, lines[1:], earlier
-                )
-                earlier[generation_number(path)] = of_file
-                generations += of_file
+    known: defaultdict[tuple[PeerId, int], list[Generation]] = defaultdict(list)
+    while files:
+        # Those that go on from each other do not fit together, which is said of the first one.
+        for path in _ready(files) or list(files)[:1]:
+            started, lines = files.pop(path)
+            of_file = generations_of(len(generations), started.peer, started.stage, started.place, lines, known)
+            known[started.peer, generation_number(path)] += of_file
+            generations += of_file
     return tuple(generations)
+
+
+def _ready(files: Mapping[Path, tuple[Started, list[Line]]]) -> list[Path]:
+    """The files before which no other one has to be read: an earlier one of the peer, or one that it goes on from."""
+    places = {path: (started.peer, generation_number(path)) for path, (started, _) in files.items()}
+    left = set(places.values())
+    ready: list[Path] = []
+    for path, (peer, number) in places.items():
+        earlier = {(peer, before) for before in range(1, number)} | origins_of(files[path][1], peer)
+        if not earlier & (left - {(peer, number)}):
+            ready.append(path)
+    return ready
 
 
 def _first_difference(mine: object, theirs: object, name: str = "") -> str:

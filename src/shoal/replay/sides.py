@@ -142,7 +142,9 @@ class _Needs:
                         origin = segment.origin
                         for before in self._generations[origin.generation].segments:
                             if before.round == origin.round:
-                                yield from self._need(origin.generation, before.stop)
+                                yield from self._need(
+                                    origin.generation, before.stop if origin.commits else before.start + 1
+                                )
                     case _:
                         pass
 

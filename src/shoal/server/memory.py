@@ -7,7 +7,7 @@ estimate of the most that a replica takes, the same on every host, since all com
                                                      one unit in an evaluation, whose batches are larger
     host:    outer parameters, outer momentum,     + averaging, which begins when no step is open
              the vector that rounds are averaged in,
-             averages for mirrors
+             averages for mirrors, inner states for checkpoints
 
 Exact are parameters, optimizer and outer state. Activations follow from what flows between units (see
 `Family.activation_bytes`); the allocator's own overhead and the workspaces of kernels are not counted.
@@ -90,6 +90,8 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     device_bytes = replica.num_bytes
     # The copy of its own state that is on its way to a buddy.
     snapshot_bytes = device_bytes if config.diloco.snapshot_every_steps else 0
+    # The copy of what the inner optimizer knew at the record of which a checkpoint was wanted last.
+    kept_bytes = replica.inner.state_bytes
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,
@@ -100,7 +102,8 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
         + compiler_bytes
         + _HELD_VECTORS * num_elements * _FLOAT_BYTES
         + buffer_bytes
-        + snapshot_bytes,
+        + snapshot_bytes
+        + kept_bytes,
         round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * buffer_bytes,
         max_samples=-(-batch // parts),
         min_samples=within([-(-batch // parts)] * parts * config.diloco.gradient_accumulation_steps),

@@ -37,7 +37,6 @@ from shoal.swarm.round_effects import Relocate
 from shoal.swarm.view import NO_BASE, SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import Record
-from shoal.wire.messages.transfer import ContentKind
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ class ReassignmentMonitor:
     def receive(self, event: Received) -> bool:
         """Give it to the replica; see `transport.dispatch.Handler`."""
         message = event.message
-        if self._left is not None and isinstance(message, Request) and message.name.kind != ContentKind.SNAPSHOT:
+        if self._left is not None and isinstance(message, Request) and message.name.kind.leads_to_record:
             # Until the new replica has a state of its own, that of the old stage is still given to who needs it.
             return self._left.contents.receive(event)
         return any(handler.receive(event) for handler in self._replica.handlers)

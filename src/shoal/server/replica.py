@@ -16,6 +16,7 @@ import torch
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from shoal.averaging.contents import Contents
+from shoal.averaging.inner_exchange import InnerExchange
 from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.replica_state import ReplicaState
@@ -60,6 +61,7 @@ class LocalReplica:
     Attributes:
         compute: only its device thread may use it.
         contents: what it gives to others and gets from them.
+        inner: what its inner optimizer knows, for checkpoints and from them.
         snapshots: its own on other servers, and theirs here; None: the run makes none.
     """
 
@@ -68,6 +70,7 @@ class LocalReplica:
     worker: StageWorker
     member: RoundMember
     contents: Contents
+    inner: InnerExchange
     events: MemoryObjectReceiveStream[ReplicaEvent]
     snapshots: SnapshotExchange | None
     _sender: MemoryObjectSendStream[ReplicaEvent]
@@ -76,7 +79,7 @@ class LocalReplica:
     @property
     def handlers(self) -> tuple[Handler, ...]:
         """Who takes the endpoint's events."""
-        parts = (self.worker, self.member, self.contents)
+        parts = (self.worker, self.member, self.contents, self.inner)
         return parts if self.snapshots is None else (*parts, self.snapshots)
 
     def close(self) -> None:
@@ -92,6 +95,7 @@ class LocalReplica:
             tasks.start_soon(self.worker.run)
             tasks.start_soon(self.member.run)
             tasks.start_soon(self.contents.run)
+            tasks.start_soon(self.inner.run)
             if self.snapshots is not None:
                 tasks.start_soon(self.snapshots.run)
 
@@ -186,7 +190,16 @@ async def build_replica(
     is_behind = run_has_begun(view())
     patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
     sync = StateSync(contents, stage, view=view, settings=patience)
-    source = StateSource(sync, StateDonor(contents, stage), snapshots)
+    inner = InnerExchange(
+        contents,
+        stage,
+        generation=None if log is None else log.generation,
+        device=device,
+        capture=compute.parts.inner_state,
+        inherit=worker.inherit,
+        base=lambda: member.base,
+    )
+    source = StateSource(sync, StateDonor(contents, stage), snapshots, inner)
     member = RoundMember(
         endpoint=endpoint,
         unseal=unsealer(run_id, authority),
@@ -204,7 +217,7 @@ async def build_replica(
     )
     if not source.may_resume or is_behind:
         worker.start_round(1, genesis)
-    return LocalReplica(stage, compute, worker, member, contents, receiver, snapshots, sender, log)
+    return LocalReplica(stage, compute, worker, member, contents, inner, receiver, snapshots, sender, log)
 
 
 def run_has_begun(view: SwarmView) -> bool:

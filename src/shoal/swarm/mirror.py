@@ -53,12 +53,10 @@ class MirrorMachine:
 
     def __init__(
         self,
-        me: PeerId,
         num_stages: int,
         unseal: Callable[[SignedRecord], Record],
         held: Mapping[int, Tip] | None = None,
     ) -> None:
-        self.me = me
         self.held: dict[int, Tip] = dict(held or {})
         self.promised: Ballot = NO_BALLOT
         self._num_stages = num_stages
@@ -98,7 +96,8 @@ class MirrorMachine:
         if wanted is None:
             return []
         if wanted[1].hash == record_hash:
-            here = self._stop(stage)
+            self._before.pop(stage, None)
+            here: Tip | None = self._wanted.pop(stage)[1]
         else:
             here = self._before.get(stage, {}).pop(record_hash, None)
         held = self.held.get(stage)
@@ -129,12 +128,6 @@ class MirrorMachine:
         anew = outcome.restored is not None
         follows = held is not None and held.hash == record.previous and not anew
         return [FetchStage(stage, Fetch(record, tip.hash, outcome.hashes, follows, anew))]
-
-    def _stop(self, stage: int) -> Tip | None:
-        """Want nothing more of a stage; return what was wanted."""
-        self._before.pop(stage, None)
-        _, tip = self._wanted.pop(stage, (NO_BALLOT, None))
-        return tip
 
     def _goes_on(self, held: Tip, tip: Tip, instead_of: str) -> bool:
         """Whether what is held of a stage is to be given up for this record, once that is here."""

@@ -169,6 +169,7 @@ def build_record(
     generations: Mapping[int, int],
     restored: Mapping[int, Basis],
     eras: tuple[Era, ...] = (),
+    keep: bool = False,
 ) -> Record:
     """Build the record that follows `previous`, from the joins of the final members alone.
 
@@ -181,6 +182,7 @@ def build_record(
         generations: the lowest of each trainer that may still act.
         restored: what the stages were trained from whose bytes of `previous` were lost.
         eras: those of `previous`; empty after D_0.
+        keep: whether a checkpoint of it is wanted.
     """
     logs = {peer: joins[peer].log for quorum in quorums for peer in quorum.members}
     steps = steps_held(logs.values())
@@ -207,4 +209,5 @@ def build_record(
         generations=dict(generations),
         recorded=merge(recorded),
         eras=eras,
+        keep=keep,
     )

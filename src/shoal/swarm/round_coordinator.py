@@ -484,10 +484,10 @@ class RoundCoordinatorMachine:
 
     def _prepare(self) -> Effects:
         self.phase = RoundPhase.PREPARING
-        lowest: Mapping[int, int] = {} if self._request is None else self._request.generations
+        request = self._request or CloseRequest(self.tip.round + 1, {}, {})
         joins, restored = self._joins.joins, self._restoration.bases
         return [
-            self._preparation.propose(self.tip, self.ballot, self._quorums, joins, self._recorded, lowest, restored)
+            self._preparation.propose(self.tip, self.ballot, self._quorums, joins, self._recorded, restored, request)
         ]
 
     def _set_tip(self, tip: Tip) -> None:

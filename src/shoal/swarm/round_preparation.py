@@ -11,6 +11,7 @@ from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip, build_record, record_hash
 from shoal.swarm.round_effects import Journal, Send
 from shoal.swarm.round_quorums import RoundQuorums
+from shoal.swarm.round_settings import CloseRequest
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import Basis, Join, PrepareRecord, Record, RecordPrepared, SignedRecord
 
@@ -40,8 +41,8 @@ class RecordPreparation:
         quorums: RoundQuorums,
         joins: Mapping[PeerId, Join],
         recorded: Ranges,
-        generations: Mapping[int, int],
         restored: Mapping[int, Basis],
+        request: CloseRequest,
     ) -> Journal:
         """Build the record (see `build_record`); what its members have joined with is journaled before anybody
         prepares it."""
@@ -52,9 +53,10 @@ class RecordPreparation:
             quorums=[quorum.final() for quorum in quorums.values()],
             joins=joins,
             recorded=recorded,
-            generations=generations,
+            generations=request.generations,
             restored=restored,
             eras=() if previous.signed is None else self._unseal(previous.signed).eras,
+            keep=request.keep,
         )
         signed = self._seal(record)
         self.tip = Tip(record.round, record_hash(signed), signed)

@@ -22,6 +22,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from torch import Tensor
 
+from shoal.checkpoint.store import CheckpointStore
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.client import Client
 from shoal.clock import Clock, SystemClock
@@ -343,8 +344,8 @@ class Cluster:
         self.servers.append(server)
         return server
 
-    def start_mirror(self) -> ClusterMirror:
-        """Start one more mirror."""
+    def start_mirror(self, store: CheckpointStore | None = None) -> ClusterMirror:
+        """Start one more mirror; with a store it writes checkpoints."""
         process = Process(self.network, PeerId(f"mirror{len(self.mirrors)}"))
         mirror = Mirror(
             config=self._config,
@@ -354,6 +355,7 @@ class Cluster:
             device=self.device,
             membership=self.registry.watch(process.peer),
             clock=self._clock,
+            store=store,
             chunk_bytes=self._chunk_bytes,
             transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
         )

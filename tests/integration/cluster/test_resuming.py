@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
+import pytest
+import torch
+from tests.alongside import until
+from torch import Tensor
 
 from shoal.averaging.journal import last_record, read_records
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
@@ -21,10 +25,11 @@ from shoal.swarm.records import GENERATIONS_APART
 from shoal.testing import Cluster, ClusterResult
 from shoal.testing.cluster import RUN_ID
 from shoal.wire.messages.control import StartRound
+from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import Forward
 from shoal.wire.messages.transfer import Have
 
-from .conftest import MakeCluster, make_config, make_text, run_noticed
+from .conftest import MakeCluster, make_config, make_text, run_noticed, run_undisturbed
 
 CONFIG = make_config(diloco={"inner_steps": 4, "outer_steps": 6}, health={"lost_state_after_s": 0.3})
 
@@ -112,7 +117,10 @@ async def test_a_run_goes_on_from_a_checkpoint_as_if_its_record_were_the_newest(
     assert result.summary["eval_losses"]["2"] == evaluated[2]
     # What came after the checkpoint is none of the run's any more, and is kept aside.
     assert [record.round for record, _ in read_records(log_dir / "left/1")] == [3]
-    assert notices == ["servers take the state of stages 0, 1 from the checkpoint"]
+    assert notices == [
+        "servers take the state of stages 0, 1 from the checkpoint",
+        "the inner optimizers of 4 servers begin anew (the checkpoint has nothing for them)",
+    ]
     lowest = {
         slot: min(line.entry.key.generation for line in lines) for slot, lines in result.steps.items() if slot > 2
     }
@@ -160,3 +168,102 @@ async def test_a_run_is_resumed_in_another_folder_where_its_own_is_lost(
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
     assert result.summary["samples_before"] == 2 * 2 * 4 * 4
     shutil.rmtree(log_dir / "rounds")  # what is left cannot be replayed from its beginning
+
+
+KEPT = make_config(
+    diloco={"inner_steps": 4, "outer_steps": 6},
+    health={"lost_state_after_s": 0.3},
+    param_mirror={"every_rounds": 1, "keep_last": 3},
+)
+
+
+def hashes(result: ClusterResult) -> dict[int, list[StageHashes]]:
+    return {record.round: [outcome.hashes for outcome in record.stages] for record in result.records}
+
+
+async def lost_in_round_5(make_cluster: MakeCluster, config: Config = KEPT) -> Path:
+    """Return the folder of a run with a mirror, whose newest checkpoint is that of round 4."""
+    gone = anyio.Event()
+    async with make_cluster(config) as cluster:
+        store = store_of(cluster._log_dir)
+        cluster.start_mirror(store)
+
+        async def written() -> None:
+            await until(lambda: 4 in store.rounds())
+            assert cluster.client._pausing.resume("me")
+
+        def pause() -> None:
+            assert cluster.client._pausing.pause("me")
+            cluster._tasks.start_soon(written)
+
+        cluster.when(StartRound, action=pause, round=5)
+        cluster.when(Forward, action=gone.set, number=18)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cluster.run)
+            await gone.wait()
+            tasks.cancel_scope.cancel()
+    return cluster._log_dir
+
+
+async def test_a_resumed_run_comes_to_the_hashes_of_one_that_was_never_lost(make_cluster: MakeCluster) -> None:
+    undisturbed = await run_undisturbed(make_cluster, KEPT)
+    log_dir = await lost_in_round_5(make_cluster)
+    checkpoint = good(log_dir)
+    assert checkpoint.record.round == 4
+    assert checkpoint.record.keep
+    assert [checkpoint.kept_slots(stage) for stage in range(2)] == [[0, 1], [0, 1]]
+    result, notices = await resumed(KEPT, log_dir, checkpoint)
+    assert notices[-1] == "the inner optimizers of all servers go on from where they were after round 4"
+    assert hashes(result) == hashes(undisturbed)
+
+
+def inner_states(cluster: Cluster) -> dict[int, list[dict[str, Tensor]]]:
+    """What the inner optimizers of each stage know now, in the order of slots and then of the servers."""
+    places = cluster.client.rounds._homes.in_order()
+    of_peer = {server.peer: server.replica.compute.parts for server in cluster.servers}
+    return {
+        stage: [{name: each.clone() for name, each in of_peer[peer].inner_state().items()} for peer in peers]
+        for stage, peers in enumerate(places)
+    }
+
+
+def is_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(("num", "slots"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 0])])
+async def test_each_slot_goes_on_with_its_inner_states_further_ones_copy_the_first_and_fewer_drop_the_last(
+    make_cluster: MakeCluster, num: int, slots: list[int]
+) -> None:
+    log_dir = await lost_in_round_5(make_cluster)
+    checkpoint = good(log_dir)
+    found: list[dict[int, list[dict[str, Tensor]]]] = []
+    config = KEPT.model_copy(update={"servers": KEPT.servers.model_copy(update={"replicas": num})})
+
+    def look(cluster: Cluster) -> None:
+        cluster.when(StartRound, action=lambda: found.append(inner_states(cluster)), round=5)
+
+    result, notices = await resumed(config, log_dir, checkpoint, look)
+    assert "the inner optimizers of all servers go on from where they were after round 4" in notices
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    for stage, states in found[0].items():
+        kept = {slot: checkpoint.inner(stage, slot) or {} for slot in slots}
+        assert all(kept.values())
+        assert all(is_same(state, kept[slot]) for state, slot in zip(states, slots, strict=True))
+
+
+async def test_a_replica_that_cannot_take_an_inner_state_begins_anew_and_the_run_goes_on(
+    make_cluster: MakeCluster,
+) -> None:
+    log_dir = await lost_in_round_5(make_cluster)
+    checkpoint = good(log_dir)
+    read = checkpoint.inner_content
+
+    def of_the_other_stage(stage: int, slot: int) -> bytes | None:
+        return read(1 - stage, slot) if slot == 1 else read(stage, slot)
+
+    checkpoint.inner_content = of_the_other_stage
+    result, notices = await resumed(KEPT, log_dir, checkpoint)
+    assert "the inner optimizers of 2 of 4 servers go on from where they were after round 4" in notices
+    assert any("of 2 servers begin anew (it is the state of another stage's optimizer" in each for each in notices)
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)

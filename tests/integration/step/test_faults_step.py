@@ -53,8 +53,7 @@ def plain(num_stages: int, trainer: int = 0) -> PlainLoop:
 
 
 def snapshot(compute: StageCompute) -> list[Tensor]:
-    state = compute.optimizer.state_dict()
-    moments = [value.clone() for values in state.values() for value in values.values()]
+    moments = [tensor.clone() for tensor in compute.optimizer.state_tensors]
     return [*(t.detach().clone() for t in [*compute.module.parameters(), *compute.module.buffers()]), *moments]
 
 

@@ -44,7 +44,7 @@ class MirrorHost:
     def __init__(self, world: World, peer: PeerId, saved: dict[int, tuple[Tip, str]]) -> None:
         self.world, self.peer = world, peer
         held = {stage: tip for stage, (tip, _) in saved.items()}
-        self.machine: MirrorMachine = world.mirrors.machine_class(peer, world.num_stages, world.unseal, held)
+        self.machine: MirrorMachine = world.mirrors.machine_class(world.num_stages, world.unseal, held)
         self.theta = {stage: theta for stage, (_, theta) in saved.items()}
         self.since_s: dict[int, float] = {}
         self._orders: dict[int, Fetch] = {}

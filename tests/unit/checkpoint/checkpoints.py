@@ -15,6 +15,7 @@ from shoal.checkpoint.manifest import folder_of
 from shoal.checkpoint.model_folder import configuration_with_cut
 from shoal.checkpoint.model_layout import StageLayout, hashes_of
 from shoal.checkpoint.store import Checkpoint, CheckpointStore, KeepPolicy, StagePart
+from shoal.checkpoint.tensor_file import encode_tensors
 from shoal.config import Config
 from shoal.identity import Identity, verify
 from shoal.ids import Ballot, PeerId
@@ -60,14 +61,20 @@ def hashes(vectors: Sequence[Tensor]) -> StageHashes:
 
 
 def signed_record(
-    round: int, of_stages: Sequence[StageHashes], *, signer: Identity = CLIENT, run_id: str = RUN_ID, eras: bool = True
+    round: int,
+    of_stages: Sequence[StageHashes],
+    *,
+    signer: Identity = CLIENT,
+    run_id: str = RUN_ID,
+    eras: bool = True,
+    keep: bool = False,
 ) -> SignedRecord:
     ballot = Ballot(1, signer.peer_id, 1)
     outcomes = [
         StageOutcome(stage, 1, SERVERS[stage::2], (4, 4), said, steps_lost=0) for stage, said in enumerate(of_stages)
     ]
     chain = (Era(1, ballot),) if eras else ()
-    record = Record(run_id, round, ballot, "0" * 64, tuple(outcomes), (), (), {}, (), chain)
+    record = Record(run_id, round, ballot, "0" * 64, tuple(outcomes), (), (), {}, (), chain, keep)
     return seal(record, signer.peer_id, signer.sign)
 
 
@@ -77,7 +84,11 @@ def open_record(signed: SignedRecord) -> Record:
 
 def parts_of(round: int, inner: Mapping[int, Mapping[int, Mapping[str, Tensor]]] | None = None) -> list[StagePart]:
     given = {0: {0: inner_of(0, 0), 1: {}}} if inner is None else inner
-    return [StagePart(stage, vectors_of(stage, round), given.get(stage, {})) for stage in range(len(LAYOUTS))]
+    files = {
+        stage: [(slot, encode_tensors(tensors, {"replica": f"{SERVERS[stage]}.1"})) for slot, tensors in slots.items()]
+        for stage, slots in given.items()
+    }
+    return [StagePart(stage, vectors_of(stage, round), files.get(stage, ())) for stage in range(len(LAYOUTS))]
 
 
 def checkpoint_of(round: int, signed: SignedRecord | None = None, **changed: Any) -> Checkpoint:

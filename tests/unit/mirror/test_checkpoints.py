@@ -5,23 +5,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 from tests.alongside import until
-from tests.unit.checkpoint.checkpoints import LAYOUTS, RUN_ID, hashes, open_record, signed_record, vectors_of
+from tests.unit.checkpoint.checkpoints import (
+    LAYOUTS,
+    RUN_ID,
+    hashes,
+    inner_of,
+    open_record,
+    signed_record,
+    vectors_of,
+)
+from torch import Tensor
 
+from shoal.averaging.inner_fetch import InnerFetch
 from shoal.averaging.replica_state import OuterState
 from shoal.checkpoint.store import Checkpoint, CheckpointStore, KeepPolicy, StagePart, Written
+from shoal.checkpoint.tensor_file import encode_tensors
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.errors import StorageError
-from shoal.mirror.checkpoints import CheckpointRule, Checkpoints, WholeRecord, kept_of
+from shoal.ids import PeerId
+from shoal.mirror.checkpoints import Checkpoints, WholeRecord, kept_of
 from shoal.wire.messages.mirror import RunCounts
-
-INF = float("inf")
 
 
 def config_of(outer_steps: int = 30, **mirror: Any) -> Config:
@@ -30,8 +40,9 @@ def config_of(outer_steps: int = 30, **mirror: Any) -> Config:
 
 
 def whole(round: int) -> WholeRecord:
+    """A record that asks for a checkpoint if its round is a multiple of 10."""
     states = {stage: OuterState(*vectors_of(stage, round)) for stage in range(2)}
-    signed = signed_record(round, [hashes(state) for state in states.values()])
+    signed = signed_record(round, [hashes(state) for state in states.values()], keep=round % 10 == 0)
     return WholeRecord(open_record(signed), signed, states)
 
 
@@ -57,13 +68,28 @@ class Store(CheckpointStore):
         return super().write(checkpoint, parts)
 
 
+class Members(InnerFetch):
+    """Some of which give what their inner optimizers knew."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[PeerId, int], Tensor] = {}
+        self.asked: list[tuple[PeerId, int]] = []
+
+    async def fetch(self, peer: PeerId, stage: int, record_hash: str) -> Tensor | None:
+        self.asked.append((peer, stage))
+        return self.known.get((peer, stage))
+
+
 class Desk:
     """One mirror's checkpoints, and what its user is shown."""
 
     def __init__(self, path: Path, config: Config) -> None:
         self.store = Store(path)
         self.notices: list[str] = []
-        self.checkpoints = Checkpoints(config, self.store, lambda: LAYOUTS, SystemClock(), self.notices.append)
+        self.members = Members()
+        self.checkpoints = Checkpoints(
+            config, self.store, lambda: LAYOUTS, SystemClock(), self.notices.append, self.members
+        )
 
     def hold(self, *rounds: int) -> None:
         for round in rounds:
@@ -81,29 +107,6 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path, config_of())
 
 
-def test_the_first_record_those_of_every_so_many_rounds_and_the_last_one_are_kept() -> None:
-    rule = CheckpointRule(every_rounds=10, every_s=INF, last_round=34)
-    due: list[int] = []
-    for round in (3, 4, 9, 10, 11, 19, 22, 29, 30, 33, 34):
-        if rule.is_due(round, 0.0):
-            rule.tried(round, 0.0)
-            due.append(round)
-    assert due == [3, 10, 22, 30, 34], "one that was missed is made up for by the next"
-
-
-def test_a_checkpoint_is_also_due_when_the_last_one_is_old() -> None:
-    rule = CheckpointRule(every_rounds=0, every_s=60.0, last_round=100)
-    rule.tried(3, 100.0)
-    assert not rule.is_due(50, 159.0)
-    assert rule.is_due(51, 160.0)
-
-
-def test_a_run_that_has_gone_back_is_kept_again() -> None:
-    rule = CheckpointRule(every_rounds=10, every_s=INF, last_round=100)
-    rule.tried(40, 0.0)
-    assert rule.is_due(31, 0.0)
-
-
 async def test_what_is_due_is_written_with_what_the_client_has_counted(desk: Desk) -> None:
     record = whole(10)
     async with anyio.create_task_group() as tasks:
@@ -119,6 +122,48 @@ async def test_what_is_due_is_written_with_what_the_client_has_counted(desk: Des
     assert kept.client == b'{"steps": 3}'
     assert kept.manifest.stages[0].members == record.record.stages[0].members
     assert desk.notices == []
+
+
+def knows(peer: PeerId, stage: int) -> Tensor:
+    return encode_tensors(inner_of(stage, 0), {"replica": f"{peer}.1"})
+
+
+async def test_a_checkpoint_has_what_members_still_give_in_the_places_of_their_slots(desk: Desk) -> None:
+    record = whole(10)
+    first, second = record.record.stages[0].members
+    desk.members.known[second, 0] = knows(second, 0)
+    desk.hold(10)
+    await desk.checkpoints.finish()
+    kept = desk.store.open(10)
+    assert [kept.kept_slots(stage) for stage in range(2)] == [[1], []]
+    assert kept.inner_content(0, 1) == knows(second, 0).numpy().tobytes()
+    assert (first, 0) in desk.members.asked
+
+
+@pytest.mark.parametrize(("inner", "places"), [("all", 2), ("first", 1), ("none", 0)])
+async def test_whose_inner_states_a_checkpoint_has_is_configured_by_param_mirror_inner(
+    tmp_path: Path, inner: str, places: int
+) -> None:
+    desk = Desk(tmp_path, config_of(inner=inner))
+    desk.hold(10)
+    await desk.checkpoints.finish()
+    members = [outcome.members for outcome in whole(10).record.stages]
+    assert desk.members.asked == [(peer, stage) for stage in range(2) for peer in members[stage][:places]]
+
+
+async def test_a_mirror_that_misses_what_asks_for_a_checkpoint_writes_another_one_without_inner_states(
+    desk: Desk,
+) -> None:
+    desk.hold(10)
+    await desk.checkpoints.finish()
+    desk.members.asked.clear()
+    desk.hold(19)
+    assert desk.checkpoints._due is None
+    desk.hold(21)
+    assert desk.checkpoints._due is not None
+    await desk.checkpoints.finish()
+    assert desk.store.rounds() == [10, 21]
+    assert desk.members.asked == []
 
 
 async def test_a_newer_one_takes_the_place_of_one_that_waits(desk: Desk) -> None:
@@ -209,12 +254,6 @@ async def test_without_d_0_nothing_can_be_kept(desk: Desk) -> None:
     desk.checkpoints.held(whole(10))
     await desk.checkpoints.finish()
     assert desk.store.begun == []
-
-
-def test_the_keys_of_param_mirror_are_the_rule(tmp_path: Path) -> None:
-    config = config_of(outer_steps=7, every_rounds=4, every_s=90.0)
-    assert cast(Any, Desk(tmp_path, config).checkpoints)._rule == CheckpointRule(4, 90.0, 7)
-    assert cast(Any, Desk(tmp_path, config_of(every_s=None)).checkpoints)._rule.every_s == INF
 
 
 def test_the_keys_of_param_mirror_say_what_stays() -> None:

@@ -229,13 +229,3 @@ async def test_a_host_without_the_memory_takes_no_state_and_says_so_once_until_i
         mirror.donors[0].hold(2, "2", state(2.0))
         mirror.copies.order(0, order(2, state(2.0)))
         await mirror.until_held((0, "2"))
-
-
-async def test_a_stage_that_nobody_has_trained_is_offered_under_the_newer_record_without_being_fetched() -> None:
-    async with host(0) as mirror:
-        mirror.donors[0].hold(1, "1", state(1.0))
-        mirror.copies.order(0, order(1, state(1.0)))
-        await mirror.until_held((0, "1"))
-        mirror.copies.stands(0, 2, "2")
-        assert {name.digest for name in mirror.offers.offered} == {"2"}
-        assert mirror.fetch.fetched_bytes == STATE_BYTES

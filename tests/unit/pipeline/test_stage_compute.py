@@ -34,7 +34,7 @@ def image(seed: int, n: int = 3) -> Tensor:
 
 
 def state(stage: StageCompute) -> list[Tensor]:
-    moments = [v for values in stage.optimizer.state_dict().values() for v in values.values()]
+    moments = stage.optimizer.state_tensors
     return [t.detach().clone() for t in [*stage.module.parameters(), *stage.module.buffers(), *moments]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -25,20 +26,27 @@ def key(step: str) -> StepKey:
 
 def generation(number: int, name: str, script: str, path: str = "PQ", earlier: Sequence[Generation] = ()) -> Generation:
     """A generation of P or R (stage 0), Q or T (stage 1): L0 loads record 0, +a0 begins a step, RT+a0 over that path,
-    a0 commits it, S1 goes on from the snapshot after one commit of the last of the `earlier` generations."""
+    a0 commits it, S1 goes on from the snapshot after one commit of the last of the `earlier` generations, SP from what
+    P of those was before its first step."""
     lines: list[Line] = []
     for word in script.split():
         if word[0] == "L":
             lines.append(Loaded(int(word[1:]), HASHES))
-        elif word[0] == "S":
+        elif word[0] == "S" and word[1:].isdecimal():
             lines.append(Resumed(len(earlier), int(word[1:])))
+        elif word[0] == "S":
+            lines.append(Resumed(1, 0, PeerId(word[1:])))
         elif "+" in word:
             first, step = word.split("+")
             peers = tuple(PeerId(peer) for peer in first or path)
             lines.append(Began(key(step), peers, (SampleRange(0, 0, 1),), (1,)))
         else:
             lines.append(Applied(key(word), 1.0, 0.1, False, 1.0, None))
-    known = {place: [each] for place, each in enumerate(earlier, 1)}
+    numbers: Counter[PeerId] = Counter()
+    known: dict[tuple[PeerId, int], list[Generation]] = {}
+    for each in earlier:
+        numbers[each.peer] += 1
+        known[each.peer, numbers[each.peer]] = [each]
     return generation_of(number, PeerId(name), int(name in "QT"), PLACE, lines, known)
 
 
@@ -245,6 +253,19 @@ def test_a_third_life_goes_on_from_a_second_one_that_went_on_from_a_first_one() 
     words = told(ReplayOrder([of_round], generations, [members_of(of_round, generations, logs)]))
     places = place(words, "keep Q 1", "resume Q 1", "keep Q 2", "resume Q 2", "average 1")
     assert places == sorted(places)
+
+
+def test_a_life_goes_on_from_what_another_peer_was_at_the_record() -> None:
+    lost = generation(1, "T", "L0 +a0 a0 L1 RT+a1 a1", path="PT")
+    heirs = [generation(number, "Q", "L1 ST +a2 a2", earlier=[lost]) for number in (2, 3)]
+    generations = [generation(0, "P", "L0 PT+a0 a0 L1 +a2 a2"), lost, *heirs]
+    rounds = [record(1, ["P"], ["T"]), record(2, ["P"], ["Q"])]
+    logs = {PeerId("P"): (0, generations[0].segments[1].log), PeerId("Q"): (1, heirs[1].segments[0].log)}
+    members = [members_of(rounds[0], generations, {}), members_of(rounds[1], generations, logs)]
+    words = told(ReplayOrder(rounds, generations, members))
+    kept, went_on = place(words, "keep T 0", "resume Q 0")
+    assert words.index("load T 1") < kept < went_on < words.index("compute a2 PQ")
+    assert words.count("keep T 0") == words.count("resume Q 0") == 2, "each heir has it"
 
 
 def test_a_life_that_goes_on_from_one_that_is_not_there_is_refused() -> None:

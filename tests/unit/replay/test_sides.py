@@ -51,12 +51,12 @@ def generations(chain: Sequence[tuple[Record, SignedRecord]] = CHAIN, /, **scrip
     records = {str(record.round): record_hash(signed) for record, signed in chain}
     found: list[Generation] = []
     for name, script in scripts.items():
-        files: dict[int, list[Generation]] = {}
+        peer = PeerId(name)
+        files: dict[tuple[PeerId, int], list[Generation]] = {}
         for number, of_file in enumerate(script.split("|"), 1):
-            files[number] = generations_of(
-                len(found), PeerId(name), int(name in "RS"), PLACE, list(lines(of_file, records)), dict(files)
-            )
-            found += files[number]
+            told = list(lines(of_file, records))
+            files[peer, number] = generations_of(len(found), peer, int(name in "RS"), PLACE, told, dict(files))
+            found += files[peer, number]
     return found
 
 

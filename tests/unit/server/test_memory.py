@@ -95,9 +95,10 @@ def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str,
         optimizer = build_inner_optimizer(parameters, InnerOptimConfig())
         state = ReplicaState(StageCompute(module, optimizer, run_seed=0, stage=stage), OuterSgd(0.7, 0.9, True))
         elements, dtype = state.gradient_kind
-        # With the vector in which its contribution to rounds is averaged, which stays for the next one, and averages of
-        # two rounds for a mirror.
+        # With the vector in which its contribution to rounds is averaged, which stays for the next one, averages of two
+        # rounds for a mirror, and what the inner optimizer knew for a checkpoint.
         outer = sum(vector.nbytes for vector in state.base) + 3 * elements * dtype.itemsize
+        outer += moments * parameter_bytes + steps
         assert need.host_bytes - PROCESS_BYTES == pytest.approx(outer, abs=64)
 
 

@@ -14,7 +14,7 @@ from shoal.wire.messages.base import Era
 from shoal.wire.messages.mirror import Follow, HeldRecord, Mirrored
 from shoal.wire.messages.round import Basis, Record, SignedRecord, StageHashes, StageOutcome, StaleBallot
 
-ME, C, D = PeerId("M"), PeerId("C"), PeerId("D")
+C, D = PeerId("C"), PeerId("D")
 ONE, TWO = Ballot(1, C, 1), Ballot(2, D, 1)
 OLD = Basis(1, StageHashes("old", "", ""))
 
@@ -42,7 +42,7 @@ def tip(signed: SignedRecord) -> Tip:
 
 
 def mirror(**held: SignedRecord) -> MirrorMachine:
-    return MirrorMachine(ME, 2, unsealed, {int(stage[-1]): tip(signed) for stage, signed in held.items()})
+    return MirrorMachine(2, unsealed, {int(stage[-1]): tip(signed) for stage, signed in held.items()})
 
 
 def said(effects: list[MirrorEffect]) -> dict[int, tuple[int, ...]]:

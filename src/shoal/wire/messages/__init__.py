@@ -2,9 +2,9 @@
 
 `base` holds what all share, `step` the training step (prepare and commit), `round` the outer round, `mirror` what
 mirrors hold of it, `collective` what the members of a group exchange, `transfer` how peers get states and snapshots
-from each other, `snapshot` what servers keep of each other, `feed` the data server's leases, `control` what the client
-says to its trainers and they to it. `Message` is a tagged union: a frame carries exactly one of these types, and bytes
-that fit none are refused by the decoder.
+from each other, `snapshot` what servers keep of each other, `inner` what checkpoints have of inner optimizers, `feed`
+the data server's leases, `control` what the client says to its trainers and they to it. `Message` is a tagged union: a
+frame carries exactly one of these types, and bytes that fit none are refused by the decoder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from shoal.wire.messages.base import Hop, SampleRange, Traffic
 from shoal.wire.messages.collective import CollectiveMessage
 from shoal.wire.messages.control import ControlMessage
 from shoal.wire.messages.feed import FeedMessage
+from shoal.wire.messages.inner import InnerMessage
 from shoal.wire.messages.mirror import MirrorMessage
 from shoal.wire.messages.round import RoundMessage
 from shoal.wire.messages.snapshot import SnapshotMessage
@@ -23,6 +24,7 @@ Message = (
     CollectiveMessage
     | ControlMessage
     | FeedMessage
+    | InnerMessage
     | MirrorMessage
     | RoundMessage
     | SnapshotMessage
@@ -36,6 +38,7 @@ __all__ = [
     "ControlMessage",
     "FeedMessage",
     "Hop",
+    "InnerMessage",
     "Message",
     "MirrorMessage",
     "RoundMessage",

@@ -237,9 +237,9 @@ class RunStatus(Struct, frozen=True, tag="run_status"):
     paused: bool = False
 
 
-Order = Literal["stop", "pause", "resume"]
-"""What a user wants of a run: that it ends as after Ctrl-C on its client's host, that no step begins, or that they
-begin again."""
+Order = Literal["stop", "pause", "resume", "checkpoint"]
+"""What a user wants of a run: that it ends as after Ctrl-C on its client's host, that no step begins, that they begin
+again, or that the next record is kept."""
 MAX_SAID_CHARS = 200
 """Of what a command and its answer say in words."""
 

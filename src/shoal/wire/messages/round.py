@@ -79,7 +79,8 @@ class Record(Struct, frozen=True):
     ranges trained in this round, `skipped` those of steps that were not finite; `generations` fence restarted
     trainers. `recorded` are the samples of all earlier records, merged: whoever holds the newest record alone knows
     which samples are used. `eras` tell which records came before it: that of round q is one of them if it is of the
-    ballot that they name for q."""
+    ballot that they name for q. With `keep` a checkpoint of it is wanted: its members copy what their inner optimizers
+    know when they swap to it (`wire.messages.inner`)."""
 
     run_id: str
     round: int
@@ -91,6 +92,7 @@ class Record(Struct, frozen=True):
     generations: dict[int, int]
     recorded: tuple[SampleRange, ...] = ()
     eras: tuple[Era, ...] = ()
+    keep: bool = False
 
 
 class SignedRecord(Struct, frozen=True):

@@ -1,0 +1,171 @@
+"""What this replica's inner optimizer knew at a record that is kept, and what it takes over from a checkpoint.
+
+a record with `keep` is swapped to -> copy -> AskInner -> InnerHeld -> mirrors get it (`contents`)
+TakeInner -> content from the client -> before the first step: taken -> InnerTaken
+
+One copy is held: that of the newest such record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from torch import Tensor
+
+from shoal.averaging.contents import Contents, Offered
+from shoal.averaging.digest_fetch import DigestFetch, digest_of, offered
+from shoal.averaging.round_average import Device
+from shoal.checkpoint.tensor_file import TensorFile, encode_tensors
+from shoal.errors import StateMismatch
+from shoal.events.base import emit
+from shoal.events.state import InnerKept, InnerRefused, InnerTakenOver
+from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
+from shoal.swarm.snapshots import Base
+from shoal.transport.base import Received
+from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState, InnerTaken, TakeInner
+
+logger = logging.getLogger(__name__)
+
+OWNER: Final = "replica"
+"""What the metadata of a content call it whose it was: `<peer>.<generation>`."""
+
+Inherit = Callable[[Mapping[str, Tensor], PeerId, int], Awaitable[bool]]
+"""Has the replica go on with what another one's optimizer knew; see `pipeline.StageWorker.inherit`."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    record_hash: str
+    content: Tensor
+    offered: Offered
+
+
+class InnerExchange:
+    """The inner states of one replica. A `transport.dispatch.Handler`.
+
+    Args:
+        generation: Which replica of this peer this is, counted from its first; None: not known, and nothing is kept,
+            since whoever went on from it could not be replayed.
+        capture: Returns what the inner optimizer knows (not copies), on the device thread.
+        base: Returns the state that the replica's round began from.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        stage: int,
+        *,
+        generation: int | None,
+        device: Device,
+        capture: Callable[[], Mapping[str, Tensor]],
+        inherit: Inherit,
+        base: Callable[[], Base],
+    ) -> None:
+        self._contents = contents
+        self._endpoint = contents.endpoint
+        self._stage = stage
+        self._generation = generation
+        self._device = device
+        self._capture = capture
+        self._inherit = inherit
+        self._base = base
+        self._kept: _Kept | None = None
+        self._taken = ""
+        self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
+        self._changed = Changes()
+
+    async def keep(self, round: int, record_hash: str) -> None:
+        """The replica has swapped to a record that is kept, and no step of the next round has begun."""
+        if self._generation is None:
+            return
+        self._forget()  # before the next copy is made: two of them would take twice the memory
+        owner = {OWNER: f"{self._endpoint.peer_id}.{self._generation}"}
+        content = await self._device.run(lambda: encode_tensors(self._capture(), owner))
+        self._kept = _Kept(record_hash, content, offered(content))
+        emit(logger, InnerKept(round, self._stage, content.nbytes))
+
+    # -- events
+
+    def receive(self, event: Received) -> bool:
+        """Take a message about inner states; see `transport.dispatch.Handler`."""
+        match event.message:
+            case AskInner() as asked:
+                self._jobs.append(partial(self._answer, event.peer, asked))
+            case TakeInner(inner):
+                self._jobs.append(partial(self._take, event.peer, inner))
+            case _:
+                return False
+        self._changed.notify()
+        return True
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """Whoever gets a content sees to that itself."""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                while self._jobs:
+                    tasks.start_soon(self._jobs.popleft())
+                await self._changed.wait()
+
+    # -- parts
+
+    def _forget(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.offered.is_hashed:
+            self._contents.drop(self._named(kept).name)
+
+    def _named(self, kept: _Kept) -> InnerState:
+        digest = digest_of(kept.offered.hashes())
+        return InnerState(self._stage, kept.record_hash, digest, kept.content.nbytes)
+
+    async def _answer(self, peer: PeerId, asked: AskInner) -> None:
+        kept, inner = self._kept, None
+        if kept is not None and (asked.stage, asked.record_hash) == (self._stage, kept.record_hash):
+            await anyio.to_thread.run_sync(kept.offered.hashes)
+            if self._kept is kept:
+                inner = self._named(kept)
+                self._contents.offer(inner.name, kept.offered)
+        self._endpoint.post(peer, InnerHeld(asked.stage, asked.record_hash, inner))
+
+    async def _take(self, peer: PeerId, inner: InnerState) -> None:
+        if inner.digest == self._taken:
+            self._endpoint.post(peer, InnerTaken(inner.digest))
+            return
+        fetch = DigestFetch(self._contents, inner.name, inner.num_bytes, lambda: (peer,))
+        refused = "it did not come whole"
+        if await self._contents.fetch(fetch):
+            refused = await self._inherited(inner, fetch.content)
+        if refused:
+            emit(logger, InnerRefused(self._stage, peer, refused))
+        self._endpoint.post(peer, InnerTaken(inner.digest, refused))
+
+    async def _inherited(self, inner: InnerState, content: Tensor) -> str:
+        """Go on with a content; returns why not."""
+        base = self._base()
+        if (inner.stage, inner.record_hash) != (self._stage, base.record_hash):
+            return f"it is of stage {inner.stage} and another record"
+        try:
+            file = TensorFile(Path(inner.digest), content.numpy().tobytes())
+            owner, _, generation = file.metadata.get(OWNER, "").rpartition(".")
+            if not owner or not generation.isdecimal():
+                return "it does not say whose it is"
+            tensors = {name: file.read(name) for name in file.shapes}
+            is_taken = await self._inherit(tensors, PeerId(owner), int(generation))
+        except StateMismatch as error:
+            return str(error)
+        if not is_taken:
+            return "steps have begun"
+        self._taken = inner.digest
+        emit(logger, InnerTakenOver(base.round, self._stage, PeerId(owner), len(tensors)))
+        return ""
