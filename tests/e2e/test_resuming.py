@@ -53,6 +53,7 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_good_checkpoint(tmp_
         assert resumed.ends(240.0) == 0, resumed.output
         resumed.leaves_nothing()
         assert f"resuming run {log_dir.name} from its checkpoint of round {good}" in resumed.output
+        assert "the inner optimizers of all servers go on from where they were after round" in resumed.output
         if damaged is not None:
             passed_over = int(damaged.name.removeprefix("round_"))
             assert f"the checkpoint of round {passed_over}: stage_01.safetensors has 1000 of" in resumed.output

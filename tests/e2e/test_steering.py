@@ -67,6 +67,18 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_meanwh
         assert [each["by"] for each in run.events("client_0", "run.resumed")]
 
 
+def test_a_checkpoint_that_is_asked_for_is_written_of_the_next_record(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS, "--param-mirror.every-rounds=0", "--param-mirror.every-s=1e6") as run:
+        run.saw("mirror_0", "checkpoint.written")
+        name = run.require_log_dir().name
+        assert "a checkpoint of the next record is wanted" in shoal(run, "checkpoint", name)
+        until(lambda: run.events("mirror_0", "checkpoint.written")[1:], END_S, "the checkpoint")
+        assert "a checkpoint of the next record is wanted by " in run.output
+        stop = shoal(run, "stop", name)
+        assert stop.startswith(f"run {name} stops in round ")
+        assert run.ends(END_S) == 0, run.output
+
+
 def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_and_its_summary(tmp_path: Path) -> None:
     with launched(tmp_path, *ENDLESS) as run:
         run.saw("client_0", "round.recorded")

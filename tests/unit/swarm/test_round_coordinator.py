@@ -125,6 +125,15 @@ def test_a_whole_round(machine: RoundCoordinatorMachine) -> None:
     assert machine.wake_at_s is None
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_record_says_whether_a_checkpoint_of_it_is_wanted(machine: RoundCoordinatorMachine, keep: bool) -> None:
+    lead(machine, A)
+    machine.close(CloseRequest(1, {}, {}, keep=keep), 1.0)
+    machine.receive(A, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
+    [prepare] = sent(stage(machine, A), PrepareRecord).values()
+    assert unsealed(prepare.record).keep == keep
+
+
 def test_a_record_that_nobody_has_swapped_to_is_not_committed_when_a_member_is_lost_first(
     machine: RoundCoordinatorMachine,
 ) -> None:
