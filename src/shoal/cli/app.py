@@ -205,17 +205,7 @@ def start_servers(
     """Serve stages of the run that the initial peers know; model, data and optimizers are taken from it."""
     if num_servers is not None:
         flags = (*flags, "--num-servers", num_servers)
-    from shoal.cli.early import early_start
-    from shoal.cli.joining import require_membership
-
-    config, origins = load_joining(config_path, flags, initial_peers)
-    if print_config:
-        return _print_config(config)
-    require_membership(config)
-    with early_start() as early:
-        from shoal.cli.server_host import start_servers as serve
-
-        return serve(config, origins, early)
+    return _serve(flags, config_path, initial_peers, print_config=print_config, as_mirror=False)
 
 
 @app.command
@@ -233,6 +223,18 @@ def mirror(
     It takes the memory of all outer states (parameters, momentum, buffers) and no part in training. A run can have any
     number of mirrors on other hosts than the client's, which runs one by itself.
     """
+    return _serve(flags, config_path, initial_peers, print_config=print_config, as_mirror=True)
+
+
+def _serve(
+    flags: Sequence[str],
+    config_path: Path | None,
+    initial_peers: Sequence[str] | None,
+    *,
+    print_config: bool,
+    as_mirror: bool,
+) -> int:
+    """Take part in the run that the initial peers know."""
     from shoal.cli.early import early_start
     from shoal.cli.joining import require_membership
 
@@ -241,8 +243,9 @@ def mirror(
         return _print_config(config)
     require_membership(config)
     with early_start() as early:
-        from shoal.cli.server_host import start_mirror as serve
+        from shoal.cli.server_host import start_mirror, start_servers
 
+        serve = start_mirror if as_mirror else start_servers
         return serve(config, origins, early)
 
 
