@@ -68,5 +68,5 @@ def test_a_life_that_says_it_went_on_from_elsewhere_is_found_out(folder: Path) -
 
 def test_a_run_whose_earlier_life_is_missing_says_what_to_copy(folder: Path) -> None:
     (folder / "replicas/server1.1.jsonl").unlink()
-    with pytest.raises(ConfigError, match="snapshot of generation 1 of its server"):
+    with pytest.raises(ConfigError, match="snapshot of generation 1 of server server1"):
         replay(folder, num_processes=1)

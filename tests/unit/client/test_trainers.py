@@ -111,6 +111,7 @@ async def test_hellos_that_go_on_and_were_not_asked_for_leave_a_few_lines(
 ) -> None:
     monkeypatch.setattr(SystemClock, "now_s", lambda _: 0.0)
     pool = make_pool(Launcher())
+    caplog.clear()  # what a test before has made loud
     for generation in range(30):
         assert pool.receive(hello(0, generation + 1))
     assert [record.getMessage() for record in caplog.records] == ["trainer.stale"] * 5

@@ -14,9 +14,10 @@ from shoal.wire.messages.round import Basis, Record, RoundState, SignedRecord, S
 GENESIS = "D0"
 
 
-def signed(round: int, previous: str, *, ballot: int = 1, epoch: int = 0) -> SignedRecord:
+def signed(round: int, previous: str, *, ballot: int = 1, epoch: int = 0, samples: int = 0) -> SignedRecord:
     outcome = StageOutcome(0, epoch, (PeerId("a"),), (1,), StageHashes("p", "m", "b"), 0)
-    record = Record("run", round, Ballot(ballot, PeerId("C"), 1), previous, (outcome,), (), (), {})
+    ranges = (SampleRange(0, 0, samples),) if samples else ()
+    record = Record("run", round, Ballot(ballot, PeerId("C"), 1), previous, (outcome,), ranges, (), {})
     return seal(record, PeerId("C"), lambda _body: b"")
 
 
@@ -120,9 +121,9 @@ def test_a_prepared_record_on_an_older_chain_is_no_candidate() -> None:
 
 
 def test_of_two_records_of_a_round_the_one_with_all_stages_stands() -> None:
-    other = signed(1, GENESIS, ballot=8)
-    found = choice(state(0, D1, 1), state(0, other, 1), state(1, other, 1), drop_prepared=True)
-    assert found.tip.hash == record_hash(other)
+    more, fewer = signed(1, GENESIS, samples=9), signed(1, GENESIS, ballot=8, samples=4)
+    found = choice(state(0, more, 1), state(0, fewer, 1), state(1, fewer, 1), drop_prepared=True)
+    assert found.tip.hash == record_hash(fewer)
 
 
 def test_newcomers_alone_are_no_reason_to_start_again_but_in_the_end_they_are_all_there_is() -> None:
