@@ -213,8 +213,10 @@ class RoundCoordinatorMachine:
             return []
         match message:
             case RoundState() if message.ballot == self.ballot:
+                self._restoration.hear(message.basis.hashes, now_s)
                 effects = self._state(peer, message, now_s)
             case Swapped():
+                self._restoration.hear(message.hashes, now_s)
                 effects = self._swapped(peer, message)
             case Join() if message.ballot == self.ballot and message.round == self.tip.round + 1:
                 effects = []
@@ -308,6 +310,8 @@ class RoundCoordinatorMachine:
         if self.phase is RoundPhase.WAITING or peer not in self._mirrors.known or message.ballot != self.ballot:
             return []
         self._mirrors.answer(peer, message)
+        for basis in self._mirrors.bases(peer):
+            self._restoration.hear(basis.hashes, now_s)
         new = {tip for tip in self._mirrors.tips if self._judgement.is_new(tip, MIRRORED, self.tip)}
         self._judgement.heard |= new
         if new and self.phase is not RoundPhase.ASKING:

@@ -147,6 +147,10 @@ class RoundMirrors:
             if tip.hash == head.hash:
                 yield Here(stage, self.basis(stage, tip))
 
+    def bases(self, peer: PeerId) -> Iterator[Basis]:
+        """The bytes that a mirror holds."""
+        return (self.basis(stage, tip) for stage, tip in self._held.get(peer, {}).items())
+
     def basis(self, stage: int, tip: Tip) -> Basis:
         """The bytes of a stage that a record which is kept names."""
         outcome = None if tip.signed is None else outcome_of(self._unseal(tip.signed), stage)

@@ -143,6 +143,17 @@ def test_a_mirror_that_is_gone_counts_no_more(machine: RoundCoordinatorMachine, 
     assert restored(machine.receive(A, state(machine), now_s)) == [Restored(0, 1, INITIAL)]
 
 
+def test_a_mirror_that_held_the_bytes_until_just_now_is_waited_for_anew(machine: RoundCoordinatorMachine) -> None:
+    signed = whole_round(machine)
+    announce(machine, M, now_s=5.0)
+    comes_back_without(machine)
+    says(machine, signed, 20.0)
+    machine.lost(M, 21.0)
+    for now_s, effects in ((49.9, []), (50.0, [Restored(0, 1, INITIAL)])):
+        machine.tick(now_s)
+        assert restored(machine.receive(A, state(machine), now_s)) == effects
+
+
 def older_mirrored(machine: RoundCoordinatorMachine) -> tuple[SignedRecord, SignedRecord]:
     """Record 2 stands and A, who alone held it, has lost it; a mirror holds record 1."""
     first = whole_round(machine)

@@ -47,6 +47,7 @@ from shoal.wire.messages.round import (
     Swapped,
 )
 
+C = PeerId("c")
 NEXT = StageHashes("p2", "m2", "b2")
 
 
@@ -134,6 +135,23 @@ def test_as_long_as_a_stage_is_missing_everybody_is_asked_again_and_who_follows_
     assert machine.receive(A, state(machine), 2.0) == []
     higher = Ballot(9, PeerId("other"), 1)
     assert machine.receive(A, StaleBallot(higher), 3.0) == [Deposed(higher)]
+
+
+@pytest.mark.parametrize("says", ["state", "swapped"])
+def test_a_holder_that_comes_and_goes_while_another_replica_is_waited_for_is_waited_for_anew(says: str) -> None:
+    machine = coordinator()
+    signed = whole_round(machine)
+    machine.lost(A, 5.0)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ()), C: Hop(C, ())}, 5.0)
+    machine.lead(5.0)
+    machine.receive(B, state(machine), 6.0)
+    held = state(machine, signed, 1) if says == "state" else Swapped(1, 0, record_hash(signed), BYTES, {})
+    machine.receive(A, held, 34.0)
+    machine.lost(A, 35.0)
+    machine.lost(C, 36.0)
+    for now_s, bases in ((63.9, []), (64.0, [INITIAL])):
+        effects = [*machine.tick(now_s), *machine.receive(B, state(machine), now_s)]
+        assert [effect.basis for effect in effects if isinstance(effect, Restored)] == bases
 
 
 def test_a_holder_that_comes_after_the_quorums_is_out(machine: RoundCoordinatorMachine) -> None:
