@@ -269,6 +269,20 @@ def test_a_mirror_that_follows_another_client_deposes_nobody(machine: RoundCoord
     assert machine.ballot.number == 10, "but the next ballot is above that"
 
 
+def test_a_mirror_that_has_answered_is_asked_again_as_long_as_a_stage_is_missing(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    """It follows another client, and what it fetches it tells that one."""
+    signed = whole_round(machine)
+    announce(machine, M, now_s=5.0)
+    says(machine, None)
+    assert sent(machine.tick(6.0), Follow) == {}
+    machine.lost(A, 7.0)
+    assert sent(machine.tick(8.0), Follow) == {M: Follow(machine.ballot, signed)}
+    says(machine, signed, 8.0)
+    assert sent(machine.tick(9.0), Follow) == {M: Follow(machine.ballot, signed)}
+
+
 def test_the_record_s_own_bytes_end_a_restoration_if_a_mirror_comes_with_them_before_the_quorums(
     machine: RoundCoordinatorMachine,
 ) -> None:
