@@ -57,8 +57,12 @@ class Restoration:
 
     def fits(self, here: Here) -> bool:
         """Whether these are the bytes that the stage goes on from. Whatever a replica computes for D_0 is right."""
+        return self.standing(here.stage) is None or self.goes_on_from(here)
+
+    def goes_on_from(self, here: Here) -> bool:
+        """Whether the stage goes on from these bytes, and from no others."""
         standing = self.standing(here.stage)
-        return standing is None or standing.hashes == here.basis.hashes
+        return standing is not None and standing.hashes == here.basis.hashes
 
     def standing(self, stage: int) -> Basis | None:
         """The bytes that the stage goes on from; None for those of D_0."""

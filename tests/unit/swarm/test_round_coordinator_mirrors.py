@@ -158,8 +158,9 @@ def older_mirrored(machine: RoundCoordinatorMachine) -> tuple[SignedRecord, Sign
     """Record 2 stands and A, who alone held it, has lost it; a mirror holds record 1."""
     first = whole_round(machine)
     second = successor(machine)
-    machine.receive(A, state(machine, second, 2), 5.0)
-    machine.receive(A, state(machine, second, 2), 5.0)
+    own = Basis(2, StageHashes("p2", "", ""))
+    machine.receive(A, state(machine, second, 2, basis=own), 5.0)
+    machine.receive(A, state(machine, second, 2, basis=own), 5.0)
     assert machine.tip.round == 2
     announce(machine, M, now_s=5.0)
     says(machine, first)

@@ -17,6 +17,7 @@ from tests.unit.swarm.test_round_coordinator import (
     state,
     whole_round,
 )
+from tests.unit.swarm.test_round_coordinator_mirrors import successor
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash
@@ -179,6 +180,27 @@ def test_a_client_that_takes_over_goes_on_with_what_was_restored(machine: RoundC
     effects = machine.receive(A, state(machine, signed, 1, basis=INITIAL), 5.0)
     assert Restored(0, 1, INITIAL) in effects
     assert machine.holders == {A: 0}
+
+
+@pytest.mark.parametrize("is_reconsidered", [False, True])
+def test_who_has_better_bytes_than_its_stage_was_restored_from_refuses_what_it_was_told_and_takes_part(
+    machine: RoundCoordinatorMachine, is_reconsidered: bool
+) -> None:
+    first, old, better = whole_round(machine), INITIAL, Basis(1, BYTES)
+    second = successor(machine)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 5.0)
+    machine.lead(5.0)
+    machine.receive(A, state(machine, second, 2, basis=old), 5.0)
+    effects = machine.receive(B, state(machine, first, 1), 5.0)
+    assert Restored(0, 2, old) in effects
+    assert sent(effects, CommitRecord)[B] == CommitRecord(machine.ballot, second)
+    effects = machine.receive(B, state(machine, first, 1), 6.0) if is_reconsidered else []
+    effects += machine.receive(B, state(machine, first, 1, refused="it has not staged these bytes"), 6.0)
+    assert Restored(0, 2, better) in effects
+    assert sent(effects, Restore)[B] == Restore(machine.ballot, second, 0, better)
+    machine.receive(A, state(machine, second, 2, basis=old, refused="its stage goes on from other bytes"), 6.0)
+    machine.receive(B, Swapped(2, 0, record_hash(second), BYTES, {}), 7.0)
+    assert machine.holders == {B: 0}
 
 
 def test_what_belongs_to_a_record_that_is_dropped_restores_nothing(machine: RoundCoordinatorMachine) -> None:
