@@ -181,13 +181,14 @@ class RoundCoordinatorMachine:
         if self._lead_at_s is not None:
             return self.lead(now_s) if now_s >= self._lead_at_s else []
         self._tick_at_s = now_s + self.settings.retry_s
-        # While a stage is missing everybody is asked again: a replica may have fetched its bytes since it answered, or
-        # follow another client now.
-        unheard = self._replicas.known if self._restoration.missing else self._replicas.silent
+        # While a stage is missing everybody is asked again: a replica or mirror may have fetched its bytes since it
+        # answered, or follow another client now.
+        is_missing = bool(self._restoration.missing)
+        unheard = self._replicas.known if is_missing else self._replicas.silent
         effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in unheard]
         for peer in sorted(self._replicas.told):
             effects += self._replicas.offer(peer, self.ballot, self.tip)
-        effects += self._mirrors.repeat()
+        effects += self._mirrors.repeat(is_missing)
         self._replicas.repeat_offers()
         if self.phase is RoundPhase.JOINING:
             effects += self._send_close()
@@ -213,8 +214,10 @@ class RoundCoordinatorMachine:
             return []
         match message:
             case RoundState() if message.ballot == self.ballot:
+                self._restoration.hear(message.basis.hashes, now_s)
                 effects = self._state(peer, message, now_s)
             case Swapped():
+                self._restoration.hear(message.hashes, now_s)
                 effects = self._swapped(peer, message)
             case Join() if message.ballot == self.ballot and message.round == self.tip.round + 1:
                 effects = []
@@ -308,12 +311,14 @@ class RoundCoordinatorMachine:
         if self.phase is RoundPhase.WAITING or peer not in self._mirrors.known or message.ballot != self.ballot:
             return []
         self._mirrors.answer(peer, message)
+        for basis in self._mirrors.bases(peer):
+            self._restoration.hear(basis.hashes, now_s)
         new = {tip for tip in self._mirrors.tips if self._judgement.is_new(tip, MIRRORED, self.tip)}
         self._judgement.heard |= new
         if new and self.phase is not RoundPhase.ASKING:
             return self.lead(now_s)  # choose once more, having heard everyone
-        is_early = self.phase in (RoundPhase.IDLE, RoundPhase.JOINING)
-        return (self._stages.reconsider_kept(self.ballot, self.tip) if is_early else []) + self._advance(now_s)
+        kept = self._stages.reconsider_kept(self.ballot, self.tip) if self._is_early else []
+        return kept + self._advance(now_s)
 
     def _state(self, peer: PeerId, state: RoundState, now_s: float) -> Effects:
         self._judgement.check(state)
@@ -328,7 +333,7 @@ class RoundCoordinatorMachine:
             self._judgement.heard.add(tip)
             return []
         if state.refused:
-            return self._replicas.mark_out(peer, state.refused) + self._leave(peer, now_s)
+            return self._refused(peer, state.refused, now_s)
         is_new = self._judgement.is_new(tip, state.stage, self.tip)
         if is_new:
             self._judgement.heard.add(tip)
@@ -338,6 +343,15 @@ class RoundCoordinatorMachine:
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
         comes_in = self._ready and not was_in and peer in self._replicas.holders(self.tip)
         return [*effects, ReplicaIn(peer)] if comes_in else effects
+
+    def _refused(self, peer: PeerId, reason: str, now_s: float) -> Effects:
+        """A replica cannot do what it was told, and is out. But if its stage goes on from the very bytes that it has,
+        it was told of other ones before: it is told anew."""
+        effects = self._reconsider(peer)
+        if self._is_early and self._restoration.goes_on_from(self._replicas.here[peer]):
+            self._replicas.told.discard(peer)
+            return effects + self._replicas.tell(self.ballot, self.tip)
+        return effects + self._replicas.mark_out(peer, reason) + self._leave(peer, now_s)
 
     def _swapped(self, peer: PeerId, message: Swapped) -> Effects:
         if self.phase is RoundPhase.ASKING:
@@ -356,9 +370,13 @@ class RoundCoordinatorMachine:
         effects += [ReplicaIn(peer)] if was_out or message.stage in self._restoration.bases else []
         return effects + (self._send_close() if self.phase is RoundPhase.JOINING else [])
 
+    @property
+    def _is_early(self) -> bool:
+        """Whether the quorums of the round are not proposed yet."""
+        return self.phase in (RoundPhase.IDLE, RoundPhase.JOINING)
+
     def _reconsider(self, peer: PeerId) -> Effects:
-        is_early = self.phase in (RoundPhase.IDLE, RoundPhase.JOINING)
-        return self._stages.reconsider(peer, self.ballot, self.tip) if is_early else []
+        return self._stages.reconsider(peer, self.ballot, self.tip) if self._is_early else []
 
     # -- the round
 
@@ -367,7 +385,7 @@ class RoundCoordinatorMachine:
         effects: Effects = []
         if self.phase is RoundPhase.ASKING:
             effects += self._choose(now_s)
-        if self.phase in (RoundPhase.IDLE, RoundPhase.JOINING):
+        if self._is_early:
             effects += self._stages.watch(self.tip, now_s)
             effects += self._stages.hint(self.ballot, self.tip)
             if self._stages.is_lost(self.tip, now_s):

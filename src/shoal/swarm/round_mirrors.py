@@ -90,9 +90,10 @@ class RoundMirrors:
         self.unanswered.add(peer)
         return [Send(peer, message)]
 
-    def repeat(self) -> list[CoordinatorEffect]:
-        """Say again what was not answered."""
-        return [Send(peer, self._told[peer]) for peer in sorted(self.unanswered) if peer in self._told]
+    def repeat(self, to_all: bool) -> list[CoordinatorEffect]:
+        """Say again what was not answered, or `to_all` what each was told last."""
+        peers = self.known if to_all else self.unanswered
+        return [Send(peer, self._told[peer]) for peer in sorted(peers) if peer in self._told]
 
     def answer(self, peer: PeerId, message: Mirrored) -> None:
         """Take note of what a mirror holds. It may have said so before what is known already: as long as its connection
@@ -146,6 +147,10 @@ class RoundMirrors:
         for stage, tip in self.kept(head).items():
             if tip.hash == head.hash:
                 yield Here(stage, self.basis(stage, tip))
+
+    def bases(self, peer: PeerId) -> Iterator[Basis]:
+        """The bytes that a mirror holds."""
+        return (self.basis(stage, tip) for stage, tip in self._held.get(peer, {}).items())
 
     def basis(self, stage: int, tip: Tip) -> Basis:
         """The bytes of a stage that a record which is kept names."""

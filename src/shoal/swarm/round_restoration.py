@@ -46,6 +46,7 @@ class Restoration:
         self._record: Record | None = None
         self._standing: dict[int, Basis] = {}  # the record's own bytes
         self._seen: dict[int, set[PeerId]] = {}
+        self._heard_s: dict[StageHashes, float] = {}  # when somebody who has these bytes was heard last
 
     def begin(self, record: Record | None) -> None:
         """There is a new tip, whose bytes its members hold."""
@@ -56,8 +57,12 @@ class Restoration:
 
     def fits(self, here: Here) -> bool:
         """Whether these are the bytes that the stage goes on from. Whatever a replica computes for D_0 is right."""
+        return self.standing(here.stage) is None or self.goes_on_from(here)
+
+    def goes_on_from(self, here: Here) -> bool:
+        """Whether the stage goes on from these bytes, and from no others."""
         standing = self.standing(here.stage)
-        return standing is None or standing.hashes == here.basis.hashes
+        return standing is not None and standing.hashes == here.basis.hashes
 
     def standing(self, stage: int) -> Basis | None:
         """The bytes that the stage goes on from; None for those of D_0."""
@@ -68,6 +73,11 @@ class Restoration:
         for peer, stage in holders.items():
             if stage not in self.bases:
                 self._seen.setdefault(stage, set()).add(peer)
+
+    def hear(self, hashes: StageHashes, now_s: float) -> None:
+        """Somebody has these bytes. Who is lost before anything is chosen is waited for from then on."""
+        self._heard_s = {each: at_s for each, at_s in self._heard_s.items() if now_s - at_s < self.patience_s}
+        self._heard_s[hashes] = now_s
 
     def miss(self, stages: Collection[int], now_s: float) -> bool:
         """Take note of the stages that are missing now; returns whether others were before."""
@@ -102,7 +112,9 @@ class Restoration:
             holders = {*outcome.members, *(self._seen.get(stage, ()) if record == self._record else ())}
             is_held = any(basis.hashes == outcome.hashes for basis in bases)  # by one that was left out
             is_certain = not silent and not is_held and holders <= peers
-            if is_certain or now_s - self.missing.get(stage, now_s) >= self.patience_s:
+            since_s = self.missing.get(stage, now_s)
+            since_s = since_s if is_held else max(since_s, self._heard_s.get(outcome.hashes, since_s))
+            if is_certain or now_s - since_s >= self.patience_s:
                 found[stage] = newest(bases)
         return found
 

@@ -297,7 +297,11 @@ def test_a_newcomer_with_other_bytes_stays_out(machine: RoundCoordinatorMachine)
 
 def test_a_late_repetition_does_not_readmit_who_is_out(machine: RoundCoordinatorMachine) -> None:
     signed = whole_round(machine)
-    refused = state(machine, signed, 1, refused="why not")
-    machine.receive(A, refused, 5.0)
-    machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 5.0)
-    assert machine.holders == {}
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 5.0)
+    machine.receive(B, state(machine, signed, 1), 5.0)
+    machine.close(CloseRequest(2, {}, {}), 5.0)
+    for peer in (A, B):
+        machine.receive(peer, Join(machine.ballot, 2, 0, 0, (), (), ()), 5.0)
+    machine.receive(B, state(machine, signed, 1, refused="why not"), 6.0)
+    machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {}), 6.0)
+    assert machine.holders == {A: 0}

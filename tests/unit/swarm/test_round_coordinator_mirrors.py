@@ -143,12 +143,24 @@ def test_a_mirror_that_is_gone_counts_no_more(machine: RoundCoordinatorMachine, 
     assert restored(machine.receive(A, state(machine), now_s)) == [Restored(0, 1, INITIAL)]
 
 
+def test_a_mirror_that_held_the_bytes_until_just_now_is_waited_for_anew(machine: RoundCoordinatorMachine) -> None:
+    signed = whole_round(machine)
+    announce(machine, M, now_s=5.0)
+    comes_back_without(machine)
+    says(machine, signed, 20.0)
+    machine.lost(M, 21.0)
+    for now_s, effects in ((49.9, []), (50.0, [Restored(0, 1, INITIAL)])):
+        machine.tick(now_s)
+        assert restored(machine.receive(A, state(machine), now_s)) == effects
+
+
 def older_mirrored(machine: RoundCoordinatorMachine) -> tuple[SignedRecord, SignedRecord]:
     """Record 2 stands and A, who alone held it, has lost it; a mirror holds record 1."""
     first = whole_round(machine)
     second = successor(machine)
-    machine.receive(A, state(machine, second, 2), 5.0)
-    machine.receive(A, state(machine, second, 2), 5.0)
+    own = Basis(2, StageHashes("p2", "", ""))
+    machine.receive(A, state(machine, second, 2, basis=own), 5.0)
+    machine.receive(A, state(machine, second, 2, basis=own), 5.0)
     assert machine.tip.round == 2
     announce(machine, M, now_s=5.0)
     says(machine, first)
@@ -256,6 +268,20 @@ def test_a_mirror_that_follows_another_client_deposes_nobody(machine: RoundCoord
     assert machine.phase is not RoundPhase.WAITING
     machine.lead(1.0)
     assert machine.ballot.number == 10, "but the next ballot is above that"
+
+
+def test_a_mirror_that_has_answered_is_asked_again_as_long_as_a_stage_is_missing(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    """It follows another client, and what it fetches it tells that one."""
+    signed = whole_round(machine)
+    announce(machine, M, now_s=5.0)
+    says(machine, None)
+    assert sent(machine.tick(6.0), Follow) == {}
+    machine.lost(A, 7.0)
+    assert sent(machine.tick(8.0), Follow) == {M: Follow(machine.ballot, signed)}
+    says(machine, signed, 8.0)
+    assert sent(machine.tick(9.0), Follow) == {M: Follow(machine.ballot, signed)}
 
 
 def test_the_record_s_own_bytes_end_a_restoration_if_a_mirror_comes_with_them_before_the_quorums(

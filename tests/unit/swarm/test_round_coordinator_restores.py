@@ -17,6 +17,7 @@ from tests.unit.swarm.test_round_coordinator import (
     state,
     whole_round,
 )
+from tests.unit.swarm.test_round_coordinator_mirrors import successor
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash
@@ -47,6 +48,7 @@ from shoal.wire.messages.round import (
     Swapped,
 )
 
+C = PeerId("c")
 NEXT = StageHashes("p2", "m2", "b2")
 
 
@@ -136,6 +138,23 @@ def test_as_long_as_a_stage_is_missing_everybody_is_asked_again_and_who_follows_
     assert machine.receive(A, StaleBallot(higher), 3.0) == [Deposed(higher)]
 
 
+@pytest.mark.parametrize("says", ["state", "swapped"])
+def test_a_holder_that_comes_and_goes_while_another_replica_is_waited_for_is_waited_for_anew(says: str) -> None:
+    machine = coordinator()
+    signed = whole_round(machine)
+    machine.lost(A, 5.0)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ()), C: Hop(C, ())}, 5.0)
+    machine.lead(5.0)
+    machine.receive(B, state(machine), 6.0)
+    held = state(machine, signed, 1) if says == "state" else Swapped(1, 0, record_hash(signed), BYTES, {})
+    machine.receive(A, held, 34.0)
+    machine.lost(A, 35.0)
+    machine.lost(C, 36.0)
+    for now_s, bases in ((63.9, []), (64.0, [INITIAL])):
+        effects = [*machine.tick(now_s), *machine.receive(B, state(machine), now_s)]
+        assert [effect.basis for effect in effects if isinstance(effect, Restored)] == bases
+
+
 def test_a_holder_that_comes_after_the_quorums_is_out(machine: RoundCoordinatorMachine) -> None:
     signed, _ = lost_stage(machine)
     machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 7.0)
@@ -161,6 +180,27 @@ def test_a_client_that_takes_over_goes_on_with_what_was_restored(machine: RoundC
     effects = machine.receive(A, state(machine, signed, 1, basis=INITIAL), 5.0)
     assert Restored(0, 1, INITIAL) in effects
     assert machine.holders == {A: 0}
+
+
+@pytest.mark.parametrize("is_reconsidered", [False, True])
+def test_who_has_better_bytes_than_its_stage_was_restored_from_refuses_what_it_was_told_and_takes_part(
+    machine: RoundCoordinatorMachine, is_reconsidered: bool
+) -> None:
+    first, old, better = whole_round(machine), INITIAL, Basis(1, BYTES)
+    second = successor(machine)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 5.0)
+    machine.lead(5.0)
+    machine.receive(A, state(machine, second, 2, basis=old), 5.0)
+    effects = machine.receive(B, state(machine, first, 1), 5.0)
+    assert Restored(0, 2, old) in effects
+    assert sent(effects, CommitRecord)[B] == CommitRecord(machine.ballot, second)
+    effects = machine.receive(B, state(machine, first, 1), 6.0) if is_reconsidered else []
+    effects += machine.receive(B, state(machine, first, 1, refused="it has not staged these bytes"), 6.0)
+    assert Restored(0, 2, better) in effects
+    assert sent(effects, Restore)[B] == Restore(machine.ballot, second, 0, better)
+    machine.receive(A, state(machine, second, 2, basis=old, refused="its stage goes on from other bytes"), 6.0)
+    machine.receive(B, Swapped(2, 0, record_hash(second), BYTES, {}), 7.0)
+    assert machine.holders == {B: 0}
 
 
 def test_what_belongs_to_a_record_that_is_dropped_restores_nothing(machine: RoundCoordinatorMachine) -> None:

@@ -65,6 +65,17 @@ def test_the_time_begins_when_the_last_holder_is_lost(restoration: Restoration) 
     assert due(restoration, 18.0, n=FRESH) == {0: FRESH}
 
 
+def test_who_was_heard_with_the_bytes_is_waited_for_from_then_on_but_not_while_they_are_there(
+    restoration: Restoration,
+) -> None:
+    restoration.hear(OWN.hashes, 9.0)
+    restoration.hear(FRESH.hashes, 11.0)
+    assert due(restoration, 18.9, n=FRESH) == {}
+    assert due(restoration, 19.0, n=FRESH) == {0: FRESH}
+    restoration.hear(OWN.hashes, 20.0)
+    assert due(restoration, 20.0, a=OWN) == {0: OWN}, "of one that was left out"
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_newcomers_are_told_of_a_record_that_nobody_holds_if_the_coordinator_knows_that_it_is_committed(
     is_known: bool,
