@@ -185,6 +185,7 @@ def test_activations_and_gradients_cross_one_link_from_server_to_server(tmp_path
     assert sent_by_client < 1.05 * token_bytes + _OVERHEAD_BYTES, received_and_sent
 
 
+@pytest.mark.slow
 def test_a_host_is_told_what_it_lacks_and_what_differs(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         # All at once: each waits for something else.

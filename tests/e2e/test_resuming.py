@@ -33,7 +33,7 @@ def _rounds(log_dir: Path) -> dict[int, dict[str, Any]]:
     return {content["record"]["round"]: content for content in contents if "record" in content}
 
 
-@pytest.mark.usual("whole")
+@pytest.mark.slow
 @pytest.mark.parametrize("newest", ["whole", "truncated"])
 def test_a_run_that_is_killed_whole_goes_on_from_its_newest_good_checkpoint(tmp_path: Path, newest: str) -> None:
     with launched(tmp_path, *BEGUN) as lost:

@@ -67,6 +67,7 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_meanwh
         assert [each["by"] for each in run.events("client_0", "run.resumed")]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_asked_for_is_written_of_the_next_record(tmp_path: Path) -> None:
     with launched(tmp_path, *ENDLESS, "--param-mirror.every-rounds=0", "--param-mirror.every-s=1e6") as run:
         run.saw("mirror_0", "checkpoint.written")

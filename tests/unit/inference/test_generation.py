@@ -42,6 +42,7 @@ def text_of(request: TextRequest, model: Path) -> tuple[str, Continuation]:
     return "".join(generation), generation
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_greedy_tokens_are_those_of_transformers_over_64_prompts(
     model: Path, exported: Path, transformers: ModuleType
