@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ class Checks:
         self.made_by: dict[str, frozenset[str]] = {}
         self.step_hosts: dict[StepKey, list[ReplicaHost]] = {}
         self._begun: dict[tuple[StepKey, str], int] = {}
+        self._keeps: defaultdict[tuple[PeerId, int, int], set[bool]] = defaultdict(set)
         self.num_restored = 0
 
     def opened(self, key: StepKey, hosts: list[ReplicaHost]) -> None:
@@ -54,10 +56,16 @@ class Checks:
         for host in hosts:
             self._begun[key, host.peer] = host.begun.get(host.machine.round, 0)
 
+    def closes(self, ballot: Ballot, round: int, keep: bool) -> None:
+        """A client ends a round, of whose record it wants a checkpoint or not; its next ballot goes on with that."""
+        self._keeps[ballot.peer, ballot.generation, round].add(keep)
+
     def committed(self, record: Record, signed: SignedRecord) -> None:
         """A record is committed, for the first time or again."""
         name = record_hash(signed)
         self.belongs(record, name)
+        if record.keep not in self._keeps[record.ballot.peer, record.ballot.generation, record.round]:
+            raise Broken(f"record {record.round} says of a checkpoint what its client did not")
         logs = self.world.disks[record.ballot.peer].read(name)
         if logs is None:
             raise Broken(f"the steps of record {record.round} are known to nobody any more")

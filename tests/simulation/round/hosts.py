@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.ids import PeerId, StepKey
+from shoal.swarm.keep_rule import KeepRule
 from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
@@ -203,6 +205,7 @@ class ClientHost:
             () if peer in world.mirrors.forgetful else world.pool_of(peer).recorded_ranges(),
         )
         self.tip: Tip | None = None
+        self.keep_rule = KeepRule(every_rounds=2, every_s=math.inf, last_round=0)
         self.stuck: tuple[int, ...] = ()
         self.led_s = 0.0
         self._wake_s: float | None = None
@@ -237,7 +240,10 @@ class ClientHost:
     def close(self) -> None:
         if self.tip is not None:
             slots = {peer: int(peer.split(".")[1]) for peer in self.world.replicas}
-            self._act(self.machine.close(CloseRequest(self.tip.round + 1, slots, {}), self.now_s))
+            round = self.machine.tip.round + 1
+            keep = self.keep_rule.is_due(round, self.now_s)
+            self.world.checks.closes(self.machine.ballot, round, keep)
+            self._act(self.machine.close(CloseRequest(round, slots, {}, keep=keep), self.now_s))
 
     def _journal(self, effect: Journal) -> None:
         self.disk.write(effect.digest, effect.logs)
@@ -261,6 +267,8 @@ class ClientHost:
                     self.world.network.on_host(self.peer, delay_s, self._journal, effect)
                 case RecordCommitted(record, signed):
                     self.tip = None
+                    if record.keep:
+                        self.keep_rule.begun(record.round, self.now_s)
                     self.world.committed(self.peer, record, signed)
                 case RoundReady(tip):
                     self.tip = tip

@@ -54,6 +54,15 @@ class NoJournal(RoundCoordinatorMachine):
         return [journal, *self.journaled(journal.digest)]
 
 
+class WantsNoCheckpoint(RoundCoordinatorMachine):
+    """Forgets that its client wants a checkpoint of the record."""
+
+    def _prepare(self) -> CoordinatorEffects:
+        if self._request is not None:
+            self._request = replace(self._request, keep=False)
+        return super()._prepare()
+
+
 class NoTakeoverOfPreparedRecords(RoundCoordinatorMachine):
     """Does not finish what replicas hold when it takes over."""
 
@@ -216,6 +225,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     for mutant, first_seed in (
         (NoPreparation, 4839),
         (NoJournal, 1),
+        (WantsNoCheckpoint, 0),
         (NoTakeoverOfPreparedRecords, 952),
         (NoEpochs, 7),
         (AbortsDoubts, 513),
