@@ -21,7 +21,7 @@ POINTS = ("mirror@rename", "server@swapped+cut")
 @pytest.mark.timeout(900)
 def test_a_run_goes_on_wherever_it_is_killed_with_the_rounds_of_one_that_nobody_has_killed(tmp_path: Path) -> None:
     report = tmp_path / "resumed.json"
-    options = [f"--points={','.join(POINTS)}", "--lenient", "--seed=3", f"--json={report}"]
+    options = [f"--points={','.join(POINTS)}", "--lenient", "--seed=0", f"--json={report}"]
     command = [sys.executable, "benchmarks/resume_points.py", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
