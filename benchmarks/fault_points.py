@@ -46,9 +46,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.recovery_limits import Measured, Result, by_role, held_up, late
+from benchmarks.recovery_limits import Measured, Result, by_role, held_up, late, slowness
 
-from shoal.bench.busy import calibrate
 from shoal.bench.transport_statistics import percentile
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
@@ -213,12 +212,6 @@ def one_run(
         problems = [f"{finding.check}: {problem}" for finding in findings for problem in finding.problems]
         lost = dict(samples_of(evidence).steps_lost)
     return found, Run(deaths, step_s, lost, [f"{each.check}: {each.text}" for each in findings], problems)
-
-
-def slowness() -> float:
-    """Return how many times longer than on an idle machine something takes here now."""
-    machine = calibrate()
-    return 1.0 if machine.idle else 1.0 / machine.share
 
 
 def table(results: Sequence[Result]) -> Table:

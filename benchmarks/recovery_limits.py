@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shoal.bench.busy import calibrate
 from shoal.bench.transport_statistics import percentile
 from shoal.testing.faults.points import OF_TRANSFER
 
@@ -123,3 +124,9 @@ def by_role(results: Sequence[Result]) -> list[Result]:
         if where not in OF_TRANSFER:
             found.setdefault(role, Result(f"{role}, any")).deaths.extend(result.deaths)
     return list(found.values())
+
+
+def slowness() -> float:
+    """Return how many times longer than on an idle machine something takes here now."""
+    machine = calibrate()
+    return 1.0 if machine.idle else 1.0 / machine.share

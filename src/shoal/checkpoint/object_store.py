@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -81,11 +81,13 @@ class ObjectPlace:
         self.remove(folder)
         return ObjectDraft(self, folder)
 
-    def remove(self, folder: str) -> None:
+    def remove(self, folder: str, begun: Callable[[], None] = lambda: None) -> None:
         found = self._found(folder)
         with self._told("remove"):
             for name in sorted(found, key=lambda name: name != MANIFEST):
                 self._fs.rm_file(self._path(folder, name))
+                if name == MANIFEST:
+                    begun()
 
     def remove_leftovers(self) -> None:
         """Nothing has a hidden name. Uploads that were never ended: the bucket's lifecycle rule removes them."""

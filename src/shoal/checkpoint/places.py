@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -67,8 +68,8 @@ class CheckpointPlace(Protocol):
         """Begin a folder."""
         ...
 
-    def remove(self, folder: str) -> None:
-        """Remove a folder; one that is being removed is none already."""
+    def remove(self, folder: str, begun: Callable[[], None] = lambda: None) -> None:
+        """Remove a folder; one that is being removed is none already: `begun` is called then."""
         ...
 
     def remove_leftovers(self) -> None:
@@ -104,8 +105,8 @@ class LocalPlace:
     def draft(self, folder: str) -> WholeFolder:
         return WholeFolder(self._path / folder)
 
-    def remove(self, folder: str) -> None:
-        remove_folder(self._path / folder)
+    def remove(self, folder: str, begun: Callable[[], None] = lambda: None) -> None:
+        remove_folder(self._path / folder, begun)
 
     def remove_leftovers(self) -> None:
         remove_leftovers(self._path, "round_*")

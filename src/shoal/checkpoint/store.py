@@ -9,7 +9,7 @@ A crash anywhere leaves the checkpoints that were good before: what is unfinishe
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -182,6 +182,7 @@ class CheckpointStore:
         location: `checkpoint_dir`: a folder, or `s3://bucket/prefix`. The run has a folder in it.
         unsealer: Checks records, with the authority that D_0 names; None: whoever signed them is believed.
         policy: Which checkpoints stay.
+        reached: Told each point of a write, with its round, at which `runtime.death_points` lets a mirror die.
 
     Raises:
         ConfigError: The location, or the run, cannot be used as a name.
@@ -191,6 +192,7 @@ class CheckpointStore:
     run_id: str
     unsealer: Unseal | None = None
     policy: KeepPolicy = field(default_factory=KeepPolicy)
+    reached: Callable[[str, int], None] = lambda _point, _round: None
 
     def __post_init__(self) -> None:
         self._place: CheckpointPlace = place_of(inside(self.location, self.run_id))
@@ -231,8 +233,11 @@ class CheckpointStore:
                 files[GENESIS] = draft.write(GENESIS, checkpoint.genesis)
                 files[CLIENT] = draft.write(CLIENT, checkpoint.client)
                 manifest = self._manifest(checkpoint, record, files)
+                self.reached("manifest", record.round)
                 draft.write(MANIFEST, manifest.encoded())
+                self.reached("rename", record.round)
                 draft.put_into_place()
+                self.reached("renamed", record.round)
             finally:
                 draft.discard()
         removed, problem = self._prune(record.round)
@@ -331,7 +336,11 @@ class CheckpointStore:
         views = [view for each, vector in zip(layouts, vectors, strict=True) for view in each.views(vector)]
         name = stage_file(part.stage)
         tensors = {entry.name: view for entry, view in zip(entries, views, strict=True)}
-        files = {name: self._write_tensors(draft, name, entries, tensors)}
+
+        def reached(point: str) -> None:
+            self.reached(point, record.round)
+
+        files = {name: self._write_tensors(draft, name, entries, tensors, reached)}
         for slot, content in part.inner:
             name, written = inner_file(part.stage, slot), to_wire(content).data
             TensorFile(Path(name), bytes(written))  # whoever gave it may have given anything
@@ -340,11 +349,16 @@ class CheckpointStore:
         return files
 
     def _write_tensors(
-        self, draft: Draft, name: str, entries: Iterable[FlatEntry], tensors: Mapping[str, Tensor]
+        self,
+        draft: Draft,
+        name: str,
+        entries: Iterable[FlatEntry],
+        tensors: Mapping[str, Tensor],
+        reached: Callable[[str], None],
     ) -> FileDigest:
         self._require_room(sum(tensor.nbytes for tensor in tensors.values()))
         with TensorFileWriter(draft.create(name), entries) as file:
-            return file.write_all(tensors)
+            return file.write_all(tensors, reached)
 
     def _manifest(self, checkpoint: Checkpoint, record: Record, files: Mapping[str, FileDigest]) -> Manifest:
         stages = [
@@ -378,7 +392,7 @@ class CheckpointStore:
             unfinished = [round for round, files in contents.items() if MANIFEST not in files]
             sizes = {round: sum(files.values()) for round, files in contents.items() if MANIFEST in files}
             for round in (*unfinished, *self.policy.surplus(sizes, newest)):
-                self._place.remove(folder_of(round))
+                self._place.remove(folder_of(round), partial(self.reached, "removal", newest))
                 removed.append(round)
         except (OSError, StorageError) as error:
             return tuple(removed), f"older checkpoints in {self._place.location} cannot be removed: {error}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, cast
@@ -113,8 +113,11 @@ class TensorFileWriter:
         self._file.write(to_wire(values.to(entry.dtype)).data, self._places[name])
         self._missing.discard(name)
 
-    def write_all(self, tensors: Mapping[str, Tensor]) -> FileDigest:
+    def write_all(self, tensors: Mapping[str, Tensor], reached: Callable[[str], None] = lambda _: None) -> FileDigest:
         """Write all tensors from the file's beginning to its end, and finish it.
+
+        Args:
+            reached: Told "file" when a part of it is written, and "sync" when all of it is, before it is finished.
 
         Raises:
             OSError, StateMismatch: As `write`.
@@ -122,6 +125,8 @@ class TensorFileWriter:
         self._file.write(self._header)
         for name in self._places:
             self.write(name, tensors[name])
+            reached("file")
+        reached("sync")
         return self._file.finish()
 
     def finish(self) -> FileDigest:

@@ -11,7 +11,7 @@ import glob
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +96,11 @@ class WholeFolder:
         shutil.rmtree(self.aside, ignore_errors=True)
 
 
-def remove_folder(path: Path) -> None:
+def remove_folder(path: Path, begun: Callable[[], None]) -> None:
     """Remove a folder so that it is there as a whole or not at all.
+
+    Args:
+        begun: Called when it has lost its name, and its files are still there.
 
     Raises:
         OSError: It cannot be removed.
@@ -105,6 +108,7 @@ def remove_folder(path: Path) -> None:
     old = _beside(path, "old")
     path.rename(old)
     sync_directory(path.parent)
+    begun()
     shutil.rmtree(old)
 
 

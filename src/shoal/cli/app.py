@@ -122,10 +122,10 @@ def run_local(
 
 
 def _resume_local(wanted: str, config_path: Path | None, flags: Sequence[str], *, print_config: bool) -> int:
-    from shoal.cli.early import early_start
-    from shoal.cli.resuming import end_leftovers, find_resumption
-
     def look() -> Resumption:
+        # Not before: what reads checkpoints imports torch, which the fork server does at the same time.
+        from shoal.cli.resuming import find_resumption
+
         found = find_resumption(
             wanted, partial(load_resuming, config_path, flags), partial(print, flush=True), is_local=True
         )
@@ -135,6 +135,9 @@ def _resume_local(wanted: str, config_path: Path | None, flags: Sequence[str], *
 
     if print_config:
         return _print_config(look().config)
+    from shoal.cli.early import early_start
+    from shoal.cli.runs_here import end_leftovers
+
     end_leftovers()
     with early_start() as early:
         resumption = look()
@@ -170,10 +173,10 @@ def start_trainer_client(
 
 
 def _resume_with_hosts(wanted: str, config_path: Path | None, flags: Sequence[str], *, print_config: bool) -> int:
-    from shoal.cli.early import early_start
-    from shoal.cli.resuming import end_leftovers, find_resumption
-
     def look() -> Resumption:
+        # Not before: what reads checkpoints imports torch, which the fork server does at the same time.
+        from shoal.cli.resuming import find_resumption
+
         found = find_resumption(
             wanted, partial(load_resuming, config_path, flags), partial(print, flush=True), is_local=False
         )
@@ -183,6 +186,9 @@ def _resume_with_hosts(wanted: str, config_path: Path | None, flags: Sequence[st
 
     if print_config:
         return _print_config(look().config)
+    from shoal.cli.early import early_start
+    from shoal.cli.runs_here import end_leftovers
+
     end_leftovers()
     with early_start() as early:
         resumption = look()

@@ -20,7 +20,7 @@ from shoal.checkpoint.manifest import GENESIS, round_of
 from shoal.checkpoint.store import CheckpointStore, NewestGood, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.cli.run_files import LOCAL_KEY, take_log_dir
-from shoal.cli.runs_here import dead_dirs, living_runs
+from shoal.cli.runs_here import living_runs
 from shoal.client.resuming import go_back
 from shoal.client.spec import ResumedFrom
 from shoal.clock import Clock
@@ -31,8 +31,6 @@ from shoal.control.peers_file import PEERS_FILE, read_peers_file
 from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
 from shoal.identity import load_swarm_key, swarm_authority
 from shoal.ids import RunId
-from shoal.runtime.fork_servers import tag_of
-from shoal.runtime.process_control import end_tagged
 
 LATEST: Final = "latest"
 """What `--resume` alone means: the checkpoint that was written last."""
@@ -70,16 +68,6 @@ class Resumption:
         if problem:
             say(f"what the run has counted until then is not known ({problem}): its summary counts from here")
         return log_dir
-
-
-def end_leftovers() -> None:
-    """End what still runs of launchers that are dead, which is on its way to its own end: it might yet write.
-
-    Raises:
-        ConfigError: a runtime directory belongs to another user.
-    """
-    for dead in dead_dirs():
-        end_tagged(tag_of(dead.path))
 
 
 def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, is_local: bool) -> Resumption:

@@ -13,6 +13,8 @@ from shoal.clock import Clock, Deadline
 from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import RunId
+from shoal.runtime.fork_servers import tag_of
+from shoal.runtime.process_control import end_tagged
 from shoal.runtime.run_dir import FoundDir, found_dirs
 from shoal.runtime.run_note import RunNote
 from shoal.transport.unix import open_unix_endpoint
@@ -35,6 +37,16 @@ def living_runs() -> list[RunNote]:
 def dead_dirs() -> list[FoundDir]:
     """Return what dead runs have left; raises as `living_runs`."""
     return [each for each in found_dirs() if not each.is_alive]
+
+
+def end_leftovers() -> None:
+    """End what still runs of launchers that are dead, which is on its way to its own end: it might yet write.
+
+    Raises:
+        ConfigError: a runtime directory belongs to another user.
+    """
+    for dead in dead_dirs():
+        end_tagged(tag_of(dead.path))
 
 
 def choose(wanted: str, runs: Iterable[RunNote]) -> RunNote | None:

@@ -50,11 +50,13 @@ from shoal.client.watch import Watch
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
+from shoal.control.death_watch import watched
 from shoal.control.membership import Membership
 from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
 from shoal.events.run import ClientResumed, DataSized
 from shoal.ids import PeerId
+from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.runtime.launcher_messages import Adopt, Adoption, ReplaceDataServer
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
@@ -99,6 +101,7 @@ class Client:
         notice: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
         unwanted: Callable[[], None] | None = None,
+        deaths: DeathPoints | None = None,
     ) -> None:
         """Connect the parts and write the run's record 0.
 
@@ -116,6 +119,7 @@ class Client:
             notice: tells the user something that stays on the screen.
             patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0.
             unwanted: has all roles of this host end, since a user wants it; None: only this client stops.
+            deaths: where a measurement lets the process die.
 
         Raises:
             StorageError: `log_dir` cannot be written.
@@ -128,7 +132,7 @@ class Client:
         self._feed = Feed(
             endpoint=endpoint, data_server=data_server, trainer=-1, generation=diary.generation, clock=clock
         )
-        self._succeeds, self._on_turn = succeeds, on_turn
+        self._succeeds, self._on_turn, self._deaths = succeeds, on_turn, deaths
         self._succession = Succession(
             run_id=run_id,
             endpoint=endpoint,
@@ -311,7 +315,8 @@ class Client:
             transfers = (self._fetch, self._contents, self._keeping, self._inheritance)
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
             seen = (self._membership, self.reports, self._stages, self._pausing, self.trainers, self.counters.numbers)
-            handlers = (*parts, *asked, StatusAnswers(self._endpoint, self._config, *seen, self._clock))
+            answers = StatusAnswers(self._endpoint, self._config, *seen, self._clock)
+            handlers = watched(self._deaths, (*parts, *asked, answers))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
             tasks.start_soon(self._contents.run)
             async with self.model.left_at_the_end(lambda: self.ends_run):

@@ -20,6 +20,7 @@ from shoal.client.diary import Diary
 from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
 from shoal.control.counter_report import counters_logged
+from shoal.control.death_watch import death_points
 from shoal.control.dial_back import DialBack
 from shoal.control.join import join_swarm
 from shoal.control.membership import Membership
@@ -186,6 +187,7 @@ def _build(
         notice=notice,
         on_turn=on_turn,
         unwanted=lambda: control.tell(RunUnwanted()),
+        deaths=death_points(spec),
     )
 
 

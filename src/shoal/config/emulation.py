@@ -11,9 +11,11 @@ from pydantic import Field, field_validator
 from shoal.config.base import NonNegativeFloat, Section, Words
 
 POINTS: Final = {
-    "server": ("forward", "backward", "prepared", "commit", "ring", "staged", "record", "fetch", "donate"),
+    "server": ("forward", "backward", "prepared", "commit", "ring", "staged", "record", "swapped", "fetch", "donate"),
     "trainer": ("forward", "prepared", "commit"),
     "data_server": ("lease",),
+    "client": ("prepared",),
+    "mirror": ("file", "sync", "manifest", "rename", "renamed", "removal"),
 }
 """Where a role can die, see `shoal.runtime.death_points`."""
 

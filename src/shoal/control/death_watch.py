@@ -17,7 +17,7 @@ from shoal.transport.dispatch import Handler
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart, RingReady
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, SignedRecord
+from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, RecordPrepared, SignedRecord
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
 from shoal.wire.messages.transfer import Chunk, Read
 
@@ -59,6 +59,8 @@ def point_of(message: Message) -> tuple[str, int] | None:
             return "commit", key.number
         case RingPart(tag=tag) | RingReady(tag=tag):
             return "ring", QuorumTag.decoded(tag).round
+        case RecordPrepared(round=round):
+            return "prepared", round
         case PrepareRecord(record=record):
             return "staged", _round_of(record)
         case CommitRecord(record=record):

@@ -8,11 +8,16 @@ has happened. It is a kill -9 to itself, with the event `emulation.death` as the
                   ring: the first part of another member's sum is here; number is the round from here on
                   staged: it has staged the outer step and is asked to prepare the record
                   record: it has prepared the record, and learns that it is committed
+                  swapped: the record's state is what it trains on
                   fetch: a newcomer has the first chunk of its state; donate: it is asked for one; number is the
                   round of the last record that it knows
     trainer       forward: the first replica has opened the step; prepared: the first one has prepared it, none has
                   been told to commit; commit: the first one has committed it
     data_server   lease: a trainer wants a batch of the round
+    client        prepared: the first member has prepared the record of the round, none was told that it is committed
+    mirror        of the checkpoint of a round: file: a part of its first file is written; sync: all of that file, not
+                  forced to the disk; manifest: all files but this one are on the disk; rename: this one too; renamed:
+                  it is in its place, and so are older ones; removal: an older one has lost its name, not its files
 """
 
 from __future__ import annotations

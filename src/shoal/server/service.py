@@ -49,6 +49,7 @@ from shoal.swarm.assignment import StageNeed
 from shoal.swarm.microbatch_cut import MAX_MICROBATCHES, cut
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
+from shoal.wire.messages.round import Record
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,10 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap)[0]),
             )
 
+        def recorded(record: Record) -> None:
+            deaths.reached("swapped", record.round)
+            work.recorded(record)
+
         monitor = ReassignmentMonitor(
             endpoint=endpoint,
             announcer=Announcer(registry, record),
@@ -140,7 +145,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             rebuild=build,
             view=lambda: registry.membership.view,
             num_stages=config.num_stages,
-            on_record=lambda record: work.recorded(record),
+            on_record=recorded,
         )
         work = WorkReport(
             peer=endpoint.peer_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +221,36 @@ def test_a_crash_at_any_step_of_a_write_leaves_a_good_checkpoint(
     for copy in copies[:: len(copies) // 7]:
         write_rounds(make_store(copy, KeepPolicy(keep_last=1)), 9)
         assert [path.name for path in (copy / RUN_ID).iterdir()] == ["round_000009"]
+
+
+def test_who_is_to_die_in_a_write_is_told_where_it_is(tmp_path: Path) -> None:
+    store = make_store(tmp_path, KeepPolicy(keep_last=2))
+    write_rounds(store, 1, 2)
+    seen: dict[str, set[str]] = {}
+    told: list[str] = []
+
+    def reached(point: str, round: int) -> None:
+        assert round == 3
+        told.append(point)
+        paths = (path.relative_to(tmp_path / RUN_ID) for path in (tmp_path / RUN_ID).rglob("*"))
+        # The first time it is reached, which is when somebody dies.
+        seen.setdefault(point, {re.sub(r"\.\d+\.", ".", str(path)) for path in paths})
+
+    store.reached = reached
+    write_rounds(store, 3)
+    assert [*seen] == ["file", "sync", "manifest", "rename", "renamed", "removal"]
+    assert told.index("sync") > 1, "a part of a file is not the whole of it"
+    aside, old = ".round_000003.unfinished", ".round_000001.old"
+    first = {aside, f"{aside}/stage_00.safetensors"}
+    kept = {path for path in seen["file"] if path.startswith("round_")}
+    assert {path.partition("/")[0] for path in kept} == {"round_000001", "round_000002"}
+    assert seen["file"] == seen["sync"] == kept | first
+    whole = {aside, *(f"{aside}/{name}" for name in FILES)}
+    assert seen["manifest"] == kept | whole - {f"{aside}/manifest.json"}
+    assert seen["rename"] == kept | whole
+    placed = {path.replace(aside, "round_000003") for path in whole}
+    assert seen["renamed"] == kept | placed
+    assert seen["removal"] == {path.replace("round_000001", old) for path in kept} | placed
 
 
 def flip(path: Path, at: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -181,3 +183,17 @@ def test_resume_alone_means_latest() -> None:
     assert spelt_out(["run-local", "--resume", "--no-wandb"]) == ["run-local", "--resume=latest", "--no-wandb"]
     assert spelt_out(["run-local", "--resume", "here"]) == ["run-local", "--resume", "here"]
     assert spelt_out(["run-local", "--resume=here"]) == ["run-local", "--resume=here"]
+
+
+@pytest.mark.parametrize("command", ["run-local", "start-trainer-client"])
+def test_the_fork_server_has_begun_when_the_launcher_imports_torch(command: str) -> None:
+    code = (
+        "import sys\n"
+        "from shoal.cli import app, early, runs_here\n"
+        "def begun():\n"
+        "    sys.exit(8 if 'torch' in sys.modules else 7)\n"
+        "early.early_start = begun\n"
+        "runs_here.end_leftovers = list\n"
+        f"app.run(['{command}', '--resume'])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 7

@@ -16,7 +16,7 @@ from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record
+from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, RecordPrepared
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
 from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Read
 
@@ -36,6 +36,7 @@ RECORD = seal(Record("run", 5, BALLOT, "0", (), (), (), {}), PeerId("C"), lambda
         (RingPart(QuorumTag(5, BALLOT, 1, 0).encoded(), 0, False, 0, 0, 0), ("ring", 5)),
         (PrepareRecord(BALLOT, RECORD), ("staged", 5)),
         (CommitRecord(BALLOT, RECORD), ("record", 5)),
+        (RecordPrepared(BALLOT, 5, "hash"), ("prepared", 5)),
         (Lease(1, 0, 1, 3, 7), ("lease", 3)),
         (Heartbeat(), None),
     ],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 FIRST_STEP, STEPS_APART = 50, 37
 """Between two deaths: longer than a server needs to be back, and not a multiple of the steps of a round."""
-OF_ROUND = ("ring", "staged", "record", "lease")
+OF_ROUND = ("ring", "staged", "record", "swapped", "lease")
 """Points whose number is that of a round."""
 OF_TRANSFER = ("fetch", "donate")
 """Points in a transfer of state, which a server that was killed before asks for."""
