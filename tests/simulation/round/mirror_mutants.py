@@ -104,7 +104,7 @@ class ForgetsMirroredRecords(RoundCoordinatorMachine):
 
 
 class _ToldOnce(RoundMirrors):
-    def repeat(self) -> list[CoordinatorEffect]:
+    def repeat(self, to_all: bool) -> list[CoordinatorEffect]:
         return []
 
 
@@ -147,12 +147,12 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
         (RestoresWhatIsMirrored, 32),
-        (WaitsForNoMirror, 15),
+        (WaitsForNoMirror, 101),
         (AsksNoMirror, 22),
         (HintsNothingThatIsKept, 26),
         (CountsMirrorsThatAreGone, 44),
         (ForgetsMirroredRecords, 15),
-        (RepeatsNoFollow, 145),
+        (RepeatsNoFollow, 154),
     )
 }
 MUTANTS |= {

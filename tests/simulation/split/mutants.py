@@ -159,7 +159,7 @@ MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "IsSilentAboutMistakes": _meets(64, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
-    "TakesAnySteps": _make(176, host_class=TakesAnySteps),
+    "TakesAnySteps": _make(459, host_class=TakesAnySteps),
     "KeepsItsPool": _make(34, client_class=KeepsItsPool),
     "TrainsOn": _make(4, client_class=TrainsOn),
 }
