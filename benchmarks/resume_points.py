@@ -55,13 +55,6 @@ from shoal.wire.messages.round import StageHashes
 NUM_ROUNDS, INNER_STEPS, KEEP_LAST = 10, 12, 3
 CALL_S = 0.01
 """The least time of a call of a stage, so that a round takes a second: within it the mirror has to fetch a record."""
-OPTIMIZERS = {
-    "adam": (),
-    "sgd": ("--diloco.inner-optim.type=sgd", "--diloco.inner-optim.sgd-momentum=0"),
-}
-"""Adam has a state, plain sgd has none."""
-OPTIMIZER = "sgd"
-"""Rounds after a resume are those of the run that was not killed where checkpoints hold the optimizer's state."""
 FLAGS = (
     "--deterministic",
     "--no-wandb",
@@ -263,7 +256,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", help="ROLE@POINT or ROLE@POINT+DAMAGE, with commas; all twenty by default")
     parser.add_argument("--seed", type=int, default=0, help="of the runs, the points and where they are (0)")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZER, help=f"of the inner steps ({OPTIMIZER})")
     parser.add_argument("--lenient", action="store_true", help="a limit for a load that comes and goes")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     parser.add_argument("--keep-logs", type=Path, help="leave the logs of all runs in this folder")
@@ -282,12 +274,7 @@ def main() -> int:
     try:
         for place, kill in enumerate(kills):
             num = kill.num_replicas
-            flags = (
-                *FLAGS,
-                *OPTIMIZERS[arguments.optimizer],
-                f"--run.seed={arguments.seed}",
-                f"--num-servers={2 * num}",
-            )
+            flags = (*FLAGS, f"--run.seed={arguments.seed}", f"--num-servers={2 * num}")
             try:
                 if num not in references:
                     references[num] = uninterrupted(directory / f"{num}-replicas", flags)
@@ -310,7 +297,7 @@ def main() -> int:
             shutil.rmtree(directory, ignore_errors=True)
     if arguments.json:
         machine = {"machine": platform.machine(), "system": platform.platform(), "cores": os.cpu_count()}
-        content = {"seed": arguments.seed, "optimizer": arguments.optimizer, **machine, "slowness": times}
+        content = {"seed": arguments.seed, **machine, "slowness": times}
         content |= {"failures": failures, "points": list(map(asdict, done))}
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     later_s = [each.later_s for each in done] or [0.0]

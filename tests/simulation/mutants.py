@@ -1,7 +1,8 @@
 """All mutants: machines, and models of what computes, with one rule left out each.
 
 Each has the first seed that notices, so that the gate (`test_mutants.py`) is fast: it looks at `GATE_SEEDS` seeds from
-there on. When worlds change, `python -m tests.simulation --mutants` finds the first seeds anew.
+there on. When worlds change, it is another one: the gate looks for it from 0 on then, which takes longer, and warns.
+`python -m tests.simulation --mutants` finds the first seeds anew.
 
 Noticed is what breaks a promise (`Broken`), and nothing else. Where a mutant sends what a machine that ships refuses as
 against the protocol, production closes the connection: that seed shows nothing. A mutant that ends with any other error
