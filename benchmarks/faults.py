@@ -44,9 +44,10 @@ from tests.e2e.hosts import two_server_hosts
 from tests.e2e.launched import START_S, launched, until
 from tests.e2e.namespaces import Lan, why_impossible
 
+from shoal.averaging.journal import read_records
 from shoal.errors import RunFailed
-from shoal.testing.faults.deaths import KINDS, Kind, Strike, inflict
-from shoal.testing.observed import Swarm
+from shoal.testing.faults.deaths import KINDS, STAGE, Kind, Strike, inflict
+from shoal.testing.observed import Swarm, time_of
 from shoal.testing.verdict import TRAINED, Evidence, judge
 
 # The model of `make run`, with shorter rounds, so that some faults meet the end of one.
@@ -59,6 +60,9 @@ FLAGS = (
     "--diloco.outer-steps=100000",
 )
 NUM_SLOTS = 2
+ALL_KINDS = {**KINDS, "stage": STAGE}
+HELD_S = 1.0
+"""So long after a record a mirror has it."""
 PAUSE_S = (1.0, 4.0)
 """Of training between two faults, drawn evenly: about one round."""
 
@@ -112,7 +116,7 @@ class Result:
 
 def main() -> int:
     """Measure what was asked for, print it, and return the exit code."""
-    every = [*KINDS, *LINK_KINDS, "supervisor", "supervisor-hosts"]
+    every = [*ALL_KINDS, *LINK_KINDS, "supervisor", "supervisor-hosts"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=",".join(every), help=f"some of {', '.join(every)}, with commas")
     parser.add_argument("--repeat", type=int, default=5, help="faults of each kind (5)")
@@ -170,7 +174,7 @@ def strike_repeatedly(result: Result, dice: random.Random, repeat: int, director
     """Strike several times in one run, and check it at its end."""
     link = LINK_KINDS.get(result.kind)
     with swarm_of_one_host(directory) if link is None else swarm_of_hosts(directory, link) as (swarm, kind):
-        kind = kind or KINDS[result.kind]
+        kind = kind or ALL_KINDS[result.kind]
         result.limit_s, result.limit_steps = kind.limit_s, kind.limit_steps
         strikes: list[Strike] = []
         for _ in range(repeat):
@@ -184,6 +188,24 @@ def strike_repeatedly(result: Result, dice: random.Random, repeat: int, director
         train(swarm, dice)
         result.step_s, result.round_gap_s = usual_times(swarm, strikes)
         end(swarm, result)
+        if kind is STAGE:
+            result.problems += restored_from_older(swarm, strikes)
+
+
+def restored_from_older(swarm: Swarm, strikes: Sequence[Strike]) -> list[str]:
+    """Return which stages that lost all servers went on from an older record than a mirror has to hold by then."""
+    recorded = swarm.events("client_0", "round.recorded")
+    rounds = {event["round"]: time_of(event) for event in recorded}
+    problems: list[str] = []
+    for record, _ in read_records(swarm.client.require_log_dir()):
+        for outcome in record.stages:
+            if outcome.restored is None:
+                continue
+            begun_s = max(strike.at_s for strike in strikes if strike.at_s < rounds[record.round])
+            held = max(round for round, at_s in rounds.items() if at_s < begun_s - HELD_S)
+            if outcome.restored.round < held:
+                problems.append(f"stage {outcome.stage} went on from record {outcome.restored.round}, not {held}")
+    return problems
 
 
 def supervisor_dies(result: Result, dice: random.Random, directory: Path) -> None:

@@ -103,6 +103,16 @@ class Lan:
             lost = ("lladdr", _NOBODY, "nud", "permanent")
             _ip("-n", self.namespace(sender), "neighbour", "replace", *neighbour, *lost)
 
+    def set_rate(self, host: str, rate: str | None) -> None:
+        """Let the host's link carry so much each way ("1mbit"); None: as much as it can."""
+        ends = ((self.namespace(host), "eth0"), (self.namespace("switch"), f"port{self.hosts.index(host)}"))
+        for name, device in ends:
+            queue = ("dev", device, "root")
+            if rate is None:
+                _tc("-n", name, "qdisc", "del", *queue)
+            else:
+                _tc("-n", name, "qdisc", "add", *queue, "tbf", "rate", rate, "burst", "16kb", "latency", "400ms")
+
     def link_bytes(self, host: str) -> tuple[int, int]:
         """Return the bytes that the host's only link has received and sent."""
         [link] = _json("-n", self.namespace(host), "-s", "link", "show", "eth0")
@@ -156,8 +166,16 @@ def lan(*hosts: str) -> Iterator[Lan]:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+    _done("ip", *arguments)
+
+
+def _tc(*arguments: str) -> None:
+    _done("tc", *arguments)
+
+
+def _done(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
 
 
 def _json(*arguments: str) -> Any:

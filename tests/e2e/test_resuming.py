@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.buckets import KEY, SECRET, bucket
 from tests.e2e.launched import END_S, SMALL, Launched, launched, until
 
 pytestmark = pytest.mark.timeout(600)
@@ -69,3 +71,30 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_good_checkpoint(tmp_
     again = {each["base_round"]: each["loss"] for each in resumed.events("client_0", "evaluation.done")}
     assert math.isclose(again[good], evaluated[good], rel_tol=1e-6), "it is evaluated before anything is trained"
     assert _written(resumed)[-1]["round"] == NUM_ROUNDS, "of the last round there always is one"
+
+
+@pytest.mark.slow
+def test_a_run_whose_host_is_gone_goes_on_elsewhere_from_an_object_store(tmp_path: Path) -> None:
+    with bucket() as empty:
+        options = {"environment": {**empty.environment, "HOME": str(tmp_path)}}
+        with launched(tmp_path / "lost", *BEGUN, f"--checkpoint-dir={empty.location}", **options) as lost:
+            until(lambda: _written(lost)[1:], 480.0, "two checkpoints")
+            lost.lose_host()
+            lost_dir = lost.require_log_dir()
+        elsewhere = tmp_path / "elsewhere/logs" / lost_dir.name
+        elsewhere.mkdir(parents=True)
+        shutil.copy2(lost_dir / "swarm.key", elsewhere)
+        with launched(tmp_path / "elsewhere", f"--resume={empty.location}", "--no-wandb", **options) as resumed:
+            assert resumed.ends(240.0) == 0, resumed.output
+            resumed.leaves_nothing()
+            summary = resumed.summary()
+        assert f"resuming run {elsewhere.name} from its checkpoint of round" in resumed.output
+        assert (summary["run_id"], summary["exit"], summary["outer_rounds"]) == (elsewhere.name, "done", NUM_ROUNDS)
+        assert (summary["duplicates"], summary["missing"], summary["stages_restored"]) == (0, 0, [])
+        assert _written(resumed)[-1]["round"] == NUM_ROUNDS, "it goes on writing to the store"
+    for run in (lost, resumed):
+        written = [
+            run.output,
+            *(path.read_text(errors="replace") for path in run.log_root.rglob("*") if path.is_file()),
+        ]
+        assert not any(KEY in text or SECRET in text for text in written)

@@ -141,6 +141,11 @@ def _good(store: CheckpointStore, round: int | None) -> NewestGood:
 
 def _swarm_key(config: Config, log_dir: Path, *, is_local: bool) -> bytes:
     path = log_dir / LOCAL_KEY if is_local else config.network.swarm_key_file
+    if is_local and not path.exists():
+        raise ConfigError(
+            f"--resume: run {log_dir.name} goes on with the swarm key that it was begun with, which no checkpoint has: "
+            f"copy {LOCAL_KEY} from its log folder to {path}"
+        )
     try:
         return load_swarm_key(path)
     except ConfigError as error:

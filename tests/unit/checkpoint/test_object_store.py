@@ -11,6 +11,7 @@ import pytest
 import s3fs
 import torch
 from fsspec import asyn
+from tests.buckets import CREDENTIALS, KEY, SECRET, bucket
 from tests.unit.checkpoint.checkpoints import LAYOUTS, RUN_ID, make_store, vectors_of, write_rounds
 
 from shoal.checkpoint import object_store
@@ -18,7 +19,6 @@ from shoal.checkpoint.object_store import ObjectDraft, ObjectPlace
 from shoal.checkpoint.store import KeepPolicy, stores_at
 from shoal.errors import ConfigError, StorageError
 
-KEY, SECRET = "AKIATHEKEYOFATEST", "the+secret/of+a+test"
 NUM_FILES = 8
 
 
@@ -54,30 +54,19 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
-def location(credentials: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+def location(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with bucket() as empty:
+        for name, value in empty.environment.items():
+            monkeypatch.setenv(name, value)
         # Nothing here is away, however busy the machine is.
         patient = {**object_store._TIMEOUTS, "connect_timeout": 600, "read_timeout": 600}
         monkeypatch.setattr(object_store, "_TIMEOUTS", patient)
-        # What is in buckets outlives a server of moto.
-        bucket = f"bucket-{port}"
-        ObjectPlace(f"s3://{bucket}")._fs.mkdir(bucket)
-        yield f"s3://{bucket}/a/prefix"
-    finally:
-        server.stop()
+        yield empty.location
 
 
 def objects(place: ObjectPlace) -> list[str]:

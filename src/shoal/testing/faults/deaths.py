@@ -126,6 +126,21 @@ def _stop_server(swarm: Swarm, random: Random) -> Strike:
     )
 
 
+def _kill_stage(swarm: Swarm, random: Random) -> Strike:
+    """Kill all servers of a stage, so that nobody but a mirror holds its state."""
+    stage = random.choice(sorted({server.stage for server in swarm.servers}))
+    servers = [server for server in swarm.servers if server.stage == stage]
+    pids = [server.host.living_pid_of(server.role) for server in servers]
+    at_s = _CLOCK.unix_s()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+    def healed() -> bool:
+        return all(swarm.is_whole(server, at_s) for server in servers)
+
+    return Strike(at_s, f"stage {stage}", _everybody(swarm), healed, swarm.begun_after(at_s))
+
+
 def take_servers(
     swarm: Swarm,
     servers: Sequence[ObservedServer],
@@ -281,3 +296,6 @@ KINDS: dict[str, Kind] = {
     "p2pd-monitor": Kind(_kill_p2pd("monitor:0"), NOISE_S, limit_steps=2),
 }
 """Kinds of death of which a run survives any number; those of a launcher and of a link are elsewhere."""
+
+STAGE = Kind(_kill_stage, 10.0)
+"""All servers of a stage: what it has learnt since a record is lost, and without a mirror all of it."""

@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Measure what a mirror costs a run that trains, and what a mirror in trouble costs it.
+
+    python benchmarks/mirrors.py                                        about twelve minutes, on an idle machine
+    python benchmarks/mirrors.py --troubles none,slow --pairs 2 --json mirrors.json
+
+A client's host, two hosts of two servers and a host of a mirror, each in a network namespace (needs root), train a
+model of two stages; a checkpoint is wanted of every record. For each trouble some rounds with the mirror are compared
+with as many without it, in turns, within one run:
+
+    none         the mirror does all that it has to do
+    killed       it is killed in every round, and started again by its launcher
+    frozen       it stands still
+    slow         its link carries 1 Mbit/s in each direction
+    full         it writes to a disk of 4 MB, which holds no second checkpoint
+    unreachable  it writes to an object store that nobody serves
+
+Computing takes at least `--call-s` for each call of a stage, as on devices of their own: otherwise the cores that a
+mirror shares with trainers are what is measured. CPU seconds are those of all processes of the run, by sample. After
+each run every checkpoint has to be as it was written.
+
+Exit code: 0 if samples per second with a mirror are at least 0.98 of those without, and the longest time between two
+steps of a trainer at most 1.1 times as long, for each trouble; else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.idle import used
+from benchmarks.signals import ended_by_signals
+from tests.e2e.hosts import Hosts, end_whole, hosts_of, invited
+from tests.e2e.launched import END_S, START_S, Launched, until
+from tests.e2e.namespaces import Lan, lan, why_impossible
+
+from shoal.checkpoint.store import CheckpointStore, stores_at
+from shoal.errors import RunFailed
+from shoal.testing.observed import Step, Swarm, time_of
+
+NUM_SLOTS, INNER_STEPS = 2, 40
+FLAGS = (
+    "--no-wandb",
+    "--log-level=debug",
+    "--data.holdout-fraction=0.02",
+    "--num-servers=4",
+    f"--diloco.inner-steps={INNER_STEPS}",
+    "--diloco.outer-steps=100000",
+    "--no-param-mirror-enable",
+)
+DISK_MB = 4
+NOWHERE = "http://127.0.0.1:9"
+LEAST_SHARE, MOST_TIMES = 0.98, 1.1
+ROUND_S = 60.0
+"""Far more than a round takes; it judges nothing."""
+
+
+@dataclass
+class Phase:
+    """Some rounds.
+
+    Attributes:
+        samples_per_s: of all trainers.
+        gap_s: the median over these rounds of the longest time between two steps of one trainer.
+        cpu_s: of all processes, by sample.
+    """
+
+    samples_per_s: float
+    gap_s: float
+    cpu_s: float
+
+
+@dataclass
+class Result:
+    """One trouble: phases without the mirror, and as many with it."""
+
+    trouble: str
+    without: list[Phase] = field(default_factory=list)
+    beside: list[Phase] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def take_checkpoints(self, stores: Sequence[CheckpointStore]) -> None:
+        """Look at every checkpoint that is there."""
+        for listed in (each for store in stores for each in store.listed()):
+            self.checkpoints.append(listed.round)
+            self.problems += [f"the checkpoint of round {listed.round}: {problem}" for problem in listed.problems]
+
+    def times(self, of: Callable[[Phase], float]) -> float:
+        """Return by what a figure is multiplied with the mirror: medians."""
+        return statistics.median(map(of, self.beside)) / statistics.median(map(of, self.without))
+
+
+@dataclass
+class Setup:
+    """A run that trains, and the host of its mirror."""
+
+    hosts: Hosts
+    network: Lan
+    swarm: Swarm
+    environment: dict[str, str]
+    directory: Path
+    num_mirrors: int = 0
+
+    @property
+    def place_of_checkpoints(self) -> str:
+        """Where the mirror writes them."""
+        return self.environment.get("CHECKPOINTS", str(self.directory / "checkpoints"))
+
+    def start_mirror(self) -> Launched:
+        """Start the mirror, and wait until it holds both stages."""
+        self.num_mirrors += 1
+        name = f"start-{self.num_mirrors}"
+        flag = f"--checkpoint-dir={self.place_of_checkpoints}"
+        run = self.hosts.run("nas", "-m", "shoal", "mirror", flag, environment=self.environment, start=name)
+        for stage in range(2):
+            run.saw("mirror_0", "mirror.holds", START_S, stage=stage)
+        return run
+
+    def next_round(self) -> float:
+        """Wait for the end of the round under way; return when that was."""
+        before = self.swarm.num_records()
+        until(lambda: self._lives() and self.swarm.num_records() > before, ROUND_S, "the next record")
+        return time_of(self.swarm.events("client_0", "round.recorded")[before])
+
+    def phase(self, num_rounds: int, in_each: Callable[[], None], hosts: Sequence[Launched]) -> Phase:
+        """Measure so many rounds."""
+        ends_s = [self.next_round()]
+        begun_cpu_s = cpu_s(hosts)
+        for _ in range(num_rounds):
+            in_each()
+            ends_s.append(self.next_round())
+        used_s = cpu_s(hosts) - begun_cpu_s
+        samples = sum(step.samples for step in self.swarm.steps_between(ends_s[0], ends_s[-1]))
+        gaps_s = [self._longest_gap_s(one, two) for one, two in pairwise(ends_s)]
+        return Phase(samples / (ends_s[-1] - ends_s[0]), statistics.median(gaps_s), used_s / samples)
+
+    def _longest_gap_s(self, from_s: float, to_s: float) -> float:
+        """Return the longest time between two steps of one trainer, from the middle of a round to that of the next."""
+
+        def gaps(steps: Sequence[Step]) -> Iterator[float]:
+            for one, two in pairwise(steps):
+                if from_s <= two.at_s <= to_s:
+                    yield two.at_s - one.at_s
+
+        return max(gap for slot in range(NUM_SLOTS) for gap in gaps(self.swarm.steps(slot)))
+
+    def _lives(self) -> bool:
+        self.swarm.client.require_running()
+        return True
+
+
+def cpu_s(hosts: Sequence[Launched]) -> float:
+    """Return what the living processes of these commands have used so far."""
+    found = (used(pid) for host in hosts for pid in host.processes())
+    return sum(each.core_s for each in found if each is not None)
+
+
+# ---- troubles: each changes what the mirror's host is, and what happens to the mirror in each round
+
+
+@contextlib.contextmanager
+def nothing(_: Setup, __: Launched) -> Iterator[Callable[[], None]]:
+    """Leave the mirror alone."""
+    yield lambda: None
+
+
+@contextlib.contextmanager
+def killed(_: Setup, mirror: Launched) -> Iterator[Callable[[], None]]:
+    """Kill the mirror once a round."""
+
+    def kill() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(mirror.living_pid_of("mirror:0"), signal.SIGKILL)
+
+    yield kill
+
+
+@contextlib.contextmanager
+def frozen(_: Setup, mirror: Launched) -> Iterator[Callable[[], None]]:
+    """Let the mirror stand still."""
+    pid = mirror.living_pid_of("mirror:0")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield lambda: None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def slow(setup: Setup, _: Launched) -> Iterator[Callable[[], None]]:
+    """Let the mirror's link carry one megabit a second."""
+    setup.network.set_rate("nas", "1mbit")
+    try:
+        yield lambda: None
+    finally:
+        setup.network.set_rate("nas", None)
+
+
+TROUBLES = {
+    "none": nothing,
+    "killed": killed,
+    "frozen": frozen,
+    "slow": slow,
+    "full": nothing,
+    "unreachable": nothing,
+}
+
+
+@contextlib.contextmanager
+def place(trouble: str, directory: Path) -> Iterator[dict[str, str]]:
+    """Give the environment of a mirror that has this trouble with the place of its checkpoints."""
+    if trouble == "unreachable":
+        yield {
+            "CHECKPOINTS": "s3://nowhere/checkpoints",
+            "AWS_ENDPOINT_URL": NOWHERE,
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+        }
+        return
+    if trouble != "full":
+        yield {}
+        return
+    disk = directory / "disk"
+    disk.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "none", str(disk)], check=True)
+    try:
+        yield {"CHECKPOINTS": str(disk)}
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@contextlib.contextmanager
+def training(directory: Path, flags: Sequence[str], environment: dict[str, str]) -> Iterator[Setup]:
+    """Give a run that trains without a mirror."""
+    with lan("client", "left", "right", "nas") as network, hosts_of(directory, network) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *FLAGS, *flags)
+        variable, command = invited(client)
+        for host in ("left", "right", "nas"):
+            hosts.give_key("client", host)
+        servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
+        swarm = Swarm(client, servers, NUM_SLOTS)
+        until(swarm.is_training, 2 * START_S, "training")
+        yield Setup(hosts, network, swarm, {**variable, **environment}, directory)
+
+
+def measure(trouble: str, pairs: int, num_rounds: int, flags: Sequence[str], directory: Path) -> Result:
+    """Compare rounds with a mirror that has a trouble with rounds without one."""
+    result = Result(trouble)
+    with place(trouble, directory) as environment, training(directory, flags, environment) as setup:
+        hosts = setup.swarm.hosts
+        for _ in range(pairs):
+            result.without.append(setup.phase(num_rounds, lambda: None, hosts))
+            mirror = setup.start_mirror()
+            with TROUBLES[trouble](setup, mirror) as in_each:
+                result.beside.append(setup.phase(num_rounds, in_each, [*hosts, mirror]))
+            mirror.interrupt()
+            mirror.ends(END_S)
+            result.said += [line for line in mirror.output.splitlines() if "WARNING" in line or "checkpoint" in line]
+        end_whole(setup.swarm)
+        if trouble != "unreachable":
+            result.take_checkpoints(stores_at(setup.place_of_checkpoints))
+    share, times = result.times(lambda each: each.samples_per_s), result.times(lambda each: each.gap_s)
+    if share < LEAST_SHARE:
+        result.problems.append(f"{share:.3f} of the samples per second without, at least {LEAST_SHARE} are wanted")
+    if times > MOST_TIMES:
+        result.problems.append(f"the longest gap is {times:.2f} times as long as without, at most {MOST_TIMES}")
+    return result
+
+
+def table(results: Sequence[Result]) -> Table:
+    """Return what a reader wants to see: figures without the mirror, and by what they are multiplied with it."""
+    shown = Table(title="A run beside a mirror, compared with the same run without")
+    for column in ("mirror", "samples/s", "with", "longest gap", "with", "CPU/sample", "with", "checkpoints"):
+        shown.add_column(column, justify="left" if column in ("mirror", "checkpoints") else "right")
+    for result in results:
+        without = result.without
+        shown.add_row(
+            result.trouble,
+            f"{statistics.median(each.samples_per_s for each in without):.1f}",
+            f"{result.times(lambda each: each.samples_per_s):.3f}",
+            f"{statistics.median(each.gap_s for each in without):.2f} s",
+            f"{result.times(lambda each: each.gap_s):.2f}",
+            f"{1000 * statistics.median(each.cpu_s for each in without):.2f} ms",
+            f"{result.times(lambda each: each.cpu_s):.3f}",
+            " ".join(map(str, result.checkpoints)) or "none",
+        )
+    return shown
+
+
+def main() -> int:
+    """Measure what was asked for, print it, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--troubles", default=",".join(TROUBLES), help=f"some of {', '.join(TROUBLES)}, with commas")
+    parser.add_argument("--pairs", type=int, default=3, help="of phases without and with the mirror (3)")
+    parser.add_argument("--rounds", type=int, default=4, help="of each phase (4)")
+    parser.add_argument("--call-s", type=float, default=0.02, help="that a call of a stage takes at least (0.02)")
+    parser.add_argument("--every-rounds", type=int, default=1, help="between checkpoints; 0: none (1)")
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    parser.add_argument("--keep-logs", type=Path, help="leave the logs of all runs in this folder")
+    arguments = parser.parse_args()
+    troubles = arguments.troubles.split(",")
+    if unknown := sorted(set(troubles) - TROUBLES.keys()):
+        parser.error(f"no such trouble: {', '.join(unknown)}; there are {', '.join(TROUBLES)}")
+    if reason := why_impossible():
+        parser.error(reason)
+    console = Console()
+    directory = arguments.keep_logs or Path(tempfile.mkdtemp(prefix="mirrors-"))
+    flags = (f"--emulation.call-s={arguments.call_s}", f"--param-mirror.every-rounds={arguments.every_rounds}")
+    results: list[Result] = []
+    failures: list[str] = []
+    try:
+        for trouble in troubles:
+            try:
+                result = measure(trouble, arguments.pairs, arguments.rounds, flags, directory / trouble)
+            except (AssertionError, RunFailed) as error:
+                failures.append(f"{trouble}: {error}")
+                continue
+            results.append(result)
+            failures += [f"{trouble}: {problem}" for problem in result.problems]
+            for line in dict.fromkeys(result.said):
+                console.print(f"{trouble}: {line}", markup=False, highlight=False)
+    finally:
+        if not arguments.keep_logs:
+            shutil.rmtree(directory, ignore_errors=True)
+    console.print(table(results))
+    for failure in failures:
+        console.print(failure, style="red", markup=False, highlight=False)
+    if arguments.json:
+        content = {"cores": os.cpu_count(), "failures": failures, "troubles": list(map(asdict, results))}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    ended_by_signals(main)
