@@ -153,7 +153,7 @@ def _meets(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
     "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
-    "KeepsTheFirstFate": _make(1415, coordinator_class=KeepsTheFirstFate),
+    "KeepsTheFirstFate": _meets(1652, coordinator_class=KeepsTheFirstFate),
     "LeavesOutTheLast": _meets(3368, coordinator_class=LeavesOutTheLast),
     "FollowsTheNewest": _meets(373, member_class=FollowsTheNewest),
     "IsSilentAboutMistakes": _meets(792, member_class=IsSilentAboutMistakes),
