@@ -14,7 +14,7 @@ import hashlib
 import importlib
 import re
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.checkpoint.manifest import MANIFEST
@@ -76,6 +76,9 @@ class ObjectPlace:
             return b""  # of nothing no range can be asked for
         with self._told("read"):
             return cast("bytes", self._fs.cat_file(self._path(folder, name), start=0, end=size_bytes + 1))
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def draft(self, folder: str) -> ObjectDraft:
         self.remove(folder)

@@ -8,16 +8,18 @@ What a place is asked for is little, so that both mean the same by it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.checkpoint.tensor_file import OutFile
 from shoal.checkpoint.whole_folder import WholeFolder, remove_folder, remove_leftovers
-from shoal.errors import ConfigError
-from shoal.runtime.durable_files import FileDigest
+from shoal.errors import ConfigError, StorageError
+from shoal.runtime.durable_files import FileDigest, make_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -64,6 +66,10 @@ class CheckpointPlace(Protocol):
         """A file's bytes; at most one more than `size_bytes`, which says that it is longer. FileNotFoundError: none."""
         ...
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Write as the only one. StorageError: somebody else does; an object store cannot say."""
+        ...
+
     def draft(self, folder: str) -> Draft:
         """Begin a folder."""
         ...
@@ -101,6 +107,21 @@ class LocalPlace:
     def read(self, folder: str, name: str, size_bytes: int) -> bytes:
         with (self._path / folder / name).open("rb") as file:
             return file.read(size_bytes + 1)
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        make_directory(self._path)
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # Not waited for: a mirror that stands still would let this one stand still.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise StorageError(
+                f"another mirror writes to {self.location} now: give one of them another --checkpoint-dir"
+            ) from error
+        finally:
+            os.close(descriptor)
 
     def draft(self, folder: str) -> WholeFolder:
         return WholeFolder(self._path / folder)

@@ -209,7 +209,8 @@ class CheckpointStore:
             RecordRejected: The record is none of the run.
             StateMismatch: Tensors are not those that the record names, stages are missing, or an inner state is none;
                 nothing has changed.
-            StorageError: There is no room, or it cannot be written; the older ones are as they were.
+            StorageError: There is no room, somebody else writes here, or it cannot be written; the older ones are as
+                they were.
         """
         kept = msgspec.msgpack.encode(checkpoint.signed)
         _, record = kept_record(kept, self.unsealer or partial(unseal, run_id=self.run_id, verify=verify))
@@ -240,7 +241,7 @@ class CheckpointStore:
                 self.reached("renamed", record.round)
             finally:
                 draft.discard()
-        removed, problem = self._prune(record.round)
+            removed, problem = self._prune(record.round)
         return Written(f"{self._place.location}/{folder}", manifest.size_bytes, removed, problem)
 
     def newest_good(self) -> NewestGood:
@@ -412,7 +413,8 @@ class CheckpointStore:
     @contextmanager
     def _writing(self) -> Generator[None]:
         try:
-            yield
+            with self._place.alone():
+                yield
         except OSError as error:
             raise cannot_write(self._place.location, error) from error
 

@@ -459,6 +459,23 @@ def test_no_room_is_one_error_before_anything_is_written(tmp_path: Path, monkeyp
     assert 0 < free <= shutil.disk_usage(tmp_path).total
 
 
+def test_one_mirror_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
+    store, other = make_store(tmp_path), make_store(tmp_path)
+
+    def meanwhile(point: str, _: int) -> None:
+        if point == "rename":
+            with pytest.raises(
+                StorageError, match=r"another mirror writes to .*test-run now"
+            ):
+                write_rounds(other, 2)
+
+    store.reached = meanwhile
+    write_rounds(store, 1)
+    assert good(store).manifest.round == 1
+    write_rounds(other, 2)
+    assert good(store).manifest.round == 2
+
+
 @pytest.mark.parametrize("failing", ["write", "fsync", "short", "read back"])
 def test_a_disk_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     store = make_store(tmp_path)
