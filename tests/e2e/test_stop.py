@@ -64,6 +64,7 @@ def test_ctrl_c_ends_a_run_that_starts(moment: Moment, tmp_path: Path) -> None:
         assert "stopping; press Ctrl-C again" in run.output
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_nothing_and_the_next_one_starts_at_once(
     tmp_path: Path, gone_within_s: float
 ) -> None:

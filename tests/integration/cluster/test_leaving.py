@@ -125,6 +125,7 @@ async def test_a_run_that_ends_while_the_client_keeps_a_stage_leaves_its_model(m
         shoal.load_model(cluster.host.log_dir / "model")
 
 
+@pytest.mark.slow
 async def test_without_a_client_the_last_server_says_that_its_state_would_be_lost(make_cluster: MakeCluster) -> None:
     async with make_cluster(ENDLESS) as cluster:
         client = cluster.client_peer

@@ -245,6 +245,7 @@ async def test_servers_that_have_taken_the_same_stage_are_spread_before_the_firs
     assert result.summary["failovers"] == []
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_when_it_is_sent_before_the_first_round_does_not_keep_it_from_beginning(
     make_cluster: MakeCluster,
 ) -> None:

@@ -303,7 +303,8 @@ async def test_two_supervisors_do_not_disturb_each_other() -> None:
         assert (await mine.wait()).ok
 
 
-@pytest.mark.parametrize("frozen", ["client", pytest.param("server", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", ["client", "server"])
 async def test_a_role_that_hangs_does_not_take_from_others_the_time_to_leave(frozen: str) -> None:
     async with Supervisor() as supervisor:
         roles = ("client", "trainer", "server", "monitor")
