@@ -166,6 +166,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The tensors of each stage."""
         return [stage.layout for stage in self.stages]
 
+    def inner_slots(self, stage: int) -> list[int]:
+        """The slots of a stage whose inner states were kept, in order."""
+        found = filter(None, map(_INNER.fullmatch, self.files))
+        return sorted(int(each[2]) for each in found if int(each[1]) == stage)
+
     def encoded(self) -> bytes:
         """The file."""
         digest = hashlib.sha256(_encoded(self, "")).hexdigest()

@@ -154,7 +154,8 @@ class StoredCheckpoint:
         return found
 
     def inner(self, stage: int, slot: int) -> dict[str, Tensor] | None:
-        """The inner optimizer's state of the replica at home in a slot, by name; None: it was not kept.
+        """The inner optimizer's state with which the replica at home in a slot goes on, by name: that of the slot, or
+        of the first one that was kept of the stage; None: none was.
 
         No record names it: it is what was written, and that is all.
 
@@ -169,13 +170,8 @@ class StoredCheckpoint:
 
     def inner_content(self, stage: int, slot: int) -> bytes | None:
         """The same as a safetensors file, whose metadata say which replica's it was. Raises as `inner` does."""
-        name = inner_file(stage, slot)
-        return self.content(name) if name in self.manifest.files else None
-
-    def kept_slots(self, stage: int) -> list[int]:
-        """The slots whose replica's inner state was kept."""
-        slots = range(len(self.manifest.stages[stage].members))
-        return [slot for slot in slots if inner_file(stage, slot) in self.manifest.files]
+        kept = self.manifest.inner_slots(stage)
+        return self.content(inner_file(stage, slot if slot in kept else kept[0])) if kept else None
 
     def problems(self) -> list[str]:
         """Read everything, one file at a time in memory, and name all that is wrong.

@@ -89,13 +89,13 @@ class Inheritance:
     async def _give_place(self, checkpoint: StoredCheckpoint, place: int, peers: Mapping[int, PeerId]) -> None:
         given: list[InnerState] = []
         for stage, peer in peers.items():
-            if kept := checkpoint.kept_slots(stage):
-                inner = await self._offer(checkpoint, stage, place if place in kept else kept[0])
-                given.append(inner)
-                self._waiting[peer] = inner.digest
-                self._endpoint.post(peer, TakeInner(inner))
-            else:
+            inner = await self._offer(checkpoint, stage, place)
+            if inner is None:
                 self._refused[peer] = "the checkpoint has nothing for them"
+                continue
+            given.append(inner)
+            self._waiting[peer] = inner.digest
+            self._endpoint.post(peer, TakeInner(inner))
         while self._waiting:
             with anyio.move_on_after(_SILENT_S) as timer:
                 await self._changed.wait()
@@ -105,14 +105,16 @@ class Inheritance:
         for inner in given:
             self._contents.drop(inner.name)
 
-    async def _offer(self, checkpoint: StoredCheckpoint, stage: int, slot: int) -> InnerState:
+    async def _offer(self, checkpoint: StoredCheckpoint, stage: int, slot: int) -> InnerState | None:
         try:
             content = await anyio.to_thread.run_sync(checkpoint.inner_content, stage, slot)
         except OSError as error:
             raise StorageError(
                 f"the checkpoint of round {checkpoint.manifest.round} cannot be read: {error}"
             ) from error
-        vector = torch.frombuffer(bytearray(content or b""), dtype=torch.uint8)
+        if content is None:
+            return None
+        vector = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         offers = offered(vector, self._asked)
         digest = digest_of(await anyio.to_thread.run_sync(offers.hashes))
         inner = InnerState(stage, checkpoint.manifest.record, digest, vector.nbytes)

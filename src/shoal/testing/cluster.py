@@ -172,6 +172,7 @@ class Cluster:
         self._caps = dict(caps or {})
         self._paces = dict(paces or {})
         self._checkpoint = checkpoint
+        self._run_id = RUN_ID if checkpoint is None else RunId(checkpoint.manifest.run_id)
         self._num_started = 0
         self.said: list[tuple[PeerId, LastOfStage | ServerMayLeave]] = []
         self._faults = Faults()
@@ -319,7 +320,7 @@ class Cluster:
         host = ClientHost(
             number=number,
             config=self._config,
-            run_id=RUN_ID,
+            run_id=self._run_id,
             log_dir=log_dir,
             dataset=self._opened,
             network=self.network,
@@ -349,7 +350,7 @@ class Cluster:
         process = Process(self.network, PeerId(f"mirror{len(self.mirrors)}"))
         mirror = Mirror(
             config=self._config,
-            run_id=RUN_ID,
+            run_id=self._run_id,
             authority=AUTHORITY.peer_id,
             endpoint=process.endpoint,
             device=self.device,
@@ -385,7 +386,7 @@ class Cluster:
         async def build(stage: int) -> LocalReplica:
             return await build_replica(
                 config=self._config,
-                run_id=RUN_ID,
+                run_id=self._run_id,
                 authority=AUTHORITY.peer_id,
                 stage=stage,
                 device=self.device,

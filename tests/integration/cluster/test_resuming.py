@@ -183,26 +183,32 @@ def hashes(result: ClusterResult) -> dict[int, list[StageHashes]]:
 
 async def lost_in_round_5(make_cluster: MakeCluster, config: Config = KEPT) -> Path:
     """Return the folder of a run with a mirror, whose newest checkpoint is that of round 4."""
-    gone = anyio.Event()
     async with make_cluster(config) as cluster:
-        store = store_of(cluster._log_dir)
-        cluster.start_mirror(store)
-
-        async def written() -> None:
-            await until(lambda: 4 in store.rounds())
-            assert cluster.client._pausing.resume("me")
-
-        def pause() -> None:
-            assert cluster.client._pausing.pause("me")
-            cluster._tasks.start_soon(written)
-
-        cluster.when(StartRound, action=pause, round=5)
-        cluster.when(Forward, action=gone.set, number=18)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cluster.run)
-            await gone.wait()
-            tasks.cancel_scope.cancel()
+        await lost_with_a_checkpoint(cluster, 5)
     return cluster._log_dir
+
+
+async def lost_with_a_checkpoint(cluster: Cluster, round: int) -> StoredCheckpoint:
+    """Train with a mirror until the middle of a round, and return the checkpoint of the round before."""
+    gone = anyio.Event()
+    store = CheckpointStore(str(cluster._log_dir.parent / "checkpoints"), cluster._run_id)
+    cluster.start_mirror(store)
+
+    async def written() -> None:
+        await until(lambda: round - 1 in store.rounds())
+        assert cluster.client._pausing.resume("me")
+
+    def pause() -> None:
+        assert cluster.client._pausing.pause("me")
+        cluster._tasks.start_soon(written)
+
+    cluster.when(StartRound, action=pause, round=round)
+    cluster.when(Forward, action=gone.set, number=4 * round - 2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cluster.run)
+        await gone.wait()
+        tasks.cancel_scope.cancel()
+    return store.open(round - 1)
 
 
 async def test_a_resumed_run_comes_to_the_hashes_of_one_that_was_never_lost(make_cluster: MakeCluster) -> None:
@@ -211,7 +217,7 @@ async def test_a_resumed_run_comes_to_the_hashes_of_one_that_was_never_lost(make
     checkpoint = good(log_dir)
     assert checkpoint.record.round == 4
     assert checkpoint.record.keep
-    assert [checkpoint.kept_slots(stage) for stage in range(2)] == [[0, 1], [0, 1]]
+    assert [checkpoint.manifest.inner_slots(stage) for stage in range(2)] == [[0, 1], [0, 1]]
     result, notices = await resumed(KEPT, log_dir, checkpoint)
     assert notices[-1] == "the inner optimizers of all servers go on from where they were after round 4"
     assert hashes(result) == hashes(undisturbed)

@@ -135,7 +135,7 @@ async def test_a_checkpoint_has_what_members_still_give_in_the_places_of_their_s
     desk.hold(10)
     await desk.checkpoints.finish()
     kept = desk.store.open(10)
-    assert [kept.kept_slots(stage) for stage in range(2)] == [[1], []]
+    assert [kept.manifest.inner_slots(stage) for stage in range(2)] == [[1], []]
     assert kept.inner_content(0, 1) == knows(second, 0).numpy().tobytes()
     assert (first, 0) in desk.members.asked
 
