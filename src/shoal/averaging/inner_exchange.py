@@ -35,11 +35,16 @@ from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState, InnerTake
 
 logger = logging.getLogger(__name__)
 
-OWNER: Final = "replica"
+_OWNER: Final = "replica"
 """What the metadata of a content call it whose it was: `<peer>.<generation>`."""
 
 Inherit = Callable[[Mapping[str, Tensor], PeerId, int], Awaitable[bool]]
 """Has the replica go on with what another one's optimizer knew; see `pipeline.StageWorker.inherit`."""
+
+
+def owned_by(peer: PeerId, generation: int) -> dict[str, str]:
+    """The metadata of a content that says which replica's it was."""
+    return {_OWNER: f"{peer}.{generation}"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class InnerExchange:
         if self._generation is None:
             return
         self._forget()  # before the next copy is made: two of them would take twice the memory
-        owner = {OWNER: f"{self._endpoint.peer_id}.{self._generation}"}
+        owner = owned_by(self._endpoint.peer_id, self._generation)
         content = await self._device.run(lambda: encode_tensors(self._capture(), owner))
         self._kept = _Kept(record_hash, content, offered(content))
         emit(logger, InnerKept(round, self._stage, content.nbytes))
@@ -157,7 +162,7 @@ class InnerExchange:
             return f"it is of stage {inner.stage} and another record"
         try:
             file = TensorFile(Path(inner.digest), content.numpy().tobytes())
-            owner, _, generation = file.metadata.get(OWNER, "").rpartition(".")
+            owner, _, generation = file.metadata.get(_OWNER, "").rpartition(".")
             if not owner or not generation.isdecimal():
                 return "it does not say whose it is"
             tensors = {name: file.read(name) for name in file.shapes}

@@ -73,8 +73,13 @@ def write_genesis(directory: Path, genesis: Genesis) -> None:
     Raises:
         StorageError: The file cannot be written.
     """
+    write_whole(_round_file(directory, 0), genesis_content(genesis))
+
+
+def genesis_content(genesis: Genesis) -> bytes:
+    """The file of D_0."""
     content = json.dumps({"form": _FORM} | msgspec.to_builtins(genesis), indent=2, sort_keys=True)
-    write_whole(_round_file(directory, 0), content.encode() + b"\n")
+    return content.encode() + b"\n"
 
 
 def genesis_file(directory: Path) -> bytes:
@@ -297,6 +302,7 @@ def _readable(record: Record) -> object:
         "skipped": [[item.pass_number, item.start, item.stop] for item in record.skipped],
         "generations": {str(trainer): lowest for trainer, lowest in record.generations.items()},
         "recorded": [[item.pass_number, item.start, item.stop] for item in record.recorded],
+        "origin": None if record.origin is None else {"run_id": record.origin.run_id, "record": record.origin.record},
     }
 
 

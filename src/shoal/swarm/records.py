@@ -17,7 +17,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.sample_ranges import Ranges, merge, subtract
 from shoal.wire.messages.base import Era
-from shoal.wire.messages.round import Basis, Join, Record, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.round import Basis, Join, Origin, Record, SignedRecord, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
 
 Sign = Callable[[bytes], bytes]
@@ -156,6 +156,38 @@ def used_samples(record: Record) -> Ranges:
 def parameters_of(record: Record) -> dict[int, str]:
     """The hash of each stage's outer parameters."""
     return {outcome.stage: outcome.hashes.parameters for outcome in record.stages}
+
+
+def rebase_record(
+    *,
+    run_id: str,
+    genesis: str,
+    ballot: Ballot,
+    origin: Record,
+    origin_hash: str,
+    stages: Sequence[StageHashes],
+    recorded: Ranges,
+) -> Record:
+    """Build the first record of a fork, which goes on from a record of another run.
+
+    Args:
+        genesis: what stands for D_0 of the fork.
+        stages: what the origin's state hashes to, by the stages of the fork.
+        recorded: samples of the origin that are not to be trained again.
+    """
+    return Record(
+        run_id=run_id,
+        round=origin.round,
+        ballot=ballot,
+        previous=genesis,
+        stages=tuple(StageOutcome(stage, 0, (), (), hashes, 0) for stage, hashes in enumerate(stages)),
+        samples=(),
+        skipped=(),
+        generations={},
+        recorded=merge(recorded),
+        eras=(Era(origin.round, ballot),),
+        origin=Origin(origin.run_id, origin_hash),
+    )
 
 
 def build_record(

@@ -95,7 +95,8 @@ class Restoration:
         """Return what the stages go on from whose bytes of `record` are lost.
 
         The bytes are certainly lost if all their holders have come back without them. Until then a holder may only be
-        frozen or cut off, and the machine waits for it.
+        frozen or cut off, and the machine waits for it. Of a rebase record, which has no members, somebody may hold
+        them who was never seen.
 
         Args:
             record: the one that stands, or is to stand.
@@ -111,7 +112,7 @@ class Restoration:
                 continue
             holders = {*outcome.members, *(self._seen.get(stage, ()) if record == self._record else ())}
             is_held = any(basis.hashes == outcome.hashes for basis in bases)  # by one that was left out
-            is_certain = not silent and not is_held and holders <= peers
+            is_certain = not silent and not is_held and bool(holders) and holders <= peers
             since_s = self.missing.get(stage, now_s)
             since_s = since_s if is_held else max(since_s, self._heard_s.get(outcome.hashes, since_s))
             if is_certain or now_s - since_s >= self.patience_s:

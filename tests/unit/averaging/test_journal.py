@@ -26,7 +26,7 @@ from shoal.averaging.signing import Signer
 from shoal.errors import RecordRejected, StorageError
 from shoal.identity import Identity
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.swarm.records import record_hash
+from shoal.swarm.records import rebase_record, record_hash
 from shoal.wire.messages import SampleRange
 from shoal.wire.messages.round import Basis, Record, SignedRecord, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
@@ -302,6 +302,38 @@ def test_an_audit_counts_what_clients_of_other_hosts_have_used(tmp_path: Path) -
     write(tmp_path, 5, both(entry(1, 8, 9, pass_number=1), entry(2, 1, 3, pass_number=1), entry(3, 5, 6)))
     found = audit(tmp_path, 10)
     assert (found.duplicates, found.missing) == (2 + 1, 1), "as if this host had seen all"
+
+
+def rebase(recorded: Sequence[SampleRange]) -> Record:
+    """The first record of a fork of round 3 of another run."""
+    origin, signed = make_record(3, [SampleRange(0, 0, 8)])
+    return rebase_record(
+        run_id="run",
+        genesis="D_0",
+        ballot=Ballot(1, CLIENT, 1),
+        origin=msgspec.structs.replace(origin, run_id="other"),
+        origin_hash=record_hash(signed),
+        stages=[StageHashes("p", "m", "b")] * 2,
+        recorded=recorded,
+    )
+
+
+@pytest.mark.parametrize("recorded", [(SampleRange(0, 0, 8),), ()], ids=["same data", "other data"])
+def test_an_audit_of_a_fork_counts_what_it_takes_over_as_used_before(
+    tmp_path: Path, recorded: Sequence[SampleRange]
+) -> None:
+    begin(tmp_path, outer_steps=5)
+    first = rebase(recorded)
+    write_round(tmp_path, first, seal(first))
+    begun = audit(tmp_path, 10)
+    assert (begun.samples_before, begun.samples, begun.missing) == (8 * bool(recorded), 0, 0)
+    next_start = 8 * bool(recorded)
+    write(tmp_path, 4, both(entry(0, next_start, next_start + 2)))
+    found = audit(tmp_path, 10)
+    assert (found.first_round, found.samples_before, found.samples) == (4, next_start, 2)
+    assert (found.duplicates, found.missing, found.unreached) == (0, 0, 0)
+    write(tmp_path, 5, both(entry(1, 1, 3)))
+    assert audit(tmp_path, 10).duplicates == (2 if recorded else 1)
 
 
 def test_an_audit_of_nothing_is_empty(tmp_path: Path) -> None:

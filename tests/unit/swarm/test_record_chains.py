@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.record_chains import heads, is_before, num_samples, parted_after
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.wire.messages.base import Era, SampleRange
-from shoal.wire.messages.round import Record, SignedRecord
+from shoal.wire.messages.round import Origin, Record, SignedRecord
 
 ONE, OTHER = Ballot(1, PeerId("C"), 1), Ballot(2, PeerId("D"), 1)
 GENESIS = Tip(0, "D0", None)
@@ -38,6 +39,14 @@ HERE = chain(ONE, ONE, ONE, ONE, ONE)
 THERE = chain(OTHER, OTHER, on=HERE[1])
 
 
+REBASE = msgspec.structs.replace(
+    opened(HERE[4].signed), previous=GENESIS.hash, eras=(Era(5, ONE),), origin=Origin("other run", "its hash")
+)
+SIGNED = seal(REBASE, ONE.peer, lambda _: b"")
+FORK = [GENESIS, Tip(5, record_hash(SIGNED), SIGNED)]
+FORK += chain(OTHER, OTHER, on=FORK[1])
+
+
 @pytest.mark.parametrize(
     ("tip", "head", "expected"),
     [
@@ -53,6 +62,7 @@ THERE = chain(OTHER, OTHER, on=HERE[1])
         (GENESIS, HERE[0], True),
         (HERE[0], GENESIS, False),
         (GENESIS, GENESIS, False),
+        *((tip, head, one < other) for one, tip in enumerate(FORK) for other, head in enumerate(FORK)),
     ],
 )
 def test_a_record_is_before_those_of_its_own_chain(tip: Tip, head: Tip, expected: bool) -> None:

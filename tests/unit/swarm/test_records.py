@@ -17,14 +17,15 @@ from shoal.swarm.records import (
     build_record,
     genesis_hash,
     outcome_of,
+    rebase_record,
     record_hash,
     seal,
     unseal,
     used_samples,
     weight,
 )
-from shoal.wire.messages.base import SampleRange
-from shoal.wire.messages.round import Basis, Join, Record, StageHashes
+from shoal.wire.messages.base import Era, SampleRange
+from shoal.wire.messages.round import Basis, Join, Origin, Record, StageHashes
 from shoal.wire.messages.step import StepEntry
 
 BALLOT = Ballot(3, PeerId("C"), 1)
@@ -60,6 +61,39 @@ def build(quorums: Sequence[FinalQuorum], joins: dict[str, Join], recorded: Sequ
 def test_a_record_follows_the_one_before() -> None:
     record = build([quorum(0, "a")], {"a": join(0)})
     assert (record.round, record.previous, record.ballot, record.generations) == (5, "hash of D_4", BALLOT, {0: 1})
+
+
+def test_a_rebase_record_has_the_origins_round_on_top_of_the_forks_own_beginning() -> None:
+    origin = build([quorum(0, "a")], {"a": join(0, entry(0, "a"))}, [SampleRange(0, 4, 16)])
+    ballot = Ballot(1, PeerId("D"), 1)
+    record = rebase_record(
+        run_id="fork",
+        genesis="D_0 of the fork",
+        ballot=ballot,
+        origin=origin,
+        origin_hash="hash of D_5",
+        stages=[HASHES] * 3,
+        recorded=used_samples(origin),
+    )
+    assert (record.run_id, record.round, record.previous) == ("fork", 5, "D_0 of the fork")
+    assert record.origin == Origin("run", "hash of D_5")
+    assert [(stage.stage, stage.members, stage.hashes) for stage in record.stages] == [
+        (s, (), HASHES) for s in range(3)
+    ]
+    assert used_samples(record) == used_samples(origin) == (SampleRange(0, 0, 16),)
+    following = build_record(
+        run_id="fork",
+        previous=Tip(5, "its hash", None),
+        ballot=Ballot(2, PeerId("E"), 1),
+        quorums=[quorum(0, "a")],
+        joins={PeerId("a"): join(0)},
+        recorded=used_samples(record),
+        generations={},
+        restored={},
+        eras=record.eras,
+    )
+    assert (following.round, following.origin) == (6, None)
+    assert following.eras == (Era(5, ballot), Era(6, Ballot(2, PeerId("E"), 1)))
 
 
 def test_a_step_that_any_final_member_holds_is_recorded_and_lost_where_none_does() -> None:

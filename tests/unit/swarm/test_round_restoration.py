@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.swarm.test_round_coordinator import unsealed
 
@@ -47,6 +48,15 @@ def test_whoever_was_seen_with_the_bytes_counts_as_well(restoration: Restoration
     restoration.seen({N: 0})
     assert due(restoration, 0.1, a=FRESH, b=FRESH) == {}
     assert due(restoration, 0.1, a=FRESH, b=FRESH, n=FRESH) == {0: FRESH}
+
+
+def test_of_a_record_without_members_nobody_can_say_that_all_who_hold_it_are_back(restoration: Restoration) -> None:
+    rebase = msgspec.structs.replace(
+        RECORD, stages=(msgspec.structs.replace(RECORD.stages[0], members=(), weights=()),)
+    )
+    here = {A: Here(0, FRESH)}
+    assert restoration.due(rebase, restoration.missing, here, False, 9.9) == {}
+    assert restoration.due(rebase, restoration.missing, here, False, 10.0) == {0: FRESH}
 
 
 def test_after_a_while_one_server_is_enough_but_there_has_to_be_one(restoration: Restoration) -> None:

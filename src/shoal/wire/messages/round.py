@@ -74,13 +74,22 @@ class StageOutcome(Struct, frozen=True):
     differed: tuple[PeerId, ...] = ()
 
 
+class Origin(Struct, frozen=True):
+    """Where a fork begins: the record of another run, by its SHA-256 (hex)."""
+
+    run_id: str
+    record: str
+
+
 class Record(Struct, frozen=True):
     """D_r: one record for the whole run. `previous` is the SHA-256 (hex) of the encoded D_{r-1}; `samples` are the
     ranges trained in this round, `skipped` those of steps that were not finite; `generations` fence restarted
     trainers. `recorded` are the samples of all earlier records, merged: whoever holds the newest record alone knows
     which samples are used. `eras` tell which records came before it: that of round q is one of them if it is of the
     ballot that they name for q. With `keep` a checkpoint of it is wanted: its members copy what their inner optimizers
-    know when they swap to it (`wire.messages.inner`)."""
+    know when they swap to it (`wire.messages.inner`). `origin` has the first record of a fork alone, its *rebase
+    record*: of the origin's round, on top of D_0, without members; it names the origin's state by the stages of this
+    run."""
 
     run_id: str
     round: int
@@ -93,6 +102,7 @@ class Record(Struct, frozen=True):
     recorded: tuple[SampleRange, ...] = ()
     eras: tuple[Era, ...] = ()
     keep: bool = False
+    origin: Origin | None = None
 
 
 class SignedRecord(Struct, frozen=True):
