@@ -39,7 +39,7 @@ from shoal.checkpoint.stored import StageVectors, StoredCheckpoint, Unseal, kept
 from shoal.checkpoint.tensor_file import TensorFile, TensorFileWriter
 from shoal.checkpoint.whole_folder import cannot_write
 from shoal.codec.raw import to_wire
-from shoal.errors import ConfigError, StateMismatch, StorageError
+from shoal.errors import ConfigError, RecordRejected, StateMismatch, StorageError
 from shoal.identity import verify
 from shoal.ids import PeerId
 from shoal.optim.flat import FlatEntry
@@ -65,16 +65,18 @@ class KeepPolicy:
     keep_every_rounds: int = 0
     max_bytes: int = 0
 
-    def surplus(self, sizes: Mapping[int, int], newest: int) -> list[int]:
+    def surplus(self, sizes: Mapping[int, int], newest: int, beginning: int | None = None) -> list[int]:
         """The rounds whose checkpoints go, the oldest first.
 
         Args:
             sizes: Bytes of each, by round.
             newest: The one that was written last. The run has not gone on from those of later rounds: they go.
+            beginning: The one that a fork began with, without which nobody can compute it again: it stays as long as
+                `max_bytes` lets it.
         """
         older = sorted((round for round in sizes if round < newest), reverse=True)
         last = older[: max(0, self.keep_last - 1)]
-        kept = [round for round in older if round in last or self._is_kept_for_long(round)]
+        kept = [round for round in older if round in last or round == beginning or self._is_kept_for_long(round)]
         total = sizes[newest] + sum(sizes[round] for round in kept)
         while self.max_bytes and kept and total > self.max_bytes:
             total -= sizes[kept.pop()]
@@ -392,12 +394,19 @@ class CheckpointStore:
             # Without a manifest it is what a crash has left of an upload.
             unfinished = [round for round, files in contents.items() if MANIFEST not in files]
             sizes = {round: sum(files.values()) for round, files in contents.items() if MANIFEST in files}
-            for round in (*unfinished, *self.policy.surplus(sizes, newest)):
+            beginning = min(sizes) if self._begins_a_fork(min(sizes)) else None
+            for round in (*unfinished, *self.policy.surplus(sizes, newest, beginning)):
                 self._place.remove(folder_of(round), partial(self.reached, "removal", newest))
                 removed.append(round)
         except (OSError, StorageError) as error:
             return tuple(removed), f"older checkpoints in {self._place.location} cannot be removed: {error}"
         return tuple(removed), ""
+
+    def _begins_a_fork(self, round: int) -> bool:
+        try:
+            return self.unread(round).record.origin is not None
+        except (RecordRejected, StateMismatch, StorageError, OSError):
+            return False
 
     def _examined(self, round: int) -> tuple[StoredCheckpoint | None, list[str]]:
         try:

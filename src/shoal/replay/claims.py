@@ -15,18 +15,23 @@ from shoal.replay.generations import Members, Segment
 from shoal.replay.run_files import RunFiles
 from shoal.replay.verdict import Difference
 from shoal.swarm.records import FinalQuorum, Logs, Tip, build_record, record_hash
-from shoal.swarm.sample_ranges import Ranges, merge
+from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import Basis, Join, Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
 
 def whole_chain(files: RunFiles) -> tuple[list[tuple[Record, SignedRecord]], list[Difference]]:
-    """Return the records from the first one on as far as each names the one before, and why there are no more."""
+    """Return the records after the base as far as each names the one before, and why there are no more."""
     open_record = unsealer(files.run_id, files.genesis.authority)
-    previous = files.genesis.hash(files.run_id)
+    base, later = files.base, files.records
     chain: list[tuple[Record, SignedRecord]] = []
-    for record, signed in files.records:
-        due = len(chain) + 1
+    if base.signed is not None:
+        if open_record(base.signed).previous != files.genesis.hash(files.run_id):
+            return chain, [Difference(base.round, None, None, "the fork's first record does not follow its D_0")]
+        later = later[1:]
+    previous = base.hash
+    for record, signed in later:
+        due = base.round + len(chain) + 1
         if record.round != due:
             return chain, [Difference(due, None, None, f"rounds/round_{due:04d}.json is missing")]
         try:
@@ -46,7 +51,7 @@ def record_follows(record: Record, previous: Tip, logs: Logs, recorded: Ranges) 
 
     Args:
         logs: the round's.
-        recorded: samples of all earlier records.
+        recorded: samples of all earlier records, and those that a fork began with.
     """
     joins: dict[PeerId, Join] = {}
     for outcome in record.stages:
@@ -108,11 +113,6 @@ def _same_log(
             what = f"commit {place}, step {claimed.key}: step log and the replica's own differ: {told_and_done}"
         yield Difference(round, stage, peer, what)
         return
-
-
-def recorded_by(records: list[Record]) -> Ranges:
-    """Return the samples of these records."""
-    return merge(item for record in records for item in (*record.samples, *record.skipped))
 
 
 def _ranges(ranges: Ranges) -> str:

@@ -12,10 +12,12 @@ from msgspec.structs import astuple
 
 from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
 from shoal.averaging.round_average import ring_vectors
+from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.codec.raw import from_wire, to_wire
 from shoal.codec.registry import CODECS
 from shoal.collective.sequential import reduce_in_turn
 from shoal.config.schema import Config
+from shoal.errors import StateMismatch
 from shoal.ids import StepKey
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.device_operations import operate
@@ -23,11 +25,12 @@ from shoal.pipeline.replica_log import Applied, Loaded
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.replay.generations import Boundary, Generation
 from shoal.replay.links import Crew, Name
-from shoal.replay.order import Action, Apply, Average, Begin, Compute, End, Keep, Load, Resume
+from shoal.replay.order import Action, Apply, Average, Begin, Compute, End, Inherit, Keep, Load, Resume
 from shoal.replay.samples import Samples
 from shoal.replay.sharing import Stretch, stretches, turns
 from shoal.replay.verdict import Difference
 from shoal.server.replica import build_state
+from shoal.swarm.records import outcome_of
 from shoal.swarm.step_operations import (
     Decision,
     Operation,
@@ -93,14 +96,21 @@ class Engine:
 
     Args:
         crew: names the process of each generation, and the links to it; None: this process computes all generations.
+        beginning: the checkpoint that a fork began with; None: the run began with D_0.
     """
 
     def __init__(
-        self, config: Config, samples: Samples, generations: tuple[Generation, ...], crew: Crew | None = None
+        self,
+        config: Config,
+        samples: Samples,
+        generations: tuple[Generation, ...],
+        crew: Crew | None = None,
+        beginning: StoredCheckpoint | None = None,
     ) -> None:
         pipeline = {"schedule": Schedule.ONE_F_ONE_B.value, "activation_checkpointing": False}
         self._config = config.model_copy(update={"model_pipeline": config.model_pipeline.model_copy(update=pipeline)})
         self._samples = samples
+        self._beginning = beginning
         self._schedule = LrSchedule.from_config(config.diloco)
         self._replicas: dict[int, _ReplayedReplica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
@@ -128,6 +138,7 @@ class Engine:
                 | Load(generation)
                 | Keep(generation)
                 | Resume(generation)
+                | Inherit(generation)
                 | Apply(_, generation)
                 | End(generation)
             ) if not self._crew.is_mine(generation.number):
@@ -140,6 +151,8 @@ class Engine:
                 self._take_snapshot(generation, boundary, heir)
             case Resume(generation, origin):
                 self._resume(generation, origin)
+            case Inherit(generation, slot):
+                yield from self._inherit(generation, slot)
             case Apply(round, generation, applied):
                 yield from self._apply(round, generation, applied)
             case End(generation):
@@ -155,6 +168,8 @@ class Engine:
 
     def _load(self, generation: Generation, loaded: Loaded) -> Iterator[Difference]:
         replica, states = self._replicas[generation.number], self._states[generation.stage]
+        if loaded.hashes not in states:
+            self._read_beginning(generation.stage)
         state = states.get(loaded.hashes)
         if state is None:
             source = f"as those of record {loaded.round}, which no round has led to"
@@ -188,6 +203,19 @@ class Engine:
                 .tensors
             )
         self._replicas[generation.number].compute.start_round(content, origin.commits)
+
+    def _read_beginning(self, stage: int) -> None:
+        checkpoint = self._beginning
+        if checkpoint is not None and (outcome := outcome_of(checkpoint.record, stage)) is not None:
+            self._states[stage][outcome.hashes] = OuterState(*checkpoint.vectors(stage))
+
+    def _inherit(self, generation: Generation, slot: int) -> Iterator[Difference]:
+        found = self._beginning and self._beginning.inner(generation.stage, slot)
+        try:
+            self._replicas[generation.number].compute.parts.take_inner_state(found or {})
+        except StateMismatch as error:
+            what = f"it goes on with what the fork's first checkpoint has of slot {slot}: {error}"
+            yield Difference(0, generation.stage, generation.peer, what)
 
     # ---- steps
 

@@ -19,7 +19,15 @@ from shoal.swarm.sample_ranges import count
 from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import StepEntry
 
-Event = Loaded | Resumed | Began | Applied
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """The inner optimizer goes on with what the first checkpoint of a fork has of a slot."""
+
+    slot: int
+
+
+Event = Loaded | Resumed | Inherited | Began | Applied
 
 
 class AttemptedStep(NamedTuple):
@@ -87,7 +95,7 @@ Earlier = Mapping[tuple[PeerId, int], Sequence[Generation]]
 """Generations by their peer and the number of their file."""
 
 
-def origins_of(lines: Sequence[Line], peer: PeerId) -> set[tuple[PeerId, int]]:
+def origins_of(lines: Sequence[Line | Inherited], peer: PeerId) -> set[tuple[PeerId, int]]:
     """Return which files have the generations that those of a file go on from."""
     return {(line.peer or peer, line.generation) for line in lines if isinstance(line, Resumed)}
 
@@ -97,7 +105,7 @@ def generations_of(
     peer: PeerId,
     stage: int,
     place: Place,
-    lines: Sequence[Line],
+    lines: Sequence[Line | Inherited],
     earlier: Earlier | None = None,
 ) -> list[Generation]:
     """Return the generations of a replica from the lines of its log behind the first one; at least one.
@@ -123,7 +131,7 @@ def generation_of(
     peer: PeerId,
     stage: int,
     place: Place,
-    lines: Sequence[Line],
+    lines: Sequence[Line | Inherited],
     earlier: Earlier | None = None,
     heir: int | None = None,
 ) -> Generation:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from shoal.errors import Contradiction
 from shoal.pipeline.replica_log import Applied, Began, Loaded, Resumed
-from shoal.replay.generations import AttemptedStep, Boundary, Generation, Members, steps_at
+from shoal.replay.generations import AttemptedStep, Boundary, Generation, Inherited, Members, steps_at
 from shoal.wire.messages.round import Record
 
 
@@ -55,6 +55,14 @@ class Resume:
 
     generation: Generation
     origin: Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Inherit:
+    """The inner optimizer of a generation goes on with what the first checkpoint of a fork has of a slot."""
+
+    generation: Generation
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +101,39 @@ class End:
     generation: Generation
 
 
-Action = Begin | Load | Keep | Resume | Compute | Apply | Average | End
+Action = Begin | Load | Keep | Resume | Inherit | Compute | Apply | Average | End
 
 
 class ReplayOrder:
     """The actions of a run up to its last record; iterate over it once.
 
     Args:
-        records: D_1, D_2, ... without a gap.
+        records: those after record `base_round`, without a gap.
         members: of each record.
+        base_round: of the record whose state is there from the start.
 
     Attributes:
         num_steps: steps that will be computed.
     """
 
     def __init__(
-        self, records: Sequence[Record], generations: Sequence[Generation], members: Sequence[Members]
+        self,
+        records: Sequence[Record],
+        generations: Sequence[Generation],
+        members: Sequence[Members],
+        base_round: int = 0,
     ) -> None:
         self._records = records
+        self._base_round = base_round
         self._generations = generations
         self._members = members
         self._cursor = {generation.number: _first(generation, members) for generation in generations}
         self._round: dict[int, int] = {}
         self._last = {segment.generation: segment.round for of_round in members for segment in of_round.values()}
         self._ended: set[int] = set()
-        self._averaged = 0
+        self._averaged = base_round
         self._steps = [steps_at(generation) for generation in generations]
-        self._needed = _applied_by(generations, self._steps, len(records))
+        self._needed = _applied_by(generations, self._steps, base_round + len(records))
         self._begun: defaultdict[AttemptedStep, dict[int, Generation]] = defaultdict(dict)
         self._open: defaultdict[int, set[AttemptedStep]] = defaultdict(set)
         self._computed: set[AttemptedStep] = set()
@@ -137,7 +151,7 @@ class ReplayOrder:
         Raises:
             Contradiction: They cannot go on.
         """
-        while self._averaged < len(self._records):
+        while self._averaged < self._base_round + len(self._records):
             has_moved = False
             for generation in self._generations:
                 for action in self._advance(generation):
@@ -176,8 +190,12 @@ class ReplayOrder:
                         yield Begin(generation)
                     self._round[number], self._commits[number] = loaded.round + 1, 0
                     yield Load(generation, loaded)
-                    if (number, cursor + 1) not in self._origins:
+                    following = events[cursor + 1 : cursor + 2]
+                    if not any(isinstance(event, Resumed | Inherited) for event in following):
                         yield from self._wanted(generation)
+                case Inherited(slot):
+                    yield Inherit(generation, slot)
+                    yield from self._wanted(generation)
                 case Resumed(commits=commits):
                     origin = self._origins[number, cursor]
                     if origin not in self._kept:
@@ -211,9 +229,15 @@ class ReplayOrder:
         keeps = tuple(generation.number in self._needed[step] for generation in generations)
         yield Compute(self._round[generations[0].number], began, generations, keeps, len(self._computed))
 
+    @property
+    def _next(self) -> tuple[Record, Members]:
+        """The record of the round that is under way."""
+        place = self._averaged - self._base_round
+        return self._records[place], self._members[place]
+
     def _average(self) -> Average | None:
         """The end of the next round, if all its members are there."""
-        record, members = self._records[self._averaged], self._members[self._averaged]
+        record, members = self._next
         if len(members) < sum(len(outcome.members) for outcome in record.stages):
             return None
         if any(self._cursor[s.generation] < s.stop or self._open[s.generation] for s in members.values()):
@@ -228,7 +252,7 @@ class ReplayOrder:
     # ---- what is wrong
 
     def _contradiction(self) -> Contradiction:
-        record, members = self._records[self._averaged], self._members[self._averaged]
+        record, members = self._next
         for outcome in record.stages:
             for peer in outcome.members:
                 if (outcome.stage, peer) not in members:

@@ -14,6 +14,7 @@ from shoal.replay.run_files import RunFiles
 from shoal.replay.sharing import share_generations
 from shoal.replay.sides import later_records, needed_of, side_of
 from shoal.replay.verdict import Difference
+from shoal.swarm.records import Tip
 from shoal.wire.messages.round import Record, SignedRecord
 
 
@@ -22,13 +23,15 @@ class ReplayPlan:
     """The rounds that can be computed.
 
     Attributes:
-        chain: records from the first one on, as long as each names the one before.
+        base: the record before the first one that is computed.
+        chain: records from there on, as long as each names the one before.
         broken: why there are no more.
         members: of each record.
         generations: all of the run, each up to the last of these rounds.
         strays: replicas that came from another chain of records without having begun anew.
     """
 
+    base: Tip
     chain: list[tuple[Record, SignedRecord]]
     broken: list[Difference]
     members: list[Members]
@@ -37,7 +40,8 @@ class ReplayPlan:
 
     def order(self) -> ReplayOrder:
         """Return the actions anew, to iterate over once."""
-        return ReplayOrder([record for record, _ in self.chain], self.generations, self.members)
+        records = [record for record, _ in self.chain]
+        return ReplayOrder(records, self.generations, self.members, self.base.round)
 
     def homes(self, num_processes: int, steps_per_process: int) -> list[int]:
         """Return the process of each generation; 0 for all where one process is enough.
@@ -66,7 +70,7 @@ class ReplayPlan:
 def plan_of(files: RunFiles) -> ReplayPlan:
     """Return what can be computed of a run."""
     chain, broken = whole_chain(files)
-    side = side_of(chain, files.generations)
+    side = side_of(files.base, chain, files.generations)
     members = [members_of(record, side.generations, files.logs.get(record.round, {})) for record, _ in chain]
     generations = needed_of(side, files.generations, members)
-    return ReplayPlan(chain, broken or list(later_records(side, files)), members, generations, side.strays)
+    return ReplayPlan(files.base, chain, broken or list(later_records(side, files)), members, generations, side.strays)

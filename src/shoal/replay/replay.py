@@ -20,7 +20,7 @@ from shoal.data.source import DataSet
 from shoal.errors import Contradiction, RecordRejected
 from shoal.ids import PeerId
 from shoal.pipeline.replica_log import place_of
-from shoal.replay.claims import logs_agree, record_follows, recorded_by
+from shoal.replay.claims import logs_agree, record_follows
 from shoal.replay.engine import Engine
 from shoal.replay.order import Action, Average, Compute
 from shoal.replay.plan import ReplayPlan, plan_of
@@ -29,6 +29,7 @@ from shoal.replay.run_files import RunFiles, read_run
 from shoal.replay.samples import Samples
 from shoal.replay.verdict import Difference, Verdict
 from shoal.swarm.records import Tip, record_hash
+from shoal.swarm.sample_ranges import Ranges, merge
 
 Progress = Callable[[int, int, int], None]
 """Told how many steps of how many are computed, and in which round."""
@@ -86,7 +87,9 @@ def replay(
                 differences = list(run.differences(engines))
         else:
             differences = list(
-                run.differences(_Alone(Engine(files.config, samples, plan.generations), run.has_computed))
+                run.differences(
+                    _Alone(Engine(files.config, samples, plan.generations, beginning=files.beginning), run.has_computed)
+                )
             )
     finally:
         torch.set_num_threads(num_threads)
@@ -102,7 +105,7 @@ def replay(
         differences.append(Difference(0, None, None, f"{counts.missing} samples are in no step, and should be"))
     return Verdict(
         run_id=files.run_id,
-        rounds=len(files.records),
+        rounds=len(files.records) - (files.beginning is not None),
         rounds_agreed=run.rounds_agreed,
         steps=run.steps,
         samples=counts.samples,
@@ -171,19 +174,19 @@ class _Replay:
     def differences(self, engines: _Engines) -> Iterator[Difference]:
         """Compare everything, and yield what differs."""
         files, plan = self._files, self._plan
-        records = [record for record, _ in plan.chain]
         claims: dict[int, list[Difference]] = {}
-        previous = Tip(0, files.genesis.hash(files.run_id), None)
+        previous = plan.base
+        recorded: Ranges = () if files.beginning is None else files.beginning.record.recorded
         for (record, signed), of_round in zip(plan.chain, plan.members, strict=True):
             own = {peer: (stage, segment.log) for (stage, peer), segment in of_round.items()}
             logs = self.logs[record.round] = files.logs.get(record.round) or own
-            recorded = recorded_by(records[: record.round - 1])
             claims[record.round] = [
                 *record_follows(record, previous, logs, recorded),
                 *logs_agree(record, logs, of_round),
                 *(stray for stray in plan.strays if stray.round == record.round),
             ]
             previous = Tip(record.round, record_hash(signed), signed)
+            recorded = merge((*recorded, *record.samples, *record.skipped))
         found = yield from self._compare(engines, claims)
         if not found:
             yield from plan.broken
@@ -202,7 +205,7 @@ class _Replay:
                     if claims[action.record.round] or found:
                         yield from found.values()
                         return True
-                    self.rounds_agreed = action.record.round
+                    self.rounds_agreed = action.record.round - self._plan.base.round
         except Contradiction as error:
             for difference in engines.finish():
                 found.setdefault(_subject(difference), difference)

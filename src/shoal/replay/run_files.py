@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -16,14 +16,17 @@ from shoal.averaging.journal import (
     read_steps,
     rounds_with_steps,
 )
+from shoal.averaging.signing import unsealer
+from shoal.checkpoint.store import CheckpointStore
+from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.config.load import load_config
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
-from shoal.errors import ConfigError, RecordRejected
+from shoal.errors import ConfigError, RecordRejected, ShoalError
 from shoal.ids import PeerId
-from shoal.pipeline.replica_log import Line, Started, generation_number, read_replica_log, replica_logs
-from shoal.replay.generations import Generation, generations_of, origins_of
-from shoal.swarm.records import Logs, record_hash
+from shoal.pipeline.replica_log import Line, Resumed, Started, generation_number, read_replica_log, replica_logs
+from shoal.replay.generations import Generation, Inherited, generations_of, origins_of
+from shoal.swarm.records import Logs, Tip, record_hash
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
@@ -34,10 +37,11 @@ class RunFiles:
 
     Attributes:
         genesis: D_0.
-        records: D_1, D_2, ... as far as there are files.
+        records: D_1, D_2, ... as far as there are files; of a fork from its rebase record on.
         logs: by round.
         uncommitted: rounds of which only a record that may be committed was written.
         left: hashes of the records that are there but belong to another chain.
+        beginning: the checkpoint that a fork began with; None: the run is no fork, and began with D_0.
     """
 
     directory: Path
@@ -49,6 +53,15 @@ class RunFiles:
     uncommitted: frozenset[int]
     generations: tuple[Generation, ...]
     left: frozenset[str]
+    beginning: StoredCheckpoint | None = None
+
+    @property
+    def base(self) -> Tip:
+        """The record that is not computed: D_0, or of a fork its first one."""
+        if self.beginning is None:
+            return Tip(0, self.genesis.hash(self.run_id), None)
+        signed = self.beginning.signed
+        return Tip(self.beginning.manifest.round, record_hash(signed), signed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,7 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
         for round, found in chain.items():
             if found.folder != directory and round in rounds_with_steps(found.folder):
                 logs[round] = _logs(found.folder, round)
-        generations = _generations(directory, {found.record.run_id for found in chain.values()})
+        generations = _generations(directory, [found.record for found in chain.values()])
     except FileNotFoundError as error:
         raise ConfigError(
             f"{directory} is no folder of a run: {error.filename} is missing; give logs/<run_id>, as it is printed "
@@ -98,6 +111,7 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
     first = records[0][0]
     if (
         first.recorded
+        and first.origin is None
         and not (directory / "rounds" / "round_0001.json").exists()
         and not (directory / "steps" / "round_0001.jsonl").exists()
     ):
@@ -116,7 +130,29 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
         int(path.name.partition(".")[0].removeprefix("round_"))
         for path in (directory / "steps").glob("round_*.prepared")
     )
-    return RunFiles(directory, first.run_id, config, genesis, records, logs, uncommitted, generations, left)
+    beginning = None if first.origin is None else _beginning(directory, config, first, records[0][1], genesis.authority)
+    return RunFiles(directory, first.run_id, config, genesis, records, logs, uncommitted, generations, left, beginning)
+
+
+def _beginning(
+    directory: Path, config: Config, first: Record, signed: SignedRecord, authority: PeerId
+) -> StoredCheckpoint:
+    """Return the checkpoint that a fork began with, where the fork has written it, or beside its folder."""
+    locations = dict.fromkeys((config.checkpoint_location, str(directory.parent / "checkpoints")))
+    problems: list[str] = []
+    for location in locations:
+        try:
+            found = CheckpointStore(location, first.run_id, unsealer(first.run_id, authority)).open(first.round)
+            if found.manifest.record == record_hash(signed):
+                return found
+            problems.append(f"the one in {location} is of another record")
+        except ShoalError as error:
+            problems.append(str(error))
+    origin = "another run" if first.origin is None else f"run {first.origin.run_id}"
+    raise ConfigError(
+        f"{directory} is a fork of {origin}: what its first checkpoint holds, of round {first.round}, was not computed "
+        f"by it, and without that it cannot be replayed ({'; '.join(problems)}): restore it from a copy"
+    )
 
 
 def _chain(directory: Path) -> tuple[dict[int, _Found], frozenset[str]]:
@@ -155,27 +191,35 @@ def _logs(directory: Path, round: int) -> Logs:
     return {peer: (stage, tuple(log)) for (peer, stage), log in entries.items()}
 
 
-def _generations(directory: Path, run_ids: set[str]) -> tuple[Generation, ...]:
-    """The replicas of this run whose logs are there."""
+def _generations(directory: Path, records: Sequence[Record]) -> tuple[Generation, ...]:
+    """The replicas whose logs are there, of the run with these records."""
+    run_ids = {record.run_id for record in records}
+    beginners = {record.ballot.peer for record in records if record.origin is not None}
     folders = [directory, *sorted(directory.parent.glob(f"{directory.name}.servers*"))]
-    files: dict[Path, tuple[Started, list[Line]]] = {}
+    files: dict[Path, tuple[Started, list[Line | Inherited]]] = {}
     for path in (path for folder in folders for path in replica_logs(folder)):
         lines: list[Line] = read_replica_log(path)
         if lines and isinstance(started := lines[0], Started) and started.run_id in run_ids:
-            files[path] = started, lines[1:]
+            files[path] = started, [_of_fork(line, beginners) for line in lines[1:]]
     generations: list[Generation] = []
     known: defaultdict[tuple[PeerId, int], list[Generation]] = defaultdict(list)
     while files:
         # Those that go on from each other do not fit together, which is said of the first one.
         for path in _ready(files) or list(files)[:1]:
-            started, lines = files.pop(path)
-            of_file = generations_of(len(generations), started.peer, started.stage, started.place, lines, known)
+            started, entries = files.pop(path)
+            of_file = generations_of(len(generations), started.peer, started.stage, started.place, entries, known)
             known[started.peer, generation_number(path)] += of_file
             generations += of_file
     return tuple(generations)
 
 
-def _ready(files: Mapping[Path, tuple[Started, list[Line]]]) -> list[Path]:
+def _of_fork(line: Line, beginners: Collection[PeerId]) -> Line | Inherited:
+    """A line of a log, where inner states of a fork's first checkpoint are those of who has signed its record: the
+    number of his replica is their slot."""
+    return Inherited(line.generation) if isinstance(line, Resumed) and line.peer in beginners else line
+
+
+def _ready(files: Mapping[Path, tuple[Started, Sequence[Line | Inherited]]]) -> list[Path]:
     """The files before which no other one has to be read: an earlier one of the peer, or one that it goes on from."""
     places = {path: (started.peer, generation_number(path)) for path, (started, _) in files.items()}
     left = set(places.values())

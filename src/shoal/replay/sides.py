@@ -20,7 +20,7 @@ from shoal.pipeline.replica_log import Applied, Began, Resumed
 from shoal.replay.generations import AttemptedStep, Generation, Members, Segment, steps_at
 from shoal.replay.run_files import RunFiles
 from shoal.replay.verdict import Difference
-from shoal.swarm.records import record_hash
+from shoal.swarm.records import Tip, record_hash
 from shoal.wire.messages.round import Record, SignedRecord
 
 
@@ -29,27 +29,37 @@ class Side:
     """The chain that is replayed, and what replicas did on it.
 
     Attributes:
-        hashes: of D_1, D_2, ...
+        base: the record before these; D_0, or of a fork its first one.
+        hashes: of the records after it.
         generations: all of the run, each up to the point where it went on to another chain's record.
         strays: generations that came back without having begun anew.
     """
 
+    base: Tip
     hashes: tuple[str, ...]
     generations: tuple[Generation, ...]
     strays: tuple[Difference, ...]
 
+    @property
+    def last_round(self) -> int:
+        """Of the last record."""
+        return self.base.round + len(self.hashes)
+
     def has(self, segment: Segment) -> bool | None:
         """Whether a segment began with a record of this chain; None: with a later one than there are."""
         loaded = segment.loaded
-        if loaded.round > len(self.hashes):
+        if loaded.round > self.last_round:
             return None
+        place = loaded.round - self.base.round
         # Everybody has D_0. An older log does not say which record it was: the state itself will.
-        return not loaded.round or not loaded.record or loaded.record == self.hashes[loaded.round - 1]
+        if not loaded.round or not loaded.record:
+            return True
+        return place >= 0 and loaded.record == (self.base.hash, *self.hashes)[place]
 
 
-def side_of(chain: Sequence[tuple[Record, SignedRecord]], generations: Sequence[Generation]) -> Side:
-    """Return what generations did on a chain, from its first record on."""
-    side = Side(tuple(record_hash(signed) for _, signed in chain), tuple(generations), ())
+def side_of(base: Tip, chain: Sequence[tuple[Record, SignedRecord]], generations: Sequence[Generation]) -> Side:
+    """Return what generations did on a chain, from the record after `base` on."""
+    side = Side(base, tuple(record_hash(signed) for _, signed in chain), tuple(generations), ())
     kept: list[Generation] = []
     strays: list[Difference] = []
     for generation in generations:
@@ -64,7 +74,7 @@ def side_of(chain: Sequence[tuple[Record, SignedRecord]], generations: Sequence[
                 "optimizer that has trained there: its log was changed, or its replica did not know that it was left"
             )
             strays.append(Difference(back.round, generation.stage, generation.peer, what))
-    return Side(side.hashes, tuple(kept), tuple(strays))
+    return Side(base, side.hashes, tuple(kept), tuple(strays))
 
 
 def later_records(side: Side, files: RunFiles) -> Iterator[Difference]:
@@ -86,7 +96,7 @@ def later_records(side: Side, files: RunFiles) -> Iterator[Difference]:
                 f"this replica has gone on from record {heir.loaded.round} of another chain: these records are of the "
                 "side that was left; replay the folder of the client that led at the end"
             )
-            yield Difference(len(side.hashes), generation.stage, generation.peer, what)
+            yield Difference(side.last_round, generation.stage, generation.peer, what)
             return
 
 
@@ -106,7 +116,7 @@ class _Needs:
 
     def __init__(self, side: Side, generations: Sequence[Generation], members: Sequence[Members]) -> None:
         self._generations = side.generations
-        self._last_round = len(side.hashes)
+        self._last_round = side.last_round
         self._steps = [steps_at(generation) for generation in self._generations]
         self._begun: defaultdict[AttemptedStep, list[tuple[int, int]]] = defaultdict(list)
         for generation, steps in zip(self._generations, self._steps, strict=True):

@@ -42,8 +42,8 @@ from shoal.ids import PeerId
 from shoal.optim.flat import FlatLayout
 from shoal.runtime import durable_files
 from shoal.runtime.durable_files import DurableFile, require_size
-from shoal.swarm.records import record_hash
-from shoal.wire.messages.round import Record, SignedRecord
+from shoal.swarm.records import record_hash, seal
+from shoal.wire.messages.round import Origin, Record, SignedRecord
 
 FILES = (
     "client.json",
@@ -61,6 +61,21 @@ def good(store: CheckpointStore) -> StoredCheckpoint:
     found = store.newest_good().checkpoint
     assert found is not None
     return found
+
+
+def test_what_a_fork_began_with_stays_as_long_as_there_is_room(tmp_path: Path) -> None:
+    first = msgspec.structs.replace(
+        open_record(signed_record(3, [hashes(vectors_of(stage, 3)) for stage in range(2)])),
+        origin=Origin("another run", "a hash"),
+    )
+    store = make_store(tmp_path, KeepPolicy(keep_last=1))
+    store.write(checkpoint_of(3, seal(first, CLIENT.peer_id, CLIENT.sign)), parts_of(3))
+    write_rounds(store, 4, 5)
+    assert store.rounds() == [3, 5]
+    size = store.unread(5).manifest.size_bytes
+    small = make_store(tmp_path, KeepPolicy(keep_last=1, max_bytes=2 * size))
+    write_rounds(small, 6)
+    assert small.rounds() == [6]
 
 
 def test_what_was_written_is_read_back_by_name_and_by_vector(tmp_path: Path) -> None:
@@ -464,9 +479,7 @@ def test_one_mirror_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
 
     def meanwhile(point: str, _: int) -> None:
         if point == "rename":
-            with pytest.raises(
-                StorageError, match=r"another mirror writes to .*test-run now"
-            ):
+            with pytest.raises(StorageError, match=r"another mirror writes to .*test-run now"):
                 write_rounds(other, 2)
 
     store.reached = meanwhile

@@ -10,8 +10,8 @@ import pytest
 from shoal.errors import Contradiction, RecordRejected
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
-from shoal.replay.generations import Generation, generation_of, members_of
-from shoal.replay.order import Apply, Average, Begin, Compute, End, Keep, Load, ReplayOrder, Resume
+from shoal.replay.generations import Generation, Inherited, generation_of, members_of
+from shoal.replay.order import Apply, Average, Begin, Compute, End, Inherit, Keep, Load, ReplayOrder, Resume
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Record, StageHashes, StageOutcome
 
@@ -27,8 +27,8 @@ def key(step: str) -> StepKey:
 def generation(number: int, name: str, script: str, path: str = "PQ", earlier: Sequence[Generation] = ()) -> Generation:
     """A generation of P or R (stage 0), Q or T (stage 1): L0 loads record 0, +a0 begins a step, RT+a0 over that path,
     a0 commits it, S1 goes on from the snapshot after one commit of the last of the `earlier` generations, SP from what
-    P of those was before its first step."""
-    lines: list[Line] = []
+    P of those was before its first step, I1 from slot 1 of a fork's first checkpoint."""
+    lines: list[Line | Inherited] = []
     for word in script.split():
         if word[0] == "L":
             lines.append(Loaded(int(word[1:]), HASHES))
@@ -36,6 +36,8 @@ def generation(number: int, name: str, script: str, path: str = "PQ", earlier: S
             lines.append(Resumed(len(earlier), int(word[1:])))
         elif word[0] == "S":
             lines.append(Resumed(1, 0, PeerId(word[1:])))
+        elif word[0] == "I":
+            lines.append(Inherited(int(word[1:])))
         elif "+" in word:
             first, step = word.split("+")
             peers = tuple(PeerId(peer) for peer in first or path)
@@ -86,6 +88,8 @@ def told(order: ReplayOrder) -> list[str]:
                 words.append(f"keep {who.peer} {boundary.commits}")
             case Resume(who, origin):
                 words.append(f"resume {who.peer} {origin.commits}")
+            case Inherit(who, slot):
+                words.append(f"inherit {who.peer} {slot}")
             case End(who):
                 words.append(f"end {who.peer}")
     return words
@@ -266,6 +270,18 @@ def test_a_life_goes_on_from_what_another_peer_was_at_the_record() -> None:
     kept, went_on = place(words, "keep T 0", "resume Q 0")
     assert words.index("load T 1") < kept < went_on < words.index("compute a2 PQ")
     assert words.count("keep T 0") == words.count("resume Q 0") == 2, "each heir has it"
+
+
+def test_a_fork_begins_with_the_record_and_the_inner_states_of_its_first_checkpoint() -> None:
+    first = generation(1, "T", "L0 L4 I1 PT+a0 PT+a1 a0 a1")
+    heir = generation(2, "Q", "L4 ST +a0 +a1 a0 a1", earlier=[first])
+    generations = [generation(0, "P", "L0 L4 I0 +a0 +a1 a0 a1 L5"), first, heir]
+    rounds = [record(5, ["P"], ["Q"])]
+    words = told(ReplayOrder(rounds, generations, [members_of(rounds[0], generations, {})], base_round=4))
+    inherited, kept, went_on = place(words, "inherit T 1", "keep T 0", "resume Q 0")
+    assert words.index("load T 4") < inherited < kept < went_on
+    assert words.index("load P 4") < words.index("inherit P 0") < words.index("compute a0 PQ")
+    assert words[-1] == "average 5"
 
 
 def test_a_life_that_goes_on_from_one_that_is_not_there_is_refused() -> None:

@@ -17,7 +17,7 @@ from shoal.replay.generations import Generation, generations_of, members_of
 from shoal.replay.order import Apply, Compute, ReplayOrder
 from shoal.replay.run_files import RunFiles
 from shoal.replay.sides import Side, later_records, needed_of, side_of
-from shoal.swarm.records import record_hash, seal
+from shoal.swarm.records import Tip, record_hash, seal
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Record, SignedRecord, StageHashes, StageOutcome
 
@@ -37,6 +37,7 @@ def sealed(round: int, members: Sequence[Sequence[str]]) -> tuple[Record, Signed
     return record, seal(record, PeerId("C"), lambda _: b"")
 
 
+GENESIS = Tip(0, "D0", None)
 CHAIN = [sealed(1, ALL), sealed(2, HERE), sealed(3, ALL)]
 
 
@@ -77,7 +78,7 @@ def done_by(
     all_generations: Sequence[Generation], chain: Sequence[tuple[Record, SignedRecord]] = CHAIN
 ) -> dict[str, list[str]]:
     """Which steps each peer commits when a chain is replayed, and which are computed at all."""
-    side = side_of(chain, all_generations)
+    side = side_of(GENESIS, chain, all_generations)
     assert not side.strays
     members = [members_of(record, side.generations, {}) for record, _ in chain]
     done: dict[str, list[str]] = {}
@@ -167,7 +168,7 @@ def test_a_snapshot_from_before_the_sides_parted_is_made_again_though_its_server
 def test_who_comes_back_from_another_chain_without_beginning_anew_is_named() -> None:
     apart = "L0 L1 QS+b1 b1 L2' L2 QS+c2 c2 L3"
     found = generations(**STANDING, Q=apart, S="L0 L1 L2' A2 QS+c2 c2 L3")
-    [stray] = side_of(CHAIN, found).strays
+    [stray] = side_of(GENESIS, CHAIN, found).strays
     assert (stray.round, stray.stage, stray.replica) == (3, 0, "Q")
     assert "comes to record 2 from record 2 of another chain" in stray.what
 
@@ -177,7 +178,7 @@ def test_a_log_that_does_not_say_which_records_is_followed_by_their_rounds() -> 
     old = replace(
         generation, segments=tuple(replace(s, loaded=Loaded(s.loaded.round, HASHES)) for s in generation.segments)
     )
-    side = side_of(CHAIN, [old])
+    side = side_of(GENESIS, CHAIN, [old])
     assert (side.generations, side.strays) == ((old,), ())
 
 
@@ -193,7 +194,7 @@ def later(found: Sequence[Generation], *, left: Iterable[str] = (), uncommitted:
         tuple(found),
         frozenset(left),
     )
-    side: Side = side_of(CHAIN, found)
+    side: Side = side_of(GENESIS, CHAIN, found)
     differences = list(later_records(side, files))
     assert len(differences) <= 1
     return differences[0].what if differences else None
