@@ -178,13 +178,16 @@ def verify(peer_id: PeerId, data: bytes, signature: bytes) -> None:
         raise SignatureError(f"no valid signature of {peer_id[:_MAX_PEER_ID_CHARS]} over {len(data)} bytes") from error
 
 
-def create_swarm_key(path: Path) -> bytes:
-    """Write a new swarm key, 32 random bytes, to a file that only the owner may read; return it.
+def create_swarm_key(path: Path, swarm_key: bytes | None = None) -> bytes:
+    """Write a swarm key to a new file that only the owner may read; return it.
+
+    Args:
+        swarm_key: None: a new one, 32 random bytes.
 
     Raises:
         ConfigError: there is a file already (it is left alone), or it cannot be written.
     """
-    swarm_key = secrets.token_bytes(_KEY_BYTES)
+    swarm_key = swarm_key or secrets.token_bytes(_KEY_BYTES)
     path = path.expanduser()
     try:
         _write_secret(path, swarm_key)

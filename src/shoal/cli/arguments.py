@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
@@ -72,16 +72,19 @@ def load_whole(config_path: Path | None, flags: Sequence[str]) -> Config:
     return config
 
 
-def load_resuming(config_path: Path | None, flags: Sequence[str], own: Path | None) -> tuple[Config, Mapping[str, str]]:
+def load_resuming(
+    config_path: Path | None, flags: Sequence[str], run: Mapping[str, Any], own: Path | None
+) -> tuple[Config, Mapping[str, str]]:
     """Load what a host says that goes on with a run, and what sets each key.
 
     Args:
+        run: its shared configuration; empty: it is not known yet, and nothing that is shared is looked at.
         own: the file that the run has left, for a user who names none; None: there is none.
     """
     from shoal.config.load import load_with_origins
 
     path = own if config_path is None else found(config_path)
-    return load_with_origins(path, flags, other_flags=_OWN_FLAGS)
+    return load_with_origins(path, flags, other_flags=_OWN_FLAGS, run=run, is_left=config_path is None)
 
 
 def load_joining(

@@ -1,7 +1,8 @@
 """`--resume`: which checkpoint a run goes on from, on this host, and everything that speaks against it.
 
 latest | PATH | URL -> run -> its swarm's key -> newest good checkpoint -> shared configuration -> nobody trains it?
-                                                      '-> `go_back`: the run's folder, as its client left that round
+                                                      |-> `go_back`: the run's folder, as its client left that round
+           this host sets shared keys otherwise: a fork '-> `write_fork`: another run, which is resumed from there on
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -19,24 +20,33 @@ from shoal.averaging.signing import unsealer
 from shoal.checkpoint.manifest import GENESIS, round_of
 from shoal.checkpoint.store import CheckpointStore, NewestGood, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
-from shoal.cli.run_files import LOCAL_KEY, take_log_dir
+from shoal.cli.forking import forked
+from shoal.cli.run_files import LOCAL_KEY, new_run_id, take_log_dir
 from shoal.cli.runs_here import living_runs
+from shoal.client.forking import write_fork
 from shoal.client.resuming import go_back
 from shoal.client.spec import ResumedFrom
-from shoal.clock import Clock
+from shoal.clock import Clock, SystemClock
 from shoal.config import Config
-from shoal.config.shared import adopt_shared, shared_configuration
+from shoal.config.shared import (
+    ChangedKey,
+    adopt_shared,
+    changed_keys,
+    has_same_samples,
+    shared_configuration,
+)
 from shoal.control.initial_peers import look, parse
 from shoal.control.peers_file import PEERS_FILE, read_peers_file
 from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
-from shoal.identity import load_swarm_key, swarm_authority
+from shoal.identity import create_swarm_key, load_swarm_key, swarm_authority
 from shoal.ids import RunId
 
 LATEST: Final = "latest"
 """What `--resume` alone means: the checkpoint that was written last."""
 
-LoadHost = Callable[[Path | None], "tuple[Config, Mapping[str, str]]"]
-"""Reads what this host says, with what sets each key: of its own file, or else of the given one, and of flags."""
+LoadHost = Callable[[Mapping[str, Any], Path | None], "tuple[Config, Mapping[str, str]]"]
+"""Reads what this host says of a run with this shared configuration (empty: not known yet), and what sets each key: its
+own file, or else the given one, and flags."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class Resumption:
     Attributes:
         config: of this host, with the shared keys of the run.
         swarm_key: of the run's swarm.
+        checkpoint: of this run; of a fork, which has none before `prepare`, of the one that it goes on from.
+        source: where this run's checkpoint is.
     """
 
     config: Config
@@ -62,16 +74,27 @@ class Resumption:
         """
         log_dir = take_log_dir(self.config, self.run_id, is_local=is_local)
         try:
-            problem = go_back(log_dir, self.checkpoint, clock.now_s())
+            problem = go_back(log_dir, self._first_checkpoint(log_dir, clock, is_local=is_local), clock.now_s())
         except (ShoalError, OSError) as error:
             raise ConfigError(f"--resume: {log_dir} cannot be used: {error}") from error
         if problem:
             say(f"what the run has counted until then is not known ({problem}): its summary counts from here")
         return log_dir
 
+    def _first_checkpoint(self, log_dir: Path, clock: Clock, *, is_local: bool) -> StoredCheckpoint:
+        """Return the checkpoint that the run goes on from, which of a fork is written now."""
+        if self.checkpoint.manifest.run_id == self.run_id:
+            return self.checkpoint
+        if is_local:
+            create_swarm_key(log_dir / LOCAL_KEY, self.swarm_key)
+        authority = swarm_authority(self.swarm_key)
+        return write_fork(self.checkpoint, config=self.config, run_id=self.run_id, authority=authority, clock=clock)
+
 
 def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, is_local: bool) -> Resumption:
     """Return what is gone on from; damaged checkpoints that are passed over are named.
+
+    Where this host sets shared keys otherwise than the run has them, that is a fork: another run.
 
     Args:
         wanted: `latest`, or where checkpoints lie: of runs, of one run, or one alone.
@@ -81,7 +104,7 @@ def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, 
         ConfigError: there is none, or something speaks against it; all of it is named.
         StorageError: the place cannot be read.
     """
-    config, origins = load(None)
+    config, origins = load({}, None)
     place = config.checkpoint_location if wanted == LATEST else wanted
     store, round = _store(place, origins.get("experiment_prefix") and config.experiment_prefix)
     run_id = RunId(store.run_id)
@@ -94,17 +117,28 @@ def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, 
     if checkpoint is None:
         raise ConfigError(f"--resume: run {run_id} has no good checkpoint in {store.location}/{run_id}")
     own = log_dir / "config.yaml"
-    config, origins = load(own if own.exists() else None)
     problems = list(_still_there(run_id, log_dir, is_local=is_local))
+    changed: list[ChangedKey] = []
+    before: dict[str, Any] = {}
     try:
-        config = _shared(config, origins, checkpoint)
+        before = genesis_of(checkpoint.genesis, GENESIS).configuration
+        config, origins = load(before, own if own.exists() else None)
+        changed += changed_keys(config, origins, before)
+        config = forked(config, changed, before, checkpoint) if changed else _shared(config, origins, before)
     except (ConfigError, RecordRejected) as error:
         problems.append(str(error))
     if problems:
         raise ConfigError(f"--resume: run {run_id} is not resumed:\n" + "\n".join(problems))
-    manifest = checkpoint.manifest
-    say(f"resuming run {run_id} from its checkpoint of round {manifest.round} in {store.location}/{run_id}")
-    return Resumption(config, run_id, swarm_key, checkpoint, ResumedFrom(store.location, manifest.round))
+    round, at = checkpoint.manifest.round, f"its checkpoint of round {checkpoint.manifest.round} in {store.location}"
+    if not changed:
+        say(f"resuming run {run_id} from {at}/{run_id}")
+        return Resumption(config, run_id, swarm_key, checkpoint, ResumedFrom(store.location, round))
+    fork = new_run_id(config, SystemClock())
+    said = "; ".join(f"{name} = {mine} instead of {wanted}" for name, mine, wanted, _ in changed)
+    say(f"forking run {run_id} from {at}/{run_id}, with {said}: the fork is run {fork}")
+    if not has_same_samples(shared_configuration(config), before):
+        say("its samples, or their order, are others: none of them counts as trained")
+    return Resumption(config, fork, swarm_key, checkpoint, ResumedFrom(config.checkpoint_location, round))
 
 
 def _store(place: str, prefix: str | None) -> tuple[CheckpointStore, int | None]:
@@ -155,11 +189,10 @@ def _swarm_key(config: Config, log_dir: Path, *, is_local: bool) -> bytes:
         ) from error
 
 
-def _shared(config: Config, origins: Mapping[str, str], checkpoint: StoredCheckpoint) -> Config:
-    """Return the configuration with the run's shared keys; raises ConfigError or RecordRejected."""
-    genesis = genesis_of(checkpoint.genesis, GENESIS)
-    config = adopt_shared(config, origins, genesis.configuration)
-    if shared_configuration(config) != genesis.configuration:
+def _shared(config: Config, origins: Mapping[str, str], before: Mapping[str, Any]) -> Config:
+    """Return the configuration with the run's shared keys; raises ConfigError."""
+    config = adopt_shared(config, origins, before)
+    if shared_configuration(config) != before:
         raise ConfigError("the run was begun with another version of shoal, whose keys are others: use that one")
     return config
 

@@ -1,5 +1,6 @@
 """From file, environment and flags to one checked `Config`: flags beat environment beats file beats defaults."""
 
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic_core import ErrorDetails
 from shoal.config.base import split_list
 from shoal.config.flags import from_flags
 from shoal.config.keys import keys
-from shoal.config.schema import Config
+from shoal.config.schema import SHARED_SECTIONS, UNITS_BY, Config
 from shoal.config.sources import Layer, from_env, from_file, from_mapping
 from shoal.errors import ConfigError
 
@@ -35,6 +36,7 @@ _REASONS = {
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
 }
+_CUT_BY = ("model_pipeline.stages", "model_pipeline.cut")
 _SECRETS = frozenset({"data.hf_token"})
 
 
@@ -69,19 +71,26 @@ def load_with_origins(
     env: Mapping[str, str] | None = None,
     *,
     other_flags: Iterable[str] = (),
+    run: Mapping[str, Any] | None = None,
+    is_left: bool = False,
 ) -> tuple[Config, Mapping[str, str]]:
     """Return what this host says, and for each dotted key that was set the file, variable or flag that did.
 
     Unlike `load_config` it may be no run by itself: a host that joins takes the rest from the run.
 
+    Args:
+        run: the shared configuration of a run, for what this host does not say; if empty, nothing that is shared
+            counts, since the run is not known yet.
+        is_left: the file is what that run has left, whose cut counts only with its number of stages and of units.
+
     Raises:
         ConfigError: as `load_config` does.
     """
-    layer = Layer()
+    decided, layer = Layer(copy.deepcopy(dict(run or {}))), Layer()
     is_file_read = True
     if path is not None:
         try:
-            layer.merge(from_file(Path(path)))
+            (decided if is_left else layer).merge(from_file(Path(path)))
         except ConfigError as error:
             layer.problems.append(str(error))
             is_file_read = False
@@ -90,6 +99,15 @@ def load_with_origins(
         layer.merge(from_mapping(overrides, "override"))
     elif overrides is not None:
         layer.merge(from_flags(overrides, other_flags))
+    if not layer.origins.keys().isdisjoint(_CUT_BY):
+        for name in _CUT_BY:
+            decided.drop(name)
+    elif not layer.origins.keys().isdisjoint(UNITS_BY):
+        decided.drop("model_pipeline.cut")
+    decided.merge(layer)
+    layer = decided
+    if run == {}:
+        layer.values = {name: value for name, value in layer.values.items() if name not in SHARED_SECTIONS}
     _read_address_files(layer)
     try:
         config = Config.model_validate(layer.values)

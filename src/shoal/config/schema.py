@@ -16,6 +16,12 @@ from shoal.config.pipeline_entries import apply_pipeline
 from shoal.config.quant import QuantConfig
 from shoal.config.training import DataConfig, DilocoConfig, RunConfig
 
+SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "model_pipeline")
+"""Of these all hosts of a run have the same, but for a few keys (`config.shared`)."""
+
+UNITS_BY = ("model.family", "model.num_layers")
+"""What decides how many units there are to be cut."""
+
 _TASK_OF_FAMILY = {"gpt": "llm", "resnet18": "cv", "resnet50": "cv", "resnet101": "cv"}
 
 

@@ -5,19 +5,22 @@ That is what decides the numbers, whichever host computes them, and what a stage
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, cast
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, cast
 
 from pydantic import ValidationError
 
 from shoal.config.dump import public_values
 from shoal.config.model import NATIVE_FAMILIES
-from shoal.config.schema import Config
+from shoal.config.schema import UNITS_BY, Config
+from shoal.config.sources import Layer
 from shoal.errors import ConfigError
 
 _MISSING: Final = object()
 _BATCH: Final = "diloco.batch_size_per_step"
 _PIPELINE: Final = ("stages", "cut", "microbatches", "schedule", "activation_checkpointing", "compile", "window")
+_STAGES: Final = "model_pipeline.stages"
 _CUT: Final = "model_pipeline.cut"
 # What a list of stages in DistQat's notation says, see `pipeline_entries`.
 _PIPELINE_SETS: Final = (
@@ -26,7 +29,7 @@ _PIPELINE_SETS: Final = (
     "model.hidden_size",
     "model.num_classes",
     "model.extra",
-    "model_pipeline.stages",
+    _STAGES,
     _CUT,
 )
 
@@ -39,6 +42,31 @@ def shared_configuration(config: Config) -> dict[str, Any]:
     for host_field in ("hf_token", "num_workers"):
         shared["data"].pop(host_field)
     return shared
+
+
+class ChangedKey(NamedTuple):
+    """A shared key that a host sets to another value than the run has.
+
+    Attributes:
+        wanted: what the run has; None also where it has no such key.
+        origin: where the host sets it.
+    """
+
+    name: str
+    mine: object
+    wanted: object
+    origin: str
+
+
+def has_same_samples(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a position in a pass over the data names the same sample in both runs.
+
+    Args:
+        one: what `shared_configuration` returned.
+        other: the same of another run.
+    """
+    data = [{key: value for key, value in each["data"].items() if key != "precision"} for each in (one, other)]
+    return data[0] == data[1] and one["run"]["seed"] == other["run"]["seed"]
 
 
 def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, Any]) -> Config:
@@ -55,20 +83,65 @@ def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, 
         ConfigError: this host sets a shared key to another value, or its version does not know the run's keys.
     """
     cap = _batch_cap(host, origins, shared)
-    problems = list(_differences(shared_configuration(host), shared, origins))
+    problems = [
+        f"{name} = {mine!r} ({origin}): the run has {wanted!r}, which all hosts share; remove it, servers take it from "
+        "the run"
+        for name, mine, wanted, origin in changed_keys(host, origins, shared)
+        if name != _BATCH or cap is None
+    ]
     if cap is not None and host.servers.max_microbatch_samples not in (None, cap):
         problems.append(
             f"{_BATCH} = {cap} ({origins[_BATCH]}) and servers.max_microbatch_samples = "
             f"{host.servers.max_microbatch_samples} both cap the microbatches of this host: remove one"
         )
+    return _with_shared(host, shared, problems, cap)
+
+
+def fork_shared(host: Config, changed: Iterable[ChangedKey], shared: Mapping[str, Any]) -> Config:
+    """Return a host's configuration with the shared keys from a run, but for those that it sets otherwise.
+
+    The run's cut goes with its number of stages and of units.
+
+    Args:
+        changed: `changed_keys` of the host.
+        shared: what `shared_configuration` returned at the client of the run.
+
+    Raises:
+        ConfigError: the keys do not go together, or the host's version does not know the run's.
+    """
+    layer = Layer(copy.deepcopy(dict(shared)))
+    for name, mine, _, origin in changed:
+        if name in (_STAGES, *UNITS_BY):
+            layer.put(_CUT, host.model_pipeline.cut, origin)
+        layer.put(name, mine, origin)
+    config = _with_shared(host, layer.values, misfit="it does not go with the rest of the run's configuration: {}")
+    if problems := config.run_problems():
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _with_shared(
+    host: Config,
+    shared: Mapping[str, Any],
+    problems: Iterable[str] = (),
+    cap: int | None = None,
+    misfit: str = "the run's configuration does not fit this version of shoal ({}): install the client's version",
+) -> Config:
+    """Return a host's configuration with shared keys; raises ConfigError with the problems that were found before.
+
+    Args:
+        cap: of the host's microbatches, if it has one.
+        misfit: what it means if this is no configuration, with a place for the reasons.
+    """
     family = shared["model"]["family"] if isinstance(shared.get("model"), Mapping) else None
     if family not in (*NATIVE_FAMILIES, host.model.family):
-        problems.append(
+        problems = (
+            *problems,
             f"the run trains {family!r}, a family of somebody's own: say --model.family {family} here as well, if that "
-            "code may run on this host"
+            "code may run on this host",
         )
-    if problems:
-        raise ConfigError("\n".join(problems))
+    if found := tuple(problems):
+        raise ConfigError("\n".join(found))
     values = host.model_dump()
     for section, content in shared.items():
         if section in ("data", "model_pipeline"):
@@ -82,9 +155,7 @@ def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, 
         return Config.model_validate(values)
     except ValidationError as error:
         reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
-        raise ConfigError(
-            f"the run's configuration does not fit this version of shoal ({reasons}): install the client's version"
-        ) from None
+        raise ConfigError(misfit.format(reasons)) from None
 
 
 def _batch_cap(host: Config, origins: Mapping[str, str], shared: Mapping[str, Any]) -> int | None:
@@ -93,20 +164,24 @@ def _batch_cap(host: Config, origins: Mapping[str, str], shared: Mapping[str, An
     return mine if _BATCH in origins and isinstance(wanted, int) and mine < wanted else None
 
 
-def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    for key, origin in sorted(origins.items()):
-        for name in _PIPELINE_SETS if key == "model_pipeline.pipeline" else (key,):
-            mine, wanted = _at(own, name), _at(theirs, name)
-            if mine is _MISSING or mine == wanted:
-                continue
-            if name == _BATCH and isinstance(wanted, int) and mine < wanted:
-                continue
-            if name == _CUT and mine is None:
-                continue  # as the run decides
-            yield (
-                f"{name} = {mine!r} ({origin}): the run has {None if wanted is _MISSING else wanted!r}, which all "
-                "hosts share; remove it, servers take it from the run"
-            )
+def changed_keys(host: Config, origins: Mapping[str, str], theirs: Mapping[str, Any]) -> Iterator[ChangedKey]:
+    """Yield the shared keys that a host sets to another value than a run has. Arguments as of `adopt_shared`."""
+    own = shared_configuration(host)
+    decided = {name: origin for key, origin in origins.items() for name in _set_by(key, origins)}
+    for name, origin in sorted((decided | dict(origins)).items()):
+        mine, wanted = _at(own, name), _at(theirs, name)
+        if mine is _MISSING or mine == wanted:
+            continue
+        if name == _CUT and mine is None:
+            continue  # as the run decides
+        yield ChangedKey(name, mine, None if wanted is _MISSING else wanted, origin)
+
+
+def _set_by(key: str, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys whose values a key decides, of a host that sets those of `origins`."""
+    if key == "model_pipeline.pipeline":
+        return _PIPELINE_SETS
+    return (_STAGES, _CUT) if key == _CUT and _STAGES not in origins else (key,)
 
 
 def _at(values: Mapping[str, Any], name: str) -> Any:

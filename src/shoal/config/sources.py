@@ -59,6 +59,14 @@ class Layer:
         target[leaf] = value
         self.origins[name] = origin
 
+    def drop(self, name: str) -> None:
+        """Leave out the key with the dotted `name`, which is in a section."""
+        section, _, leaf = name.partition(".")
+        values = self.values.get(section)
+        if isinstance(values, dict):
+            cast(dict[str, Any], values).pop(leaf, None)
+        self.origins.pop(name, None)
+
     def merge(self, above: "Layer") -> None:
         """Lay another layer over this one: its values win, key by key."""
         _merge(self.values, above.values)

@@ -11,24 +11,31 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+import torch
 from tests.unit.checkpoint.checkpoints import checkpoint_of as made_of
-from tests.unit.checkpoint.checkpoints import hashes, layout_of, parts_of, vectors_of
+from tests.unit.checkpoint.checkpoints import hashes
+from tests.unit.checkpoint.folders import GPT
+from tests.unit.checkpoint.test_recut import by_name
+from torch import Tensor
 
-from shoal.averaging.journal import Genesis
+from shoal.averaging.journal import Genesis, read_genesis, read_records
 from shoal.averaging.signing import Signer
-from shoal.checkpoint.store import CheckpointStore, KeepPolicy
+from shoal.checkpoint.model_layout import StageLayout, stage_layouts
+from shoal.checkpoint.store import CheckpointStore, KeepPolicy, StagePart
 from shoal.cli import app, resuming
 from shoal.cli.resuming import Resumption, find_resumption
 from shoal.cli.run_files import LOCAL_KEY
-from shoal.config import Config
+from shoal.clock import SystemClock
+from shoal.config import Config, dump_config
 from shoal.config.load import load_with_origins
 from shoal.config.shared import shared_configuration
 from shoal.errors import ConfigError
 from shoal.identity import Identity, create_swarm_key, load_swarm_key, swarm_authority
 from shoal.ids import Ballot, PeerId
 from shoal.runtime.run_note import RunNote
-from shoal.wire.messages.base import Era
-from shoal.wire.messages.round import Record, StageOutcome
+from shoal.swarm.records import used_samples
+from shoal.wire.messages.base import Era, SampleRange
+from shoal.wire.messages.round import Origin, Record, StageOutcome
 
 RUN = "mine-20260101-000000-abcd"
 CLIENT = Identity.generate()
@@ -45,7 +52,8 @@ class Runs:
         return (f"--log-dir={self.path}", *flags)
 
     def begin(self, run_id: str = RUN, **sections: Any) -> Config:
-        values = {"experiment_prefix": run_id.split("-")[0], "model_pipeline": {"stages": 2}, **sections}
+        given = {"model": GPT, "data": {"seq_len": 32}, "model_pipeline": {"stages": 2, "cut": [3, 2]}, **sections}
+        values = {"experiment_prefix": run_id.split("-")[0], **given}
         config = Config.model_validate({**values, "log_dir": self.path})
         create_swarm_key(self.path / run_id / LOCAL_KEY)
         return config
@@ -56,24 +64,42 @@ class Runs:
         store = CheckpointStore(config.checkpoint_location, run_id, policy=KeepPolicy(keep_last=9))
         genesis = Genesis(0, authority.peer_id, shared_configuration(config), (1,), {})
         content = msgspec.json.encode({"form": 2} | msgspec.to_builtins(genesis))
+        layouts = stage_layouts(config)
         for round in rounds:
+            parts = [StagePart(stage, random_vectors(layout, round)) for stage, layout in enumerate(layouts)]
             ballot = Ballot(1, CLIENT.peer_id, 1)
-            said = [hashes(vectors_of(stage, round)) for stage in range(2)]
-            outcomes = [StageOutcome(stage, 1, (PeerId("s"),), (4,), each, 0) for stage, each in enumerate(said)]
-            record = Record(run_id, round, ballot, "0" * 64, tuple(outcomes), (), (), {}, (), (Era(1, ballot),))
-            made = made_of(
-                round, seal(record), genesis=content, unix_s=unix_s + round, layouts=[layout_of(0), layout_of(1)]
+            outcomes = [StageOutcome(p.stage, 1, (PeerId("s"),), (4,), hashes(p.vectors), 0) for p in parts]
+            samples = SampleRange(0, 0, 4 * round)
+            record = Record(
+                run_id, round, ballot, "0" * 64, tuple(outcomes), (samples,), (), {0: 7}, (), (Era(1, ballot),)
             )
-            store.write(made, parts_of(round))
+            made = made_of(
+                round,
+                seal(record),
+                genesis=content,
+                unix_s=unix_s + round,
+                layouts=layouts,
+                cut=config.model_pipeline.cut,
+                members=[outcome.members for outcome in outcomes],
+            )
+            store.write(made, parts)
 
     def folder(self, round: int, run_id: str = RUN) -> Path:
         return self.path / "checkpoints" / run_id / f"round_{round:06d}"
 
     def resume(self, *flags: str, wanted: str = "latest", config_path: Path | None = None) -> Resumption:
-        def load(own: Path | None) -> tuple[Config, Mapping[str, str]]:
-            return load_with_origins(config_path or own, self.flags(*flags), {})
+        def load(run: Mapping[str, Any], own: Path | None) -> tuple[Config, Mapping[str, str]]:
+            return load_with_origins(config_path or own, self.flags(*flags), {}, run=run, is_left=config_path is None)
 
         return find_resumption(wanted, load, self.said.append, is_local=True)
+
+
+def random_vectors(layout: StageLayout, seed: int) -> tuple[Tensor, ...]:
+    """Parameters, momentum, floats, integers."""
+    generator = torch.Generator().manual_seed(seed)
+    size = layout.parameters.numel
+    parameters, momentum = (torch.randn(size, generator=generator) for _ in range(2))
+    return parameters, momentum, torch.empty(layout.floats.numel), torch.empty(0, dtype=torch.int64)
 
 
 @pytest.fixture
@@ -155,13 +181,13 @@ def test_everything_that_speaks_against_it_is_said_at_once(runs: Runs, monkeypat
     runs.keep(runs.begin(), 10)
     monkeypatch.setattr(resuming, "living_runs", lambda: [note("client"), note("servers")])
     with pytest.raises(ConfigError) as error:
-        runs.resume("--diloco.inner-steps=9", "--model.hidden-size=64")
+        runs.resume("--diloco.outer-steps=9", "--model.hidden-size=12")
     assert str(error.value).splitlines()[0] == f"--resume: run {RUN} is not resumed:"
     for said in (
         f"it runs here (process 42): `shoal stop {RUN}` ends it",
         "--initial-peers=@/logs/there/initial_peers.txt",
-        "diloco.inner_steps = 9 (--diloco.inner-steps): the run has",
-        "model.hidden_size = 64 (--model.hidden-size): the run has",
+        "diloco.outer_steps = 9: the checkpoint is of round 10",
+        "units.head.norm.weight is float32 [12], in the checkpoint float32 [24]",
     ):
         assert said in str(error.value)
 
@@ -175,6 +201,84 @@ def test_a_run_is_gone_on_with_by_the_key_of_its_swarm_alone(runs: Runs, tmp_pat
     with pytest.raises(ConfigError, match="no good checkpoint"):
         runs.resume()
     assert "without having the swarm key" in runs.said[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "cut", "said"),
+    [
+        (("--model-pipeline.stages=3",), None, "model_pipeline.stages = 3 instead of 2"),
+        (("--model-pipeline.cut=1,3,1",), (1, 3, 1), "model_pipeline.stages = 3 instead of 2"),
+        (("--model-pipeline.cut=1,4",), (1, 4), "model_pipeline.cut = [1, 4] instead of [3, 2]"),
+        (("--diloco.outer-steps=200",), (3, 2), "diloco.outer_steps = 200 instead of "),
+        (("--diloco.batch-size-per-step=4",), (3, 2), "diloco.batch_size_per_step = 4 instead of 8"),
+    ],
+    ids=["stages", "stages by cut", "cut", "more rounds", "smaller batch"],
+)
+def test_what_a_host_changes_of_what_is_shared_makes_a_fork_which_has_the_same_tensors(
+    runs: Runs, flags: tuple[str, ...], cut: tuple[int, ...] | None, said: str
+) -> None:
+    config = runs.begin(diloco={"inner_steps": 7, "batch_size_per_step": 8})
+    (runs.path / RUN / "config.yaml").write_text(dump_config(config))
+    runs.keep(config, 4)
+    found = runs.resume(*flags)
+    assert found.run_id != RUN
+    assert [line for line in runs.said if said in line and found.run_id in line] == runs.said
+    assert runs.said[0].count(said.partition(" = ")[0]) == 1
+    assert not (runs.path / found.run_id).exists(), "nothing is written before it begins"
+    assert found.config.diloco.inner_steps == 7
+    log_dir = found.prepare(SystemClock(), runs.said.append, is_local=True)
+    assert (log_dir, load_swarm_key(log_dir / LOCAL_KEY)) == (runs.path / found.run_id, found.swarm_key)
+    assert len(runs.said) == 1, "what the client has counted is known: nothing"
+    kept = CheckpointStore(found.source.location, found.run_id).open(found.source.round)
+    assert cut in (None, kept.manifest.cut)
+    assert len(kept.manifest.cut) == found.config.num_stages
+    origin = CheckpointStore(found.source.location, RUN).open(4)
+    assert kept.record.origin == Origin(RUN, origin.manifest.record)
+    assert used_samples(kept.record) == used_samples(origin.record)
+    genesis = read_genesis(log_dir)
+    assert genesis.configuration == shared_configuration(found.config)
+    assert kept.record.previous == genesis.hash(found.run_id)
+    [(record, _)] = read_records(log_dir)
+    assert record == kept.record
+    one, other = by_name(kept), by_name(origin)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_fork_is_gone_on_with_as_any_run(runs: Runs) -> None:
+    config = runs.begin()
+    runs.keep(config, 4)
+    fork = runs.resume("--model-pipeline.stages=3")
+    fork.prepare(SystemClock(), runs.said.append, is_local=True)
+    again = runs.resume()
+    assert (again.run_id, again.source) == (fork.run_id, fork.source)
+    assert again.config.model_pipeline == fork.config.model_pipeline
+
+
+@pytest.mark.parametrize("flag", ["--run.seed=3", "--data.holdout-fraction=0.2"])
+def test_of_other_samples_none_counts_as_trained(runs: Runs, flag: str) -> None:
+    runs.keep(runs.begin(), 4)
+    found = runs.resume(flag)
+    assert runs.said[1] == "its samples, or their order, are others: none of them counts as trained"
+    log_dir = found.prepare(SystemClock(), runs.said.append, is_local=True)
+    [(record, _)] = read_records(log_dir)
+    assert used_samples(record) == ()
+
+
+def test_another_number_of_units_is_refused_by_tensors_and_not_by_the_cut_of_the_run(runs: Runs) -> None:
+    config = runs.begin()
+    (runs.path / RUN / "config.yaml").write_text(dump_config(config))
+    runs.keep(config, 4)
+    with pytest.raises(ConfigError, match=r"the model has other tensors than the checkpoint: .*units\..* is absent"):
+        runs.resume("--model.num-layers=2")
+
+
+def test_what_does_not_go_together_is_no_fork(runs: Runs) -> None:
+    runs.keep(runs.begin(), 4)
+    with pytest.raises(ConfigError, match="can be cut into at most 3 stages"):
+        runs.resume("--model-pipeline.stages=4")
+    with pytest.raises(ConfigError, match="adds up to 6 units"):
+        runs.resume("--model-pipeline.cut=3,3")
 
 
 def test_resume_alone_means_latest() -> None:
