@@ -55,12 +55,12 @@ class Faults:
             self._crash(peer)
         elif kind < 0.52:
             self.pause(peer, duration_s)
-        elif kind < 0.74 and len(peers) > 1:
+        elif kind < 0.74 and len(set(peers)) > 1:
             network.cut(peer, rng.choice([other for other in peers if other != peer]), duration_s)
         elif kind < 0.84:
             side = rng.sample(peers, rng.randint(1, max(1, len(peers) // 2)))
             network.part(side, duration_s, one_way=rng.random() < 0.5)
-        elif kind < 0.9 and len(peers) > 1:
+        elif kind < 0.9 and len(set(peers)) > 1:
             self._flap(peer, rng.choice([other for other in peers if other != peer]))
         elif kind < 0.96:
             network.slow(peer, rng.choice((3.0, 10.0, 40.0)), duration_s)

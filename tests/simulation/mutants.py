@@ -23,6 +23,7 @@ from tests.simulation.placing import mutants as placing
 from tests.simulation.round import mirror_mutants as mirrors
 from tests.simulation.round import moving_mutants as moves
 from tests.simulation.round import mutants as round
+from tests.simulation.round import resuming_mutants as resumed
 from tests.simulation.safety import Broken
 from tests.simulation.split import mutants as split
 from tests.simulation.state import mutants as state
@@ -57,7 +58,22 @@ class Mutant:
                 continue
 
 
-MODULES = (step, swarm, snapshots, round, mirrors, split, moves, lease, membership, placing, clients, homes, state)
+MODULES = (
+    step,
+    swarm,
+    snapshots,
+    round,
+    mirrors,
+    resumed,
+    split,
+    moves,
+    lease,
+    membership,
+    placing,
+    clients,
+    homes,
+    state,
+)
 MUTANTS: dict[str, Mutant] = {
     name: Mutant(make, first_seed) for module in MODULES for name, (make, first_seed) in module.MUTANTS.items()
 }

@@ -150,6 +150,11 @@ class ChainSafety:
         self._known: dict[int, tuple[str, frozenset[Process], Any]] = {}
         self._takers: defaultdict[str, set[Process]] = defaultdict(set)
 
+    def go_back(self, round: int) -> None:
+        """The run goes on from the record of a round: those that were committed later are set aside."""
+        self.committed = {number: digest for number, digest in self.committed.items() if number <= round}
+        self._known = {number: known for number, known in self._known.items() if number <= round}
+
     def commits(self, round: int, digest: str, members: Iterable[Process], ballot: Any = None) -> bool:
         """A coordinator commits a record; returns whether it is the first to.
 

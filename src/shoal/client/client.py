@@ -60,6 +60,7 @@ from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.runtime.launcher_messages import Adopt, Adoption, ReplaceDataServer
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
+from shoal.swarm.resumption import still_resumes
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
 from shoal.transport.base import Endpoint
@@ -113,7 +114,7 @@ class Client:
             age_s: returns the seconds since the run was launched.
             diary: what an earlier start of this client has left, and where this one writes.
             expected_servers: how many servers the first round waits for, up to `servers_timeout_s`.
-            checkpoint: from which the run was resumed, as the diary says.
+            checkpoint: from which the run is resumed, as the diary says.
             succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
             on_turn: called when this client takes the run over.
             notice: tells the user something that stays on the screen.
@@ -395,7 +396,7 @@ class Client:
             servers=self._membership.servers,
             base=self.rounds.base,
             chain=self._data.chain,
-            resumed=self._diary.saved.resumed,
+            resumed=still_resumes(self._diary.saved.resumed, self.rounds.base),
         )
         self._diary.save(saved)
         if plan is not None and plan.round > 1:

@@ -87,7 +87,8 @@ class Saved:
         base: hash of the record on top of which the round is trained.
         chain: hash of the record from which the run went on when another client last overtook this one, or when it was
             resumed; empty: none.
-        resumed: the record of the checkpoint from which the run was resumed here last; None: it was not.
+        resumed: the record of the checkpoint from which the run is resumed here, until a round is begun on a later
+            one; None: it was not, or has gone on.
     """
 
     run_id: str

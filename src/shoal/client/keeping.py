@@ -32,6 +32,7 @@ from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.records import Tip, outcome_of, record_hash
+from shoal.swarm.resumption import is_superseded
 from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
 from shoal.wire.messages.round import SignedRecord
@@ -177,10 +178,17 @@ class Keeping:
 
     def _others_hold(self, stage: int) -> bool:
         """Whether a server that stays holds the record that stands."""
-        holders: Mapping[PeerId, int] = self._coordinator.holders or {}
-        # Also those that have not said it themselves yet: who is let go since they stay is no donor any more.
-        leaving = self._leaving.keys() | {peer for said in self._leaving.values() for peer in said.others}
-        return any(of == stage and peer not in leaving for peer, of in holders.items())
+        leaving = self._all_leaving
+        return any(of == stage and peer not in leaving for peer, of in self._holders.items())
+
+    @property
+    def _holders(self) -> Mapping[PeerId, int]:
+        return self._coordinator.holders or {}
+
+    @property
+    def _all_leaving(self) -> set[PeerId]:
+        """Also those that have not said it themselves yet: who is let go since they stay is no donor any more."""
+        return self._leaving.keys() | {peer for said in self._leaving.values() for peer in said.others}
 
     async def _take_over(self, stage: int) -> None:
         """Fetch the state of the record that stands, from the servers that leave, unless it is here or cannot be."""
@@ -246,8 +254,9 @@ class Keeping:
             await self._coordinator.changed()
             standing: RoundOutcome | None = self._coordinator.standing
             round = 0 if standing is None else standing.record.round
+            holders, leaving = self._holders, self._all_leaving
             for stage in [
-                stage for stage, kept in self._kept.items() if kept.round < round and self._others_hold(stage)
+                stage for stage, kept in self._kept.items() if is_superseded(stage, kept.round, round, holders, leaving)
             ]:
                 self._kept.pop(stage).donor.release()
                 self._coordinator.keep(stage, None)

@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 
 from shoal.averaging.journal import restore_genesis, set_aside, write_round
-from shoal.checkpoint.stored import StoredCheckpoint
+from shoal.checkpoint.store import CheckpointStore
+from shoal.checkpoint.stored import StoredCheckpoint, Unseal
 from shoal.client.diary import Saved, leave_saved
+from shoal.client.spec import ResumedFrom
 from shoal.client.totals import RunTotals
 from shoal.swarm.records import parameters_of, record_hash, used_samples
 from shoal.wire.messages.round import Record
@@ -57,6 +59,24 @@ def go_back(log_dir: Path, checkpoint: StoredCheckpoint, now_s: float) -> str:
     saved = Saved(record.run_id, totals, recorded=used_samples(record), base=digest, chain=digest, resumed=signed)
     leave_saved(log_dir, saved)
     return problem
+
+
+def needed_checkpoint(source: ResumedFrom | None, saved: Saved, unseal: Unseal) -> StoredCheckpoint | None:
+    """Return the checkpoint that a start of a client begins with; None: it begins as any other start does.
+
+    That is so when the run was not resumed, or has gone on, and then the checkpoint may have been removed.
+
+    Args:
+        source: from which the run was resumed.
+        saved: what the start before has left.
+
+    Raises:
+        StateMismatch: It does not say what it is, or is of another run.
+        StorageError: It cannot be read.
+    """
+    if source is None or saved.resumed is None:
+        return None
+    return CheckpointStore(source.location, saved.run_id, unseal).unread(source.round)
 
 
 def _totals(content: bytes, record: Record, now_s: float) -> tuple[RunTotals, str]:

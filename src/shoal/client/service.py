@@ -14,9 +14,9 @@ import msgspec
 
 from shoal import log
 from shoal.averaging.signing import Signer
-from shoal.checkpoint.store import CheckpointStore
 from shoal.client.client import Client
 from shoal.client.diary import Diary
+from shoal.client.resuming import needed_checkpoint
 from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
 from shoal.control.counter_report import counters_logged
@@ -164,9 +164,6 @@ def _build(
     on_turn: Callable[[], None],
 ) -> Client:
     signer = Signer(identity, swarm_authority(spec.swarm_key), spec.run_id)
-    checkpoint = None
-    if spec.resumed is not None:
-        checkpoint = CheckpointStore(spec.resumed.location, spec.run_id, signer.unseal).unread(spec.resumed.round)
     return Client(
         config=spec.config(),
         run_id=spec.run_id,
@@ -180,7 +177,7 @@ def _build(
         clock=clock,
         age_s=lambda: process_age_s(spec.launcher_pid),
         diary=diary,
-        checkpoint=checkpoint,
+        checkpoint=needed_checkpoint(spec.resumed, diary.saved, signer.unseal),
         expected_servers=spec.expected_servers,
         succeeds=spec.succeeds,
         patient=spec.patient,

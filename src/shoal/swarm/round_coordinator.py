@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId
-from shoal.swarm.records import Tip, used_samples
+from shoal.swarm.records import Tip, record_hash, used_samples
 from shoal.swarm.round_choice import choose
 from shoal.swarm.round_effects import (
     CoordinatorEffect,
@@ -283,9 +283,11 @@ class RoundCoordinatorMachine:
         waited, begun = now_s - self._since_s > settings.drop_after_s, bool(self._recorded or self.tip.round)
         known = {self.tip, *self._judgement.heard, *self._mirrors.tips}
         choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited, begun, known)
-        if choice.is_contested or (choice.tip.signed is None and not self._is_beginning(now_s)):
+        if choice.is_contested or (choice.tip.signed is None and not self._has_heard_mirrors(now_s)):
             return []
         effects = self._stages.miss(choice.missing, now_s)
+        if not (self._trains or self._is_held(choice.tip) or self._has_heard_mirrors(now_s)):
+            return effects
         lost = {} if choice.may_be_dropped else self._stages.lost(choice.tip, now_s)
         if lost.keys() | self._stages.parted(choice.tip) != set(choice.missing):
             effects += self._replicas.hint(choice, self.ballot, {self.tip, *self._mirrors.tips})
@@ -303,8 +305,13 @@ class RoundCoordinatorMachine:
             others = states  # those that hold it already say again what they have sent in its round
         return effects + self._stages.go_on(lost, self.ballot, self.tip, others)
 
-    def _is_beginning(self, now_s: float) -> bool:
-        """Whether nobody may hold a record: every mirror has said so, or was waited for."""
+    def _is_held(self, tip: Tip) -> bool:
+        """Whether a replica that has answered holds this record, or has prepared it."""
+        named = (signed for state in self._replicas.states.values() for signed in (state.record, state.prepared))
+        return tip.hash in {record_hash(signed) for signed in named if signed is not None}
+
+    def _has_heard_mirrors(self, now_s: float) -> bool:
+        """Whether no mirror may hold what is newer than all that is known: each has answered, or was waited for."""
         return not self._mirrors.is_silent or now_s - self._since_s >= self.settings.lost_state_after_s
 
     def _mirrored(self, peer: PeerId, message: Mirrored, now_s: float) -> Effects:

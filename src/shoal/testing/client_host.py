@@ -153,7 +153,7 @@ class ClientHost:
             clock=self._clock,
             age_s=self._age_s,
             diary=self.diary,
-            checkpoint=self._checkpoint,
+            checkpoint=None if self.diary.saved.resumed is None else self._checkpoint,
             expected_servers=0 if self._number else self._expected_servers(),
             succeeds=self._number > 0,
             on_turn=begin,

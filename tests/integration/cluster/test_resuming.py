@@ -155,6 +155,26 @@ async def test_a_client_that_is_killed_while_it_resumes_resumes_again(make_clust
     assert result.summary["stages_restored"] == []
 
 
+async def test_a_client_that_is_killed_when_the_run_has_gone_on_needs_no_checkpoint_any_more(
+    make_cluster: MakeCluster,
+) -> None:
+    log_dir, _ = await lost_in_round_4(make_cluster)
+    checkpoint = good(log_dir)
+
+    def kill_in_round_5(cluster: Cluster) -> None:
+        def remove_and_kill() -> None:
+            # As a mirror does when there are newer ones.
+            shutil.rmtree(log_dir.parent / "checkpoints")
+            cluster.kill_client()
+
+        cluster.when(Forward, action=remove_and_kill, number=18)
+
+    result, _ = await resumed(CONFIG, log_dir, checkpoint, kill_in_round_5)
+    assert [record.round for record in result.records] == [1, 2, 3, 4, 5, 6]
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    assert result.summary["stages_restored"] == []
+
+
 async def test_a_run_is_resumed_in_another_folder_where_its_own_is_lost(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:

@@ -19,8 +19,12 @@ HEARTBEAT_S = 0.25
 DEADLINE_S = 2.0
 TICK_S = MAX_TICKS_AT_ONCE * HEARTBEAT_S
 """The most silence that one tick counts for, however late it comes."""
-LATE_S = 0.8
-"""The most by which a tick may be late, or a message be on its way, in a run without other faults."""
+LATE_S = 0.65
+"""The most by which a tick may be late, or a message be on its way, in a run without other faults.
+
+A peer that has spoken just before a tick sends its next heartbeat at the tick after it. So a peer that is well may be
+silent for two late ticks and one late message, and the three together are shorter than the deadline.
+"""
 FAULTS_END_S = 30.0
 END_S = 45.0
 _REDIAL_S = 0.5

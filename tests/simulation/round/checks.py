@@ -12,7 +12,7 @@ from tests.simulation.safety import Broken, Process
 
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.record_chains import is_before
-from shoal.swarm.records import outcome_of, record_hash
+from shoal.swarm.records import outcome_of, record_hash, used_samples
 from shoal.swarm.round_effects import Fetch
 from shoal.wire.messages.round import Basis, Propose, Record, SignedRecord, StageHashes
 
@@ -49,6 +49,45 @@ class Checks:
         self._begun: dict[tuple[StepKey, str], int] = {}
         self._keeps: defaultdict[tuple[PeerId, int, int], set[bool]] = defaultdict(set)
         self.num_restored = 0
+        self._resumed: tuple[int, str] | None = None
+        self._set_aside: set[str] = set()
+        self._swapped_since: set[int] = set()
+
+    def goes_back(self, record: Record, name: str) -> None:
+        """Everybody is gone, and the run goes on from this record: there are no later ones any more."""
+        chain: dict[str, Record] = {}
+        before: Record | None = record
+        digest = name
+        while before is not None:
+            chain[digest] = before
+            digest = before.previous
+            before = self.records.get(digest)
+        self._set_aside = self.records.keys() - chain.keys()
+        self.records, self._resumed = chain, (record.round, name)
+        self.world.chain.go_back(record.round)
+        self.world.samples.recorded = {(0, k) for each in chain.values() for k in samples_of(each)}
+
+    def goes_on(self, who: str, round: int, name: str) -> None:
+        """A run that was resumed goes on from the checkpoint: nothing older stands, and nothing that was set aside."""
+        if self._resumed is None or self.world.resumption.is_lost:
+            return
+        since, checkpoint = self._resumed
+        if round < since or (round == since and name != checkpoint) or name in self._set_aside:
+            raise Broken(f"{who} goes on from record {round}, but the run was resumed from record {since}")
+
+    def _continues(self, record: Record, name: str) -> None:
+        """A record of a run that was resumed is the checkpoint's, or follows one that was committed before."""
+        if self._resumed is None or self.world.resumption.is_lost or name == self._resumed[1]:
+            return
+        before = self.records.get(record.previous)
+        if before is None:
+            raise Broken(f"record {record.round} does not follow the record from which the run was resumed")
+        used = used_samples(before)
+        if record.recorded != used:
+            raise Broken(f"record {record.round} names {record.recorded} for used, the records before have {used}")
+        knows = self.world.resumption.tip_of(record.ballot.peer) is not None
+        if knows and record.previous == self._resumed[1] and record.ballot <= before.ballot:
+            raise Broken(f"record {record.round} has the ballot {record.ballot}, the one before has {before.ballot}")
 
     def opened(self, key: StepKey, hosts: list[ReplicaHost]) -> None:
         """A step is tried over these replicas."""
@@ -63,6 +102,8 @@ class Checks:
     def committed(self, record: Record, signed: SignedRecord) -> None:
         """A record is committed, for the first time or again."""
         name = record_hash(signed)
+        self.goes_on(record.ballot.peer, record.round, name)
+        self._continues(record, name)
         self.belongs(record, name)
         if record.keep not in self._keeps[record.ballot.peer, record.ballot.generation, record.round]:
             raise Broken(f"record {record.round} says of a checkpoint what its client did not")
@@ -157,14 +198,19 @@ class Checks:
             raise Broken(f"{donor.peer} gives other bytes than those of record {order.record.round}")
 
     def begins(self, client: ClientHost) -> None:
-        """A client trains from D_0: every mirror that holds a record was waited for, and has not been heard since."""
-        now_s = self.world.network.now_s
-        for mirror in self.world.mirrors.hosts() if client.machine.tip.signed is None else ():
-            held_s = min(mirror.since_s.values(), default=math.inf)
+        """A client trains from D_0, or from a checkpoint: every mirror that holds what is newer was waited for, and has
+        not been heard since."""
+        tip, now_s = client.machine.tip, self.world.network.now_s
+        self.goes_on(client.peer, tip.round, tip.hash)
+        is_first = tip.signed is None or (self._resumed is not None and tip.hash == self._resumed[1])
+        for mirror in self.world.mirrors.hosts() if is_first else ():
+            newer = (stage for stage, held in mirror.machine.held.items() if is_before(tip, held, self.world.unseal))
+            held_s = min((mirror.since_s[stage] for stage in newer), default=math.inf)
             known_s = max(held_s, self.world.mirrors.announced_since(mirror.peer))
             was_waited_for = client.led_s <= known_s or now_s - client.led_s >= PATIENCE_S - 0.5
             if not was_waited_for or self._hears(client, mirror, held_s):
-                raise Broken(f"{client.peer} begins with D_0, but {mirror.peer} holds records and was there just now")
+                what = f"record {tip.round}, but {mirror.peer} holds newer ones"
+                raise Broken(f"{client.peer} begins with {what} and was there just now")
 
     def proposed(self, client: ClientHost, quorum: Propose) -> None:
         """A stage is averaged on restored bytes: no mirror that holds the record's own has been heard for a while."""
@@ -190,6 +236,7 @@ class Checks:
     def restored(self, client: ClientHost, stage: int, basis: Basis) -> None:
         """A stage is restored: whoever has its bytes has not been heard for a while."""
         self._none_is_mirrored(client, stage, basis)
+        self._none_is_kept(client, stage, basis)
         network = self.world.network
         heard_s = HEARD_S + 2 * network.manners.slow_s
         now_s, tip = network.now_s, client.machine.tip
@@ -208,8 +255,8 @@ class Checks:
         replica that could be heard might have fetched."""
         network, tip = self.world.network, client.machine.tip
         there = [host for host in self.world.replica_hosts() if host.stage == stage]
-        if any(host.machine.tip.hash == tip.hash and host.machine.basis == basis for host in there):
-            return  # it was restored before, by another client
+        if self._is_restored(client, stage, basis):
+            return
         for mirror in self.world.mirrors.hosts():
             held = mirror.machine.held.get(stage)
             if held is None or not self._hears(client, mirror, mirror.since_s[stage]):
@@ -226,6 +273,20 @@ class Checks:
                     f"stage {stage} is restored from record {basis.round}, but {mirror.peer} holds {held.round} of it"
                 )
 
+    def _none_is_kept(self, client: ClientHost, stage: int, basis: Basis) -> None:
+        """Nor does the client itself keep what is newer: the checkpoint's bytes, until a replica has swapped others."""
+        keeping = self.world.resumption.keeping_of(client)
+        if keeping is None or stage in self._swapped_since or self._is_restored(client, stage, basis):
+            return
+        since = keeping.checkpoint.tip.round
+        if basis.round < since:
+            raise Broken(f"stage {stage} is restored from record {basis.round}, its client has it of record {since}")
+
+    def _is_restored(self, client: ClientHost, stage: int, basis: Basis) -> bool:
+        """Whether a stage was restored before, by another client or an earlier start."""
+        hosts = [host for host in self.world.replica_hosts() if host.stage == stage]
+        return any(host.machine.tip.hash == client.machine.tip.hash and host.machine.basis == basis for host in hosts)
+
     def swap(self, host: ReplicaHost, record: Record, hashes: StageHashes) -> None:
         """A replica makes these bytes its state."""
         outcome = outcome_of(record, host.stage)
@@ -235,6 +296,9 @@ class Checks:
             raise Broken(f"{host.peer} swaps bytes that are not those of record {record.round}")
         if host.machine.swapping is None:
             raise Broken(f"{host.peer} swaps to record {record.round}, and its machine does not know")
+        self.goes_on(host.peer, record.round, record_hash(host.machine.swapping))
+        if self._resumed is not None and record.round > self._resumed[0]:
+            self._swapped_since.add(host.stage)
         self.follows(host, record, host.machine.swapping)
         own = {k for entry in host.log for item in entry.samples for k in [item.start]}
         # One that was started again since, or restored, or comes from another chain, drops what it has trained, as one

@@ -203,6 +203,8 @@ class ClientHost:
             world.seal_as(peer),
             world.unseal,
             () if peer in world.mirrors.forgetful else world.pool_of(peer).recorded_ranges(),
+            0,
+            world.resumption.tip_of(peer),
         )
         self.tip: Tip | None = None
         self.keep_rule = KeepRule(every_rounds=2, every_s=math.inf, last_round=0)
@@ -273,6 +275,7 @@ class ClientHost:
                 case RoundReady(tip):
                     self.tip = tip
                     self.world.checks.begins(self)
+                    self.world.resumption.begins(self)
                 case Stuck(stages):
                     self.stuck = stages
                 case TrainedTwice():
@@ -283,6 +286,7 @@ class ClientHost:
                     pass
             if self.world.network.hosts.get(self.peer) is not self:
                 return  # crashed between two sends of one message to all
+        self.world.resumption.acted(self)
         wake_at_s = self.machine.wake_at_s
         if wake_at_s is not None and self._wake_s is None:
             self._wake_s = wake_at_s

@@ -19,6 +19,8 @@ class LostCommitWorld(World):
     out has those of the record before: from there the swarm goes on, if nobody was told of the commit.
     """
 
+    can_resume = True
+
     def __init__(self, seed: int, *arguments: Any, **classes: Any) -> None:
         # Of its own source: a seed without this fault is the same run as in the base.
         self._loss_rng = random.Random(f"lost decision of {seed}")

@@ -149,7 +149,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (RestoresWhatIsMirrored, 32),
         (WaitsForNoMirror, 101),
         (AsksNoMirror, 22),
-        (HintsNothingThatIsKept, 26),
+        (HintsNothingThatIsKept, 67),
         (CountsMirrorsThatAreGone, 44),
         (ForgetsMirroredRecords, 15),
         (RepeatsNoFollow, 154),

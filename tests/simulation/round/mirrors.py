@@ -182,6 +182,16 @@ class Mirrors:
                 stage: (tip, host.theta[stage]) for stage, tip in host.machine.held.items() if stage in host.theta
             }
 
+    def begin_anew(self) -> None:
+        """All of the run are gone, and what anybody knew of it: mirrors are started again, most of them."""
+        self._saved.clear()
+        self.announced.clear()
+        self.forgetful.clear()
+        self._is_alone = False
+        for peer in self.peers:
+            if self.rng.random() < 0.8:
+                self.world.network.after(self.rng.uniform(0.2, 6.0), self._start, peer)
+
     def have_followed(self, round: int) -> None:
         """In the end every mirror that is there and not frozen holds of all stages what is newer than this record."""
         for host in self.hosts():
@@ -273,7 +283,7 @@ class Mirrors:
         """All replicas die at once, where a mirror has all that anybody knows; mostly with all clients."""
         world, rng = self.world, self.rng
         network = world.network
-        keepers = [host for host in self.hosts() if self._has_all(host) and network.awake(host.peer)]
+        keepers = self.keepers()
         if not keepers:
             if network.now_s < until_s - 6.0:
                 network.after(0.1, self._black_out, until_s)
@@ -282,13 +292,22 @@ class Mirrors:
         if rng.random() < 0.5:
             network.pause(keepers[0].peer, rng.uniform(0.5, 3.5))
         clients = [host.peer for host in world.client_hosts()] if rng.random() < 0.7 else []
-        self.forgetful |= set(clients)
+        self.forgetful |= world.resumption.lost_with(clients)
         for client in clients:
             world.crash_client(client, loses_power=False)
         for host in world.replica_hosts():
             network.crash(host.peer)
             network.after(rng.uniform(0.5, 3.0), world.restart_replica, host.peer)
         world.tell_clients()
+
+    def alone_without(self, clients: list[PeerId]) -> None:
+        """Only mirrors are left, and these clients will know of nothing."""
+        self._is_alone = True
+        self.forgetful |= set(clients)
+
+    def keepers(self) -> list[MirrorHost]:
+        """Those that alone could give all that anybody knows."""
+        return [host for host in self.hosts() if self._has_all(host) and self.world.network.awake(host.peer)]
 
     def _has_all(self, mirror: MirrorHost) -> bool:
         """Whether nothing is known of the chain that this mirror does not hold the bytes of."""

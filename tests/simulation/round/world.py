@@ -12,6 +12,7 @@ from tests.simulation.network import Manners, Network
 from tests.simulation.round.checks import PATIENCE_S, Checks, samples_of
 from tests.simulation.round.hosts import ClientHost, ReplicaHost, holds, is_bulk
 from tests.simulation.round.mirrors import Copy, MirrorHost, Mirrors
+from tests.simulation.round.resuming import Keeping, Resumption
 from tests.simulation.safety import Broken, ChainSafety, SampleSafety, Split
 
 from shoal.ids import PeerId, StepKey
@@ -21,7 +22,7 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import TrainedTwice
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_settings import RoundSettings
-from shoal.swarm.sample_ranges import merge
+from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import CommitRecord, PrepareRecord, Record, SignedRecord, Staged
 from shoal.wire.messages.step import StepEntry
@@ -64,6 +65,12 @@ class DataServer:
             while self._all_below in self.recorded:
                 self._all_below += 1
 
+    def begin_anew(self, round: int, used: Ranges) -> None:
+        """The run goes on from a record: these are all samples that are used."""
+        self._given.clear()
+        self._round, self._all_below = round, 0
+        self.recorded = {number for item in used for number in range(item.start, item.stop)}
+
     def recorded_ranges(self) -> tuple[SampleRange, ...]:
         return merge(SampleRange(0, k, k + 1) for k in self.recorded)
 
@@ -76,10 +83,12 @@ class World:
         member_class, coordinator_class: The machines, or mutants of them.
         host_class, client_class: What averages and what leads, or mutants of them.
         mirror_class: The machine of mirrors, or a mutant of it.
+        keeping_class: What a client does with the checkpoint from which it goes on, or a mutant of it.
         faults: Whether anything goes wrong.
     """
 
     is_bulk = staticmethod(is_bulk)
+    can_resume = False
 
     def __init__(
         self,
@@ -90,6 +99,7 @@ class World:
         client_class: type[ClientHost] = ClientHost,
         faults: bool = True,
         mirror_class: type[MirrorMachine] = MirrorMachine,
+        keeping_class: type[Keeping] = Keeping,
     ) -> None:
         self.network = Network(seed, self.is_bulk, None if faults else Manners())
         self.has_faults, self.client_class = faults, client_class
@@ -113,18 +123,20 @@ class World:
             PeerId(f"R{stage}.{slot}") for stage in range(self.num_stages) for slot in range(self.num_slots)
         ]
         self.mirrors = Mirrors(self, seed, mirror_class)
+        self.resumption = Resumption(self, seed, keeping_class)
         self.clients = [PeerId(f"C{number}") for number in range(self.num_clients())]
         self.disks = {peer: Disk() for peer in self.clients}
         for peer in self.replicas:
             self._start_replica(peer, int(peer[1]))
         for peer in self.clients:
-            self._start_client(peer)
+            self.start_client(peer)
         self.network.after(0.5, self._train)
         self.network.after(2.5, self._close)
         self.network.after(0.3, self._elect)
         if not faults:
             return
         self.mirrors.plan(FAULTS_END_S)
+        self.resumption.plan(FAULTS_END_S)
         self.faults = Faults(self.network, self._fallible, self._crash, FAULTS_END_S, self._froze)
         self.plan_faults()
 
@@ -197,6 +209,7 @@ class World:
         self.checks.committed(record, signed)
         self.pool_of(client).record(record)
         self.mirrors.committed()
+        self.resumption.committed(record, signed)
 
     def trained_twice(self, found: TrainedTwice) -> None:
         """A coordinator sees what no lease may let happen."""
@@ -209,9 +222,15 @@ class World:
     def new_client(self, peer: PeerId) -> ClientHost:
         return self.client_class(self, peer)
 
-    def _start_client(self, peer: PeerId) -> None:
+    def start_client(self, peer: PeerId) -> None:
+        if peer in self.network.hosts:
+            return
+        if not self.resumption.may_start(peer):
+            self.network.after(0.5, self.start_client, peer)
+            return
         host = self.new_client(peer)
         self.network.start(peer, host)
+        self.resumption.started(host)
         self._see(peer)
 
     def tell_clients(self) -> None:
@@ -315,7 +334,7 @@ class World:
         self.network.crash(peer, silently=loses_power)
         if loses_power:
             self.disks[peer].lose_power()
-        self.network.after(self.network.rng.uniform(0.1, 4.0), self._start_client, peer)
+        self.network.after(self.network.rng.uniform(0.1, 4.0), self.start_client, peer)
 
     def _lose_stages(self) -> None:
         """All replicas of some stages crash at once, but for some that freeze: as long as the chain stays known."""
@@ -350,7 +369,8 @@ class World:
 
     def givers(self) -> list[ReplicaHost | Copy]:
         """Who gives away what it holds."""
-        return [*self.replica_hosts(), *(copy for mirror in self.mirrors.hosts() for copy in mirror.copies)]
+        mirrored = [copy for mirror in self.mirrors.hosts() for copy in mirror.copies]
+        return [*self.replica_hosts(), *mirrored, *self.resumption.copies()]
 
     def donor_of(self, peer: str, stage: int, digest: str) -> ReplicaHost | Copy | None:
         """Who gives the bytes of a stage in a record away and can be reached."""
@@ -361,7 +381,8 @@ class World:
         return None
 
     def restart_replica(self, peer: PeerId) -> None:
-        self._start_again(peer, int(peer[1]))
+        if peer in self.replicas and peer not in self.network.hosts:
+            self._start_again(peer, int(peer[1]))
 
     def _start_again(self, peer: PeerId, stage: int) -> None:
         """A process starts again; now and then it does not know that there is a run."""

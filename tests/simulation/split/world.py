@@ -22,23 +22,12 @@ from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import ChainLeft
 from shoal.swarm.round_member import RoundMemberMachine
-from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import CommitRecord, PrepareRecord, Resolve, SignedRecord
 
 MET_S = 40.0
 END_S = 54.0
 LAST_S = 80.0
 """Many replicas on a slow network may need so long for two rounds: each part of one waits for the slowest of them."""
-
-
-class Pool(DataServer):
-    """Samples of one host."""
-
-    def begin_anew(self, round: int, used: Ranges) -> None:
-        """The run goes on from a record: these are all samples that are used."""
-        self.__init__()
-        self._round = round
-        self.recorded = {number for item in used for number in range(item.start, item.stop)}
 
 
 class SplitWorld(RoundWorld):
@@ -74,7 +63,7 @@ class SplitWorld(RoundWorld):
             self.doubt_rate = 0.5
 
     def prepare(self) -> None:
-        self.pools: defaultdict[PeerId, Pool] = defaultdict(Pool)
+        self.pools: defaultdict[PeerId, DataServer] = defaultdict(DataServer)
 
     def sizes(self) -> tuple[int, int]:
         rng = self.network.rng
@@ -83,7 +72,7 @@ class SplitWorld(RoundWorld):
     def num_clients(self) -> int:
         return self.network.rng.choice((2, 2, 2, 3))
 
-    def pool_of(self, client: PeerId) -> Pool:
+    def pool_of(self, client: PeerId) -> DataServer:
         return self.pools[client]
 
     def make_checks(self) -> SplitChecks:

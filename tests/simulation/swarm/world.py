@@ -101,8 +101,8 @@ class World(Replacement, RoundWorld):
         self.generations[peer] = self._num_generations
         return self._num_generations
 
-    def _start_client(self, peer: PeerId) -> None:
-        super()._start_client(peer)
+    def start_client(self, peer: PeerId) -> None:
+        super().start_client(peer)
         host = self.network.hosts[peer]
         if isinstance(host, Client):
             host.repeat()

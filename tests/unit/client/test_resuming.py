@@ -10,13 +10,15 @@ from typing import Any, cast
 import pytest
 from tests.unit.averaging.test_journal import both, entry, make_record, write
 from tests.unit.client.noted import totals_of
+from tests.unit.swarm.test_round_coordinator import unsealed
 
 from shoal.averaging.journal import read_records, rounds_with_steps
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.diary import Diary, Saved, leave_saved
-from shoal.client.resuming import KeptTotals, go_back
+from shoal.client.resuming import KeptTotals, go_back, needed_checkpoint
+from shoal.client.spec import ResumedFrom
 from shoal.client.totals import RunTotals
-from shoal.errors import RecordRejected
+from shoal.errors import RecordRejected, StorageError
 from shoal.events.losses import ServerLost
 from shoal.events.run import RoleCounted, RoundBegun, RunLaunched, RunPaused, ShareEvaluated, StepReported
 from shoal.ids import PeerId
@@ -115,6 +117,14 @@ def test_a_loss_that_is_no_number_makes_the_counts_unreadable_and_nothing_worse(
     totals = totals_of(RunLaunched(10.0), RoundBegun(1, 4, 1, 1, 2), ShareEvaluated(0, 0, math.nan, 4))
     totals.progress.eval_losses[0] = math.nan
     assert "float" in go_back(tmp_path, checkpoint_of(2, counted(totals)), 1000.0)
+
+
+def test_a_start_of_a_client_opens_the_checkpoint_only_while_the_run_has_not_gone_on(tmp_path: Path) -> None:
+    source, resumes = ResumedFrom(str(tmp_path), 2), Saved("run", RunTotals(), resumed=checkpoint_of(2, b"").signed)
+    with pytest.raises(StorageError):
+        needed_checkpoint(source, resumes, unsealed)
+    assert needed_checkpoint(source, Saved("run", RunTotals()), unsealed) is None
+    assert needed_checkpoint(None, resumes, unsealed) is None
 
 
 def test_totals_come_back_as_they_were() -> None:

@@ -222,6 +222,28 @@ def test_a_frozen_mirror_holds_up_the_beginning_no_longer_than_a_lost_replica_wo
     assert any(isinstance(effect, RoundReady) for effect in machine.tick(30.0))
 
 
+def test_what_a_mirror_alone_holds_is_gone_on_from_when_the_other_mirrors_were_waited_for() -> None:
+    first = whole_round(coordinator())
+    machine = coordinator()
+    announce(machine, M, N)
+    lead(machine, A)
+    assert sent(says(machine, first, 0.1), CommitRecord) == {}, "the other one may hold a newer record"
+    assert sent(machine.tick(29.9), CommitRecord) == {}
+    assert sent(machine.tick(30.0), CommitRecord) == {A: CommitRecord(machine.ballot, first)}
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_what_a_replica_holds_is_gone_on_from_while_mirrors_are_silent(is_prepared: bool) -> None:
+    first = whole_round(coordinator())
+    machine = coordinator()
+    announce(machine, M)
+    machine.replicas({A: Hop(A, ())}, 0.0)
+    machine.lead(0.0)
+    said = state(machine, prepared=first) if is_prepared else state(machine, first, 1)
+    machine.receive(A, said, 0.0)
+    assert machine.tip.hash == record_hash(first)
+
+
 def test_a_newer_record_that_a_mirror_holds_is_chosen(machine: RoundCoordinatorMachine) -> None:
     whole_round(machine)
     announce(machine, M, now_s=5.0)

@@ -9,10 +9,11 @@ from shoal.swarm.records import Tip, record_hash, seal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Overtaken, Restored, RoundReady
 from shoal.swarm.round_settings import RoundSettings
-from shoal.wire.messages.base import Era, Hop
+from shoal.wire.messages.base import Era, Hop, SampleRange
+from shoal.wire.messages.mirror import HeldRecord, Mirrored
 from shoal.wire.messages.round import CommitRecord, Propose, Record, StageOutcome, Swapped
 
-BEFORE = PeerId("client before")
+BEFORE, M = PeerId("client before"), PeerId("m")
 OUTCOME = StageOutcome(0, 0, (PeerId("x"), PeerId("y")), (4, 4), BYTES, 0)
 RECORD = Record("run", 4, Ballot(7, BEFORE, 3), "D3", (OUTCOME,), (), (), {}, (), (Era(1, Ballot(7, BEFORE, 3)),))
 SIGNED = seal(RECORD, BEFORE, lambda _: b"")
@@ -69,3 +70,27 @@ def test_its_ballot_is_above_that_of_the_record_and_the_next_record_goes_on_in_t
     assert machine.tip == TIP
     assert machine.holders == {A: 0, B: 0}
     assert sent(close(machine), Propose) == {}
+
+
+def test_a_mirror_that_has_not_answered_is_waited_for_before_anybody_is_told_of_the_record() -> None:
+    machine = resumed()
+    machine.mirrors({M: Hop(M, ())}, 0.0)
+    for peer in (A, B):
+        effects = machine.receive(peer, state(machine, basis=INITIAL), 0.0)
+        assert sent(effects, CommitRecord) == {}
+    assert sent(machine.tick(2.0), CommitRecord) == {}
+    assert sent(machine.tick(3.0), CommitRecord).keys() == {A, B}, "not for ever"
+
+
+def test_what_a_mirror_holds_that_is_newer_is_gone_on_from() -> None:
+    machine = resumed()
+    machine.mirrors({M: Hop(M, ())}, 0.0)
+    for peer in (A, B):
+        machine.receive(peer, state(machine, basis=INITIAL), 0.0)
+    outcome = StageOutcome(0, 0, (A, B), (4, 4), BYTES, 0)
+    ballot = Ballot(8, BEFORE, 4)
+    eras = (*RECORD.eras, Era(5, ballot))
+    newer = Record("run", 5, ballot, TIP.hash, (outcome,), (SampleRange(0, 0, 4),), (), {}, (), eras)
+    signed = seal(newer, BEFORE, lambda _: b"")
+    effects = machine.receive(M, Mirrored(machine.ballot, (HeldRecord(signed, (0,)),)), 1.0)
+    assert {message.record for message in sent(effects, CommitRecord).values()} == {signed}
