@@ -14,7 +14,7 @@ from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import outcome_of, record_hash, used_samples
 from shoal.swarm.round_effects import Fetch
-from shoal.wire.messages.round import Basis, Propose, Record, SignedRecord, StageHashes
+from shoal.wire.messages.round import Basis, Join, Propose, Record, Resolve, SignedRecord, StageHashes
 
 if TYPE_CHECKING:
     from tests.simulation.round.mirrors import Copy, MirrorHost
@@ -48,6 +48,7 @@ class Checks:
         self.step_hosts: dict[StepKey, list[ReplicaHost]] = {}
         self._begun: dict[tuple[StepKey, str], int] = {}
         self._keeps: defaultdict[tuple[PeerId, int, int], set[bool]] = defaultdict(set)
+        self._aborted: defaultdict[tuple[PeerId, int], set[tuple[StepKey, PeerId]]] = defaultdict(set)
         self.num_restored = 0
         self._resumed: tuple[int, str] | None = None
         self._set_aside: set[str] = set()
@@ -95,6 +96,16 @@ class Checks:
         for host in hosts:
             self._begun[key, host.peer] = host.begun.get(host.machine.round, 0)
 
+    def says(self, replica: PeerId, message: object) -> None:
+        """A client tells a replica, or is told by it, that a step is aborted there: that stays so for this client."""
+        match message:
+            case Resolve(ballot, _, key, False):
+                self._aborted[ballot.peer, ballot.generation].add((key, replica))
+            case Join(ballot):
+                self._aborted[ballot.peer, ballot.generation].update((key, replica) for key in message.aborted)
+            case _:
+                pass
+
     def closes(self, ballot: Ballot, round: int, keep: bool) -> None:
         """A client ends a round, of whose record it wants a checkpoint or not; its next ballot goes on with that."""
         self._keeps[ballot.peer, ballot.generation, round].add(keep)
@@ -132,9 +143,11 @@ class Checks:
     def _torn(self, record: Record, keys: Mapping[str, set[StepKey]], torn: Sequence[tuple[StepKey, str]]) -> None:
         """Steps that some member has committed and another one has aborted: one of the two had to be left out.
 
-        But for the last of a stage: where all its members contradict others, the stage cannot do without them.
+        But for the last of a stage: where all its members contradict others, the stage cannot do without them. These
+        others may be members, or have gone since they were told of a step's fate.
         """
-        disputed = {key for key, _ in torn}
+        aborted = self._aborted[record.ballot.peer, record.ballot.generation]
+        disputed = {key for key, _ in torn} | {key for key, peer in aborted if peer not in keys}
         contradicting = {peer for peer in keys if keys[peer] & disputed} | {peer for _, peer in torn}
         needed = {
             peer for outcome in record.stages if contradicting.issuperset(outcome.members) for peer in outcome.members

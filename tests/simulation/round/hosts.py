@@ -109,6 +109,7 @@ class ReplicaHost:
         for effect in effects:
             match effect:
                 case Send(peer, message):
+                    self.world.checks.says(self.peer, message)
                     self.world.send(self.peer, peer, message)
                 case CloseSteps():
                     self._later(self._steps_closed)
@@ -262,6 +263,7 @@ class ClientHost:
                 case Send(peer, message):
                     if type(message) is Propose:
                         self.world.checks.proposed(self, message)
+                    self.world.checks.says(peer, message)
                     self.world.send(self.peer, peer, message)
                 case Journal():
                     # A disk that is slow; what is not written when the client dies is lost.
