@@ -1,4 +1,4 @@
-"""A run that has ended goes on as another one, with three stages and more rounds."""
+"""A run of which nobody is left goes on as another one, with three stages."""
 
 from __future__ import annotations
 
@@ -7,43 +7,47 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import SMALL, completed, launched
+from tests.e2e.launched import END_S, SMALL, launched, until
 
 from shoal.testing.verdict import replayed
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 # A mirror of a busy machine gets whole records only if rounds are not too short.
-BEGUN = (*SMALL, "--model.num-layers=4", "--diloco.inner-steps=12", "--diloco.outer-steps=3")
-BEGUN += ("--param-mirror.every-rounds=1", "--network.bootstrap-timeout-s=120")
+BEGUN = (*SMALL, "--model.num-layers=4", "--diloco.inner-steps=12", "--diloco.outer-steps=100")
+BEGUN += ("--param-mirror.every-rounds=2", "--network.bootstrap-timeout-s=120")
 
 
-def test_a_run_is_forked_with_another_number_of_stages_and_more_rounds(tmp_path: Path) -> None:
-    first = completed(tmp_path, *BEGUN)
-    before = first.summary()
-    log_dir = first.require_log_dir()
-    newest = max(path.name for path in (tmp_path / "logs/checkpoints" / log_dir.name).iterdir())
+def test_a_run_is_forked_with_another_number_of_stages_and_of_rounds(tmp_path: Path) -> None:
+    with launched(tmp_path, *BEGUN) as lost:
+        written = until(lambda: lost.events("mirror_0", "checkpoint.written"), 480.0, "a checkpoint")
+        lost.saw("client_0", "round.recorded", within_s=END_S, round=int(written[-1]["round"]) + 1)
+        lost.lose_host()
+        log_dir = lost.require_log_dir()
+        evaluated = {each["base_round"]: each["loss"] for each in lost.events("client_0", "evaluation.done")}
+    newest = max(path.name for path in (tmp_path / "logs/checkpoints" / log_dir.name).glob("round_*"))
     round = int(newest.removeprefix("round_"))
-    last = max(round + 1, 4)
-    changed = "--model-pipeline.stages=3", f"--diloco.outer-steps={last}", "--servers.replicas=1"
+    last = round + 2
+    changed = "--model-pipeline.stages=3", f"--diloco.outer-steps={last}"
     kept = {path: path.read_bytes() for path in log_dir.rglob("*") if path.is_file()}
-    with launched(tmp_path, "--resume", *changed) as fork:
+    with launched(tmp_path, "--resume", *changed, "--no-wandb") as fork:
         assert fork.ends(240.0) == 0, fork.output
         fork.leaves_nothing()
         summary, folder = fork.summary(), fork.require_log_dir()
     [line] = [line for line in fork.output.splitlines() if line.startswith(f"forking run {log_dir.name} ")]
-    assert "model_pipeline.stages = 3 instead of 2" in line
-    assert f"diloco.outer_steps = {last} instead of 3" in line
+    assert f"diloco.outer_steps = {last} instead of 100; model_pipeline.stages = 3 instead of 2: the fork" in line
     assert line.endswith(f"the fork is run {folder.name}")
+    assert f"the inner optimizers of all servers go on from where they were after round {round}" in fork.output
     assert (summary["run_id"], summary["stages"], summary["outer_rounds"]) == (folder.name, 3, last)
     assert (summary["duplicates"], summary["missing"], summary["stages_restored"]) == (0, 0, [])
-    assert summary["samples_before"] == before["samples"] // 3 * round
-    assert math.isclose(summary["eval_losses"][str(round)], before["eval_losses"][str(round)], rel_tol=1e-6)
+    assert math.isclose(summary["eval_losses"][str(round)], evaluated[round], rel_tol=1e-6)
     rounds = {path.stem: json.loads(path.read_text()) for path in (folder / "rounds").glob("round_*.json")}
     names = [f"round_{number:04d}" for number in (0, *range(round, last + 1))]
     assert sorted(rounds) == names
     origin = json.loads((log_dir / f"rounds/{names[1]}.json").read_text())
     assert rounds[names[1]]["record"]["origin"] == {"run_id": log_dir.name, "record": origin["hash"]}
+    used = [*origin["record"]["recorded"], *origin["record"]["samples"]]
+    assert summary["samples_before"] == sum(stop - start for _, start, stop in used) > 0
     said, problems = replayed(folder)
-    assert (said.partition(" rounds ")[0], problems) == (str(last - round), [])
+    assert (said.partition(" rounds ")[0], problems) == ("2", [])
     assert {path: path.read_bytes() for path in kept} == kept, "the run that it comes from stays as it was"
