@@ -228,7 +228,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (WantsNoCheckpoint, 0),
         (NoTakeoverOfPreparedRecords, 952),
         (NoEpochs, 7),
-        (AbortsDoubts, 513),
+        (AbortsDoubts, 68),
         (AsksOnce, 1),
         (RepeatsSeldom, 17),
         (MixesBases, 339),
