@@ -180,8 +180,10 @@ class RoundReplicas:
         return [here for peer, here in self.here.items() if self._tips[peer] == tip.hash]
 
     def invite(self, stage: int, basis: Basis) -> None:
-        """Who was out for want of the record's bytes is not any more, if it has those that stand for them."""
+        """Who was out for want of the record's bytes is not any more, if it has those that stand for them; and whoever
+        was told of other ones before is told anew."""
         self._out -= {peer for peer, here in self.here.items() if here == (stage, basis)}
+        self.told -= {peer for peer, here in self.here.items() if here.stage == stage}
 
     def tell(self, ballot: Ballot, tip: Tip, others: Iterable[PeerId] = ()) -> list[CoordinatorEffect]:
         """Offer the tip to the replicas that lack it and are not out: they swap if they have its bytes, or refuse.

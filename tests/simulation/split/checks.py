@@ -8,10 +8,11 @@ from tests.simulation.round.checks import HEARD_S, Checks, samples_of
 from tests.simulation.round.hosts import ClientHost, ReplicaHost, hashes_of
 from tests.simulation.safety import Broken
 
+from shoal.ids import Ballot, PeerId
 from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import outcome_of, record_hash, used_samples
 from shoal.swarm.sample_ranges import count
-from shoal.wire.messages.round import Record, SignedRecord
+from shoal.wire.messages.round import CommitRecord, Record, Restore, SignedRecord
 
 if TYPE_CHECKING:
     from tests.simulation.split.world import SplitWorld
@@ -24,6 +25,19 @@ class SplitChecks(Checks):
     """The checks of one world."""
 
     world: SplitWorld
+
+    def __init__(self, world: SplitWorld) -> None:
+        super().__init__(world)
+        self._there: dict[tuple[Ballot, PeerId], set[PeerId]] = {}
+
+    def says(self, replica: PeerId, message: object) -> None:
+        """Who could be heard when a replica was first told, under a ballot, of the chain that was chosen."""
+        super().says(replica, message)
+        if isinstance(message, CommitRecord | Restore):
+            network, client = self.world.network, message.ballot.peer
+            hosts = [host.peer for host in self.world.replica_hosts()]
+            there = {peer for peer in hosts if network.awake(peer) and not network.blocked(client, peer)}
+            self._there.setdefault((message.ballot, replica), there)
 
     def belongs(self, record: Record, name: str) -> None:
         used: set[int] = set()
@@ -83,7 +97,7 @@ class SplitChecks(Checks):
         # Of a chain that nobody was heard of for so long, its other holders were to be waited for.
         is_new = not any(network.reachable(client, other.peer, now_s - WAITS_S, now_s) for other in holders)
         if is_new:
-            heard = [o for o in holders if network.awake(o.peer) and not network.blocked(client, o.peer)]
+            heard = [other for other in holders if other.peer in self._there[host.machine.promised, host.peer]]
         if host in heard and {other.stage for other in heard} == set(range(self.world.num_stages)):
             raise Broken(f"{host.peer} leaves record {tip.round}, whose chain has more samples and is whole")
 

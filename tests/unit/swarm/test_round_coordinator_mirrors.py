@@ -321,6 +321,24 @@ def test_the_record_s_own_bytes_end_a_restoration_if_a_mirror_comes_with_them_be
     assert machine.holders == {A: 0}
 
 
+def test_who_has_yet_to_answer_is_told_of_the_own_bytes_with_which_a_mirror_comes() -> None:
+    first = coordinator()
+    signed = whole_round(first)
+    comes_back_without(first)
+    # A client takes over when the stage goes on from the initial bytes, and tells A of the record.
+    machine = coordinator()
+    announce(machine, M)
+    machine.replicas({A: Hop(A, ())}, 0.0)
+    machine.lead(0.0)
+    says(machine, None, 0.0)
+    machine.receive(A, state(machine, signed, 1, basis=INITIAL), 0.0)
+    effects = says(machine, signed, 1.0)
+    assert sent(effects, Restore) == {A: Restore(machine.ballot, signed, 0, Basis(1, BYTES))}
+    machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 1.0)
+    machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 2.0)
+    assert machine.holders == {A: 0}
+
+
 @pytest.mark.parametrize("stages", [(1,), (-1,), (0, 0)])
 def test_what_cannot_be_mirrored_is_refused(machine: RoundCoordinatorMachine, stages: tuple[int, ...]) -> None:
     signed = whole_round(machine)
