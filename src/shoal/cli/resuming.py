@@ -75,6 +75,8 @@ class Resumption:
         log_dir = take_log_dir(self.config, self.run_id, is_local=is_local)
         try:
             problem = go_back(log_dir, self._first_checkpoint(log_dir, clock, is_local=is_local), clock.now_s())
+            # Who starts would wait for the peers of then; none of them is there any more.
+            (log_dir / PEERS_FILE).unlink(missing_ok=True)
         except (ShoalError, OSError) as error:
             raise ConfigError(f"--resume: {log_dir} cannot be used: {error}") from error
         if problem:

@@ -29,6 +29,7 @@ from shoal.clock import SystemClock
 from shoal.config import Config, dump_config
 from shoal.config.load import load_with_origins
 from shoal.config.shared import shared_configuration
+from shoal.control.peers_file import PEERS_FILE
 from shoal.errors import ConfigError
 from shoal.identity import Identity, create_swarm_key, load_swarm_key, swarm_authority
 from shoal.ids import Ballot, PeerId
@@ -263,6 +264,16 @@ def test_of_other_samples_none_counts_as_trained(runs: Runs, flag: str) -> None:
     log_dir = found.prepare(SystemClock(), runs.said.append, is_local=True)
     [(record, _)] = read_records(log_dir)
     assert used_samples(record) == ()
+
+
+def test_nobody_waits_for_the_peers_of_before(runs: Runs) -> None:
+    runs.keep(runs.begin(), 4)
+    left = runs.path / RUN / PEERS_FILE
+    left.write_text("/ip4/127.0.0.1/tcp/1/p2p/nobody\n")
+    found = runs.resume()
+    assert left.exists(), "until it begins, nothing is changed"
+    assert found.prepare(SystemClock(), runs.said.append, is_local=True) == runs.path / RUN
+    assert not left.exists()
 
 
 def test_another_number_of_units_is_refused_by_tensors_and_not_by_the_cut_of_the_run(runs: Runs) -> None:
