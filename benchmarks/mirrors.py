@@ -66,7 +66,13 @@ FLAGS = (
     "--no-param-mirror-enable",
 )
 DISK_MB = 4
-NOWHERE = "http://127.0.0.1:9"
+STORE = "s3://nowhere/checkpoints"
+NOWHERE = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    "AWS_ACCESS_KEY_ID": "nobody",
+    "AWS_SECRET_ACCESS_KEY": "nothing",
+}
+"""Where an object store is looked for, and is not."""
 LEAST_SHARE, MOST_TIMES = 0.98, 1.1
 ROUND_S = 60.0
 """Far more than a round takes; it judges nothing."""
@@ -117,19 +123,14 @@ class Setup:
     network: Lan
     swarm: Swarm
     environment: dict[str, str]
-    directory: Path
+    checkpoints: str
     num_mirrors: int = 0
-
-    @property
-    def place_of_checkpoints(self) -> str:
-        """Where the mirror writes them."""
-        return self.environment.get("CHECKPOINTS", str(self.directory / "checkpoints"))
 
     def start_mirror(self) -> Launched:
         """Start the mirror, and wait until it holds both stages."""
         self.num_mirrors += 1
         name = f"start-{self.num_mirrors}"
-        flag = f"--checkpoint-dir={self.place_of_checkpoints}"
+        flag = f"--checkpoint-dir={self.checkpoints}"
         run = self.hosts.run("nas", "-m", "shoal", "mirror", flag, environment=self.environment, start=name)
         for stage in range(2):
             run.saw("mirror_0", "mirror.holds", START_S, stage=stage)
@@ -154,7 +155,7 @@ class Setup:
         return Phase(samples / (ends_s[-1] - ends_s[0]), statistics.median(gaps_s), used_s / samples)
 
     def _longest_gap_s(self, from_s: float, to_s: float) -> float:
-        """Return the longest time between two steps of one trainer, from the middle of a round to that of the next."""
+        """Return the longest time between two steps of one trainer, up to a step between these times."""
 
         def gaps(steps: Sequence[Step]) -> Iterator[float]:
             for one, two in pairwise(steps):
@@ -226,31 +227,23 @@ TROUBLES = {
 
 
 @contextlib.contextmanager
-def place(trouble: str, directory: Path) -> Iterator[dict[str, str]]:
-    """Give the environment of a mirror that has this trouble with the place of its checkpoints."""
-    if trouble == "unreachable":
-        yield {
-            "CHECKPOINTS": "s3://nowhere/checkpoints",
-            "AWS_ENDPOINT_URL": NOWHERE,
-            "AWS_ACCESS_KEY_ID": "nobody",
-            "AWS_SECRET_ACCESS_KEY": "nothing",
-        }
-        return
+def place(trouble: str, directory: Path) -> Iterator[str]:
+    """Give the location of the checkpoints of a mirror that has this trouble."""
     if trouble != "full":
-        yield {}
+        yield STORE if trouble == "unreachable" else str(directory / "checkpoints")
         return
     disk = directory / "disk"
     disk.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "none", str(disk)], check=True)
     try:
-        yield {"CHECKPOINTS": str(disk)}
+        yield str(disk)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
 @contextlib.contextmanager
-def training(directory: Path, flags: Sequence[str], environment: dict[str, str]) -> Iterator[Setup]:
-    """Give a run that trains without a mirror."""
+def training(directory: Path, flags: Sequence[str], checkpoints: str) -> Iterator[Setup]:
+    """Give a run that trains without a mirror; one that is started writes its checkpoints there."""
     with lan("client", "left", "right", "nas") as network, hosts_of(directory, network) as hosts:
         client = hosts.run("client", "start_trainer_client.py", *FLAGS, *flags)
         variable, command = invited(client)
@@ -259,13 +252,13 @@ def training(directory: Path, flags: Sequence[str], environment: dict[str, str])
         servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
         swarm = Swarm(client, servers, NUM_SLOTS)
         until(swarm.is_training, 2 * START_S, "training")
-        yield Setup(hosts, network, swarm, {**variable, **environment}, directory)
+        yield Setup(hosts, network, swarm, {**variable, **NOWHERE}, checkpoints)
 
 
 def measure(trouble: str, pairs: int, num_rounds: int, flags: Sequence[str], directory: Path) -> Result:
     """Compare rounds with a mirror that has a trouble with rounds without one."""
     result = Result(trouble)
-    with place(trouble, directory) as environment, training(directory, flags, environment) as setup:
+    with place(trouble, directory) as checkpoints, training(directory, flags, checkpoints) as setup:
         hosts = setup.swarm.hosts
         for _ in range(pairs):
             result.without.append(setup.phase(num_rounds, lambda: None, hosts))
@@ -277,7 +270,7 @@ def measure(trouble: str, pairs: int, num_rounds: int, flags: Sequence[str], dir
             result.said += [line for line in mirror.output.splitlines() if "WARNING" in line or "checkpoint" in line]
         end_whole(setup.swarm)
         if trouble != "unreachable":
-            result.take_checkpoints(stores_at(setup.place_of_checkpoints))
+            result.take_checkpoints(stores_at(checkpoints))
     share, times = result.times(lambda each: each.samples_per_s), result.times(lambda each: each.gap_s)
     if share < LEAST_SHARE:
         result.problems.append(f"{share:.3f} of the samples per second without, at least {LEAST_SHARE} are wanted")

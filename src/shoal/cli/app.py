@@ -109,7 +109,7 @@ def run_local(
     if resume is not None:
         if baseline:
             raise ConfigError("--baseline: the plain loop is in no checkpoint; leave it out to resume the run")
-        return _resume_local(resume, config_path, flags, print_config=print_config)
+        return _resume(resume, config_path, flags, is_local=True, print_config=print_config)
     if print_config:
         return _print_config(load_whole(config_path, flags))
     from shoal.cli.early import early_start
@@ -121,17 +121,19 @@ def run_local(
         return serve(config, early, baseline=baseline)
 
 
-def _resume_local(wanted: str, config_path: Path | None, flags: Sequence[str], *, print_config: bool) -> int:
+def _resume(wanted: str, config_path: Path | None, flags: Sequence[str], *, is_local: bool, print_config: bool) -> int:
+    """Go on with a run from a checkpoint: with servers of this host alone, or with those of others."""
+
     def look() -> Resumption:
         # Not before: what reads checkpoints imports torch, which the fork server does at the same time.
         from shoal.cli.resuming import find_resumption
 
-        found = find_resumption(
-            wanted, partial(load_resuming, config_path, flags), partial(print, flush=True), is_local=True
-        )
-        if problem := found.config.whole_swarm_problem():
+        load_host = partial(load_resuming, config_path, flags)
+        resumption = find_resumption(wanted, load_host, partial(print, flush=True), is_local=is_local)
+        config = resumption.config
+        if problem := config.whole_swarm_problem() if is_local else _peers_problem(config):
             raise ConfigError(problem)
-        return found
+        return resumption
 
     if print_config:
         return _print_config(look().config)
@@ -141,9 +143,19 @@ def _resume_local(wanted: str, config_path: Path | None, flags: Sequence[str], *
     end_leftovers()
     with early_start() as early:
         resumption = look()
-        from shoal.cli.local import run_local as serve
+        if is_local:
+            from shoal.cli.local import run_local as serve_local
 
-        return serve(resumption.config, early, resumption=resumption)
+            return serve_local(resumption.config, early, resumption=resumption)
+        from shoal.cli.client_host import start_trainer_client as serve_client
+
+        return serve_client(resumption.config, None, early, resumption)
+
+
+def _peers_problem(config: Config) -> str | None:
+    if not config.network.initial_peers:
+        return None
+    return "--resume and --initial-peers: what peers hold is newer than a checkpoint; leave one out"
 
 
 @app.command
@@ -160,7 +172,7 @@ def start_trainer_client(
     is left but a checkpoint.
     """
     if resume is not None:
-        return _resume_with_hosts(resume, config_path, flags, print_config=print_config)
+        return _resume(resume, config_path, flags, is_local=False, print_config=print_config)
     if print_config:
         return _print_config(load_client(config_path, flags)[0])
     from shoal.cli.early import early_start
@@ -170,31 +182,6 @@ def start_trainer_client(
         from shoal.cli.client_host import start_trainer_client as serve
 
         return serve(config, origins, early)
-
-
-def _resume_with_hosts(wanted: str, config_path: Path | None, flags: Sequence[str], *, print_config: bool) -> int:
-    def look() -> Resumption:
-        # Not before: what reads checkpoints imports torch, which the fork server does at the same time.
-        from shoal.cli.resuming import find_resumption
-
-        found = find_resumption(
-            wanted, partial(load_resuming, config_path, flags), partial(print, flush=True), is_local=False
-        )
-        if found.config.network.initial_peers:
-            raise ConfigError("--resume and --initial-peers: what peers hold is newer than a checkpoint; leave one out")
-        return found
-
-    if print_config:
-        return _print_config(look().config)
-    from shoal.cli.early import early_start
-    from shoal.cli.runs_here import end_leftovers
-
-    end_leftovers()
-    with early_start() as early:
-        resumption = look()
-        from shoal.cli.client_host import start_trainer_client as serve
-
-        return serve(resumption.config, None, early, resumption)
 
 
 @app.command

@@ -32,7 +32,7 @@ from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.records import Tip, outcome_of, record_hash
-from shoal.swarm.resumption import is_superseded
+from shoal.swarm.resumption import is_superseded, stays_held
 from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
 from shoal.wire.messages.round import SignedRecord
@@ -178,8 +178,7 @@ class Keeping:
 
     def _others_hold(self, stage: int) -> bool:
         """Whether a server that stays holds the record that stands."""
-        leaving = self._all_leaving
-        return any(of == stage and peer not in leaving for peer, of in self._holders.items())
+        return stays_held(stage, self._holders, self._all_leaving)
 
     @property
     def _holders(self) -> Mapping[PeerId, int]:

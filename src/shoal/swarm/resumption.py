@@ -37,4 +37,9 @@ def is_superseded(
         holders: those that hold the record that stands, with their stages.
         leaving: those that may end soon.
     """
-    return kept_round < standing_round and any(of == stage and peer not in leaving for peer, of in holders.items())
+    return kept_round < standing_round and stays_held(stage, holders, leaving)
+
+
+def stays_held(stage: int, holders: Mapping[PeerId, int], leaving: Collection[PeerId]) -> bool:
+    """Whether a server that stays holds the record that stands. Arguments as of `is_superseded`."""
+    return any(of == stage and peer not in leaving for peer, of in holders.items())
