@@ -11,7 +11,7 @@ import anyio
 import pytest
 import torch
 from tests.families import gpt, resnet
-from tests.reference.diloco import Batch, PlainDiloco, flat
+from tests.reference.diloco import Batch, PlainDiloco, flat, num_targets
 from tests.threads import one_thread as one_thread
 
 from shoal.averaging.contents import Contents
@@ -28,12 +28,13 @@ from shoal.codec.cast import BF16, FP16
 from shoal.codec.plain import PLAIN
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
+from shoal.data.microbatch import Microbatch
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.model.stage import Family, build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
-from shoal.pipeline.driver import Microbatch, StepDriver
+from shoal.pipeline.driver import StepDriver
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.runtime.device_thread import DeviceThread
@@ -57,6 +58,15 @@ def text_batch(generator: torch.Generator, sizes: Sequence[int]) -> Batch:
     return [
         (torch.randint(32, (n, 8), generator=generator), torch.randint(32, (n, 8), generator=generator)) for n in sizes
     ]
+
+
+def masked_batch(generator: torch.Generator, sizes: Sequence[int]) -> Batch:
+    """Each sample has its own number of targets, from one to all eight."""
+    batch = text_batch(generator, sizes)
+    for _, labels in batch:
+        for sample in labels:
+            sample[int(torch.randint(1, 9, (), generator=generator)) :] = -100
+    return batch
 
 
 def image_batch(generator: torch.Generator, sizes: Sequence[int]) -> Batch:
@@ -205,10 +215,16 @@ EQUAL = [[[3, 2], [3, 2]]] * 3
 UNEQUAL = [[[3, 2], [3, 2], [2]], [[3, 2]], [[1], [3, 1]]]
 IDLE = [[[3, 2]], [], [[2, 2], [1]]]
 
+MODELS = {"gpt": (gpt(), text_batch), "masked": (gpt(), masked_batch), "resnet18": (resnet(), image_batch)}
 CODEC_OF = {None: PLAIN, torch.bfloat16: BF16, torch.float16: FP16}
 
 
-@pytest.mark.usual("gpt-2-2-work0-None-1f1b", "gpt-2-3-work6-wire6-1f1b", "gpt-3-2-work8-None-zero_bubble")
+@pytest.mark.usual(
+    "gpt-2-2-work0-None-1f1b",
+    "gpt-2-3-work6-wire6-1f1b",
+    "gpt-3-2-work8-None-zero_bubble",
+    "masked-2-3-work9-None-1f1b",
+)
 @pytest.mark.parametrize(
     ("model", "num_stages", "num_slots", "work", "wire", "schedule"),
     [
@@ -221,6 +237,7 @@ CODEC_OF = {None: PLAIN, torch.bfloat16: BF16, torch.float16: FP16}
         ("gpt", 2, 3, UNEQUAL, torch.float16, Schedule.ONE_F_ONE_B),
         ("resnet18", 2, 2, UNEQUAL, None, Schedule.ONE_F_ONE_B),
         ("gpt", 3, 2, UNEQUAL, None, Schedule.ZERO_BUBBLE),
+        ("masked", 2, 3, UNEQUAL, None, Schedule.ONE_F_ONE_B),
         pytest.param("resnet18", 2, 3, IDLE, None, Schedule.ONE_F_ONE_B, marks=pytest.mark.slow),
         pytest.param("resnet18", 2, 3, UNEQUAL, torch.bfloat16, Schedule.ONE_F_ONE_B, marks=pytest.mark.slow),
     ],
@@ -233,8 +250,8 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
     wire: torch.dtype | None,
     schedule: Schedule,
 ) -> None:
-    family, make_batch = (gpt(), text_batch) if model == "gpt" else (resnet(), image_batch)
-    ring = RingSettings(segment_bytes=256 if model == "gpt" else 1 << 20, codec=CODEC_OF[wire])
+    family, make_batch = MODELS[model]
+    ring = RingSettings(segment_bytes=1 << 20 if model == "resnet18" else 256, codec=CODEC_OF[wire])
     generator = torch.Generator().manual_seed(1)
     plain = PlainDiloco(
         family,
@@ -257,7 +274,9 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
                 named = outcome.record.stages[stage]
                 assert named.hashes.parameters == sha(expected.outer)
                 assert named.hashes.momentum == sha(expected.momentum)
-                assert named.weights == tuple(sum(sum(sizes) for sizes in work[slot]) for slot in range(num_slots))
+                assert named.weights == tuple(
+                    sum(num_targets(labels) for batch in own for _, labels in batch) for own in batches
+                )
                 assert named.steps_lost == 0
                 for slot, replica in enumerate(swarm.replicas[stage]):
                     assert replica.member.base_round == round

@@ -35,13 +35,13 @@ class Worker:
         self.optimizers = [adamw(stage) for stage in self.stages]
 
     def step(self, batch: Batch, number: int, lr: float) -> None:
-        total = sum(len(labels) for _, labels in batch)
+        total = sum(num_targets(labels) for _, labels in batch)
         for microbatch, (inputs, labels) in enumerate(batch):
             hidden = inputs
             for index, stage in enumerate(self.stages):
                 torch.manual_seed(operation_seed(self.seed, self.trainer, number, microbatch, index))
                 hidden = stage(hidden)
-            (self.stages[-1].loss(hidden, labels) * (len(labels) / total)).backward()
+            (self.stages[-1].loss(hidden, labels) * (num_targets(labels) / total)).backward()
         squares = 0.0
         for stage in self.stages:
             of_stage = 0.0
@@ -57,6 +57,11 @@ class Worker:
                 group["lr"] = lr
             optimizer.step()
             optimizer.zero_grad()
+
+
+def num_targets(labels: Tensor) -> int:
+    """Labels that count."""
+    return int((labels != -100).sum())
 
 
 def adamw(stage: StageModule) -> torch.optim.Optimizer:
@@ -76,17 +81,17 @@ class OuterStage:
         self.outer = flat(stages[0].parameters())
         self.momentum = torch.zeros_like(self.outer)
 
-    def round(self, samples: Sequence[int]) -> None:
-        total = sum(samples)
+    def round(self, targets: Sequence[int]) -> None:
+        total = sum(targets)
         if total == 0:
             return
         deltas = [self.outer - flat(stage.parameters()) for stage in self.stages]
-        shares = [d * (n / total) if n else 0 * d for d, n in zip(deltas, samples, strict=True)]
+        shares = [d * (n / total) if n else 0 * d for d, n in zip(deltas, targets, strict=True)]
         average = agreed_sum(shares, self.wire)
         self.momentum = self.momentum * self.mu + average
         self.outer = self.outer - (self.momentum * self.mu + average) * self.lr
         floats = [flat(b for b in stage.buffers() if b.is_floating_point()) for stage in self.stages]
-        averaged = agreed_sum([f * (n / total) if n else 0 * f for f, n in zip(floats, samples, strict=True)])
+        averaged = agreed_sum([f * (n / total) if n else 0 * f for f, n in zip(floats, targets, strict=True)])
         counts = [[b.clone() for b in stage.buffers() if not b.is_floating_point()] for stage in self.stages]
         for stage in self.stages:
             unflatten(self.outer, stage.parameters())
@@ -174,6 +179,6 @@ class PlainDiloco:
         for worker, own in zip(self.workers, batches, strict=True):
             for index, batch in enumerate(own):
                 worker.step(batch, first_number + index, lr)
-        samples = [sum(len(labels) for batch in own for _, labels in batch) for own in batches]
+        targets = [sum(num_targets(labels) for batch in own for _, labels in batch) for own in batches]
         for stage in self.outer:
-            stage.round(samples)
+            stage.round(targets)

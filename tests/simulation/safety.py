@@ -73,6 +73,26 @@ class StepSafety:
         if key in applied:
             raise Broken(f"{key} applied twice")
 
+    def weighs(
+        self,
+        key: StepKey,
+        gradients: Mapping[int, tuple[object, ...]],
+        weights: Sequence[int],
+        targets: Sequence[int],
+    ) -> None:
+        """A step is committed whose microbatches were weighted like this; see `applies`.
+
+        Args:
+            targets: Of each sample of the step.
+
+        Raises:
+            Broken: A microbatch does not weigh what it has targets.
+        """
+        parts: list[tuple[object, int, int]] = [gradients[number][0] for number in sorted(gradients)]  # type: ignore[misc]
+        due = [sum(targets[start:stop]) for _, start, stop in parts]
+        if list(weights) != due:
+            raise Broken(f"the microbatches of {key} weigh {list(weights)}, their targets are {due}")
+
     def buffers(self, peer: str, buffers: Sequence[object], log: Sequence[StepEntry]) -> None:
         """The live buffers are those of the steps that were applied, in their order, and of nothing else."""
         if [entry.key for entry in log] != list(buffers):

@@ -21,6 +21,7 @@ from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
 from shoal.config.model import ModelPipelineConfig
 from shoal.config.training import InnerOptimConfig
+from shoal.data.microbatch import Microbatch
 from shoal.errors import InvariantViolation
 from shoal.ids import PeerId, RunId
 from shoal.model.gpt import GptFamily, GptShape
@@ -28,7 +29,6 @@ from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.driver import StepDriver
-from shoal.pipeline.microbatch import Microbatch
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.runtime.device_thread import DeviceThread

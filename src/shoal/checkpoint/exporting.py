@@ -24,7 +24,7 @@ from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, StateMismatch
 from shoal.model.stage import StageModule
-from shoal.optim.flat import FlatEntry, tensor_sha256
+from shoal.optim.flat import FlatEntry, state_buffers, tensor_sha256
 from shoal.quant.fold import fold_weights, folded_quant
 
 Format = Literal["hf", "safetensors"]
@@ -160,7 +160,7 @@ def _require_equal(folder: Path, config: Config, digests: Mapping[str, str]) -> 
 
 
 def _state(stage: StageModule) -> dict[str, Tensor]:
-    tensors = {**dict(stage.named_parameters()), **dict(stage.named_buffers())}
+    tensors = {**dict(stage.named_parameters()), **dict(state_buffers(stage))}
     return {name: tensor.detach().to(torch.device("cpu")) for name, tensor in tensors.items()}
 
 

@@ -58,7 +58,7 @@ class Progress:
             if self.loss_first is None:
                 self.loss_first = event.loss
             self.loss_last = event.loss
-            self._round_losses.append((event.loss, event.num_samples))
+            self._round_losses.append((event.loss, event.num_targets))
         self._recent.append((event.at_s, event.num_samples))
         window_s = max(RATE_WINDOW_S, 4 * event.duration_s)
         while self._recent and self._recent[0][0] < event.at_s - window_s:
@@ -85,7 +85,8 @@ class Progress:
         num_samples = sum(share.num_samples for share in shares.values())
         if num_samples < num_holdout or not num_samples:
             return None
-        loss = sum(shares[slot].loss_sum for slot in sorted(shares)) / num_samples
+        num_targets = sum(share.num_targets for share in shares.values())
+        loss = sum(shares[slot].loss_sum for slot in sorted(shares)) / max(1, num_targets)
         self.eval_losses[event.base_round] = loss
         return loss
 

@@ -178,6 +178,7 @@ class Reports:
                 number=report.key.number,
                 attempt=report.key.attempt,
                 num_samples=report.num_samples,
+                num_targets=report.num_targets,
                 loss=report.loss,
                 skipped=report.skipped,
                 duration_s=report.duration_s,
@@ -204,7 +205,8 @@ class Reports:
         losses = self.progress.eval_losses
         if report.base_round in losses:
             return
-        self._note(ShareEvaluated(report.slot, report.base_round, report.loss_sum, report.num_samples))
+        share = ShareEvaluated(report.slot, report.base_round, report.loss_sum, report.num_samples, report.num_targets)
+        self._note(share)
         if report.base_round in losses:
             self.post({"loss/eval": losses[report.base_round], "samples": float(self.progress.samples)})
 

@@ -19,6 +19,7 @@ _TORCH_OF: Final[Mapping[str, torch.dtype]] = MappingProxyType(
         "float16": torch.float16,
         "int64": torch.int64,
         "int32": torch.int32,
+        "uint16": torch.uint16,
         "uint8": torch.uint8,
         "bool": torch.bool,
     }

@@ -20,7 +20,7 @@ import numpy as np
 
 from shoal.clock import Backoff, Clock
 from shoal.config.schema import Config
-from shoal.data.microbatch import Cut, cut, microbatches
+from shoal.data.microbatch import Microbatch, cut, microbatches
 from shoal.data.pool import map_pool
 from shoal.data.source import Array
 from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
@@ -71,7 +71,7 @@ class LeasedBatch:
     num_samples: int
     ticket: int
 
-    def microbatches(self, config: Config) -> list[Cut]:
+    def microbatches(self, config: Config) -> list[Microbatch]:
         """Return the microbatches of a training step, in their order, as views of the batch."""
         return microbatches(
             self.inputs,
@@ -82,7 +82,7 @@ class LeasedBatch:
             keeps_size=config.model_pipeline.compile,
         )
 
-    def cut(self, max_parts: int) -> list[Cut]:
+    def cut(self, max_parts: int) -> list[Microbatch]:
         """Return the batch in at most `max_parts` parts of equal size, a last one perhaps smaller, as views."""
         return cut(self.inputs, self.labels, max_parts)
 

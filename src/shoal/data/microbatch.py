@@ -11,11 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.data.source import Array
+from shoal.data.targets import targets_of
 from shoal.wire.tensors import WireTensor
 
 
-class Cut(NamedTuple):
-    """Part of a batch, ready to be posted.
+class Microbatch(NamedTuple):
+    """Part of a batch, ready to be posted: inputs for the first stage, labels for the last one.
+
+    The memory behind both must stay as it is until the step has ended.
 
     Attributes:
         inputs: (n, ...).
@@ -27,8 +30,19 @@ class Cut(NamedTuple):
     labels: WireTensor
     num_samples: int
 
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """How many targets each sample has, see `data.targets`."""
+        return targets_of(self.labels)
 
-def cut(inputs: Array, labels: Array, max_parts: int) -> list[Cut]:
+    def rows(self, start: int, stop: int) -> Microbatch:
+        """Return samples [start, stop) as views."""
+        if stop - start == self.num_samples:
+            return self
+        return Microbatch(self.inputs.rows(start, stop), self.labels.rows(start, stop), stop - start)
+
+
+def cut(inputs: Array, labels: Array, max_parts: int) -> list[Microbatch]:
     """Return `inputs` and `labels` (n, ...) in at most `max_parts` parts, as even as whole samples allow."""
     size = -(-len(inputs) // max_parts)
     return _slices(inputs, labels, size)
@@ -42,7 +56,7 @@ def microbatches(
     samples_per_step: int,
     num_microbatches: int,
     keeps_size: bool = False,
-) -> list[Cut]:
+) -> list[Microbatch]:
     """Return the microbatches of a step batch (n, ...), in order.
 
     A smaller batch than usual has smaller microbatches, so that a pipeline stays filled; a larger one has more of them,
@@ -60,7 +74,7 @@ def microbatches(
         return _slices(inputs, labels, -(-batch_samples // num_microbatches))
     if len(inputs) > samples_per_step:
         return _slices(inputs, labels, _even(len(inputs), -(-batch_samples // num_microbatches)))
-    parts: list[Cut] = []
+    parts: list[Microbatch] = []
     for start in range(0, len(inputs), batch_samples):
         stop = start + batch_samples
         parts += cut(inputs[start:stop], labels[start:stop], num_microbatches)
@@ -83,7 +97,7 @@ def _even(num_samples: int, most: int) -> int:
     return -(-num_samples // -(-num_samples // most))
 
 
-def _slices(inputs: Array, labels: Array, size: int) -> list[Cut]:
+def _slices(inputs: Array, labels: Array, size: int) -> list[Microbatch]:
     starts = range(0, len(inputs), size)
     pairs = [(inputs[start : start + size], labels[start : start + size]) for start in starts]
-    return [Cut(wire_view(x), wire_view(y), len(x)) for x, y in pairs]
+    return [Microbatch(wire_view(x), wire_view(y), len(x)) for x, y in pairs]

@@ -25,7 +25,8 @@ class ArraySpec:
     """One sample's array.
 
     Attributes:
-        dtype: numpy's name, "float32" or "int64"; the same as torch's and the wire's.
+        dtype: numpy's name, the same as torch's and the wire's: "float32", or for tokens and labels the smallest of
+            "uint8", "uint16", "int32" and "int64" that holds them all. Labels that a loss ignores need a sign.
         shape: without the batch dimension; `()` for a scalar.
     """
 

@@ -18,19 +18,19 @@ class ByteText(Source):
         """Take the text as a flat array of bytes, which is not copied."""
         self._seq_len = seq_len
         end = max(0, (len(text) - 1) // seq_len) * seq_len
-        # A window is a row, so a batch is one gather of bytes, widened as it is written.
+        # A window is a row, so a batch is one gather of bytes.
         self._inputs_nT = text[:end].reshape(-1, seq_len)
         self._labels_nT = text[1 : end + 1].reshape(-1, seq_len)
 
     @property
     def inputs(self) -> ArraySpec:
-        """(T,) int64 byte values."""
-        return ArraySpec("int64", (self._seq_len,))
+        """(T,) uint8."""
+        return ArraySpec("uint8", (self._seq_len,))
 
     @property
     def labels(self) -> ArraySpec:
-        """(T,) int64: for each input byte, the one that follows it."""
-        return ArraySpec("int64", (self._seq_len,))
+        """(T,) uint8: for each input byte, the one that follows it."""
+        return ArraySpec("uint8", (self._seq_len,))
 
     @property
     def num_samples(self) -> int:

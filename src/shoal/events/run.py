@@ -30,7 +30,8 @@ class StepReported(Event, frozen=True, tag="step.reported"):
     Attributes:
         number: counted over the whole run.
         attempt: how often it was begun before.
-        loss: mean over the samples, in nats.
+        num_targets: labels that the loss counts.
+        loss: mean over the targets, in nats.
     """
 
     level: ClassVar[int] = logging.DEBUG
@@ -38,6 +39,7 @@ class StepReported(Event, frozen=True, tag="step.reported"):
     number: int
     attempt: int
     num_samples: int
+    num_targets: int
     loss: float
     skipped: bool
     duration_s: float
@@ -49,7 +51,7 @@ class ShareEvaluated(Event, frozen=True, tag="evaluation.share"):
 
     Attributes:
         base_round: of the record that is evaluated.
-        loss_sum: over the samples of the share, in nats.
+        loss_sum: over the targets of the share, in nats.
     """
 
     level: ClassVar[int] = logging.DEBUG
@@ -57,6 +59,7 @@ class ShareEvaluated(Event, frozen=True, tag="evaluation.share"):
     base_round: int
     loss_sum: float
     num_samples: int
+    num_targets: int
 
 
 class TrainerFinished(Event, frozen=True, tag="trainer.done"):

@@ -8,21 +8,25 @@ import torch
 from shoal.codec.raw import from_wire
 from shoal.data.microbatch import wire_view
 from shoal.data.source import Source
+from shoal.data.targets import targets_of
 from shoal.model.stage import StageModule
 from shoal.swarm.microbatch_cut import EVAL_SAMPLES
 
 
 @torch.no_grad()
 def held_out_loss(model: StageModule, holdout: Source) -> float:
-    """The mean loss over all samples, in nats, as the run itself measures it.
+    """The mean loss over all targets, in nats, as the run itself measures it.
 
     Args:
         model: In eval mode.
     """
     device = next(model.parameters()).device
-    loss_sum = 0.0
+    loss_sum, num_targets = 0.0, 0
     for start in range(0, holdout.num_samples, EVAL_SAMPLES):
         indices = np.arange(start, min(start + EVAL_SAMPLES, holdout.num_samples), dtype=np.int64)
-        inputs, labels = (from_wire(wire_view(array)).to(device) for array in holdout.read(indices))
-        loss_sum += model.loss(model(inputs), labels).item() * len(indices)
-    return loss_sum / holdout.num_samples
+        inputs, labels = (wire_view(array) for array in holdout.read(indices))
+        if count := sum(targets_of(labels)):
+            output = model(from_wire(inputs).to(device))
+            loss_sum += model.loss(output, from_wire(labels).to(device)).item() * count
+            num_targets += count
+    return loss_sum / max(1, num_targets)

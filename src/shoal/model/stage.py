@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from shoal.config.training import DataConfig
 
 
+WHOLE_NUMBERS = frozenset({"uint8", "uint16", "int32", "int64"})
+"""Types of tokens and labels."""
+
 _KEPT_TENSORS = 16
 
 
@@ -56,6 +59,10 @@ class TensorSpec:
     def num_bytes(self) -> int:
         """Bytes of one sample."""
         return math.prod(self.shape) * self.torch_dtype.itemsize
+
+    def takes(self, dtype: str) -> bool:
+        """Whether values of this type may stand for it: whole numbers travel in any type that holds them."""
+        return dtype == self.dtype or (self.dtype in WHOLE_NUMBERS and dtype in WHOLE_NUMBERS)
 
     def with_float(self, dtype: torch.dtype) -> TensorSpec:
         """The same with `dtype` if this is floating, else this itself."""
@@ -89,7 +96,8 @@ class Family(ABC):
         """Builds unit `index` in float32 on the CPU, drawing initial values from torch's global generator.
 
         The unit maps one tensor (B, ...) to one tensor (B, ...), must not change its input in place, and keeps all
-        its state in parameters and buffers. The caller seeds the generator.
+        its state in parameters and persistent buffers; buffers with `persistent=False` are constants. The caller seeds
+        the generator.
         """
 
     @abstractmethod
@@ -106,7 +114,11 @@ class Family(ABC):
 
     @abstractmethod
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss over a microbatch's samples (and tokens): a scalar, float64 if the output is, else float32."""
+        """The mean loss over a microbatch's targets: a scalar, float64 if the output is, else float32.
+
+        Its targets are its labels, one by one, without those that are -100 (torch's `ignore_index`), and there is one
+        at least. The swarm weights microbatches, steps and replicas by the number of targets.
+        """
 
     @abstractmethod
     def unit_costs(self) -> list[float]:
@@ -178,8 +190,10 @@ class StageModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Runs the units on `x` (B, *input_spec.shape), which stays as it is; returns (B, *output_spec.shape).
 
-        Which code does so depends on B and the mode alone, see `compute_by`: never on what came before.
+        Whole numbers may be of any type (`TensorSpec.takes`). Which code does so depends on B and the mode alone, see
+        `compute_by`: never on what came before.
         """
+        x = self._widened(x, self.input_spec)
         if self._compiled is not None and self.training and x.shape[0] in self._compiled_sizes:
             return self._compiled(x)
         return self.computed(x)
@@ -200,11 +214,14 @@ class StageModule(nn.Module):
             x = x.to(self.output_spec.torch_dtype)
         return x
 
+    def _widened(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
+        return tensor if tensor.is_floating_point() else tensor.to(spec.torch_dtype)
+
     def _casting(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, self._autocast) if self._autocast is not None else nullcontext()
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """The family's mean loss; only the last stage has one.
+        """The family's mean loss over the targets, of which there must be one; only the last stage has a loss.
 
         Raises:
             LocalProtocolError: This is not the last stage.
@@ -212,7 +229,7 @@ class StageModule(nn.Module):
         if not self.is_last:
             raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} has no loss, only the last one has")
         with self._casting(output.device):
-            return self._family.loss(output, labels)
+            return self._family.loss(output, self._widened(labels, self.label_spec))
 
     # nn.Module's own hint says Any; callers of a stage get a tensor.
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -75,12 +75,12 @@ class FlatLayout:
     @classmethod
     def of_float_buffers(cls, module: nn.Module) -> Self:
         """The layout of the module's floating buffers (BatchNorm's running statistics): averaged in a round."""
-        return cls.of_named((name, b) for name, b in module.named_buffers() if b.is_floating_point())
+        return cls.of_named((name, b) for name, b in state_buffers(module) if b.is_floating_point())
 
     @classmethod
     def of_integer_buffers(cls, module: nn.Module) -> Self:
         """The layout of the module's integer and boolean buffers: a round takes the maximum of each element."""
-        named = ((name, b) for name, b in module.named_buffers() if not b.is_floating_point())
+        named = ((name, b) for name, b in state_buffers(module) if not b.is_floating_point())
         return cls.of_named(named, torch.int64)
 
     @property
@@ -150,6 +150,21 @@ class FlatLayout:
         for entry, tensor in zip(self.entries, tensors, strict=True):
             if tuple(tensor.shape) != entry.shape:
                 raise StateMismatch(f"{entry.name} has shape {entry.shape} in the layout, got {tuple(tensor.shape)}")
+
+
+def state_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The module's buffers by name, without constants: what torch does not save either (`persistent=False`).
+
+    A constant follows from the configuration (the frequencies of rotary positions). An average of equal values is not
+    always the same value in floating point, so rounds would let it drift.
+    """
+    owners = cast("Iterator[tuple[str, nn.Module]]", module.named_modules())
+    constants = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, owner in owners
+        for name in owner._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+    }
+    return ((name, buffer) for name, buffer in module.named_buffers() if name not in constants)
 
 
 def tensor_sha256(tensor: Tensor) -> str:

@@ -16,7 +16,9 @@ from shoal.pipeline.schedule import parts_of
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.microbatch_cut import weight_of
 from shoal.swarm.step_operations import Operation, OperationKind, StepTotals
+from shoal.wire.messages.step import Open
 from shoal.wire.tensors import WireTensor
 
 _POINTS: Mapping[OperationKind, tuple[str, ...]] = {
@@ -66,21 +68,22 @@ class DeviceOperations:
         self._num_operations = 0
 
     def begin(
-        self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...], *, completes: bool
+        self, operation: Operation, inputs: list[WireTensor], request: Open | None, *, completes: bool
     ) -> Awaitable[Computed]:
         """Give an operation to the device at once. The returned awaitable waits for it, and raises what it raises.
 
         Args:
-            sizes: Samples of each microbatch of the step.
+            request: What opened the step; None: it is not open any more.
             completes: Whether the step is summed up after it.
         """
-        call = self._device.begin(self._timed, operation, inputs, sizes, completes)
+        targets = request.microbatch_targets if request is not None else ()
+        call = self._device.begin(self._timed, operation, inputs, targets, completes)
         if self._deaths:
-            for point in _POINTS.get(operation.kind, ()) if operation.microbatch or not sizes else ():
+            for point in _POINTS.get(operation.kind, ()) if operation.microbatch or request is None else ():
                 self._deaths.reached(point, operation.key.number)
         return call
 
-    async def last(self, operation: Operation, computed: Computed, sizes: tuple[int, ...]) -> None:
+    async def last(self, operation: Operation, computed: Computed, request: Open | None) -> None:
         """Let a computed operation last as long as it should, and count its time."""
         ended_s = computed.begun_s + computed.took_s
         if self._pace is not None:
@@ -90,7 +93,7 @@ class DeviceOperations:
                 is_first=self._compute.module.is_first,
                 recomputes=self._compute.activation_checkpointing,
             )
-            num_samples = sizes[operation.microbatch] if sizes else 0
+            num_samples = request.microbatch_samples[operation.microbatch] if request is not None else 0
             length_s = self._pace.length_s(parts, computed.took_s, self._num_operations, num_samples)
             end_s = computed.begun_s + length_s
             # The event loop's own time lags a little behind, so that it may wake up too early.
@@ -102,21 +105,21 @@ class DeviceOperations:
     # ---- on the device thread
 
     def _timed(
-        self, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...], completes: bool
+        self, operation: Operation, inputs: list[WireTensor], targets: tuple[int, ...], completes: bool
     ) -> Computed:
         begun_s = self._clock.now_s()
-        tensor = operate(self._compute, operation, inputs, sizes)
+        tensor = operate(self._compute, operation, inputs, targets)
         totals = self._compute.totals(operation.key) if completes else None
         return Computed(tensor, totals, begun_s, self._clock.now_s() - begun_s)
 
 
 def operate(
-    compute: StageCompute, operation: Operation, inputs: list[WireTensor], sizes: tuple[int, ...]
+    compute: StageCompute, operation: Operation, inputs: list[WireTensor], targets: tuple[int, ...]
 ) -> WireTensor | None:
     """Compute one operation; runs on the device thread.
 
     Args:
-        sizes: Samples of each microbatch of the step.
+        targets: Of each microbatch of the step.
 
     Returns:
         What the neighbour gets; None: it gets nothing.
@@ -142,5 +145,5 @@ def operate(
             gradient = compute.backward(key, microbatch, tensors[0])
         case OperationKind.LOSS:
             received = tensors[0] if len(tensors) > 1 else None
-            gradient = compute.loss(key, microbatch, received, tensors[-1], sizes[microbatch] / sum(sizes))
+            gradient = compute.loss(key, microbatch, received, tensors[-1], weight_of(targets, microbatch))
     return None if compute.module.is_first else to_wire(gradient)

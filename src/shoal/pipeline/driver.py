@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import anyio
 
 from shoal.clock import Clock
+from shoal.data.microbatch import Microbatch
 from shoal.errors import LocalProtocolError, NoPipeline, RoundClosed
 from shoal.events.base import emit
 from shoal.events.steps import StepReplayed, StepSetback
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.eval_driver import EvalDriver
-from shoal.pipeline.microbatch import Microbatch, take
-from shoal.swarm.microbatch_cut import cut, smallest_cap
+from shoal.swarm.microbatch_cut import MicrobatchPart, cut, smallest_cap
 from shoal.swarm.step_trainer import (
     Dial,
     FeedMicrobatch,
@@ -61,7 +61,7 @@ class StepResult:
 
     Attributes:
         key: The step with its last attempt.
-        loss: Mean over the step's samples.
+        loss: Mean over the step's targets.
         grad_norm: Over all stages, before clipping.
         skipped: Committed without effect, because a gradient was not finite.
         path: The replicas of the last attempt.
@@ -73,6 +73,7 @@ class StepResult:
     grad_norm: float
     skipped: bool
     num_samples: int
+    num_targets: int
     attempts: int
     path: tuple[PeerId, ...]
     committed: bool
@@ -174,12 +175,12 @@ class StepDriver:
         """
         if self._note is not None or not microbatches:
             raise LocalProtocolError(f"step {number} cannot start: one at a time, with at least one microbatch")
-        sizes = tuple(microbatch.num_samples for microbatch in microbatches)
+        targets = tuple(microbatch.targets for microbatch in microbatches)
         for hop in (*(replica.hop for stage in replicas for replica in stage), *path):
             self._endpoint.introduce(hop)
         self._microbatches, self._note = microbatches, note
         try:
-            plan = StepPlan(round, number, sizes, samples, lr, path, replicas, base)
+            plan = StepPlan(round, number, targets, samples, lr, path, replicas, base)
             self._do(self._machine.start(plan, self._clock.now_s()))
             end = await self._ended()
         finally:
@@ -197,7 +198,8 @@ class StepDriver:
                     loss=end.loss,
                     grad_norm=end.grad_norm,
                     skipped=end.skipped,
-                    num_samples=sum(sizes),
+                    num_samples=sum(microbatch.num_samples for microbatch in microbatches),
+                    num_targets=sum(map(sum, targets)),
                     attempts=end.attempts,
                     path=end.path,
                     committed=end.committed,
@@ -221,13 +223,13 @@ class StepDriver:
             refuses: Told of a replica that does not hold the record, or does not reach the next one.
 
         Returns:
-            The sum of the losses over the samples, and their number.
+            The sum of the losses over the targets, and their number.
 
         Raises:
             RoundAborted: A replica refuses, is lost, or does not answer in time.
         """
         cap = smallest_cap(replica.cap for replica in path)
-        parts = [take(microbatches, part) for part in cut([each.num_samples for each in microbatches], cap)]
+        parts = [_part(microbatches, part) for part in cut([each.num_samples for each in microbatches], cap)]
         return await self._evaluation.evaluate(
             evaluation, base_round, parts, tuple(replica.hop for replica in path), refuses
         )
@@ -256,7 +258,7 @@ class StepDriver:
                     if self._note is not None:
                         self._note(key, tuple(hop.peer for hop in path))
                 case FeedMicrobatch(key, path, number, part):
-                    microbatch = take(self._microbatches, part)
+                    microbatch = _part(self._microbatches, part)
                     traffic = Traffic.ACTIVATIONS
                     self._endpoint.post(path[0], Forward(key, number), (microbatch.inputs,), traffic)
                     self._endpoint.post(path[-1], Labels(key, number), (microbatch.labels,), traffic)
@@ -268,3 +270,8 @@ class StepDriver:
                     self._endpoint.post(effect.to, effect.message)
         if self._machine.ended is not None or self._machine.wake_at_s < self._timer_s:
             self._changed.set()
+
+
+def _part(microbatches: Sequence[Microbatch], part: MicrobatchPart) -> Microbatch:
+    """A part of uncut microbatches, as views."""
+    return microbatches[part.whole].rows(part.start, part.stop)

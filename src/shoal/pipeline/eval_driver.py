@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import anyio
 
 from shoal.clock import Clock
+from shoal.data.microbatch import Microbatch
 from shoal.errors import RoundAborted
 from shoal.ids import PeerId
-from shoal.pipeline.microbatch import Microbatch
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Hop, Traffic
 from shoal.wire.messages.step import EvalForward, EvalLabels, EvalRefused, EvalResult
@@ -74,11 +74,12 @@ class EvalDriver:
                     raise RoundAborted(f"evaluation of round {base_round}: {self._problem}")
         finally:
             self._evaluation, self._path = -1, ()
-        loss_sum, num_samples = 0.0, 0
+        loss_sum, num_targets = 0.0, 0
         for number, microbatch in enumerate(microbatches):
-            loss_sum += self._results[number].loss * microbatch.num_samples
-            num_samples += microbatch.num_samples
-        return loss_sum, num_samples
+            count = sum(microbatch.targets)
+            loss_sum += self._results[number].loss * count
+            num_targets += count
+        return loss_sum, num_targets
 
     def _send(
         self, evaluation: int, number: int, base_round: int, microbatch: Microbatch, path: tuple[Hop, ...]

@@ -81,12 +81,13 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", tag_field="event"):
 
 class Began(msgspec.Struct, frozen=True, tag="began", tag_field="event"):
     """The first operation of a step begins, and with it all of them see the parameters as they are now.
-    `microbatch_samples` is how its samples are cut, in their order."""
+    `microbatch_samples` is how its samples are cut, in their order, `microbatch_targets` what each part weighs."""
 
     key: StepKey
     path: tuple[PeerId, ...]
     samples: tuple[SampleRange, ...]
     microbatch_samples: tuple[int, ...]
+    microbatch_targets: tuple[int, ...]
 
 
 class Applied(msgspec.Struct, frozen=True, tag="applied", tag_field="event"):
@@ -155,7 +156,7 @@ class ReplicaLog:
     def begins(self, request: Open) -> None:
         """The first operation of a step is about to be given to the device."""
         path = tuple(hop.peer for hop in request.path)
-        self._write(Began(request.key, path, request.samples, request.microbatch_samples))
+        self._write(Began(request.key, path, request.samples, request.microbatch_samples, request.microbatch_targets))
 
     def done(self, operation: Operation, totals: StepTotals | None) -> None:
         """The device has done an operation; `totals` as in `StepReplica.finished`."""

@@ -153,7 +153,8 @@ class StageCompute:
             key: The step's first microbatch begins it.
             input: (B, *input_spec.shape); None if `forward` was run before.
             labels: (B, *label_spec.shape).
-            weight: The microbatch's share of the step's samples; scales loss and gradients.
+            weight: The microbatch's share of the step's targets; scales loss and gradients. Without a target there is
+                no loss, and its gradients are zeros.
 
         Returns:
             As `backward`.
@@ -165,6 +166,9 @@ class StageCompute:
         else:
             received = self._received(input)
             output, step.buffers = self._run(step.buffers, key, microbatch, received)
+        if not weight:
+            self._differentiate(step, microbatch, output, received, torch.zeros_like(output))
+            return self._input_gradient(received)
         loss = self.module.loss(output, labels.to(self._device)) * weight
         self._differentiate(step, microbatch, loss, received, None)
         step.loss += loss.item()

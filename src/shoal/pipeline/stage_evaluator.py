@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.codec.raw import from_wire, to_wire
+from shoal.data.targets import targets_of
 from shoal.errors import LocalProtocolError
 from shoal.events.base import emit
 from shoal.events.steps import EvaluationFailed
@@ -135,6 +136,8 @@ class StageEvaluator:
     def _evaluate(self, input: WireTensor, labels: WireTensor | None) -> WireTensor | float:
         """Runs on the device thread: the mean loss in the last stage, else the output."""
         if labels is not None and self._compute.module.is_last:
+            if not sum(targets_of(labels)):
+                return 0.0
             return float(self._compute.evaluate(from_wire(input), from_wire(labels)))
         return to_wire(self._compute.evaluate(from_wire(input)))
 

@@ -276,8 +276,7 @@ class StageWorker:
 
     def _on_payload(self, peer: PeerId, message: Payload, tensors: Sequence[WireTensor]) -> None:
         if self._machine.wants(peer, message):
-            sizes = self._machine.open[message.key].request.microbatch_samples
-            problem = payload_misfit(message, tensors, self._compute.module, sizes)
+            problem = payload_misfit(message, tensors, self._compute.module, self._machine.open[message.key].request)
             if problem is not None:
                 emit(logger, StepTensorRefused(str(message.key), peer, problem))
                 self._do(self._machine.refuse(message.key, problem))
@@ -330,9 +329,9 @@ class StageWorker:
             self._replica_log.begins(step.request)
         self._machine.started(operation)
         inputs = self._take_payloads(operation)
-        sizes = step.request.microbatch_samples if step is not None else ()
+        request = step.request if step is not None else None
         completes = step is not None and step.completes(operation)
-        call = self._operations.begin(operation, inputs, sizes, completes=completes)
+        call = self._operations.begin(operation, inputs, request, completes=completes)
         self._post_results()
         try:
             result = await call
@@ -340,13 +339,13 @@ class StageWorker:
             if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
                 raise  # half a commit cannot be taken back
             emit(logger, StepFailed(str(key), operation.kind.name), error=error)
-            if sizes and is_out_of_memory(error):
-                self._lower_cap(sizes)
+            if request is not None and is_out_of_memory(error):
+                self._lower_cap(request.microbatch_samples)
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
             return
         if self._replica_log is not None:
             self._replica_log.done(operation, result.totals)
-        await self._operations.last(operation, result, sizes)
+        await self._operations.last(operation, result, request)
         is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
         if is_gradient and result.tensor is not None and key in self._machine.open:
             kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))

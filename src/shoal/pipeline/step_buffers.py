@@ -5,7 +5,8 @@ The live buffers change only when a step commits. Each forward works on copies t
     live --copy--> base (when the step begins) --copy--> of microbatch 0 --copy--> of microbatch 1 ... --> last
     commit: live still equals base ?  live = last  :  live += last - base
 
-A copy for each microbatch, since a backward may still need what its forward has read.
+A copy for each microbatch, since a backward may still need what its forward has read. Constants (`persistent=False`)
+are nobody's state: no forward may change them, and none is copied.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class LiveBuffers:
             (owner, name)
             for owner in module.modules()
             for name, buffer in owner._buffers.items()  # pyright: ignore[reportPrivateUsage]
-            if buffer is not None
+            if buffer is not None and name not in owner._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         ]
         self._live = self._bound()
         self._changes = 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shoal.data.targets import targets_of
 from shoal.model.stage import StageModule, TensorSpec
 from shoal.swarm.open_step import Payload
-from shoal.wire.messages.step import Backward, Forward, Labels
+from shoal.wire.messages.step import Backward, Forward, Labels, Open
 from shoal.wire.tensors import WireTensor
 
 
@@ -16,15 +17,13 @@ def misfit(tensors: Sequence[WireTensor], spec: TensorSpec, num_samples: int) ->
         return f"one tensor expected, got {len(tensors)}"
     expected = (num_samples, *spec.shape)
     dtype, shape = tensors[0].dtype, tensors[0].shape
-    if dtype != spec.dtype or tuple(shape) != expected:
+    if not spec.takes(dtype) or tuple(shape) != expected:
         return f"{spec.dtype}{list(expected)} expected, got {dtype}{list(shape)}"
     return None
 
 
-def payload_misfit(
-    message: Payload, tensors: Sequence[WireTensor], module: StageModule, sizes: Sequence[int]
-) -> str | None:
-    """The same for a message of a step at a stage, whose microbatches have `sizes` samples."""
+def payload_misfit(message: Payload, tensors: Sequence[WireTensor], module: StageModule, request: Open) -> str | None:
+    """The same for a message of a step at a stage; labels must also have the targets that the step was opened with."""
     match message:
         case Forward():
             spec = module.input_spec
@@ -32,4 +31,9 @@ def payload_misfit(
             spec = module.label_spec
         case Backward():
             spec = module.output_spec
-    return misfit(tensors, spec, sizes[message.microbatch])
+    problem = misfit(tensors, spec, request.microbatch_samples[message.microbatch])
+    if problem is None and isinstance(message, Labels):
+        found, wanted = sum(targets_of(tensors[0])), request.microbatch_targets[message.microbatch]
+        if found != wanted:
+            problem = f"{wanted} targets expected in microbatch {message.microbatch}, its labels have {found}"
+    return problem

@@ -15,6 +15,7 @@ from shoal.replay.generations import Members, Segment
 from shoal.replay.run_files import RunFiles
 from shoal.replay.verdict import Difference
 from shoal.swarm.records import FinalQuorum, Logs, Tip, build_record, record_hash
+from shoal.swarm.records import weight as weight_of
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import Basis, Join, Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -88,9 +89,9 @@ def logs_agree(record: Record, logs: Logs, members: Members) -> Iterator[Differe
             segment = members.get((outcome.stage, peer))
             if segment is not None:
                 yield from _same_log(record.round, outcome.stage, peer, told, segment)
-            trained = sum(entry.num_samples for entry in told if not entry.skipped)
+            trained = weight_of(told)
             if trained != weight:
-                what = f"its weight is {weight}, its step log has {trained} samples"
+                what = f"its weight is {weight}, its step log has {trained} targets"
                 yield Difference(record.round, outcome.stage, peer, what)
 
 

@@ -17,6 +17,7 @@ from shoal.codec.raw import from_wire, to_wire
 from shoal.codec.registry import CODECS
 from shoal.collective.sequential import reduce_in_turn
 from shoal.config.schema import Config
+from shoal.data.targets import targets_of
 from shoal.errors import StateMismatch
 from shoal.ids import StepKey
 from shoal.optim.schedule import LrSchedule
@@ -69,16 +70,16 @@ class _ReplayedStep:
 
     Attributes:
         number: place of the step in the replay.
-        sizes: samples of each microbatch.
         batches: inputs and labels of each microbatch; empty where this process needs neither.
+        targets: of each microbatch, counted anew; empty where `batches` is.
         path: names who computes which stages of it.
         replicas: by stage, those of this process.
     """
 
     number: int
     key: StepKey
-    sizes: tuple[int, ...]
     batches: Sequence[tuple[WireTensor, WireTensor]]
+    targets: tuple[int, ...]
     path: list[Stretch]
     replicas: dict[int, _ReplayedReplica]
 
@@ -230,11 +231,12 @@ class Engine:
         if not mine:
             return
         sizes, has_end = began.microbatch_samples, not {0, len(action.generations) - 1}.isdisjoint(mine)
+        batches = self._samples.microbatches(began.samples, sizes) if has_end else []
         step = _ReplayedStep(
             action.number,
             key,
-            sizes,
-            self._samples.microbatches(began.samples, sizes) if has_end else (),
+            batches,
+            tuple(sum(targets_of(labels)) for _, labels in batches),
             path,
             {stage: self._replicas[generation.number] for stage, generation in mine.items()},
         )
@@ -263,13 +265,13 @@ class Engine:
             received = self._receive(step.path[number - 1].process, step.name(microbatch, start, _OUTPUT))
         forward = Operation(OperationKind.FORWARD, step.key, microbatch)
         for stage in range(start, stop - is_last):
-            received = self._operate(step.replicas[stage], forward, [received], step.sizes)
+            received = self._operate(step.replicas[stage], forward, [received], step.targets)
         if not is_last:
             self._send(step.path[number + 1].process, step.name(microbatch, stop, _OUTPUT), received)
             return
         _, labels = step.batches[microbatch]
         loss = Operation(OperationKind.LOSS, step.key, microbatch)
-        gradient = self._operate(step.replicas[stop - 1], loss, [received, labels], step.sizes)
+        gradient = self._operate(step.replicas[stop - 1], loss, [received, labels], step.targets)
         self._go_back(step, number, microbatch, gradient)
 
     def _go_back(self, step: _ReplayedStep, number: int, microbatch: int, gradient: WireTensor | None) -> None:
@@ -280,7 +282,7 @@ class Engine:
             gradient = self._receive(step.path[number + 1].process, step.name(microbatch, stop, _GRADIENT))
         backward = Operation(OperationKind.BACKWARD, step.key, microbatch)
         for stage in reversed(range(start, stop - is_last)):
-            gradient = self._operate(step.replicas[stage], backward, [gradient], step.sizes)
+            gradient = self._operate(step.replicas[stage], backward, [gradient], step.targets)
         if number:
             self._send(step.path[number - 1].process, step.name(microbatch, start, _GRADIENT), gradient)
 
@@ -306,12 +308,12 @@ class Engine:
         return to_wire(tensor)
 
     def _operate(
-        self, replica: _ReplayedReplica, operation: Operation, inputs: list[WireTensor | None], sizes: tuple[int, ...]
+        self, replica: _ReplayedReplica, operation: Operation, inputs: list[WireTensor | None], targets: tuple[int, ...]
     ) -> WireTensor | None:
         """Compute one operation; no input is None, since only the ends of a path give nothing to a neighbour."""
         if torch.get_num_threads() != replica.generation.place.num_threads:
             torch.set_num_threads(replica.generation.place.num_threads)
-        return operate(replica.compute, operation, [tensor for tensor in inputs if tensor is not None], sizes)
+        return operate(replica.compute, operation, [tensor for tensor in inputs if tensor is not None], targets)
 
     def _apply(self, round: int, generation: Generation, applied: Applied) -> Iterator[Difference]:
         replica, key = self._replicas[generation.number], applied.key

@@ -166,10 +166,12 @@ def _require_whole_steps(peer: PeerId, events: Sequence[Event]) -> None:
         if not isinstance(event, Began):
             continue
         sizes, num_samples = event.microbatch_samples, count(event.samples)
-        if sum(sizes) != num_samples or min(sizes, default=0) < 1:
+        is_whole = sum(sizes) == num_samples and min(sizes, default=0) >= 1
+        if not is_whole or len(event.microbatch_targets) != len(sizes):
             raise RecordRejected(
                 f"the log of {peer} has changed since it was written: step {event.key} has {num_samples} samples in "
-                f"microbatches of {list(sizes)}; copy it from its host once more"
+                f"microbatches of {list(sizes)}, with {list(event.microbatch_targets)} targets; copy it from its host "
+                "once more"
             )
 
 
@@ -196,6 +198,7 @@ def _segment(
                     version=version,
                     samples=began.samples,
                     num_samples=sum(began.microbatch_samples),
+                    num_targets=sum(began.microbatch_targets),
                     scale=event.scale,
                     lr=event.lr,
                     skipped=event.skipped,

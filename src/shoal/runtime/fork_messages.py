@@ -13,7 +13,7 @@ TAG_NAME = "SHOAL_PROCESS_TAG"
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """First request: what to import before the first fork."""
+    """What to import before the next fork: the first request, and again when it is known what a run needs besides."""
 
     preload: list[str]
 

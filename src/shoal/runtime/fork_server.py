@@ -122,7 +122,12 @@ class ForkServer:
         while True:
             # Before the first wait too: requests may have come together with what was to be imported.
             while self._unserved:
-                role = self._serve_request(self._unserved.popleft())
+                request = self._unserved.popleft()
+                if isinstance(request, Configure):
+                    if not self._import(request):
+                        return None
+                    continue
+                role = self._fork(request, self._control_fds.popleft())
                 if role is not None:
                     return role
             readable = {fd for fd, _ in poll.poll()}
@@ -143,6 +148,13 @@ class ForkServer:
         configure = self._unserved.popleft()
         if not isinstance(configure, Configure):
             raise InvariantViolation(f"the first request is {type(configure).__name__}, not Configure")
+        if not self._import(configure):
+            return False
+        self._send(Preloaded())
+        return True
+
+    def _import(self, configure: Configure) -> bool:
+        """Import modules that all roles share which are forked later; returns whether forks can be served."""
         # Modules stay: looking for garbage among them as often as usual takes 0.25 of the 1.85 s that they need. Never
         # to look would save 0.1 s more, but leave holes in memory, which each role fills with 5 MB of its own.
         usual = gc.get_threshold()
@@ -163,7 +175,6 @@ class ForkServer:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*usual)
-        self._send(Preloaded())
         return True
 
     def _receive(self) -> bool:
@@ -177,14 +188,6 @@ class ForkServer:
         self._control_fds.extend(fds)
         self._unserved.extend(self._frames.feed(data))
         return bool(data)
-
-    def _serve_request(self, request: Request) -> ForkedRole | None:
-        match request:
-            case ForkRole():
-                return self._fork(request, self._control_fds.popleft())
-            case Configure():
-                raise InvariantViolation("Configure came twice")
-        return None
 
     def _fork(self, request: ForkRole, control_fd: int) -> ForkedRole | None:
         try:

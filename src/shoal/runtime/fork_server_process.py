@@ -60,7 +60,15 @@ class ForkServerProcess:
             os.close(lifeline_read_fd)
         self.pid = self._process.pid
         self._requests.setblocking(False)
-        self._requests.sendall(framed(Configure(list(preload))))
+        self.preload(preload)
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have it import modules before the next fork; to be called while nothing else is sent to it.
+
+        Raises:
+            OSError: the fork server is gone.
+        """
+        self._requests.sendall(framed(Configure(list(modules))))
 
     async def send(self, request: Request, fd: int | None = None) -> None:
         """Send one request, with a descriptor if it takes one; one task at a time.

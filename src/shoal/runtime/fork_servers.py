@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Container, Sequence
@@ -40,6 +41,13 @@ class ForkServers:
         self._servers = [ForkServerProcess(self._preload, self._run_dir, self._tag)]
         self._members: set[int] = set()
         self._ended = False
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have fork servers import these as well, before the first role is forked; see `ForkServerProcess.preload`."""
+        self._preload += tuple(modules)
+        # If it has died already, its successor imports all of them.
+        with contextlib.suppress(OSError):
+            self.current.preload(modules)
 
     @property
     def current(self) -> ForkServerProcess:

@@ -27,6 +27,7 @@ from shoal.config.schema import Config
 from shoal.model.meta import build_without_values
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, stage_ranges
+from shoal.optim.flat import state_buffers
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.parts import AveragedParts, ReplicaParts
 from shoal.quant.apply import module_path, quantisable
@@ -61,6 +62,7 @@ class _Tally:
 
     parameters: list[Tensor]
     buffers: list[Tensor]
+    constant_bytes: int = 0
     cast_bytes: int = 0
     activation_bytes: int = 0
     largest_activation_bytes: int = 0
@@ -87,9 +89,9 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     received = family.input_spec() if stage == 0 else family.boundary_spec(units.start - 1)
     sample_bytes = kept * tally.activation_bytes + tally.largest_activation_bytes + in_flight * received.num_bytes
     batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
-    device_bytes = replica.num_bytes
+    device_bytes = replica.num_bytes + tally.constant_bytes
     # The copy of its own state that is on its way to a buddy.
-    snapshot_bytes = device_bytes if config.diloco.snapshot_every_steps else 0
+    snapshot_bytes = replica.num_bytes if config.diloco.snapshot_every_steps else 0
     # The copy of what the inner optimizer knew at the record of which a checkpoint was wanted last.
     kept_bytes = replica.inner.state_bytes
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
@@ -133,7 +135,9 @@ def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:
     for index in units:
         unit = build_without_values(family, index, config.run.seed)
         tally.parameters += [torch.empty_like(parameter, device="meta") for parameter in unit.parameters()]
-        tally.buffers += [torch.empty_like(buffer, device="meta") for buffer in unit.buffers()]
+        tally.buffers += [torch.empty_like(buffer, device="meta") for _, buffer in state_buffers(unit)]
+        state_bytes = sum(buffer.nbytes for _, buffer in state_buffers(unit))
+        tally.constant_bytes += sum(buffer.nbytes for buffer in unit.buffers()) - state_bytes
         weights, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
         tally.cast_bytes += weights
         if config.data.precision == "bf16-mixed":

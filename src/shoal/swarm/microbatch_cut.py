@@ -106,11 +106,22 @@ def exceeded(sizes: Sequence[int], cap: int | None) -> int | None:
     return cap if cap is not None and max(sizes, default=0) > cap else None
 
 
-def refusal(sizes: Sequence[int], cap: int | None) -> str | None:
-    """Return why a replica with this cap refuses a step with microbatches of these sizes, or None if it takes it."""
+def refusal(sizes: Sequence[int], targets: Sequence[int], cap: int | None) -> str | None:
+    """Return why a replica with this cap refuses a step with microbatches of these sizes, or None if it takes it.
+
+    Args:
+        targets: of each microbatch.
+    """
     if not 0 < len(sizes) <= MAX_MICROBATCHES or min(sizes) < 1:
         return MALFORMED
+    if len(targets) != len(sizes) or min(targets) < 0:
+        return MALFORMED
     return too_large(max(sizes), cap)
+
+
+def weight_of(targets: Sequence[int], microbatch: int) -> float:
+    """Return a microbatch's part of its step's targets: so weighted, the means of microbatches add up to the step's."""
+    return targets[microbatch] / max(1, sum(targets))
 
 
 def too_large(num_samples: int, cap: int | None) -> str | None:

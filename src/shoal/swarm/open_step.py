@@ -91,6 +91,10 @@ class OpenStep:
         return sum(self.request.microbatch_samples)
 
     @property
+    def num_targets(self) -> int:
+        return sum(self.request.microbatch_targets)
+
+    @property
     def upstream(self) -> PeerId:
         """From where inputs come: the previous replica, or the trainer."""
         return self.path[self.stage - 1] if self.stage > 0 else self.trainer
@@ -167,6 +171,7 @@ class OpenStep:
             version=self.version,
             samples=self.request.samples,
             num_samples=self.num_samples,
+            num_targets=self.num_targets,
             scale=decision.scale,
             lr=decision.lr,
             skipped=decision.skipped,

@@ -123,8 +123,8 @@ def signed_from_json(content: Mapping[str, object]) -> SignedRecord:
 
 
 def weight(log: Iterable[StepEntry]) -> int:
-    """The samples that changed a replica's parameters in the round; skipped steps changed none."""
-    return sum(entry.num_samples for entry in log if not entry.skipped)
+    """The targets that changed a replica's parameters in the round; skipped steps changed none."""
+    return sum(entry.num_targets for entry in log if not entry.skipped)
 
 
 def outcome_of(record: Record, stage: int) -> StageOutcome | None:

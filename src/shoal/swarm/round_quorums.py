@@ -29,7 +29,7 @@ class StageQuorum:
 
     Attributes:
         members: in ring order.
-        weights: samples of each member in the round; 0 if its contribution does not count.
+        weights: targets of each member in the round; 0 if its contribution does not count.
         scales: factors on the members' pseudo-gradients; a member without one has factor 1.
         epoch: number of the present proposal.
         staged: the hashes that members of this epoch have staged so far.

@@ -129,7 +129,7 @@ class StepTotals:
     Attributes:
         squared_norm: of this stage's gradients, in float64.
         finite: whether gradients and the loss are.
-        loss: mean over the step's samples; None but in the last stage.
+        loss: mean over the step's targets; None but in the last stage.
     """
 
     squared_norm: float

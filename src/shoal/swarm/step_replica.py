@@ -163,7 +163,7 @@ class StepReplica:
             return CLOSED
         if len(request.path) != self._num_stages or request.path[self._stage].peer != self._me:
             return MALFORMED
-        return refusal(request.microbatch_samples, self.cap)
+        return refusal(request.microbatch_samples, request.microbatch_targets, self.cap)
 
     def _on_payload(self, sender: PeerId, message: Forward | Labels | Backward) -> list[SendStepMessage]:
         step = self.open.get(message.key)

@@ -50,12 +50,13 @@ _MAX_REFUSALS = 8
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What to train. `home` is preferred; `replicas[s]` are all replicas of stage s, best first. `microbatch_samples`
-    are cut further for an attempt over a path with caps. `base`: see `Open`."""
+    """What to train. `home` is preferred; `replicas[s]` are all replicas of stage s, best first. `microbatch_targets`
+    has for each microbatch how many targets each of its samples has; an attempt over a path with caps cuts further.
+    `base`: see `Open`."""
 
     round: int
     number: int
-    microbatch_samples: tuple[int, ...]
+    microbatch_targets: tuple[tuple[int, ...], ...]
     samples: tuple[SampleRange, ...]
     lr: float
     home: tuple[Hop, ...]
@@ -275,12 +276,14 @@ class StepTrainer:
             return self._wait(found, now_s)
         self._key = self._key._replace(attempt=self._key.attempt + 1)
         self._attempts += 1
-        self._clear_attempt(path, cut(plan.microbatch_samples, self._caps.smallest(path)))
+        whole_sizes = tuple(len(targets) for targets in plan.microbatch_targets)
+        self._clear_attempt(path, cut(whole_sizes, self._caps.smallest(path)))
         self._phase = StepPhase.OPENING
         self.wake_at_s = now_s + self._timeout_s
         hops = tuple(self._hops[peer] for peer in path)
         sizes = tuple(part.num_samples for part in self._parts)
-        request = Open(self._key, plan.round, hops, sizes, plan.samples, plan.base)
+        targets = tuple(sum(plan.microbatch_targets[part.whole][part.start : part.stop]) for part in self._parts)
+        request = Open(self._key, plan.round, hops, sizes, targets, plan.samples, plan.base)
         return [Note(self._key, hops), *(SendStepMessage(peer, request) for peer in path)]
 
     def _wait(self, found: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:

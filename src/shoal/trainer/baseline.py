@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.training import InnerOptimConfig
+from shoal.data.targets import IGNORED
 from shoal.errors import ConfigError
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
@@ -62,13 +63,14 @@ class PlainLoop:
             number: Of the step, counted from 0 over the whole run.
 
         Returns:
-            The mean loss over the samples, and the norm of the gradients over all stages before clipping.
+            The mean loss over the targets, and the norm of the gradients over all stages before clipping.
         """
         buffers_before = [[buffer.clone() for buffer in stage.buffers()] for stage in self.stages]
-        num_samples = sum(len(labels) for _, labels in microbatches)
+        targets = [_num_targets(labels) for _, labels in microbatches]
         loss = 0.0
         for microbatch, (inputs, labels) in enumerate(microbatches):
-            loss += self._forward_backward(inputs, labels, number, microbatch, len(labels) / num_samples)
+            weight = targets[microbatch] / max(1, sum(targets))
+            loss += self._forward_backward(inputs, labels, number, microbatch, weight)
         norm = math.sqrt(sum(self._squared_norms()))
         if math.isfinite(norm) and math.isfinite(loss):
             self._apply(norm, lr)
@@ -83,21 +85,24 @@ class PlainLoop:
         """Runs the model in eval mode.
 
         Returns:
-            The sum of the losses over the samples, and the number of samples.
+            The sum of the losses over the targets, and the number of targets.
         """
-        loss_sum, num_samples = 0.0, 0
+        loss_sum, num_targets = 0.0, 0
         for stage in self.stages:
             stage.eval()
         for inputs, labels in microbatches:
+            count = _num_targets(labels)
+            if not count:
+                continue
             hidden = inputs.to(self._device)
             for stage in self.stages:
                 hidden = stage(hidden)
             loss = self.stages[-1].loss(hidden, labels.to(self._device))
-            loss_sum += loss.item() * len(labels)
-            num_samples += len(labels)
+            loss_sum += loss.item() * count
+            num_targets += count
         for stage in self.stages:
             stage.train()
-        return loss_sum, num_samples
+        return loss_sum, num_targets
 
     def _forward_backward(self, inputs: Tensor, labels: Tensor, number: int, microbatch: int, weight: float) -> float:
         """One microbatch through all stages and back; returns its weighted loss."""
@@ -111,7 +116,8 @@ class PlainLoop:
             with seeded(operation_seed(self._run_seed, self._trainer, number, microbatch, stage.stage), self._device):
                 hidden = stage(hidden)
             sent.append(hidden)
-        loss = self.stages[-1].loss(hidden, labels.to(self._device)) * weight
+        # The mean over no target is none.
+        loss = self.stages[-1].loss(hidden, labels.to(self._device)) * weight if weight else 0.0 * hidden.sum()
         torch.autograd.backward(loss)
         for stage in reversed(self.stages[:-1]):
             gradient, output = received[stage.stage + 1].grad, sent[stage.stage]
@@ -143,3 +149,8 @@ class PlainLoop:
         for stage, before in zip(self.stages, buffers_before, strict=True):
             for buffer, old in zip(stage.buffers(), before, strict=True):
                 buffer.copy_(old)
+
+
+def _num_targets(labels: Tensor) -> int:
+    """How many labels the loss counts."""
+    return int((labels.long() != IGNORED).sum())

@@ -15,7 +15,7 @@ from shoal.clock import Clock
 from shoal.codec.raw import from_wire
 from shoal.config.schema import Config
 from shoal.data.feed import Feed
-from shoal.data.microbatch import Cut
+from shoal.data.microbatch import Microbatch
 from shoal.model.meta import units_of
 from shoal.model.registry import load_family
 from shoal.optim.schedule import LrSchedule
@@ -93,11 +93,11 @@ async def run_baseline(
 
 
 async def _evaluate(loop: PlainLoop, feed: Feed, device: DeviceThread, num_holdout: int) -> float:
-    loss_sum, num_samples = 0.0, 0
+    loss_sum, num_targets = 0.0, 0
     async for batch in feed.holdout(0, num_holdout):
-        part_sum, part_samples = await device.run(loop.evaluate, _tensors(eval_parts(batch)))
-        loss_sum, num_samples = loss_sum + part_sum, num_samples + part_samples
-    return loss_sum / num_samples
+        part_sum, part_targets = await device.run(loop.evaluate, _tensors(eval_parts(batch)))
+        loss_sum, num_targets = loss_sum + part_sum, num_targets + part_targets
+    return loss_sum / max(1, num_targets)
 
 
 def _build(config: Config, device_name: str) -> PlainLoop:
@@ -109,5 +109,5 @@ def _build(config: Config, device_name: str) -> PlainLoop:
     )
 
 
-def _tensors(cuts: list[Cut]) -> list[tuple[Tensor, Tensor]]:
-    return [(from_wire(part.inputs), from_wire(part.labels)) for part in cuts]
+def _tensors(parts: list[Microbatch]) -> list[tuple[Tensor, Tensor]]:
+    return [(from_wire(part.inputs), from_wire(part.labels)) for part in parts]

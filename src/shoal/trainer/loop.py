@@ -26,7 +26,6 @@ from shoal.events.steps import (
 from shoal.ids import PeerId, StepKey
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import StepDriver, StepResult
-from shoal.pipeline.microbatch import Microbatch
 from shoal.trainer.evaluation import eval_parts
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
@@ -174,7 +173,7 @@ class TrainerLoop:
 
     async def _train(self, start: StartRound, number: int, batch: LeasedBatch) -> StepResult | None:
         lr = self._schedule.lr(number)
-        microbatches = [Microbatch(*cut) for cut in batch.microbatches(self._config)]
+        microbatches = batch.microbatches(self._config)
         begun_s = self._clock.now_s()
 
         def note(key: StepKey, path: tuple[PeerId, ...]) -> None:
@@ -208,6 +207,7 @@ class TrainerLoop:
             round=start.round,
             key=result.key,
             num_samples=result.num_samples,
+            num_targets=result.num_targets,
             loss=result.loss,
             grad_norm=result.grad_norm,
             lr=lr,
@@ -225,16 +225,17 @@ class TrainerLoop:
         evaluation = start.evaluation
         if evaluation is None or evaluation.start >= evaluation.stop:
             return
-        loss_sum, num_samples = 0.0, 0
+        loss_sum, num_targets = 0.0, 0
         try:
             async with aclosing(self._feed.holdout(evaluation.start, evaluation.stop)) as batches:
                 async for batch in batches:
-                    part_sum, part_samples = await self._evaluate_batch(start, evaluation.base_round, batch)
-                    loss_sum, num_samples = loss_sum + part_sum, num_samples + part_samples
+                    part_sum, part_targets = await self._evaluate_batch(start, evaluation.base_round, batch)
+                    loss_sum, num_targets = loss_sum + part_sum, num_targets + part_targets
         except RoundAborted as error:
             emit(logger, EvaluationFailed(evaluation.base_round, str(error)))
             return
-        self._report(EvalReport(self._slot, evaluation.base_round, loss_sum, num_samples))
+        num_samples = evaluation.stop - evaluation.start
+        self._report(EvalReport(self._slot, evaluation.base_round, loss_sum, num_samples, num_targets))
 
     async def _evaluate_batch(self, start: StartRound, base_round: int, batch: LeasedBatch) -> tuple[float, int]:
         """Evaluate over the home path, or over others where a replica is lost: all hold the same parameters.
@@ -242,7 +243,7 @@ class TrainerLoop:
         Raises:
             RoundAborted: no path gave an answer.
         """
-        microbatches = [Microbatch(*part) for part in eval_parts(batch)]
+        microbatches = eval_parts(batch)
         path = self._evaluation_path(start)
         while True:
             self._evaluations += 1

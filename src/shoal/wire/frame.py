@@ -51,7 +51,7 @@ _TRAFFIC_INDEX: Final = {traffic: index for index, traffic in enumerate(TRAFFIC_
 _DEFAULT_LIMITS: Final = WireLimits()
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-_Dtype = Literal["float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool"]
+_Dtype = Literal["float32", "float64", "bfloat16", "float16", "int64", "int32", "uint16", "uint8", "bool"]
 
 
 class TensorHeader(Struct, frozen=True):

@@ -23,6 +23,7 @@ ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
         "float16": 2,
         "int64": 8,
         "int32": 4,
+        "uint16": 2,
         "uint8": 1,
         "bool": 1,
     }

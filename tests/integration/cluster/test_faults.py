@@ -288,8 +288,8 @@ async def test_reports_for_another_slot_are_not_counted(make_cluster: MakeCluste
         def lie() -> None:
             key = StepKey(0, 1, 0, 0)
             liar = cluster.trainer_endpoint(1)
-            liar.post(cluster.client_peer, StepReport(0, 2, key, 1000, 0.0, 0.0, 0.0, False, 0.0, 0.0))
-            liar.post(cluster.client_peer, EvalReport(0, 1, -1000.0, 6))
+            liar.post(cluster.client_peer, StepReport(0, 2, key, 1000, 1000, 0.0, 0.0, 0.0, False, 0.0, 0.0))
+            liar.post(cluster.client_peer, EvalReport(0, 1, -1000.0, 6, 6))
             liar.post(cluster.client_peer, TrainerDone(0, 2, 4, 16, {}))
 
         cluster.when(Open, action=lie, sender=cluster.trainer_peer(1), number=4)

@@ -122,3 +122,9 @@ async def collecting(_payload: bytes, control: RoleControl) -> None:
     """Say how often garbage is looked for, and how many objects that leaves out."""
     _serves(control, threshold=list(gc.get_threshold()), num_frozen=gc.get_freeze_count())
     await control.stopping.wait()
+
+
+async def knowing(payload: bytes, control: RoleControl) -> None:
+    """Say whether the module that the payload names was imported for all roles."""
+    _serves(control, is_imported=payload.decode() in sys.modules)
+    await control.stopping.wait()

@@ -26,6 +26,7 @@ from tests.integration.runtime.supervised import (
 from tests.windows import fork_server_pid
 
 from shoal.errors import ConnectionLost, RemoteError
+from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.launcher_messages import (
     InitialPeers,
     LauncherAnswer,
@@ -259,6 +260,27 @@ async def test_a_module_that_cannot_be_preloaded_is_an_error_that_says_why(
                 await supervisor.start(RoleSpec("server", 0, "roles:steady"))
     finally:
         sys.path.remove(str(tmp_path))
+
+
+async def test_what_a_run_turns_out_to_need_is_imported_once_for_all_its_roles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needed_as_well.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    servers = ForkServers(["json"])
+    servers.preload(["needed_as_well"])
+    async with Supervisor(fork_servers=servers) as supervisor:
+        for index in range(2):
+            role = await supervisor.start(RoleSpec("server", index, "roles:knowing", b"needed_as_well"))
+            assert (await told_by(role))["is_imported"]
+
+
+async def test_if_it_cannot_be_imported_the_run_ends_with_the_reason() -> None:
+    servers = ForkServers(["json"])
+    servers.preload(["no_such_module"])
+    with pytest.raises(RemoteError, match=r"cannot preload: .*no_such_module"):
+        async with Supervisor(fork_servers=servers) as supervisor:
+            await supervisor.start(RoleSpec("server", 0, "roles:steady"))
 
 
 @pytest.mark.parametrize("is_called", ["before the stop", "after it"])

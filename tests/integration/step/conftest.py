@@ -17,10 +17,11 @@ from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
 from shoal.config.model import ModelPipelineConfig
 from shoal.config.training import InnerOptimConfig
+from shoal.data.microbatch import Microbatch
 from shoal.ids import PeerId, StepKey
 from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.inner import build_inner_optimizer
-from shoal.pipeline.driver import Microbatch, StepDriver, StepResult
+from shoal.pipeline.driver import StepDriver, StepResult
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker
 from shoal.runtime.device_thread import DeviceThread

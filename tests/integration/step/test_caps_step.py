@@ -12,10 +12,10 @@ from torch import Tensor
 
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
+from shoal.data.microbatch import Microbatch
 from shoal.errors import NoPipeline, RoundAborted
 from shoal.ids import PeerId
 from shoal.model.stage import build_stage
-from shoal.pipeline.microbatch import Microbatch
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.trainer.baseline import PlainLoop
 from shoal.wire.messages.step import Open
@@ -177,8 +177,8 @@ async def test_an_evaluation_that_does_not_fit_lowers_the_cap_for_the_next(make_
         with pytest.raises(RoundAborted, match="can't allocate memory"):
             await evaluate(0, {})
         assert replica.worker.cap == 3
-        _, num_samples = await evaluate(1, {HEAD: 3})
-        assert num_samples == 6
+        _, num_targets = await evaluate(1, {HEAD: 3})
+        assert num_targets == 6 * 8
 
 
 async def test_an_evaluation_is_cut_as_well_and_refused_where_it_is_not(make_swarm: MakeSwarm) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
+from shoal.data.microbatch import Microbatch
 from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.schedule import LrSchedule
-from shoal.pipeline.driver import Microbatch
 from shoal.swarm.step_operations import OperationKind, Schedule
 from shoal.trainer.baseline import PlainLoop
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
+from shoal.data.microbatch import Microbatch
 from shoal.errors import NoPipeline, RoundClosed
 from shoal.ids import PeerId
 from shoal.model.resnet import ResNetFamily, ResNetShape
 from shoal.model.stage import build_stage
 from shoal.optim.inner import build_inner_optimizer
-from shoal.pipeline.microbatch import Microbatch
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.swarm.step_operations import Schedule
 from shoal.trainer.baseline import PlainLoop

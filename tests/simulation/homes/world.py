@@ -171,7 +171,7 @@ class World:
         return found
 
     def _join(self, peer: PeerId, num_steps: int, norm: float) -> Join:
-        log = tuple(StepEntry(StepKey(0, 1, n, 0), (), 0, (), 1, 1.0, 0.1, False) for n in range(num_steps))
+        log = tuple(StepEntry(StepKey(0, 1, n, 0), (), 0, (), 1, 1, 1.0, 0.1, False) for n in range(num_steps))
         stage = self.machines[peer].replica.stage
         return Join(NO_BALLOT, self.round, stage, num_steps, (), log, (), (), norm)
 

@@ -315,8 +315,9 @@ class Checks:
         self.follows(host, record, host.machine.swapping)
         own = {k for entry in host.log for item in entry.samples for k in [item.start]}
         # One that was started again since, or restored, or comes from another chain, drops what it has trained, as one
-        # that was left out does.
-        drops = host.machine.tip.hash != record.previous or outcome.hashes != hashes
+        # that was left out does. One that was started again has not averaged the bytes of the record itself.
+        is_restored = outcome.hashes != hashes or hashes not in host.averaged
+        drops = host.machine.tip.hash != record.previous or is_restored
         has_joined = host.machine.joined is not None and not drops
         if host.peer in outcome.members and has_joined and not own <= samples_of(record):
             raise Broken(f"steps that {host.peer} has committed are not in record {record.round}")

@@ -78,6 +78,7 @@ class ReplicaHost:
         self.log: list[StepEntry] = []
         self.doubts: dict[StepKey, StepEntry] = {}
         self.staged: dict[StageHashes, str] = {}
+        self.averaged: set[StageHashes] = set()  # of those, what it has averaged itself; it has fetched the others
         self.pinned: StageHashes | None = None
         self.quorum: Propose | None = None
         self.parts: dict[tuple[object, ...], dict[str, Contribution]] = {}
@@ -160,6 +161,7 @@ class ReplicaHost:
             hashes = hashes_of(theta)
             self.staged = {kept: value for kept, value in self.staged.items() if kept == self.pinned}
             self.staged[hashes] = theta
+            self.averaged.add(hashes)
             self._later(self.machine.ring_done, quorum, hashes)
 
     def _fetch(self, order: Fetch) -> list[MemberEffect]:

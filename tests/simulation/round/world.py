@@ -288,6 +288,7 @@ class World:
             version=len(path[0].log),
             samples=(SampleRange(0, sample, sample + 1),),
             num_samples=1,
+            num_targets=1 + sample % 5,
             scale=1.0,
             lr=0.1,
             skipped=False,

@@ -8,6 +8,7 @@ a replica (batch norm and the like) are the list of the steps that have changed 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 Chain = tuple[object, ...]
 SIZES = (2, 1, 3)
 """Samples of a step's microbatches; those of a path with caps are smaller."""
+TARGETS = (3, 0, 1, 5, 2, 7)
+"""Of a step's samples."""
 STEPS_PER_ROUND = 3
 _COMPUTE_S = 1 / 30
 _REMIND_S = 0.4
@@ -50,6 +53,11 @@ class Envelope(NamedTuple):
 
     message: StepMessage
     tensor: Chain = ()
+
+
+def _targets_by_microbatch() -> tuple[tuple[int, ...], ...]:
+    bounds = pairwise(accumulate(SIZES, initial=0))
+    return tuple(TARGETS[start:stop] for start, stop in bounds)
 
 
 def is_bulk(message: object) -> bool:
@@ -256,9 +264,11 @@ class ReplicaHost:
         return (*received, Seen(self.peer, self.generation, len(self.applied)))
 
     def _apply(self, key: StepKey, work: Work) -> None:
-        path = tuple(hop.peer for hop in self.machine.open[key].request.path)
+        request = self.machine.open[key].request
+        path = tuple(hop.peer for hop in request.path)
         cap = self.world.caps.get(self.peer)
         self.world.safety.applies(self.peer, self.generation, key, work.gradients, path, SIZES, cap, self.applied)
+        self.world.safety.weighs(key, work.gradients, request.microbatch_targets, TARGETS)
         self.applied.append(key)
         self.buffers.append(key)
 
@@ -339,7 +349,7 @@ class TrainerHost:
         # Now and then it has not heard of the caps yet.
         caps = self.world.caps if self.world.caps_rng.random() < 0.8 else {}
         replicas = tuple(tuple(ReplicaRef(hop, caps.get(hop.peer)) for hop in stage) for stage in self.world.hops)
-        plan = StepPlan(self.round, self.number, SIZES, samples, 0.1, home, replicas)
+        plan = StepPlan(self.round, self.number, _targets_by_microbatch(), samples, 0.1, home, replicas)
         self._do(self.machine.start(plan, now_s))
 
     def _do(self, effects: list[TrainerEffect]) -> None:

@@ -142,6 +142,12 @@ class UsesOneAttemptForAll(StepTrainer):
         return super()._open(plan, now_s)  # type: ignore[arg-type]
 
 
+class WeighsBySamples(StepTrainer):
+    def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        weights = tuple((1,) * len(targets) for targets in plan.microbatch_targets)
+        return super().start(replace(plan, microbatch_targets=weights), now_s)
+
+
 class TakesMicrobatchesOfAnySize(StepReplica):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **{**kwargs, "max_microbatch_samples": None})  # type: ignore[arg-type]
@@ -223,6 +229,7 @@ MUTANTS |= {
         (UsesOneAttemptForAll, 3),
         (CutsByNoCap, 2),
         (FeedsWholeMicrobatches, 0),
+        (WeighsBySamples, 0),
     )
 }
 MUTANTS["WritesBuffersAtOnce"] = _make(0, host_class=WritesBuffersAtOnce)

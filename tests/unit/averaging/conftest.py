@@ -107,7 +107,7 @@ class FaultyState(ReplicaState):
 def entry_of(key: StepKey, path: Sequence[PeerId], num_samples: int = 4) -> StepEntry:
     start = key.number * 10
     samples = (SampleRange(key.trainer, start, start + num_samples),)
-    return StepEntry(key, tuple(path), 0, samples, num_samples, 0.5, 0.25, False)
+    return StepEntry(key, tuple(path), 0, samples, num_samples, num_samples, 0.5, 0.25, False)
 
 
 @dataclass

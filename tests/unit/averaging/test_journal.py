@@ -54,7 +54,7 @@ def entry(
 ) -> StepEntry:
     peers = tuple(PeerId(letter) for letter in path)
     samples = (SampleRange(pass_number, start, stop),)
-    return StepEntry(StepKey(0, 1, number, attempt), peers, 0, samples, stop - start, 1.0, 0.1, skipped)
+    return StepEntry(StepKey(0, 1, number, attempt), peers, 0, samples, stop - start, stop - start, 1.0, 0.1, skipped)
 
 
 Steps = Mapping[str, tuple[int, tuple[StepEntry, ...]]]

@@ -46,7 +46,15 @@ ROOM = 1 << 30
 def log(steps: int = 2) -> tuple[StepEntry, ...]:
     return tuple(
         StepEntry(
-            StepKey(0, 1, number, 0), (OWNER, BUDDY), number, (SampleRange(0, number, number + 1),), 1, 1.0, 0.1, False
+            StepKey(0, 1, number, 0),
+            (OWNER, BUDDY),
+            number,
+            (SampleRange(0, number, number + 1),),
+            1,
+            1,
+            1.0,
+            0.1,
+            False,
         )
         for number in range(steps)
     )

@@ -46,11 +46,11 @@ from shoal.swarm.routing import Pipeline
 from shoal.wire.messages.base import Hop, SampleRange, StepRange
 
 A = PeerId("a")
-STEP = StepReported(1, 8, 2, 4, math.inf, True, 0.5, 12.5)
+STEP = StepReported(1, 8, 2, 4, 4, math.inf, True, 0.5, 12.5)
 EVENTS = (
     RunLaunched(2.0),
     STEP,
-    ShareEvaluated(0, 1, 3.5, 10),
+    ShareEvaluated(0, 1, 3.5, 10, 10),
     TrainerFinished(0, 2, 2, {"control": 3}),
     ServerLost(A, "server 0", 1, 0.5, "07:00:00Z", ("server 1",), (0, 1), 13.0),
     TrainerLost(1, 0.0, "07:00:00Z", 13.0),
@@ -70,7 +70,7 @@ EVENTS = (
     RunPaused("me", 16.0),
     RunResumed("you", 18.0),
     RunPaused("you", 20.0),
-    ShareEvaluated(1, 1, 6.5, 10),
+    ShareEvaluated(1, 1, 6.5, 10, 10),
 )
 BEFORE = (DataSized(100, 20), RoundBegun(1, 4, 1, 1, 2), RoundRecorded(1, 2.5, {0: "ab"}, True, {"control": 1}, 1.5))
 """What the plan of the second round has put down."""

@@ -21,7 +21,7 @@ from shoal.events.stages import TrainingStopped
 from shoal.ids import PeerId
 
 LOST = ServerLost(PeerId("a"), "server 0", 1, 0.0, "", (), (0,), 5.0)
-STEP = StepReported(0, 1, 0, 4, math.inf, False, 0.5, 7.0)
+STEP = StepReported(0, 1, 0, 4, 4, math.inf, False, 0.5, 7.0)
 
 
 class Clock(SystemClock):

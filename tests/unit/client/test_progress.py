@@ -12,7 +12,7 @@ from shoal.events.run import RoundBegun, RoundRecorded, ShareEvaluated, StepRepo
 
 
 def step(loss: float, num_samples: int = 4, *, skipped: bool = False, at_s: float = 1.0) -> StepReported:
-    return StepReported(0, 0, 0, num_samples, loss, skipped, 0.5, at_s)
+    return StepReported(0, 0, 0, num_samples, num_samples, loss, skipped, 0.5, at_s)
 
 
 def recorded(**sent_bytes: int) -> RoundRecorded:
@@ -42,29 +42,29 @@ def test_the_loss_of_a_round_is_weighted_by_samples_and_starts_again() -> None:
 
 def test_the_evaluation_is_complete_when_all_shares_are_there() -> None:
     progress = Progress()
-    assert progress.evaluated(ShareEvaluated(1, 0, 0.3, 3), 10) is None
+    assert progress.evaluated(ShareEvaluated(1, 0, 0.3, 3, 3), 10) is None
     assert not progress.eval_losses
-    assert progress.evaluated(ShareEvaluated(0, 0, 0.1, 7), 10) == (0.1 + 0.3) / 10
-    assert progress.evaluated(ShareEvaluated(0, 1, 20.0, 10), 10) == 2.0
+    assert progress.evaluated(ShareEvaluated(0, 0, 0.1, 7, 7), 10) == (0.1 + 0.3) / 10
+    assert progress.evaluated(ShareEvaluated(0, 1, 20.0, 10, 10), 10) == 2.0
     assert progress.eval_losses == {0: (0.1 + 0.3) / 10, 1: 2.0}
 
 
 def test_a_share_that_is_reported_twice_counts_once() -> None:
     progress = Progress()
-    progress.evaluated(ShareEvaluated(0, 2, 10.0, 5), 10)
-    assert progress.evaluated(ShareEvaluated(0, 2, 10.0, 5), 10) is None
-    assert progress.evaluated(ShareEvaluated(1, 2, 30.0, 5), 10) == 4.0
+    progress.evaluated(ShareEvaluated(0, 2, 10.0, 5, 5), 10)
+    assert progress.evaluated(ShareEvaluated(0, 2, 10.0, 5, 5), 10) is None
+    assert progress.evaluated(ShareEvaluated(1, 2, 30.0, 5, 5), 10) == 4.0
 
 
 def test_shares_of_an_attempt_that_was_cut_differently_do_not_count() -> None:
     progress = Progress()
-    progress.evaluated(ShareEvaluated(1, 2, 99.0, 5), 10)
+    progress.evaluated(ShareEvaluated(1, 2, 99.0, 5, 5), 10)
     progress.begin_round(RoundBegun(3, 4, 1, 1, 2))
-    assert progress.evaluated(ShareEvaluated(0, 2, 40.0, 10), 10) == 4.0
+    assert progress.evaluated(ShareEvaluated(0, 2, 40.0, 10, 10), 10) == 4.0
 
 
 def test_the_sum_of_the_shares_does_not_depend_on_who_reports_first() -> None:
-    shares = [ShareEvaluated(slot, 0, loss_sum, 1) for slot, loss_sum in enumerate((1e16, 1.0, -1e16))]
+    shares = [ShareEvaluated(slot, 0, loss_sum, 1, 1) for slot, loss_sum in enumerate((1e16, 1.0, -1e16))]
     losses = set()
     for order in (shares, shares[::-1], [shares[1], shares[0], shares[2]]):
         progress = Progress()

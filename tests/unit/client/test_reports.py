@@ -153,7 +153,7 @@ async def desk() -> Desk:
 
 
 def step(slot: int, number: int = 0) -> StepReport:
-    return StepReport(slot, 1, StepKey(slot, 1, number, 0), 4, 5.0, 1.0, 0.1, False, 0.5, 7.0 + number)
+    return StepReport(slot, 1, StepKey(slot, 1, number, 0), 4, 4, 5.0, 1.0, 0.1, False, 0.5, 7.0 + number)
 
 
 def done(slot: int, round: int = 1) -> TrainerDone:
@@ -162,13 +162,15 @@ def done(slot: int, round: int = 1) -> TrainerDone:
 
 async def test_reports_of_the_slots_own_trainer_count(desk: Desk) -> None:
     assert desk.hear(1, step(1))
-    assert desk.hear(0, EvalReport(0, 3, 30.0, 10))
+    assert desk.hear(0, EvalReport(0, 3, 30.0, 10, 10))
     assert (desk.reports.progress.steps, desk.reports.progress.samples) == (1, 4)
     assert desk.reports.progress.eval_losses == {3: 3.0}
 
 
 @pytest.mark.parametrize(
-    "message", [step(0), EvalReport(0, 1, 0.0, 10), done(0), TrainerStuck(0, 1, (1,))], ids=lambda m: type(m).__name__
+    "message",
+    [step(0), EvalReport(0, 1, 0.0, 10, 10), done(0), TrainerStuck(0, 1, (1,))],
+    ids=lambda m: type(m).__name__,
 )
 async def test_reports_for_another_slot_are_taken_and_ignored(desk: Desk, message: Message) -> None:
     for slot in (1, 7):
@@ -246,8 +248,8 @@ async def test_a_monitor_that_was_lost_is_left_alone_for_a_while(desk: Desk) -> 
 
 async def test_the_monitor_hears_of_steps_and_of_complete_evaluations(desk: Desk) -> None:
     desk.hear(0, step(0))
-    desk.hear(0, EvalReport(0, 0, 4.0, 4))
-    desk.hear(1, EvalReport(1, 0, 26.0, 6))
+    desk.hear(0, EvalReport(0, 0, 4.0, 4, 4))
+    desk.hear(1, EvalReport(1, 0, 26.0, 6, 6))
     of_step, of_evaluation = await desk.metrics()
     assert of_step["loss/train"] == 5.0
     assert of_step["pipelines"] == 2.0
@@ -255,7 +257,7 @@ async def test_the_monitor_hears_of_steps_and_of_complete_evaluations(desk: Desk
 
 
 async def test_what_is_reported_again_counts_once_and_is_noted_once(desk: Desk) -> None:
-    said = [step(0), step(0, 1), EvalReport(0, 0, 20.0, 10), done(0)]
+    said = [step(0), step(0, 1), EvalReport(0, 0, 20.0, 10, 10), done(0)]
     for message in said * 2:
         assert desk.hear(0, message)
     progress = desk.reports.progress

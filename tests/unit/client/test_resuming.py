@@ -30,7 +30,7 @@ USED = [SampleRange(0, 0, 8)]
 
 
 def step(number: int, at_s: float, slot: int = 0) -> StepReported:
-    return StepReported(slot, number, 0, 4, 2.5, False, 0.5, at_s)
+    return StepReported(slot, number, 0, 4, 4, 2.5, False, 0.5, at_s)
 
 
 def checkpoint_of(round: int, client: bytes, genesis: bytes = b'{"a copy": 1}') -> StoredCheckpoint:
@@ -114,7 +114,7 @@ def test_a_paused_run_that_is_resumed_from_a_checkpoint_goes_on() -> None:
 
 
 def test_a_loss_that_is_no_number_makes_the_counts_unreadable_and_nothing_worse(tmp_path: Path) -> None:
-    totals = totals_of(RunLaunched(10.0), RoundBegun(1, 4, 1, 1, 2), ShareEvaluated(0, 0, math.nan, 4))
+    totals = totals_of(RunLaunched(10.0), RoundBegun(1, 4, 1, 1, 2), ShareEvaluated(0, 0, math.nan, 4, 4))
     totals.progress.eval_losses[0] = math.nan
     assert "float" in go_back(tmp_path, checkpoint_of(2, counted(totals)), 1000.0)
 

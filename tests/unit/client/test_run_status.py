@@ -55,7 +55,7 @@ class Asked:
 
     def step(self, number: int) -> None:
         now_s = self.clock.now_s()
-        self.progress.step(StepReported(0, number, 0, 4, 2.5 - number, False, 1.0, now_s))
+        self.progress.step(StepReported(0, number, 0, 4, 4, 2.5 - number, False, 1.0, now_s))
 
 
 def test_whoever_asks_is_answered_and_other_questions_are_left_to_others() -> None:

@@ -19,7 +19,7 @@ def pipeline(slot: int, *peers: str) -> Pipeline:
 
 
 def step(slot: int, num_samples: int, duration_s: float, at_s: float = 0.0) -> StepReported:
-    return StepReported(slot, 0, 0, num_samples, 5.0, False, duration_s, at_s)
+    return StepReported(slot, 0, 0, num_samples, num_samples, 5.0, False, duration_s, at_s)
 
 
 FIRST, SECOND, THIRD = pipeline(0, "a", "b"), pipeline(1, "c", "d"), pipeline(2, "e", "f")

@@ -50,8 +50,8 @@ def test_every_loss_is_told_with_what_followed_and_the_sums_of_the_steps_are_tho
         RunLaunched(10.0),
         RoundBegun(1, 4, 2, 2, 4),
         lost(A, 1, 22.0, 0, 1, silent_s=2.0),
-        StepReported(0, 3, 0, 4, 1.0, False, 1.0, 23.0),
-        StepReported(1, 3, 2, 4, 1.0, False, 1.0, 24.5),
+        StepReported(0, 3, 0, 4, 4, 1.0, False, 1.0, 23.0),
+        StepReported(1, 3, 2, 4, 4, 1.0, False, 1.0, 24.5),
         RoundBegun(2, 4, 2, 2, 4),
         lost(B, 0, 30.0),
         ServerHeard(B, "server b", 1.0),
@@ -149,7 +149,7 @@ def test_who_is_suspected_is_named_as_everywhere() -> None:
 
 def test_a_pause_is_said_and_is_no_time_in_which_samples_were_trained() -> None:
     def step(number: int, at_s: float) -> StepReported:
-        return StepReported(0, number, 0, 4, 1.0, False, 1.0, at_s)
+        return StepReported(0, number, 0, 4, 4, 1.0, False, 1.0, at_s)
 
     pause = RunPaused("me", 12.0), RunResumed("me", 112.0)
     totals = totals_of(*pause, step(0, 200.0), RunPaused("me", 201.0), RunResumed("me", 301.0), step(1, 302.0), *pause)

@@ -62,7 +62,7 @@ class Story:
     dialled: list[PeerId] = field(default_factory=list[PeerId])
 
     def step(self, slot: int, at_s: float, attempt: int = 0) -> None:
-        self.ledger.note(StepReported(slot, 0, attempt, 4, 5.0, False, 0.5, 1000 + at_s))
+        self.ledger.note(StepReported(slot, 0, attempt, 4, 4, 5.0, False, 0.5, 1000 + at_s))
 
     def lose(self, peer: PeerId, at_s: float, silent_s: float = 0.0) -> None:
         self.clock.time_s = 1000 + at_s

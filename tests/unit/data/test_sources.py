@@ -33,7 +33,7 @@ def test_a_text_sample_is_a_window_and_its_labels_are_the_window_one_byte_on() -
     dataset = open_source(config({"seq_len": 32}))
     text = text_of_pydoc()
     inputs, labels = dataset.train.read(np.array([7, 0]))
-    assert inputs.dtype == labels.dtype == np.int64
+    assert inputs.dtype == labels.dtype == np.uint8
     assert inputs[0].tolist() == list(text[7 * 32 : 8 * 32])
     assert labels[0].tolist() == list(text[7 * 32 + 1 : 8 * 32 + 1])
     assert inputs[1].tolist() == list(text[:32])

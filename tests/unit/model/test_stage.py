@@ -163,3 +163,17 @@ def test_under_autocast_stages_send_bfloat16_and_keep_parameters_gradients_and_l
     exact, mixed = (build_stage(family, 0, 2, seed=0, autocast=kind).eval()(sample) for kind in (None, torch.bfloat16))
     assert torch.allclose(mixed.float(), exact, atol=0.1)
     assert not torch.equal(mixed, exact.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_tokens_and_labels_may_be_of_any_type_that_holds_them(dtype: torch.dtype) -> None:
+    shape = GptShape(seq_len=4, width=8, num_layers=1, num_heads=2, vocab_size=256)
+    stage = build_stage(GptFamily(shape), 0, 1, seed=3)
+    tokens, labels = torch.tensor([[0, 255, 7, 128]]), torch.tensor([[255, 7, 128, 156]])
+    wide, narrow = stage(tokens), stage(tokens.to(dtype))
+    assert torch.equal(wide, narrow)
+    assert torch.equal(stage.loss(wide, labels), stage.loss(narrow, labels.to(dtype)))
+    name = str(dtype).removeprefix("torch.")
+    assert stage.input_spec.takes(name)
+    assert stage.label_spec.takes(name)
+    assert not stage.output_spec.takes(name)

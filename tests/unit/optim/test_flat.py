@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.config.training import InnerOptimConfig
 from shoal.errors import StateMismatch
 from shoal.optim.flat import FlatLayout, tensor_sha256
+from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.parts import ReplicaParts
 
 
 def _module() -> nn.Module:
@@ -45,6 +48,25 @@ def test_floating_and_integer_buffers_are_laid_out_apart() -> None:
     assert integers.flatten(integers.select(module)).tolist() == [1]
     integers.unflatten(torch.tensor([7]), integers.select(module))
     assert module[1].num_batches_tracked.item() == 7  # pyright: ignore[reportIndexIssue]
+
+
+class Rotary(nn.Module):
+    """As models of transformers have it: a constant that every layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.rand(4), persistent=False)
+        self.register_buffer("mask", torch.ones(4, dtype=torch.bool), persistent=False)
+        self.register_buffer("seen", torch.zeros(()))
+
+
+def test_constants_are_nobody_s_state() -> None:
+    module = nn.ModuleDict({"one": Rotary(), "two": nn.Sequential(Rotary())})
+    assert FlatLayout.of_float_buffers(module).names == ("one.seen", "two.0.seen")
+    assert FlatLayout.of_integer_buffers(module).names == ()
+    averaged = ReplicaParts.of_module(module, build_inner_optimizer([], InnerOptimConfig()), lambda: None).averaged
+    assert averaged.floats.layout.names == ("one.seen", "two.0.seen")
+    assert not averaged.integers.tensors
 
 
 def test_double_parameters_get_a_double_vector_and_half_ones_a_float_vector() -> None:

@@ -71,7 +71,15 @@ class Swarm:
         path = tuple(Hop(peer, ()) for peer in self._peers)
         for number in range(num_steps):
             sizes, samples = (1,) * self._microbatches, (SampleRange(0, 0, self._microbatches),)
-            plan = StepPlan(1, number, sizes, samples, 0.1, path, tuple((ReplicaRef(hop),) for hop in path))
+            plan = StepPlan(
+                1,
+                number,
+                tuple((1,) * size for size in sizes),
+                samples,
+                0.1,
+                path,
+                tuple((ReplicaRef(hop),) for hop in path),
+            )
             self._effects(self._trainer.start(plan, self._now_s))
             while self._trainer.ended is None:
                 self._now_s, _, call = heapq.heappop(self._queue)

@@ -67,5 +67,5 @@ def test_steps_are_counted_and_of_those_that_were_not_skipped_the_samples() -> N
     meter = DeviceMeter(metrics, 2, Hands())
     meter.committed(())
     for num_samples, skipped in ((4, False), (3, True)):
-        meter.committed([StepEntry(StepKey(0, 0, 0, 0), (), 0, (), num_samples, 1.0, 0.1, skipped)])
+        meter.committed([StepEntry(StepKey(0, 0, 0, 0), (), 0, (), num_samples, num_samples, 1.0, 0.1, skipped)])
     assert metrics.counts() == {"step.committed{stage=2}": 2, "step.samples{stage=2}": 4}

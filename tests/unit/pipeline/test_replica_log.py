@@ -43,7 +43,7 @@ def log(tmp_path: Path) -> Iterator[ReplicaLog]:
 
 
 def begin(log: ReplicaLog, key: StepKey = KEY) -> None:
-    log.begins(Open(key, 1, (Hop(PeerId("A"), ("x",)), Hop(PeerId("B"), ())), (2, 1), (SampleRange(0, 4, 7),)))
+    log.begins(Open(key, 1, (Hop(PeerId("A"), ("x",)), Hop(PeerId("B"), ())), (2, 1), (64, 3), (SampleRange(0, 4, 7),)))
 
 
 def test_lines_come_back_in_their_order(log: ReplicaLog, tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_lines_come_back_in_their_order(log: ReplicaLog, tmp_path: Path) -> None
     assert read_replica_log(path) == [
         STARTED,
         Loaded(0, HASHES, "D"),
-        Began(KEY, peers, samples, (2, 1)),
-        Began(OTHER, peers, samples, (2, 1)),
+        Began(KEY, peers, samples, (2, 1), (64, 3)),
+        Began(OTHER, peers, samples, (2, 1), (64, 3)),
         Applied(KEY, 0.5, 0.1, False, 1 / 3, None),
         Applied(OTHER, 0.0, 0.1, True, None, None),
     ]

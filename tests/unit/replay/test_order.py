@@ -41,7 +41,7 @@ def generation(number: int, name: str, script: str, path: str = "PQ", earlier: S
         elif "+" in word:
             first, step = word.split("+")
             peers = tuple(PeerId(peer) for peer in first or path)
-            lines.append(Began(key(step), peers, (SampleRange(0, 0, 1),), (1,)))
+            lines.append(Began(key(step), peers, (SampleRange(0, 0, 1),), (1,), (1,)))
         else:
             lines.append(Applied(key(word), 1.0, 0.1, False, 1.0, None))
     numbers: Counter[PeerId] = Counter()
@@ -292,6 +292,6 @@ def test_a_life_that_goes_on_from_one_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.parametrize("sizes", [(), (2,), (1, 1), (1, 0)])
 def test_a_log_whose_microbatches_are_not_the_samples_of_their_step_is_refused(sizes: tuple[int, ...]) -> None:
-    began = Began(key("a0"), (PeerId("P"), PeerId("Q")), (SampleRange(0, 0, 1),), sizes)
+    began = Began(key("a0"), (PeerId("P"), PeerId("Q")), (SampleRange(0, 0, 1),), sizes, sizes)
     with pytest.raises(RecordRejected, match=r"log of P .* has 1 samples in microbatches of"):
         generation_of(0, PeerId("P"), 0, PLACE, [Loaded(0, HASHES), began])

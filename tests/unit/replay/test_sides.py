@@ -69,7 +69,7 @@ def lines(script: str, records: Mapping[str, str]) -> Iterable[Line]:
             yield Resumed(1, int(word[1:]))
         elif "+" in word:
             path, step = word.split("+")
-            yield Began(key(step), tuple(map(PeerId, path)), (SampleRange(0, 0, 1),), (1,))
+            yield Began(key(step), tuple(map(PeerId, path)), (SampleRange(0, 0, 1),), (1,), (1,))
         else:
             yield Applied(key(word), 1.0, 0.1, False, 1.0, None)
 

@@ -28,7 +28,7 @@ def replica(stage: int = 1, max_open_steps: int = 2, schedule: Schedule = Schedu
 
 
 def request(key: StepKey = KEY, round: int = 1, path: tuple[Hop, ...] = PATH) -> Open:
-    return Open(key, round, path, (2,) * NUM, (SampleRange(0, 0, 4),))
+    return Open(key, round, path, (2,) * NUM, (2,) * NUM, (SampleRange(0, 0, 4),))
 
 
 def run(machine: StepReplica) -> list[SendStepMessage]:

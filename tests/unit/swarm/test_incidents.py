@@ -30,7 +30,7 @@ def server_lost(peer: PeerId, at_s: float, *slots: int, silent_s: float = 0.0, s
 
 
 def step(slot: int, at_s: float, attempt: int = 0) -> StepReported:
-    return StepReported(slot, 0, attempt, 4, 1.0, False, 0.5, at_s)
+    return StepReported(slot, 0, attempt, 4, 4, 1.0, False, 0.5, at_s)
 
 
 def after(*events: Event) -> Incidents:

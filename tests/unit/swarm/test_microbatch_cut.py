@@ -80,19 +80,19 @@ def test_a_microbatch_above_the_cap_is_refused_in_words() -> None:
 
 @pytest.mark.parametrize("sizes", [(), (2, 0), (2, -1), (1,) * (MAX_MICROBATCHES + 1)])
 def test_sizes_that_make_no_step_are_refused(sizes: tuple[int, ...]) -> None:
-    assert refusal(sizes, None) == refusal(sizes, 1) == MALFORMED
+    assert refusal(sizes, sizes, None) == refusal(sizes, sizes, 1) == MALFORMED
 
 
 def test_a_step_is_refused_for_its_largest_microbatch() -> None:
-    assert refusal((2, 2, 1), 2) is None
-    assert refusal((2, 3, 1), 2) == too_large(3, 2)
+    assert refusal((2, 2, 1), (0, 9, 4), 2) is None
+    assert refusal((2, 3, 1), (2, 3, 1), 2) == too_large(3, 2)
 
 
 @pytest.mark.long
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=6))
 def test_the_smallest_cap_leaves_a_number_of_parts_that_replicas_take(sizes: list[int]) -> None:
     cap = within(sizes)
-    assert refusal([part.num_samples for part in cut(sizes, cap)], cap) is None
+    assert refusal(*2 * ([part.num_samples for part in cut(sizes, cap)],), cap) is None
     assert cap == 1 or len(cut(sizes, cap - 1)) > MAX_MICROBATCHES
 
 

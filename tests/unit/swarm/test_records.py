@@ -34,7 +34,7 @@ HASHES = StageHashes("p", "m", "b")
 
 def entry(number: int, path: Sequence[str], *, skipped: bool = False) -> StepEntry:
     samples = (SampleRange(0, number * 4, number * 4 + 4),)
-    return StepEntry(StepKey(0, 1, number, 0), tuple(PeerId(p) for p in path), 0, samples, 4, 1.0, 0.1, skipped)
+    return StepEntry(StepKey(0, 1, number, 0), tuple(PeerId(p) for p in path), 0, samples, 4, 4, 1.0, 0.1, skipped)
 
 
 def join(stage: int, *log: StepEntry) -> Join:

@@ -17,7 +17,7 @@ from shoal.wire.messages.step import StepEntry
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 KEY = StepKey(0, 1, 2, 0)
-ENTRY = StepEntry(KEY, (A, B), 0, (SampleRange(0, 8, 12),), 4, 0.5, 0.25, True)
+ENTRY = StepEntry(KEY, (A, B), 0, (SampleRange(0, 8, 12),), 4, 4, 0.5, 0.25, True)
 
 
 def join(

@@ -15,9 +15,10 @@ def hashes(text: str) -> StageHashes:
     return StageHashes(text, text, text)
 
 
-def join(stage: int, num_samples: int) -> Join:
-    entry = StepEntry(StepKey(0, 1, 0, 0), (), 0, (SampleRange(0, 0, 1),), num_samples, 1.0, 0.1, False)
-    return Join(Ballot(1, A, 1), 1, stage, num_samples, (), (entry,) if num_samples else (), ())
+def join(stage: int, num_targets: int) -> Join:
+    """Of a replica that has trained 8 samples, if any."""
+    entry = StepEntry(StepKey(0, 1, 0, 0), (), 0, (SampleRange(0, 0, 8),), 8, num_targets, 1.0, 0.1, False)
+    return Join(Ballot(1, A, 1), 1, stage, 8, (), (entry,) if num_targets else (), ())
 
 
 def test_members_stand_in_the_order_of_their_slots_and_spares_last() -> None:

@@ -38,7 +38,7 @@ def replica(name: str, stage: int, host: str = "") -> Replica:
 def snapshot(owner: PeerId = ME, *, steps: int = 2, **changes: object) -> Snapshot:
     log = tuple(
         StepEntry(
-            StepKey(0, 1, number, 0), (owner, A), number, (SampleRange(0, number, number + 1),), 1, 1.0, 0.1, False
+            StepKey(0, 1, number, 0), (owner, A), number, (SampleRange(0, number, number + 1),), 1, 1, 1.0, 0.1, False
         )
         for number in range(steps)
     )

@@ -108,8 +108,10 @@ def test_a_repeated_backward_is_answered_again_and_not_added_again() -> None:
         (request(round=0), "closed"),
         (request(path=(PATH[0], PATH[2], PATH[1])), "malformed"),
         (request(path=PATH[:2]), "malformed"),
-        (Open(KEY, 1, PATH, (), ()), "malformed"),
-        (Open(KEY, 1, PATH, (2, 0), ()), "malformed"),
+        (Open(KEY, 1, PATH, (), (), ()), "malformed"),
+        (Open(KEY, 1, PATH, (2, 0), (2, 0), ()), "malformed"),
+        (Open(KEY, 1, PATH, (2, 2), (2,), ()), "malformed"),
+        (Open(KEY, 1, PATH, (2, 2), (2, -1), ()), "malformed"),
     ],
 )
 def test_an_open_that_does_not_fit_is_refused(changed: Open, reason: str) -> None:

@@ -82,7 +82,7 @@ def test_it_does_not_go_on_from_what_it_has_denied(message: StepMessage) -> None
     assert replies(machine.handle(A, AskOutcome(KEY)), A) == [TellOutcome(KEY, Outcome.FORGOTTEN)]
 
 
-@pytest.mark.parametrize("message", [AskOutcome(LATER), Open(LATER, 1, PATH, (2, 2), request().samples)])
+@pytest.mark.parametrize("message", [AskOutcome(LATER), Open(LATER, 1, PATH, (2, 2), (2, 2), request().samples)])
 def test_what_it_has_said_of_later_steps_does_not_matter(message: StepMessage) -> None:
     machine = new_generation()
     machine.handle(T, message)

@@ -53,7 +53,7 @@ REPLICAS = (refs(A, A2), refs(B, B2))
 
 
 def plan(number: int = 7, replicas: Replicas = REPLICAS) -> StepPlan:
-    return StepPlan(1, number, (2, 2, 1), (), 0.1, hops(A, B), replicas)
+    return StepPlan(1, number, ((3, 1), (1, 1), (0,)), (), 0.1, hops(A, B), replicas)
 
 
 def trainer(max_grad_norm: float | None = 1.0) -> StepTrainer:

@@ -21,7 +21,7 @@ OLD, NEW, OTHER = StepKey(1, 1, 5, 0), StepKey(1, 2, 5, 0), StepKey(0, 1, 5, 0)
 
 def step(key: StepKey, *samples: tuple[int, int], pass_number: int = 0) -> StepEntry:
     ranges = tuple(SampleRange(pass_number, *item) for item in samples)
-    return StepEntry(key, (), 0, ranges, sum(map(len, ranges)), 1.0, 0.1, False)
+    return StepEntry(key, (), 0, ranges, sum(map(len, ranges)), sum(map(len, ranges)), 1.0, 0.1, False)
 
 
 def joins(**steps: list[StepEntry]) -> dict[PeerId, Join]:

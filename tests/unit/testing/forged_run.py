@@ -97,7 +97,9 @@ class ForgedRun:
     def _entry(self, number: int, start: int) -> StepEntry:
         samples = (SampleRange(0, start, start + SAMPLES_PER_STEP),)
         path = (PeerId("peer0"), PeerId("peer1"))
-        return StepEntry(StepKey(0, 1, number, 0), path, 0, samples, SAMPLES_PER_STEP, 1.0, 0.1, False)
+        return StepEntry(
+            StepKey(0, 1, number, 0), path, 0, samples, SAMPLES_PER_STEP, SAMPLES_PER_STEP, 1.0, 0.1, False
+        )
 
     def _log(self, name: str, event: Mapping[str, Any]) -> None:
         with (self.logs / f"{name}.log").open("a") as file:

@@ -54,7 +54,7 @@ def ref(name: str, cap: int | None = None) -> ReplicaRef:
 HOME = (hop("a0"), hop("b0"))
 REPLICAS = ((ref("a0"), ref("a1", cap=2)), (ref("b0", cap=3), ref("b1")))
 HOME_REFS = (ref("a0"), ref("b0", cap=3))
-RESULT = StepResult(StepKey(SLOT, 1, 0, 0), 2.0, 1.0, False, 4, 1, (PeerId("a0"), PeerId("b0")), True)
+RESULT = StepResult(StepKey(SLOT, 1, 0, 0), 2.0, 1.0, False, 4, 4, 1, (PeerId("a0"), PeerId("b0")), True)
 
 
 @dataclass
@@ -307,7 +307,7 @@ async def evaluate(host: Host) -> None:
 async def test_the_share_of_the_held_out_set_is_evaluated_and_reported() -> None:
     feed, driver = Feed(), Driver()
     report, end = await run(feed, driver, evaluate)
-    assert report == EvalReport(SLOT, 0, 16.0, 8)
+    assert report == EvalReport(SLOT, 0, 16.0, 4, 8)
     assert driver.paths == [HOME_REFS, HOME_REFS]
     assert feed.ended == ["read 0", "read 2"]
     assert isinstance(end, TrainerDone)
@@ -330,7 +330,7 @@ async def test_an_evaluation_goes_on_over_other_replicas_when_one_is_lost_or_ref
         await evaluate(host)
 
     report, _ = await run(Feed(), driver, lose_one)
-    assert report == EvalReport(SLOT, 0, 16.0, 8)
+    assert report == EvalReport(SLOT, 0, 16.0, 4, 8)
     assert driver.paths == [HOME_REFS, (ref("a0"), ref("b1")), (ref("a0"), ref("b1"))]
 
 

@@ -231,7 +231,7 @@ def test_a_sender_refuses_what_the_receiver_would() -> None:
 
 
 def test_special_numbers_and_every_element_type_survive() -> None:
-    report = StepReport(0, 1, KEY, 8, float("inf"), 1e-300, 0.1, True, 0.25, 1.5)
+    report = StepReport(0, 1, KEY, 8, 512, float("inf"), 1e-300, 0.1, True, 0.25, 1.5)
     assert feed(FrameDecoder(), joined(report))[0].message == report
     for dtype, item_bytes in ITEM_BYTES.items():
         sent = WireTensor(dtype, (3,), memoryview(bytearray(3 * item_bytes)))

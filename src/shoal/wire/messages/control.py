@@ -59,12 +59,14 @@ class UpdateReplicas(Struct, frozen=True, tag="update_replicas"):
 
 
 class StepReport(Struct, frozen=True, tag="step_report"):
-    """One step is committed (or skipped), at `at_s` on the monotonic clock of the host of trainer and client."""
+    """One step is committed (or skipped), at `at_s` on the monotonic clock of the host of trainer and client. `loss` is
+    the mean over its targets."""
 
     slot: int
     round: int
     key: StepKey
     num_samples: int
+    num_targets: int
     loss: float
     grad_norm: float
     lr: float
@@ -74,12 +76,13 @@ class StepReport(Struct, frozen=True, tag="step_report"):
 
 
 class EvalReport(Struct, frozen=True, tag="eval_report"):
-    """Sum of the losses over this trainer's share of the held-out set."""
+    """Sum of the losses over the targets in this trainer's share of the held-out set."""
 
     slot: int
     base_round: int
     loss_sum: float
     num_samples: int
+    num_targets: int
 
 
 class TrainerDone(Struct, frozen=True, tag="trainer_done"):

@@ -24,26 +24,30 @@ from shoal.wire.messages.base import Cap, Hop, SampleRange, Struct
 
 class StepEntry(Struct, frozen=True):
     """One committed step in a replica's log, in apply order. `version`: commits this replica had applied in the round
-    when the step's forwards ran. `skipped`: committed with scale 0 because a gradient was not finite."""
+    when the step's forwards ran. `num_targets`: labels that the loss counts. `skipped`: committed with scale 0 because
+    a gradient was not finite."""
 
     key: StepKey
     path: tuple[PeerId, ...]
     version: int
     samples: tuple[SampleRange, ...]
     num_samples: int
+    num_targets: int
     scale: float
     lr: float
     skipped: bool
 
 
 class Open(Struct, frozen=True, tag="open"):
-    """Begin attempt `key` in round `round`; `microbatch_samples[m]` is the size of microbatch m. `base` is the hash of
-    the record on top of which the round is trained: after a split two rounds may have one number."""
+    """Begin attempt `key` in round `round`; `microbatch_samples[m]` is the size of microbatch m, and
+    `microbatch_targets[m]`, how many of its labels the loss counts, is its weight. `base` is the hash of the record on
+    top of which the round is trained: after a split two rounds may have one number."""
 
     key: StepKey
     round: int
     path: tuple[Hop, ...]
     microbatch_samples: tuple[int, ...]
+    microbatch_targets: tuple[int, ...]
     samples: tuple[SampleRange, ...]
     base: str = ""
 
@@ -99,7 +103,7 @@ class MicrobatchDone(Struct, frozen=True, tag="mb_done"):
 
 class Prepared(Struct, frozen=True, tag="prepared"):
     """All microbatches of the step are done here. `squared_norm` sums over this stage's gradients in float64; `loss` is
-    the mean over the step's samples and comes from the last stage only."""
+    the mean over the step's targets and comes from the last stage only."""
 
     key: StepKey
     stage: int
@@ -222,7 +226,7 @@ class EvalLabels(Struct, frozen=True, tag="eval_labels"):
 
 
 class EvalResult(Struct, frozen=True, tag="eval_result"):
-    """Mean loss of one evaluation batch over `num_samples` samples."""
+    """Mean loss over the targets of one evaluation batch of `num_samples` samples; 0 where it has none."""
 
     evaluation: int
     microbatch: int
