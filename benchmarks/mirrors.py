@@ -328,6 +328,8 @@ def main() -> int:
                 failures.append(f"{trouble}: {error}")
                 continue
             results.append(result)
+            # A trouble takes minutes: what is known of it is said at once.
+            console.print(table([result]))
             failures += [f"{trouble}: {problem}" for problem in result.problems]
             for line in dict.fromkeys(result.said):
                 console.print(f"{trouble}: {line}", markup=False, highlight=False)

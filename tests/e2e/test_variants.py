@@ -76,8 +76,9 @@ def test_a_spare_server_stays_current_without_weight(tmp_path: Path) -> None:
     assert hashes == [summary["hashes"][str(crowded)]] * 3
     for record, _ in read_records(run.log_dir):
         weights = {stage.stage: sorted(stage.weights) for stage in record.stages}
-        assert weights[crowded] == [0, 16, 16]
-        assert weights[1 - crowded] == [16, 16]
+        # 16 samples of 64 bytes each.
+        assert weights[crowded] == [0, 1024, 1024]
+        assert weights[1 - crowded] == [1024, 1024]
 
 
 def test_the_baseline_beside_a_swarm_reports_its_losses(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from shoal.wire.messages.step import (
     Prepared,
 )
 
-from .conftest import MakeCluster, make_config, run_undisturbed
+from .conftest import SEQ_LEN, MakeCluster, make_config, run_undisturbed
 
 CONFIG = make_config(diloco={"inner_steps": 4, "outer_steps": 4})
 # Server i serves stage i % 2, so servers 2 and 3 are the home of slot 1 and have the steps of trainer 1.
@@ -126,9 +126,9 @@ async def test_a_spare_takes_the_place_of_a_dead_server(make_cluster: MakeCluste
     # It takes over in the step, and keeps the pipeline.
     assert [dict(zip(r.stages[0].members, r.stages[0].weights, strict=True))[spare.peer] for r in result.records] == [
         0,
-        8,
-        16,
-        16,
+        8 * SEQ_LEN,
+        16 * SEQ_LEN,
+        16 * SEQ_LEN,
     ]
     assert {line.entry.key.trainer for line in result.steps[4]} == {0, 1}
 

@@ -19,7 +19,7 @@ from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.step import Forward, Open
 from shoal.wire.messages.transfer import Chunk
 
-from .conftest import MakeCluster, make_config
+from .conftest import SEQ_LEN, MakeCluster, make_config
 
 CONFIG = make_config(diloco={"inner_steps": 4, "outer_steps": 5})
 CHUNK_BYTES = 1024
@@ -95,7 +95,7 @@ async def test_two_newcomers_make_a_pipeline_of_their_own(
         check_agreement(cluster, result)
         for server in cluster.servers[4:]:
             # With inner moments that started fresh.
-            assert members(result, 5, server.stage)[server.peer] == 16
+            assert members(result, 5, server.stage)[server.peer] == 16 * SEQ_LEN
 
 
 async def test_the_first_donor_dies_in_the_middle_of_the_transfer(
@@ -133,7 +133,7 @@ async def test_a_server_restarts_with_its_old_identity(
         hold_up(cluster, monkeypatch, 5, (cluster.servers[2].peer,))
         result = await cluster.run()
         check_agreement(cluster, result)
-        assert members(result, 5, 0)[cluster.servers[2].peer] == 16
+        assert members(result, 5, 0)[cluster.servers[2].peer] == 16 * SEQ_LEN
 
 
 async def test_the_round_ends_while_a_newcomer_loads(
@@ -210,4 +210,4 @@ async def test_a_newcomer_serves_steps_of_the_round_in_which_it_joins(make_clust
         cluster.when(Open, action=replace, receiver=home, number=9)
         result = await cluster.run()
         check_agreement(cluster, result)
-        assert members(result, 3, 0) == {home: 4, newcomer: 12}
+        assert members(result, 3, 0) == {home: 4 * SEQ_LEN, newcomer: 12 * SEQ_LEN}

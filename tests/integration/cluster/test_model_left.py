@@ -60,7 +60,7 @@ class LikeOurs:
         self.loss = ours.loss
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self._theirs(tokens).logits
+        return self._theirs(tokens.long()).logits
 
 
 def of_models(log_dir: Path) -> list[str]:

@@ -20,7 +20,7 @@ from shoal.wire.messages.feed import PlanRound
 from shoal.wire.messages.round import Close
 from shoal.wire.messages.step import Open
 
-from .conftest import MakeCluster, make_config
+from .conftest import SEQ_LEN, MakeCluster, make_config
 
 Kind = TypeVar("Kind", PlanRound, StartRound)
 
@@ -80,7 +80,7 @@ def check(result: ClusterResult, rounds: int) -> None:
     assert result.audit.samples == 2 * STEPS * BATCH * rounds
     for record in result.records:
         assert count(record.samples) == count(merge(record.samples)) == 2 * STEPS * BATCH, "each round is whole"
-        assert sum(record.stages[0].weights) == count(record.samples), "the average is weighted by samples"
+        assert sum(record.stages[0].weights) == count(record.samples) * SEQ_LEN, "the average is weighted by targets"
 
 
 @pytest.mark.usefixtures("patient")

@@ -15,7 +15,7 @@ from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.snapshot import AskSnapshot, OfferSnapshot, SnapshotKept
 from shoal.wire.messages.step import Forward
 
-from .conftest import MakeCluster, make_config, make_text, reproduces
+from .conftest import SEQ_LEN, MakeCluster, make_config, make_text, reproduces
 
 STEPS = 8
 VICTIM = 1
@@ -79,7 +79,7 @@ async def test_a_server_goes_on_from_its_snapshot_as_if_it_had_not_died(make_clu
     # Only what came after the snapshot is lost: at most what was committed while it was on its way.
     lost = committed_in_round_of_death(log_dir) - commits
     assert result.audit.steps_lost == {0: 0, 1: lost}
-    assert result.records[0].stages[1].weights == (4 * (STEPS - lost),)
+    assert result.records[0].stages[1].weights == (4 * (STEPS - lost) * SEQ_LEN,)
     assert result.audit.samples == 2 * STEPS * 4
     async with make_cluster(config, replicas=[0, 1], paces=PACES) as other:
         undisturbed = await other.run()

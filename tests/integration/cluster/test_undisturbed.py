@@ -20,7 +20,7 @@ from shoal.testing import ClusterResult
 from shoal.trainer.baseline_run import BaselineReport, run_baseline
 from shoal.wire.messages.round import Close
 
-from .conftest import MakeCluster, make_config, make_text, reproduces, run_undisturbed
+from .conftest import SEQ_LEN, MakeCluster, make_config, make_text, reproduces, run_undisturbed
 
 
 def times_trained(result: ClusterResult) -> Mapping[tuple[int, int], int]:
@@ -58,10 +58,10 @@ async def test_each_sample_is_trained_exactly_once_in_each_pass(
     recorded = merge(part for record in result.records for part in record.samples)
     assert count(recorded) == len(expected)
     assert {line.entry.key.trainer for lines in result.steps.values() for line in lines} == set(range(trainers))
-    # Every replica of a stage has weights, and they are the samples of its own steps.
+    # Every replica of a stage has weights, and they are the targets of its own steps.
     for record in result.records:
         for stage in record.stages:
-            assert sum(stage.weights) == count(record.samples)
+            assert sum(stage.weights) == count(record.samples) * SEQ_LEN
             assert stage.steps_lost == 0
 
 
@@ -198,7 +198,7 @@ async def test_a_spare_server_stays_current_with_weight_0(make_cluster: MakeClus
         assert [(r.step, r.base_round) for r in announced if r is not None] == [(0, 3), (12, 3), (12, 3)]
     for record in result.records:
         members = dict(zip(record.stages[0].members, record.stages[0].weights, strict=True))
-        assert members == {spare.peer: 0, homes[0].peer: 16, homes[1].peer: 16}
+        assert members == {spare.peer: 0, homes[0].peer: 16 * SEQ_LEN, homes[1].peer: 16 * SEQ_LEN}
         assert record.stages[0].members[-1] == spare.peer
     assert result.summary["replicas"] == 5
     assert result.summary["pipelines_max"] == 2

@@ -174,7 +174,7 @@ def test_a_sample_that_a_step_has_twice_is_named(folder: Path) -> None:
     peer, first = _log_of_two(folder)
 
     def double(lines: list[Any]) -> list[Any]:
-        *_, samples, _count, _scale, _lr, _skipped = lines[first]["entry"]
+        *_, samples, _count, _targets, _scale, _lr, _skipped = lines[first]["entry"]
         samples.append([samples[0][0], samples[0][1], samples[0][1] + 1])
         return lines
 
