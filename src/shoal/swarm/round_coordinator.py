@@ -348,6 +348,7 @@ class RoundCoordinatorMachine:
             return self.lead(now_s)  # choose once more, having heard everyone
         effects = self._say() if tip.hash == self.tip.hash else []
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
+        effects += self._replicas.compare_starts(self.tip)
         comes_in = self._ready and not was_in and peer in self._replicas.holders(self.tip)
         return [*effects, ReplicaIn(peer)] if comes_in else effects
 
@@ -393,6 +394,7 @@ class RoundCoordinatorMachine:
         if self.phase is RoundPhase.ASKING:
             effects += self._choose(now_s)
         if self._is_early:
+            effects += self._replicas.compare_starts(self.tip)
             effects += self._stages.watch(self.tip, now_s)
             effects += self._stages.hint(self.ballot, self.tip)
             if self._stages.is_lost(self.tip, now_s):

@@ -3,6 +3,7 @@
 known --RoundState--> holder of the tip ------------------------> takes part
                  '--> holder of another record --CommitRecord (told)--> swapped: takes part, or refused: out
                  '--> or of other bytes than its stage goes on from --Restore (told)--> the same
+                 '--> or of another D_0 than its stage has begun with --> out until the next record
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from shoal.ids import Ballot, PeerId
 from shoal.swarm.record_chains import Unseal, is_before
 from shoal.swarm.records import Tip
 from shoal.swarm.round_choice import Choice, tip_of
-from shoal.swarm.round_effects import CoordinatorEffect, ReplicaOut, Send
+from shoal.swarm.round_effects import CoordinatorEffect, ReplicaIn, ReplicaOut, Send
 from shoal.swarm.round_restoration import Here, Restoration
 from shoal.swarm.view import hosts_of
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Basis, CommitRecord, Restore, RoundState, Swapped
+from shoal.wire.messages.round import Basis, CommitRecord, Restore, RoundState, StageHashes, Swapped
+
+_OTHER_START = (
+    "its initial parameters are not those of the other replicas of its stage: it takes part once it has been given the "
+    "next record's; compare the versions of shoal, torch and transformers on both hosts"
+)
 
 
 class RoundReplicas:
@@ -51,6 +57,8 @@ class RoundReplicas:
         self._hinted: set[tuple[PeerId, str]] = set()
         self._offered: set[tuple[PeerId, str]] = set()
         self._given_up: tuple[int, frozenset[str]] = (0, frozenset())
+        self._starts: dict[int, StageHashes] = {}  # the D_0 with which a stage has begun
+        self._odd: set[PeerId] = set()  # those that have computed another D_0
 
     def name(self, peer: PeerId, hop: Hop) -> bool:
         """Take note of a replica; returns whether it or its address is new."""
@@ -76,6 +84,7 @@ class RoundReplicas:
         self._tips.pop(peer, None)
         self.told.discard(peer)
         self._out.discard(peer)
+        self._odd.discard(peer)
         self._reported.discard(peer)
 
     def without(self, accuser: PeerId, accused: PeerId, round: int) -> PeerId:
@@ -104,6 +113,7 @@ class RoundReplicas:
         self._tips.clear()
         self.told.clear()
         self._out.clear()
+        self._odd.clear()
         self._hinted.clear()
         self._offered.clear()
 
@@ -164,9 +174,36 @@ class RoundReplicas:
         self._reported.add(peer)
         return [ReplicaOut(peer, reason)]
 
+    def compare_starts(self, tip: Tip) -> list[CoordinatorEffect]:
+        """While D_0 is the tip: leave out who has computed other initial parameters than its stage has begun with.
+
+        Those of most count, and from then on as long as somebody has them. If nobody has them any more, those of the
+        others are as good.
+        """
+        if tip.signed is not None:
+            return []
+        there = {peer: here for peer, here in self.here.items() if self._tips[peer] == tip.hash}
+        starts: dict[int, Counter[StageHashes]] = {}
+        for here in there.values():
+            starts.setdefault(here.stage, Counter())[here.basis.hashes] += 1
+        for stage, counted in starts.items():
+            if self._starts.get(stage) not in counted:
+                self._starts[stage] = min(counted, key=lambda hashes: (-counted[hashes], hashes.parameters))
+        odd = {peer for peer, here in there.items() if here.basis.hashes != self._starts[here.stage]}
+        effects: list[CoordinatorEffect] = []
+        for peer in sorted(odd - self._odd):
+            effects += self.mark_out(peer, _OTHER_START)
+        for peer in sorted(self._odd & there.keys() - odd):
+            self._out.discard(peer)
+            self._reported.discard(peer)
+            effects.append(ReplicaIn(peer))
+        self._odd = odd
+        return effects
+
     def readmit(self) -> None:
         """There is a new tip: whoever was out is offered it, and learns by it that it has fallen behind."""
         self._out.clear()
+        self._odd.clear()
         self._sent_bytes.clear()
 
     def holders(self, tip: Tip) -> dict[PeerId, int]:

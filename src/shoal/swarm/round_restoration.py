@@ -56,7 +56,7 @@ class Restoration:
         self._seen.clear()
 
     def fits(self, here: Here) -> bool:
-        """Whether these are the bytes that the stage goes on from. Whatever a replica computes for D_0 is right."""
+        """Whether these are the bytes that the stage goes on from. Of D_0 that is `RoundReplicas.compare_starts`."""
         return self.standing(here.stage) is None or self.goes_on_from(here)
 
     def goes_on_from(self, here: Here) -> bool:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from shoal.config import Config
 from shoal.ids import StepKey
+from shoal.model.stage import StageModule
+from shoal.pipeline.configured_stage import configured_stage
 from shoal.swarm.sample_ranges import count
 from shoal.testing import Cluster, ClusterResult
 from shoal.testing.cluster import ClusterServer
@@ -191,3 +193,29 @@ async def test_a_bit_that_flips_once_costs_nothing_and_is_named(make_cluster: Ma
         assert named(cluster, result) == [(1, 1, 1, "differed", True)]
     assert result.hashes == undisturbed.hashes
     assert result.audit.steps_lost == {0: 0, 1: 0}
+
+
+@pytest.mark.wrong_arithmetic
+async def test_a_server_whose_d_0_is_another_trains_from_the_first_record_on(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[StageModule] = []
+
+    def other_version(*arguments: Any) -> StageModule:
+        """The third server to start has libraries that draw other numbers."""
+        module = configured_stage(*arguments)
+        built.append(module)
+        if len(built) == 3:
+            with torch.no_grad():
+                next(module.parameters()).add_(1e-3)
+        return module
+
+    monkeypatch.setattr("shoal.server.replica.configured_stage", other_version)
+    async with make_cluster(CONFIG, replicas=[0, 1, 0, 1, 0]) as cluster:
+        odd = cluster.servers[2]
+        result = await run(cluster)
+    members = [outcome.members for record in result.records for outcome in record.stages if outcome.stage == odd.stage]
+    assert odd.peer not in members[0]
+    assert all(odd.peer in later for later in members[1:])
+    assert not [line for line in result.steps[1] if line.peer == odd.peer]
+    assert len(set(members[0])) == 2

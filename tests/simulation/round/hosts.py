@@ -62,7 +62,7 @@ class ReplicaHost:
     """A replica whose parameters are a digest, and whose ring is an exchange of everyone's contribution."""
 
     def __init__(self, world: World, peer: PeerId, stage: int, is_behind: bool = False) -> None:
-        self.world, self.peer, self.stage, self.theta = world, peer, stage, digest("initial", stage)
+        self.world, self.peer, self.stage, self.theta = world, peer, stage, world.start_of(peer, stage)
         boot = world.network.boots.get(peer, 0) + 1
         hop = Hop(peer, (f"boot:{boot}",))
         self.machine: RoundMemberMachine = world.member_class(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
@@ -10,7 +11,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.network import Manners, Network
 from tests.simulation.round.checks import PATIENCE_S, Checks, samples_of
-from tests.simulation.round.hosts import ClientHost, ReplicaHost, holds, is_bulk
+from tests.simulation.round.hosts import ClientHost, ReplicaHost, digest, holds, is_bulk
 from tests.simulation.round.mirrors import Copy, MirrorHost, Mirrors
 from tests.simulation.round.resuming import Keeping, Resumption
 from tests.simulation.safety import Broken, ChainSafety, SampleSafety, Split
@@ -118,6 +119,8 @@ class World:
         self.chain = ChainSafety(self.checks.is_heard)
         self.prepare()
         self.num_steps = 0
+        own_rng = random.Random(f"start {seed}")
+        self._odd_start = own_rng.randrange(self.num_slots) if faults and own_rng.random() < 0.05 else None
         self._unsealed: dict[bytes, Record] = {}
         self.replicas = [
             PeerId(f"R{stage}.{slot}") for stage in range(self.num_stages) for slot in range(self.num_slots)
@@ -142,6 +145,10 @@ class World:
 
     def prepare(self) -> None:
         """What a world that has more processes needs before the first of these starts."""
+
+    def start_of(self, peer: PeerId, stage: int) -> str:
+        """What a replica computes for D_0. In some worlds one of each stage has another version of the libraries."""
+        return digest("initial", stage, *(["another version"] if int(peer[3:]) == self._odd_start else []))
 
     def sizes(self) -> tuple[int, int]:
         """How many stages there are, and how many replicas of each."""

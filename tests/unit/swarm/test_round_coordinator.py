@@ -305,3 +305,46 @@ def test_a_late_repetition_does_not_readmit_who_is_out(machine: RoundCoordinator
     machine.receive(B, state(machine, signed, 1, refused="why not"), 6.0)
     machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {}), 6.0)
     assert machine.holders == {A: 0}
+
+
+OTHER_START = Basis(0, StageHashes("p1", "m0", "b0"))
+
+
+def test_who_has_computed_another_d_0_than_most_of_its_stage_takes_no_part_in_the_first_round() -> None:
+    machine = coordinator()
+    c = PeerId("c")
+    machine.replicas({peer: Hop(peer, ()) for peer in (A, B, c)}, 0.0)
+    machine.lead(0.0)
+    machine.receive(A, state(machine, basis=OTHER_START), 0.0)
+    machine.receive(B, state(machine), 0.0)
+    effects = machine.receive(c, state(machine), 0.0)
+    [out] = [effect for effect in effects if isinstance(effect, ReplicaOut)]
+    assert out.peer == A
+    assert "initial parameters" in out.reason
+    [ready] = [effect for effect in effects if isinstance(effect, RoundReady)]
+    assert ready.holders == {B: 0, c: 0}
+    # It is said once, and is not closed with the others.
+    assert not [e for e in machine.receive(A, state(machine, basis=OTHER_START), 0.5) if isinstance(e, ReplicaOut)]
+    assert sent(machine.close(CloseRequest(1, {}, {}), 1.0), Close).keys() == {B, c}
+    told = sent(prepare(machine, stage(machine, *close_by(machine, B, c))), CommitRecord)
+    assert told.keys() == {A, B, c}
+
+
+def close_by(machine: RoundCoordinatorMachine, *peers: PeerId) -> tuple[PeerId, ...]:
+    for peer in peers:
+        machine.receive(peer, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
+    return peers
+
+
+def test_what_a_stage_has_begun_with_stays_as_long_as_somebody_has_it() -> None:
+    machine = coordinator()
+    lead(machine, A)
+    c = PeerId("c")
+    machine.replicas({peer: Hop(peer, ()) for peer in (A, B, c)}, 0.0)
+    for peer in (B, c):
+        effects = machine.receive(peer, state(machine, basis=OTHER_START), 0.5)
+        assert [type(effect) for effect in effects if isinstance(effect, ReplicaIn | ReplicaOut)] == [ReplicaOut]
+    assert machine.holders == {A: 0}
+    effects = machine.lost(A, 1.0)
+    assert {effect.peer for effect in effects if isinstance(effect, ReplicaIn)} == {B, c}
+    assert machine.holders == {B: 0, c: 0}
