@@ -23,7 +23,7 @@ from shoal.clock import Clock, thread_cpu_s
 from shoal.errors import ConfigError
 from shoal.model.meta import build_without_values
 from shoal.model.seeding import seeded, unit_seed
-from shoal.model.stage import Family, TensorSpec, checked_unit_costs, default_float32
+from shoal.model.stage import Family, StageModule, TensorSpec, checked_unit_costs, default_float32
 
 _GRADIENTS_TOO = 2
 """Gradients take as much memory as what they belong to."""
@@ -243,7 +243,10 @@ class _UnitRun:
         self._stopwatch = stopwatch
         self._fastest_s: dict[int, float] = {}
         with seeded(unit_seed(seed, self._index)), default_float32():
-            self._unit: nn.Module = family.build_unit(self._index).to(device)
+            unit = family.build_unit(self._index)
+        units = nn.ModuleDict({family.unit_name(self._index): unit})
+        alone = range(self._index, self._index + 1)
+        self._stage: nn.Module = StageModule(family, units, alone, self._index, family.num_units).to(device)
         self.take(1)
 
     def take(self, samples: int) -> None:
@@ -258,10 +261,10 @@ class _UnitRun:
         received = self._input.detach()
         if self._index > 0 and received.is_floating_point():
             received.requires_grad_()
-        self._unit.zero_grad(set_to_none=True)
+        self._stage.zero_grad(set_to_none=True)
         self._synchronise()
         begun_s = self._stopwatch()
-        output = cast("Tensor", self._unit(received))
+        output = cast("Tensor", self._stage(received))
         if self._is_last:
             output, gradient = self._family.loss(output, self._target), None
         else:

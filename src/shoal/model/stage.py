@@ -124,6 +124,20 @@ class Family(ABC):
     def unit_costs(self) -> list[float]:
         """Rough relative cost of each unit's forward and backward, for an even cut."""
 
+    def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[[Tensor], Tensor]:
+        """Returns how a stage computes over its units: unless a family says otherwise, one after the other.
+
+        Called once for each stage that is built. What it returns holds the units, which may be quantised in place
+        later, without registering them again: every cut gives a parameter the same name. If it is a module, it goes
+        with the stage to its device and into its mode; it may hold constants, as buffers that are not persistent, and
+        no parameters.
+
+        Args:
+            indices: Of the units in the model.
+            units: By name, in order.
+        """
+        return _Chain(units)
+
     def activation_bytes(self, index: int) -> int:
         """About what unit `index` keeps of one sample from its forward to its backward, without its input.
 
@@ -138,6 +152,18 @@ class Family(ABC):
         return f"unit_{index}"
 
 
+class _Chain:
+    """Units one after the other."""
+
+    def __init__(self, units: nn.ModuleDict) -> None:
+        self._units = units
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for unit in self._units.values():
+            x = unit(x)
+        return x
+
+
 class StageModule(nn.Module):
     """A contiguous part of the model; see `build_stage`.
 
@@ -150,6 +176,7 @@ class StageModule(nn.Module):
         input_spec: One sample of what `forward` takes.
         output_spec: One sample of what `forward` returns.
         label_spec: One sample of the labels that `loss` takes.
+        assembled: What computes over the units, see `Family.assemble`.
     """
 
     def __init__(
@@ -176,6 +203,7 @@ class StageModule(nn.Module):
         self.label_spec: TensorSpec = family.label_spec()
         self._dtype = dtype
         self._autocast = autocast
+        self.assembled = family.assemble(indices, units)
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._compiled_sizes: frozenset[int] = frozenset()
 
@@ -208,8 +236,7 @@ class StageModule(nn.Module):
             # Under autocast too: a residual stream is added up, here and for its gradient, in the parameters' type.
             x = x.to(self._dtype)
         with self._casting(x.device):
-            for unit in self.units.values():
-                x = unit(x)
+            x = self.assembled(x)
         if self._autocast is not None and x.is_floating_point():
             x = x.to(self.output_spec.torch_dtype)
         return x

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.errors import ConfigError, LocalProtocolError
 from shoal.model.gpt import GptFamily, GptShape
 from shoal.model.resnet import ResNetFamily, ResNetShape
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import Family, StageModule, TensorSpec, build_stage, stage_ranges
+from shoal.optim.flat import FlatLayout
 
 GPT = GptFamily(GptShape(seq_len=16, width=24, num_layers=3, num_heads=2, dropout=0.2))
 RESNET = ResNetFamily(ResNetShape((2, 2, 2, 2), False, "cifar", num_channels=1, img_size=8, num_classes=10))
@@ -177,3 +179,60 @@ def test_tokens_and_labels_may_be_of_any_type_that_holds_them(dtype: torch.dtype
     assert stage.input_spec.takes(name)
     assert stage.label_spec.takes(name)
     assert not stage.output_spec.takes(name)
+
+
+class _Scaling(nn.Module):
+    """Runs its units on what a constant scales, and counts how often it is asked."""
+
+    def __init__(self, units: nn.ModuleDict) -> None:
+        super().__init__()
+        self.units_held = (units,)
+        self.calls = 0
+        self.scale: Tensor
+        self.register_buffer("scale", torch.full((1,), 1.5), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        for unit in self.units_held[0].values():
+            x = unit(x)
+        return x * self.scale
+
+
+class _ScaledGpt(GptFamily):
+    """A family whose stages compute in a way of their own."""
+
+    def assemble(self, indices: range, units: nn.ModuleDict) -> _Scaling:
+        return _Scaling(units)
+
+
+def test_a_stage_computes_as_its_family_says_and_names_and_state_are_those_of_its_units() -> None:
+    plain, own = GPT, _ScaledGpt(GPT.shape)
+    for stage in range(2):
+        expected, found = (build_stage(family, stage, 2, seed=7).eval() for family in (plain, own))
+        x = _sample(found.input_spec, 2)
+        assert torch.equal(found(x), expected(x) * 1.5)
+        assert isinstance(found.assembled, _Scaling)
+        assert found.assembled.calls == 1
+        assert not found.assembled.training
+        named = [name for name, _ in expected.named_parameters()]
+        assert [name for name, _ in found.named_parameters()] == named == list(found.state_dict())
+        modules = list(found.modules())
+        assert len(modules) == len({id(module) for module in modules}) == len(list(expected.modules())) + 1
+
+
+def test_a_constant_of_a_family_is_no_state_and_goes_where_the_stage_goes() -> None:
+    stage = build_stage(_ScaledGpt(GPT.shape), 0, 2, seed=7)
+    assert FlatLayout.of_float_buffers(stage).entries == ()
+    assert isinstance(stage.assembled, _Scaling)
+    assert stage.to("meta").assembled.scale.is_meta
+
+
+def test_a_copy_of_a_stage_computes_with_its_own_parameters() -> None:
+    stage = build_stage(GPT, 0, 2, seed=7).eval()
+    x = _sample(stage.input_spec, 2)
+    other, before = deepcopy(stage), stage(x)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert torch.equal(stage(x), before)
+    assert not torch.equal(other(x), before)
