@@ -6,7 +6,7 @@ import anyio
 import anyio.to_thread
 from rich.console import Console
 
-from shoal.cli.cuts import has_cut, profiled_device, with_cut, with_known_cut
+from shoal.cli.cuts import has_cut, is_settled, profiled_device, with_cut, with_known_cut
 from shoal.cli.model import costs_on_device_thread
 from shoal.clock import SystemClock
 from shoal.config import Config
@@ -37,10 +37,11 @@ def run_baseline_locally(config: Config) -> int:
 
 def _with_cut(config: Config) -> Config:
     """Cut the model where a run on this machine does: random draws belong to a stage."""
-    if has_cut(config := with_known_cut(config)):
+    config = with_known_cut(config)
+    if is_settled(config):
         return config
     found = costs_on_device_thread(config, measure=not config.run.deterministic, cache=CostCache.of_user())
-    return with_cut(config, counts_by_cost(found.costs, config.num_stages))
+    return config if has_cut(config) else with_cut(config, counts_by_cost(found.costs, config.num_stages))
 
 
 async def _run(config: Config) -> None:

@@ -1,9 +1,11 @@
-"""Where a run's model is cut: decided once, on the host of its first client, before any server starts.
+"""What a run's model is and where it is cut: decided once, on the host of its first client, before any server starts.
 
+    a model of transformers: its config.json is read                               -> at once, without torch
+                             a small twin of it proves that it may be cut          -> once, by the profiler
     by hand | one stage | the family's own figures | known from an earlier start   -> at once, without torch
     otherwise a profiler is started, a process that has torch                      -> a moment later
 
-From then on the configuration holds the cut, and nobody decides it again: the run's record carries it to other hosts.
+From then on the configuration holds both, and nobody decides it again: the run's record carries it to other hosts.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from shoal.events.base import emit, tell
 from shoal.events.hosts import ModelCut, ProfilerLost
 from shoal.events.servers import UnitCostsProblem, UnitsMeasured
 from shoal.model.costs import counts_by_cost, static_costs
+from shoal.model.hf.described import FAMILY, with_hf_config
 from shoal.runtime.launcher_messages import CostsFound
 from shoal.server.cost_cache import CostCache, cost_key
 
@@ -31,12 +34,18 @@ def has_cut(config: Config) -> bool:
     return config.num_stages == 1 or config.model_pipeline.cut is not None
 
 
+def is_settled(config: Config) -> bool:
+    """Whether nothing is left for a profiler: the cut is decided, and no model has to be proven."""
+    return has_cut(config) and config.model.family != FAMILY
+
+
 def with_known_cut(config: Config, cache: CostCache | None = None) -> Config:
-    """Return the configuration with the cut if that can be told without torch, else as it is.
+    """Return the configuration with the model, and with the cut if that can be told without torch.
 
     Raises:
-        ConfigError: the model cannot be cut into so many stages.
+        ConfigError: the model is not there, or it cannot be cut into so many stages.
     """
+    config = config.model_copy(update={"model": with_hf_config(config.model)})
     if has_cut(config):
         return config
     costs = static_costs(config.model, config.data)
@@ -51,16 +60,16 @@ def with_known_cut(config: Config, cache: CostCache | None = None) -> Config:
 
 
 async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[str], None]) -> Config:
-    """Return the configuration with the cut, after a profiler has found out what the units cost.
+    """Return the configuration with the cut, after a profiler has found out what the units cost, and proven the model.
 
     Args:
-        config: without a cut.
+        config: that is not settled.
 
     Raises:
-        ConfigError: the model does not fit the configuration.
+        ConfigError: the model does not fit the configuration, or must not be cut.
         RemoteError: the profiler ended before it had said anything.
     """
-    measure = not config.run.deterministic
+    measure = not config.run.deterministic and not has_cut(config)
     try:
         found = await _unit_costs(config, host, measure=measure)
     except RemoteError as error:
@@ -71,6 +80,8 @@ async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[s
         found = await _unit_costs(config, host, measure=False)
     for warning in found.warnings:
         tell(logger, UnitCostsProblem(warning), notice)
+    if has_cut(config):
+        return config
     counts = counts_by_cost(found.costs, config.num_stages)
     if found.source == "measured":
         tell(logger, UnitsMeasured(found.elapsed_s, list(counts)), notice)

@@ -8,8 +8,9 @@ ends before it has begun (a wrong key, Ctrl-C), both are gone when the context i
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -44,6 +45,8 @@ PRELOAD = (
     "shoal.trainer.service",
 )
 """What the fork server imports once for all roles."""
+
+_FOR_TRANSFORMERS = "shoal.model.hf.preloaded"
 
 
 @dataclass(frozen=True)
@@ -93,16 +96,31 @@ class EarlyStart:
 
 
 @contextmanager
-def early_start() -> Generator[EarlyStart, None, None]:
+def early_start(config_path: Path | None = None, flags: Sequence[str] = ()) -> Generator[EarlyStart, None, None]:
     """Start, and leave nothing when the context is left.
+
+    Args:
+        config_path: as the user gives it, and so are the flags; they are only looked at for the libraries of the run.
 
     Raises:
         ConfigError: the runtime directory cannot be made.
     """
     raise_file_limit()
     with Interrupts() as interrupts, RunDir() as run_dir:
-        fork_servers = ForkServers(PRELOAD, run_dir.path)
+        more = (_FOR_TRANSFORMERS,) if seems_of_transformers(config_path, flags) else ()
+        fork_servers = ForkServers((*PRELOAD, *more), run_dir.path)
         try:
             yield EarlyStart(run_dir, fork_servers, interrupts)
         finally:
             fork_servers.kill()
+
+
+def seems_of_transformers(config_path: Path | None, flags: Sequence[str]) -> bool:
+    """Guess whether a run trains a model of transformers, before its configuration is read.
+
+    Where the guess is wrong, each role imports what it needs, or the fork server what nobody does.
+    """
+    said = "\n".join(flags)
+    with suppress(OSError, UnicodeDecodeError):
+        said += "" if config_path is None else f"\n{config_path.read_text(encoding='utf-8')}"
+    return re.search(r"\bfamily\W+hf\b", said) is not None

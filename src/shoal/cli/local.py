@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from shoal import log
-from shoal.cli.cuts import has_cut, log_cut, with_known_cut, with_profiled_cut
+from shoal.cli.cuts import is_settled, log_cut, with_known_cut, with_profiled_cut
 from shoal.cli.devices import devices_of_servers, unused_gpus
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
@@ -243,8 +243,8 @@ class HostRun:
             self._baseline_done.set()
 
     async def _settle_cut(self, host: SwarmHost, view: LiveView) -> None:
-        """Decide where the model is cut, unless that is known: no role that needs it has started yet."""
-        if not has_cut(self.config):
+        """Decide whether and where the model is cut, unless that is known: no role that needs it has started yet."""
+        if not is_settled(self.config):
             self.config = host.config = await with_profiled_cut(self.config, host, view.notice)
             write_config(self.config, self.log_dir)
         log_cut(self.config)

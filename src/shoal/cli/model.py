@@ -108,3 +108,37 @@ def print_profile(config: Config, *, as_json: bool) -> None:
     """Print what `profile_model` finds."""
     report = profile_model(config)
     print(json.dumps(report, indent=2) if as_json else "\n".join(report_lines(report)), flush=True)
+
+
+def print_check(name: str, config: Config) -> None:
+    """Print whether a model of transformers is the same when it is cut, and what was compared to find that out.
+
+    Args:
+        name: a folder with config.json, a name on the hub, or a kind of model.
+        config: what else is said of the model.
+
+    Raises:
+        ConfigError: there is no such model, or it is not the same.
+    """
+    from shoal.errors import ConfigError
+    from shoal.model.hf.described import config_values, transformers_version
+    from shoal.model.hf.family import HfFamily
+    from shoal.model.hf.library import is_kind
+
+    said = {"extra": {"model_type": name, **config.model.extra}} if is_kind(name) else {"name_or_path": name}
+    model = config.model.model_copy(update=said)
+    values = config_values(model)
+    family = HfFamily(values, config.data.seq_len, named=model.extra)
+    print(f"{family.config.model_type} of transformers {transformers_version()}, {family.num_units} units", flush=True)
+    print(
+        "comparing a small twin of it with transformers' own class: in one piece, in halves, in thirds and every unit "
+        "alone; output and all gradients, float32",
+        flush=True,
+    )
+    apart = HfFamily({**values, "tie_word_embeddings": False}, config.data.seq_len)
+    for each in (family, apart):
+        if (problem := each.exactness_problem()) is not None:
+            raise ConfigError(problem)
+    if family.is_tied:
+        print("its embeddings are tied: it trains in one stage as it is, and in several with model.tie: false")
+    print("every bit is the same: it can be cut at any unit", flush=True)

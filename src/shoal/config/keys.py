@@ -37,7 +37,7 @@ ALIASES = {
 
 _NO_REFRESH = "roles wait for changes instead of asking at intervals"
 _NO_PORTS = "shoal needs no fixed ports; see network.host_maddrs, announce_maddrs and monitor_port"
-_NO_PRETRAINED = "this version trains the native families from scratch; see model.family"
+_NO_PRETRAINED = "this version trains from random weights; model.name_or_path names a model of transformers"
 
 REMOVED = {
     "data.full_model_name": _NO_PRETRAINED,

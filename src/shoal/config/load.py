@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from shoal.config.base import split_list
 from shoal.config.flags import from_flags
 from shoal.config.keys import keys
-from shoal.config.schema import SHARED_SECTIONS, UNITS_BY, Config
+from shoal.config.schema import HF_CONFIG, NAME_OR_PATH, SHARED_SECTIONS, UNITS_BY, Config
 from shoal.config.sources import Layer, from_env, from_file, from_mapping
 from shoal.errors import ConfigError
 
@@ -104,6 +104,8 @@ def load_with_origins(
             decided.drop(name)
     elif not layer.origins.keys().isdisjoint(UNITS_BY):
         decided.drop("model_pipeline.cut")
+    if NAME_OR_PATH in layer.origins and _value(layer, NAME_OR_PATH) != _value(decided, NAME_OR_PATH):
+        decided.drop(HF_CONFIG)
     decided.merge(layer)
     layer = decided
     if run == {}:
@@ -123,6 +125,12 @@ def load_with_origins(
 def config_from_json(text: str | bytes) -> Config:
     """Return the configuration that `dump.config_to_json` wrote, secrets included."""
     return Config.model_validate_json(text)
+
+
+def _value(layer: Layer, name: str) -> Any:
+    section, _, leaf = name.partition(".")
+    values = layer.values.get(section)
+    return cast("dict[str, Any]", values).get(leaf) if isinstance(values, dict) else None
 
 
 def _read_address_files(layer: Layer) -> None:

@@ -7,10 +7,22 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section, split_list
 
-NATIVE_FAMILIES = ("gpt", "resnet18", "resnet50", "resnet101")
+NATIVE_FAMILIES = ("gpt", "resnet18", "resnet50", "resnet101", "hf")
 
 # Residual blocks of each ResNet (arXiv:1512.03385, table 1): a stage holds at least one.
 RESNET_BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
+
+_GPT_AND_RESNETS = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "mlp_ratio",
+    "activation",
+    "dropout",
+    "vocab_size",
+    "num_classes",
+    "stem",
+)
 
 
 class ModelConfig(Section):
@@ -18,7 +30,8 @@ class ModelConfig(Section):
 
     family: str = Field(
         default="gpt",
-        description='"gpt", "resnet18", "resnet50", "resnet101", or a family of your own as "package.module:Class".',
+        description='"gpt", "resnet18", "resnet50", "resnet101", "hf" (a causal language model of transformers), or a '
+        'family of your own as "package.module:Class".',
     )
     num_layers: PositiveInt = Field(default=4, description="Transformer blocks (gpt).")
     hidden_size: PositiveInt = Field(default=128, description="Width of the residual stream (gpt).")
@@ -36,7 +49,26 @@ class ModelConfig(Section):
         default="cifar",
         description='First layers: "cifar" for small images, "imagenet" halves the size twice (resnets).',
     )
-    extra: dict[str, Any] = Field(default={}, description="Passed to a family of your own as it is.")
+    name_or_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Model of Hugging Face whose config.json says kind and sizes: a folder, or a name on the hub. Its "
+        "weights are not taken. null: extra says them, as in {model_type: qwen3, num_hidden_layers: 4} (hf).",
+    )
+    extra: dict[str, Any] = Field(
+        default={},
+        description="Values in place of those of config.json (hf); or passed to a family of your own as it is.",
+    )
+    tie: bool | None = Field(
+        default=None,
+        description="Whether input and output embeddings are one parameter, which takes one stage. null: as in "
+        "config.json (hf).",
+    )
+    hf_config: dict[str, Any] | None = Field(
+        default=None,
+        description="What the config.json of name_or_path says. null: it is read where a run begins, and others "
+        "have it from the run (hf).",
+    )
 
     @field_validator("family")
     @classmethod
@@ -46,6 +78,22 @@ class ModelConfig(Section):
         if value not in NATIVE_FAMILIES and not is_path:
             raise ValueError(f"not a model family; use one of {', '.join(NATIVE_FAMILIES)}, or 'package.module:Class'")
         return value
+
+    @model_validator(mode="after")
+    def _refuse_keys_of_others(self) -> Self:
+        if self.family == "hf":
+            others, where = _GPT_AND_RESNETS, "name_or_path and extra say the sizes of a model of transformers"
+        elif self.family in NATIVE_FAMILIES:
+            others, where = ("name_or_path", "tie", "hf_config"), "only the family hf has it"
+        else:
+            return self
+        for key in others:
+            value: object = getattr(self, key)
+            if value != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"model.{key} = {value!r} means nothing to model.family = {self.family}: {where}; remove it"
+                )
+        return self
 
     @property
     def max_stages(self) -> int | None:

@@ -19,10 +19,13 @@ from shoal.config.training import DataConfig, DilocoConfig, RunConfig
 SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "model_pipeline")
 """Of these all hosts of a run have the same, but for a few keys (`config.shared`)."""
 
-UNITS_BY = ("model.family", "model.num_layers")
+NAME_OR_PATH = "model.name_or_path"
+HF_CONFIG = "model.hf_config"
+
+UNITS_BY = ("model.family", "model.num_layers", NAME_OR_PATH, "model.extra")
 """What decides how many units there are to be cut."""
 
-_TASK_OF_FAMILY = {"gpt": "llm", "resnet18": "cv", "resnet50": "cv", "resnet101": "cv"}
+_TASK_OF_FAMILY = {"gpt": "llm", "hf": "llm", "resnet18": "cv", "resnet50": "cv", "resnet101": "cv"}
 
 
 class Config(Section):

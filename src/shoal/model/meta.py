@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from shoal.events.base import emit
 from shoal.events.servers import UnitBuilt
 from shoal.model.registry import load_family
 from shoal.model.seeding import seeded, unit_seed
 from shoal.model.stage import Family, stage_ranges
+from shoal.model.valueless import WithoutValues
 
 if TYPE_CHECKING:
     from shoal.config.schema import Config
 
 logger = logging.getLogger(__name__)
-
-# In-place operations that give values. Without values there is nothing to do, and on the meta device torch would
-# import its compiler for some of them: 0.7 s and 75 MB.
-_RANDOM = frozenset({"normal_", "uniform_", "trunc_normal_", "bernoulli_", "erfinv_"})
-_GIVES_VALUES = _RANDOM | {"mul_", "add_", "sub_", "div_", "clamp_", "fill_", "zero_", "copy_"}
-
-
-class _WithoutValues(TorchFunctionMode):
-    """Inside, tensors on the meta device are made and not filled."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = kwargs or {}
-        # torch.nn.init passes its tensor by name.
-        filled = args[0] if args else named.get("tensor")
-        if getattr(func, "__name__", "") in _GIVES_VALUES and isinstance(filled, Tensor) and filled.is_meta:
-            return filled
-        return func(*args, **named)
 
 
 def units_of(config: Config) -> Iterator[tuple[str, int, nn.Module]]:
@@ -60,7 +41,7 @@ def build_without_values(family: Family, index: int, seed: int) -> nn.Module:
         seed: Of the run, for a unit that has to be built for real.
     """
     try:
-        with torch.device("meta"), _WithoutValues():
+        with torch.device("meta"), WithoutValues():
             return family.build_unit(index)
     except (RuntimeError, ValueError, TypeError) as error:
         emit(logger, UnitBuilt(index, f"{type(error).__name__}: {error}"[:200]))

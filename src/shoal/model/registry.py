@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError
 from shoal.model.gpt import GptFamily
+from shoal.model.hf.family import HfFamily
 from shoal.model.resnet import ResNet18Family, ResNet50Family, ResNet101Family
 from shoal.model.stage import Family
 
@@ -20,6 +21,7 @@ NATIVE_FAMILIES: dict[str, type[Family]] = {
     "resnet18": ResNet18Family,
     "resnet50": ResNet50Family,
     "resnet101": ResNet101Family,
+    "hf": HfFamily,
 }
 
 

@@ -124,6 +124,14 @@ class Family(ABC):
     def unit_costs(self) -> list[float]:
         """Rough relative cost of each unit's forward and backward, for an even cut."""
 
+    def cut_problem(self, num_stages: int) -> str | None:
+        """Why the model cannot be cut into so many stages, but for the number of its units; None: it can."""
+        return None
+
+    def exactness_problem(self) -> str | None:
+        """Why the model must not be trained in stages; None: it may. Asked once before a run; it takes a moment."""
+        return None
+
     def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[[Tensor], Tensor]:
         """Returns how a stage computes over its units: unless a family says otherwise, one after the other.
 
@@ -306,6 +314,8 @@ def stage_ranges(family: Family, num_stages: int, cut: Sequence[int] | None = No
     Raises:
         ConfigError: The model cannot be cut like this.
     """
+    if (problem := family.cut_problem(num_stages)) is not None:
+        raise ConfigError(problem)
     if cut is not None:
         return cut_by_counts(cut, family.num_units, num_stages)
     return cut_by_costs(checked_unit_costs(family), num_stages)

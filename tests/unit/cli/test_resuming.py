@@ -305,7 +305,7 @@ def test_the_fork_server_has_begun_when_the_launcher_imports_torch(command: str)
     code = (
         "import sys\n"
         "from shoal.cli import app, early, runs_here\n"
-        "def begun():\n"
+        "def begun(*_):\n"
         "    sys.exit(8 if 'torch' in sys.modules else 7)\n"
         "early.early_start = begun\n"
         "runs_here.end_leftovers = list\n"

@@ -60,7 +60,7 @@ def test_the_configuration_decides_the_sizes() -> None:
     assert family.boundary_spec(0).shape == (64, 16, 16)
 
 
-@pytest.mark.parametrize("name", CONFIGURED_FAMILIES)
+@pytest.mark.parametrize("name", [name for name in CONFIGURED_FAMILIES if name != "hf"])
 def test_every_family_can_be_cut_as_often_as_the_configuration_allows(name: str) -> None:
     task = "llm" if name == "gpt" else "cv"
     config = Config.model_validate({"model": {"family": name}, "data": {"task_type": task}})

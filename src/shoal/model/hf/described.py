@@ -1,0 +1,112 @@
+"""What `model.*` says of a model of transformers, as the values of its config. No torch and no transformers.
+
+config.json of model.name_or_path   read once, where a run begins; from then on model.hf_config holds it
+model.extra                         over it, key by key
+model.tie                           over both
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.config.model import ModelConfig
+
+FAMILY: Final = "hf"
+_FILE: Final = "config.json"
+# Of stored weights, of tasks with classes, of programs: nothing that a model trained from its config depends on.
+_NOT_OF_THE_MODEL: Final = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "dtype",
+        "id2label",
+        "label2id",
+        "quantization_config",
+        "task_specific_params",
+        "torch_dtype",
+        "transformers_version",
+    }
+)
+INSTALL: Final = "pip install 'shoal[hf]'"
+
+
+def with_hf_config(model: ModelConfig) -> ModelConfig:
+    """Return the model with what the config.json of `name_or_path` says, if it names one and that is not known yet.
+
+    Raises:
+        ConfigError: There is no such folder, or no such model on the hub, or its config.json is none.
+    """
+    if model.family != FAMILY or model.name_or_path is None or model.hf_config is not None:
+        return model
+    path = _config_file(model.name_or_path)
+    try:
+        content: object = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.name_or_path = {model.name_or_path}: {path} cannot be read ({error})") from error
+    if not isinstance(content, dict) or "model_type" not in content:
+        raise ConfigError(
+            f"model.name_or_path = {model.name_or_path}: {path} names no model_type, so it describes no model of "
+            "transformers; give the folder of one"
+        )
+    said = cast("dict[str, Any]", content)
+    return model.model_copy(
+        update={"hf_config": {key: value for key, value in said.items() if key not in _NOT_OF_THE_MODEL}}
+    )
+
+
+def config_values(model: ModelConfig) -> dict[str, Any]:
+    """Return what transformers is told of a model, `model_type` included.
+
+    Raises:
+        ConfigError: As `with_hf_config`, or nothing says which kind of model it is.
+    """
+    values = {**(with_hf_config(model).hf_config or {}), **model.extra}
+    if not isinstance(values.get("model_type"), str):
+        raise ConfigError(
+            "model.family = hf: say which model by model.name_or_path (a folder with config.json, or a name on the "
+            "hub), or its kind by model.extra, as {model_type: qwen3, hidden_size: 256, num_hidden_layers: 4}"
+        )
+    if model.tie is not None:
+        values["tie_word_embeddings"] = model.tie
+    return values
+
+
+def transformers_version() -> str:
+    """Return which transformers is installed.
+
+    Raises:
+        ConfigError: None is.
+    """
+    try:
+        return version("transformers")
+    except PackageNotFoundError as error:
+        raise ConfigError(f"model.family = hf needs the package transformers, which is not here: {INSTALL}") from error
+
+
+def _config_file(name: str) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / _FILE).is_file():
+            raise ConfigError(f"model.name_or_path = {name}: this folder has no {_FILE}; give the folder of a model")
+        return folder / _FILE
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ConfigError(f"model.name_or_path = {name}: there is no such folder; give one that has a {_FILE}")
+    try:
+        hub: Any = importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        raise ConfigError(f"model.name_or_path = {name}: to ask the hub needs a package: {INSTALL}") from error
+    try:
+        return Path(hub.hf_hub_download(name, _FILE))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.name_or_path = {name}: there is no such folder here, and the hub does not give its {_FILE} "
+            f"({' '.join(str(error).split())[:300]}); check the name and the network, or give a folder"
+        ) from error

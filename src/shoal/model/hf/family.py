@@ -1,0 +1,153 @@
+"""The family `hf`: a causal language model of transformers, from random weights, which is imported when it is used.
+
+Shapes: B samples, T tokens, C width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.errors import ConfigError
+from shoal.model.hf.described import config_values
+from shoal.model.hf.library import model_config
+from shoal.model.hf.skeleton import Skeleton
+from shoal.model.hf.twin import TOKENS, difference
+from shoal.model.hf.verdicts import Verdicts, twin_key
+from shoal.model.stage import Family, TensorSpec
+
+if TYPE_CHECKING:
+    from shoal.config.model import ModelConfig
+    from shoal.config.training import DataConfig
+
+_NUM_BYTES: Final = 256
+# Values that touching costs as much as a multiply-add each, as in `GptShape.unit_costs`.
+_TOUCHED: Final = 10
+
+
+class HfFamily(Family):
+    """Units: the embedding, each layer, the head.
+
+    Args:
+        values: What transformers is told, with `model_type`.
+        named: Those of them that a person has given.
+        seq_len: T.
+        verdicts: What earlier starts have found out; None: that is not asked, and nothing is kept.
+
+    Raises:
+        ConfigError: The values describe no model.
+    """
+
+    def __init__(
+        self,
+        values: dict[str, Any],
+        seq_len: int,
+        *,
+        named: dict[str, Any] | None = None,
+        verdicts: Verdicts | None = None,
+    ) -> None:
+        self.values = values
+        self.config = model_config(values, named or {})
+        self._seq_len = seq_len
+        self._verdicts = verdicts
+
+    @classmethod
+    def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
+        family = cls(config_values(model), data.seq_len, named=model.extra, verdicts=Verdicts.of_user())
+        config = family.config
+        if config.vocab_size < _NUM_BYTES:
+            raise ConfigError(
+                f"the vocabulary of {config.model_type} has {config.vocab_size} tokens, and text is bytes, which are "
+                f"{_NUM_BYTES}: set model.extra.vocab_size to {_NUM_BYTES} or more"
+            )
+        most = getattr(config, "max_position_embeddings", None)
+        if most is not None and most < data.seq_len:
+            raise ConfigError(
+                f"data.seq_len = {data.seq_len} is more than the {most} positions of {config.model_type}: lower it, or "
+                f"set model.extra.max_position_embeddings to {data.seq_len}"
+            )
+        return family
+
+    @cached_property
+    def _skeleton(self) -> Skeleton:
+        return Skeleton(self.config)
+
+    @property
+    def num_units(self) -> int:
+        return self.config.num_hidden_layers + 2
+
+    def unit_name(self, index: int) -> str:
+        if index == 0:
+            return "embedding"
+        return "head" if index == self.num_units - 1 else f"block_{index - 1}"
+
+    def build_unit(self, index: int) -> nn.Module:
+        return self._skeleton.unit(index)
+
+    def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[[Tensor], Tensor]:
+        """The model's own forward, see `Part`: the units are the modules in it."""
+        return self._skeleton.part(indices, units)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether input and output embeddings are one parameter."""
+        return self._skeleton.is_tied
+
+    def cut_problem(self, num_stages: int) -> str | None:
+        if num_stages == 1 or not self.is_tied:
+            return None
+        return (
+            f"{self.config.model_type} ties its output embeddings to its input embeddings, and a cut parts them: set "
+            "model.tie to false, which trains them apart, or model_pipeline.stages to 1"
+        )
+
+    def exactness_problem(self) -> str | None:
+        """As a small twin shows that is cut; what was found before is not found again."""
+        key = twin_key(self.values)
+        found = None if self._verdicts is None else self._verdicts.load(key)
+        if found is None:
+            found = difference(self.values, lambda values: HfFamily(values, TOKENS))
+            if self._verdicts is not None:
+                self._verdicts.store(key, found)
+        return found or None
+
+    def input_spec(self) -> TensorSpec:
+        return TensorSpec("int64", (self._seq_len,))
+
+    def label_spec(self) -> TensorSpec:
+        return TensorSpec("int64", (self._seq_len,))
+
+    def boundary_spec(self, index: int) -> TensorSpec:
+        last = self.config.vocab_size if index == self.num_units - 1 else self.config.hidden_size
+        return TensorSpec("float32", (self._seq_len, last))
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy in nats per token of logits (B, T, V) and next tokens (B, T)."""
+        logits = output if output.dtype == torch.float64 else output.float()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def activation_bytes(self, index: int) -> int:
+        if index == self.num_units - 1:
+            # What the norm puts out, the logits, their log-softmax.
+            return self.boundary_spec(0).num_bytes + 2 * self.boundary_spec(index).num_bytes
+        return super().activation_bytes(index)
+
+    def unit_costs(self) -> list[float]:
+        width, vocabulary = self.config.hidden_size, self.config.vocab_size
+        blocks = [self._multiply_adds(layer) + self._seq_len * width for layer in self._skeleton.layers]
+        head = vocabulary * width + _TOUCHED * (4 * vocabulary + 2 * width)
+        return [4.0 * _TOUCHED * width, *blocks, float(head)]
+
+    def _multiply_adds(self, layer: nn.Module) -> float:
+        """Of a token: one for each element of a matrix, of experts for as many as a token takes."""
+        experts = next((n for n in map(self._value, ("num_local_experts", "num_experts", "n_routed_experts")) if n), 1)
+        taken = (self._value("num_experts_per_tok") or experts) / experts
+        return sum(p.numel() * (taken if p.dim() > 2 and p.shape[0] == experts else 1.0) for p in layer.parameters())
+
+    def _value(self, name: str) -> int | None:
+        return getattr(self.config, name, None)

@@ -1,0 +1,139 @@
+"""What is used of transformers: configs, and models without memory. It is imported when a model of it is trained."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from shoal.errors import ConfigError
+from shoal.model.hf.described import INSTALL, transformers_version
+from shoal.model.stage import default_float32
+from shoal.model.valueless import WithoutValues
+
+_LEAST_VERSION: Final = (5, 9)
+# What configs take by these names, and keep by others.
+_OLD_NAMES: Final = frozenset({"attn_implementation", "experts_implementation", "rope_scaling", "rope_theta"})
+
+
+def is_kind(name: str) -> bool:
+    """Whether this is a model_type.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+    return name in _transformers().CONFIG_MAPPING
+
+
+def model_config(values: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
+    """Make the config of a model, which trains in float32 and keeps no cache.
+
+    Args:
+        values: `model_type` and what else is said.
+        named: Those of the values that a person has given by `model.extra`.
+
+    Raises:
+        ConfigError: There is no such kind of model, or a value is none of it.
+    """
+    transformers = _transformers()
+    given = dict(values)
+    kind: str = given.pop("model_type")
+    kinds: list[str] = list(transformers.CONFIG_MAPPING)
+    if kind not in kinds:
+        near = ", ".join(difflib.get_close_matches(kind, kinds)) or "as in the config.json of a model"
+        raise ConfigError(
+            f"model_type = {kind}: transformers {transformers.__version__} knows no such model; did you mean {near}?"
+        )
+    # The fastest kernels for experts take no float64, and are not the same on every processor.
+    given.setdefault("experts_implementation", "eager")
+    try:
+        config = transformers.AutoConfig.for_model(kind, **given)
+    except Exception as error:  # of the validators of transformers, which are many
+        reason = " ".join(str(error).split())[:400]
+        raise ConfigError(f"model.extra and config.json do not describe a {kind}: {reason}") from error
+    _require_known(kind, config, named)
+    return config
+
+
+def build_without_memory(config: Any) -> Any:
+    """Build the causal language model of a config on the meta device, in training mode and without values.
+
+    Raises:
+        ConfigError: The config is of another kind of model, or no model can be made of it.
+    """
+    transformers = _transformers()
+    try:
+        with torch.device("meta"), WithoutValues(), default_float32():
+            model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    except Exception as error:  # whatever the code of a model raises where sizes do not fit
+        reason = " ".join(str(error).split())[:400]
+        raise ConfigError(
+            f"{config.model_type} is no causal language model that can be built from this config: {reason}"
+        ) from error
+    return model.train()
+
+
+def build_whole(config: Any) -> Any:
+    """Build the model on the CPU as transformers does, in training mode."""
+    with default_float32():
+        return _transformers().AutoModelForCausalLM.from_config(copy.deepcopy(config)).train()
+
+
+def give_values(model: Any, module: nn.Module, around: nn.Module | None = None) -> None:
+    """Give a module without memory its memory, and initial values by the rules of the model that it is a part of.
+
+    On the meta device it stays without.
+
+    Args:
+        around: A module that has it, whose rules may be about its parts.
+
+    Raises:
+        ConfigError: The rules leave a tensor out.
+    """
+    module.to_empty(device=torch.get_default_device())
+    floats = [
+        (name, tensor)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        if tensor.is_floating_point() and not tensor.is_meta
+    ]
+    with torch.no_grad():
+        for _, tensor in floats:
+            tensor.fill_(torch.nan)
+        module.apply(model._init_weights)
+        if around is not None:
+            model._init_weights(around)
+    if left := [name for name, tensor in floats if tensor.isnan().any()]:
+        raise ConfigError(f"{type(model).__name__} of transformers gives no initial values to {', '.join(left[:5])}")
+
+
+def _require_known(kind: str, config: Any, named: Mapping[str, Any]) -> None:
+    """A config takes any key, and does nothing with those that it does not know."""
+    usual = type(config)()
+    known = {*usual.to_dict(), *usual.attribute_map, *_OLD_NAMES}
+    for key in named:
+        if key not in known and not hasattr(usual, key):
+            near = difflib.get_close_matches(key, known)
+            hint = f"did you mean {', '.join(near)}?" if near else "remove it"
+            raise ConfigError(f"model.extra.{key}: a {kind} of transformers has no such value; {hint}")
+
+
+def _transformers() -> Any:
+    found = transformers_version()
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _LEAST_VERSION:
+        least = ".".join(map(str, _LEAST_VERSION))
+        raise ConfigError(
+            f"model.family = hf needs transformers {least} or newer, of which a cut model is known to be exact, and "
+            f"{found} is installed: {INSTALL}"
+        )
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        raise ConfigError(f"transformers {found} cannot be imported ({error}): {INSTALL}") from error
+    transformers.logging.set_verbosity_error()
+    return transformers

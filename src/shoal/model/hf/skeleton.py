@@ -1,0 +1,197 @@
+"""Where a causal language model of transformers is cut, and a part of it that computes over some of its layers.
+
+    model                          unit
+    +-- base model
+    |   +-- embeddings, dropout    embedding     what comes before the list of layers
+    |   +-- list of layers         block_0 ...   the longest list there is: one entry for each of num_hidden_layers
+    |   +-- norm                   head          what comes after the list and has parameters,
+    +-- output embeddings          head          and what the model has beside its base model
+        rotary and the like        every part    what has no parameters: constants
+
+A part runs the model's own forward, so masks, positions and rotary embeddings are made once in it: its list holds its
+own layers, each list in its config that says something of every layer is cut alike, and what belongs to another part
+does nothing. Whether that is exact for a model is not assumed but proven (`verify`).
+
+Shapes: B samples, T tokens, C width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import ConfigError
+from shoal.model.hf.library import build_without_memory, give_values
+
+
+class Skeleton:
+    """A whole model without memory, taken apart. Its modules are copied, never used.
+
+    Args:
+        config: Of the model; stays as it is.
+
+    Raises:
+        ConfigError: It is no causal language model that can be built, or it is not made like one that can be cut.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.model = build_without_memory(config)
+        self.num_layers: int = config.num_hidden_layers
+        base: nn.Module = self.model.base_model
+        self._list = self._list_of_layers(base)
+        owner = _owner(base, self._list)
+        self.layers = list(cast("nn.ModuleList", base.get_submodule(self._list)))
+        names = [name for name, _ in owner.named_children()]
+        at = names.index(self._list.rpartition(".")[2])
+        self._before = {n: owner.get_submodule(n) for n in names[:at] if not _is_constant(owner.get_submodule(n))}
+        self._after = {n: owner.get_submodule(n) for n in names[at + 1 :] if _has_parameters(owner.get_submodule(n))}
+        self._beside = {n: m for n, m in self.model.named_children() if m is not base and _has_parameters(m)}
+        self._require_complete()
+        setattr(owner, names[at], nn.ModuleList())
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the input embeddings and the output embeddings are the same parameter."""
+        return bool(self.model.all_tied_weights_keys)
+
+    def unit(self, index: int) -> nn.Module:
+        """Return a copy of the modules of a unit, with initial values, or on the meta device without.
+
+        Raises:
+            ConfigError: The model's own rules leave a tensor without one.
+        """
+        if not 0 < index <= self.num_layers:
+            ends = nn.ModuleDict(copy.deepcopy(self._before if index == 0 else {**self._after, **self._beside}))
+            give_values(self.model, ends)
+            return ends
+        layer = copy.deepcopy(self.layers[index - 1])
+        base = copy.deepcopy(_owner(self.model.base_model, self._list))
+        setattr(base, self._list.rpartition(".")[2], nn.ModuleList([layer]))
+        give_values(self.model, layer, around=base)
+        return layer
+
+    def part(self, indices: range, units: nn.ModuleDict) -> Part:
+        """Return what computes over units: theirs are the modules that it runs."""
+        modules = dict(zip(indices, units.values(), strict=True))
+        first, last = modules.get(0), modules.get(self.num_layers + 1)
+        # No second copy of what the units are.
+        model = copy.deepcopy(self.model)
+        owner = _owner(model.base_model, self._list)
+        mine = [index - 1 for index in indices if 0 < index <= self.num_layers]
+        setattr(owner, self._list.rpartition(".")[2], nn.ModuleList([modules[layer + 1] for layer in mine]))
+        owner.config = _sliced(owner.config, mine, self.num_layers)
+        for name, module in self._before.items():
+            setattr(owner, name, _child(first, name) or self._absent(module))
+        for name in self._after:
+            setattr(owner, name, _child(last, name) or nn.Identity())
+        for name in self._beside:
+            setattr(model, name, _child(last, name) or nn.Identity())
+        if self.is_tied and first is not None and last is not None:
+            model.get_output_embeddings().weight = model.get_input_embeddings().weight
+        constants = nn.ModuleDict({name: module for name, module in owner.named_children() if _is_constant(module)})
+        for module in constants.values():
+            give_values(self.model, module)
+        return Part(model, constants, is_first=first is not None, is_last=last is not None)
+
+    def _absent(self, module: nn.Module) -> nn.Module:
+        """What stands for a module before the layers in a part that has others' output before its layers."""
+        is_positions = isinstance(module, nn.Embedding) and module is not self.model.get_input_embeddings()
+        return _NoPositions() if is_positions else nn.Identity()
+
+    def _list_of_layers(self, base: nn.Module) -> str:
+        for name, module in cast("Iterator[tuple[str, nn.Module]]", base.named_modules()):
+            if isinstance(module, nn.ModuleList) and len(module) == self.num_layers:
+                return name
+        raise ConfigError(
+            f"{type(self.model).__name__} of transformers has no list of its {self.num_layers} layers, so it cannot be "
+            "cut; a model of text alone may have one"
+        )
+
+    def _require_complete(self) -> None:
+        """Every parameter is of a unit, and the first one has the embeddings."""
+        units = [*self._before.values(), *self.layers, *self._after.values(), *self._beside.values()]
+        known = {id(parameter) for unit in units for parameter in unit.parameters()}
+        left = [name for name, p in self.model.named_parameters() if id(p) not in known]
+        shared = self._after.keys() & self._beside.keys()
+        embeddings = self.model.get_input_embeddings()
+        if left or shared or embeddings not in self._before.values() or self.model.get_output_embeddings() is None:
+            odd = ", ".join([*left[:5], *shared]) or "its embeddings"
+            raise ConfigError(
+                f"{type(self.model).__name__} of transformers is not made of embeddings, layers, a norm and a head, so "
+                f"it cannot be cut: look at {odd}"
+            )
+
+
+class Part(nn.Module):
+    """The model's own forward over some layers: tokens (B, T) or hidden (B, T, C) to hidden or logits (B, T, V).
+
+    The model is not registered: its parameters are the units'. What is, are constants, which keep their type: rotary
+    frequencies are float32 whatever a stage computes in.
+    """
+
+    def __init__(self, model: Any, constants: nn.ModuleDict, *, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.constants = constants
+        # In a tuple, where torch does not look.
+        self._model = (model,)
+        self._key = "input_ids" if is_first else "inputs_embeds"
+        self._is_last = is_last
+
+    @property
+    def model(self) -> Any:
+        """The model, whose modules are those of the units."""
+        return self._model[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes."""
+        model = self.model
+        if self._is_last:
+            return model(**{self._key: x}, use_cache=False).logits
+        return model.base_model(**{self._key: x}, use_cache=False).last_hidden_state
+
+    def train(self, mode: bool = True) -> Self:
+        """As every module, and the model's own modules with it."""
+        self.model.train(mode)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.constants.to(fn(torch.empty(0)).device)
+        return self
+
+
+class _NoPositions(nn.Module):
+    """Stands for learned positions, which the first part has added."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.zeros(())
+
+
+def _owner(base: nn.Module, name: str) -> Any:
+    """The module that has the list of layers."""
+    return base.get_submodule(name.rpartition(".")[0])
+
+
+def _child(unit: nn.Module | None, name: str) -> nn.Module | None:
+    return None if unit is None else cast("nn.ModuleDict", unit)[name]
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _is_constant(module: nn.Module) -> bool:
+    return not _has_parameters(module) and next(module.buffers(), None) is not None
+
+
+def _sliced(config: Any, layers: list[int], num_layers: int) -> Any:
+    """Return the config of a model of these layers alone."""
+    part = copy.copy(config)
+    for name, value in cast("dict[str, Any]", vars(config)).items():
+        if isinstance(value, list) and len(cast("list[Any]", value)) == num_layers:
+            setattr(part, name, [value[layer] for layer in layers])
+    part.num_hidden_layers = len(layers)
+    return part

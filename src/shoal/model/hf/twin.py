@@ -1,0 +1,143 @@
+"""A small twin of a model of transformers proves that cutting it is exact: forward and all gradients, bit for bit.
+
+    transformers' own class == our uncut stage == our stages, every unit alone, in halves, in thirds
+
+What a version of a model does between its layers (a scale, a cache that they share) may be in no list of what is cut. A
+model that is cut wrongly trains, and nobody sees it; so each is compared before a run, by a twin that takes a moment.
+
+Shapes: B samples, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from shoal.model.hf.described import transformers_version
+from shoal.model.hf.library import build_whole, model_config
+from shoal.model.hf.skeleton import Part
+from shoal.model.hf.small import few_layers, small_values
+from shoal.model.seeding import seeded
+from shoal.model.stage import Family, StageModule, build_stage
+
+TOKENS: Final = 12
+_SAMPLES: Final = 2
+SEED: Final = 1
+_MOST_PARAMETERS: Final = 400_000_000
+
+
+def difference(values: Mapping[str, Any], family_of: Callable[[dict[str, Any]], Family]) -> str:
+    """Return why a model must not be cut, in words; empty if it may be.
+
+    Args:
+        values: What transformers is told of it.
+        family_of: Makes the family of such values, for `TOKENS` tokens.
+
+    Raises:
+        ConfigError: The values describe no model.
+    """
+    config = model_config(values, {})
+    name = f"{config.model_type} of transformers {transformers_version()}"
+    reasons: list[str] = []
+    for twin_values in (small_values(values, config), few_layers(values, config)):
+        try:
+            twin = family_of(twin_values)
+            if reasons and _num_parameters(twin) > _MOST_PARAMETERS:
+                break
+            whole = _Whole(twin)
+        except Exception as error:  # noqa: BLE001 - a size may not go with another one, and then the model's own sizes do
+            reasons.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            continue
+        try:
+            found = whole.difference()
+        except Exception as error:  # noqa: BLE001 - whatever a layer raises that looks for another one
+            found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return f"{name} cannot be cut exactly: {found}; train another model, or another version" if found else ""
+    return f"{name} cannot be checked, and what is not checked is not cut: no small twin of it runs ({reasons[0]})"
+
+
+class _Whole:
+    """The model of transformers' own class with our initial values, and what it computes of a batch.
+
+    Raises:
+        Exception: The model cannot be built, or does not compute.
+    """
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._uncut = build_stage(family, 0, 1, seed=SEED)
+        generator = torch.Generator().manual_seed(SEED)
+        vocabulary = self._uncut.output_spec.shape[-1]
+        # Tokens 0 to 2 may mean padding and the like.
+        tokens = torch.randint(3, vocabulary, (_SAMPLES, TOKENS + 1), generator=generator)
+        self._inputs_BT, self._labels_BT = tokens[:, :-1], tokens[:, 1:]
+        ours = cast("Part", self._uncut.assembled).model
+        with seeded(SEED):
+            theirs = build_whole(ours.config)
+        theirs.load_state_dict(ours.state_dict())
+        with seeded(SEED):
+            output = theirs(input_ids=self._inputs_BT, use_cache=False).logits
+            torch.autograd.backward(family.loss(output, self._labels_BT))
+        self._expected = output.detach()
+        gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+        own_names = {id(parameter): name for name, parameter in self._uncut.named_parameters()}
+        self._gradients = {own_names[id(p)]: gradients[name] for name, p in ours.named_parameters()}
+
+    def difference(self) -> str:
+        """Return what stages compute otherwise; empty: nothing."""
+        for cut in _cuts(self._family):
+            stages = [build_stage(self._family, s, len(cut), seed=SEED, cut=cut) for s in range(len(cut))]
+            if found := self._difference_of(stages):
+                return f"in {len(cut)} stages {found}"
+        return ""
+
+    def _difference_of(self, stages: Sequence[StageModule]) -> str:
+        output = run_stages(stages, self._inputs_BT, self._labels_BT)
+        if not torch.equal(output, self._expected):
+            return f"the output is another one, by up to {(output - self._expected).abs().max().item():.1e}"
+        found = {name: parameter.grad for stage in stages for name, parameter in stage.named_parameters()}
+        if odd := sorted(found.keys() ^ self._gradients.keys()):
+            return f"there are other parameters ({', '.join(odd[:3])})"
+        for name, gradient in found.items():
+            expected = self._gradients[name]
+            if (gradient is None) != (expected is None):
+                return f"{name} has a gradient in one of the two alone"
+            if gradient is not None and expected is not None and not torch.equal(gradient, expected):
+                return f"the gradient of {name} is another one, by up to {(gradient - expected).abs().max().item():.1e}"
+        return ""
+
+
+def run_stages(stages: Sequence[StageModule], inputs: Tensor, labels: Tensor) -> Tensor:
+    """Run a batch forward and backward through all stages, which get gradients; returns the last one's output."""
+    passed: list[tuple[Tensor, Tensor]] = []
+    x = inputs
+    with seeded(SEED):
+        for stage in stages:
+            received = x.detach().requires_grad_(x.is_floating_point())
+            x = stage(received)
+            passed.append((received, x))
+    torch.autograd.backward(stages[-1].loss(x, labels))
+    for (_, sent), (received, _) in reversed(list(pairwise(passed))):
+        torch.autograd.backward(sent, received.grad)
+    return x.detach()
+
+
+def _cuts(family: Family) -> Iterator[list[int]]:
+    """In one piece; and if it may be cut, each unit alone, in halves and in thirds."""
+    units = family.num_units
+    yield [units]
+    if family.cut_problem(2) is not None:
+        return
+    yield [1] * units
+    yield [units // 2, units - units // 2]
+    if units > 3:
+        yield [units // 3, units // 3, units - 2 * (units // 3)]
+
+
+def _num_parameters(family: Family) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for index in range(family.num_units) for p in family.build_unit(index).parameters())

@@ -1,0 +1,84 @@
+"""Which models of transformers were found to be exact when they are cut, kept for the next start. No torch.
+
+One small file for each, in `$XDG_CACHE_HOME/shoal/hf_models` or `~/.cache/shoal/hf_models`: it holds what was asked and
+the reason against it, which is empty if the model is exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from shoal.model.hf.described import transformers_version
+from shoal.runtime.user_cache import user_cache
+
+_MAX_FILE_BYTES = 1 << 20
+
+
+class _Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file."""
+
+    key: str
+    reason: str
+
+
+def twin_key(values: Mapping[str, Any]) -> str:
+    """Return all that the verdict on a model depends on: the versions, and what transformers is told.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+    versions = [version("shoal"), version("torch"), transformers_version()]
+    return json.dumps([versions, values], sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What earlier starts have found.
+
+    Attributes:
+        folder: Holds the files; made when the first one is written.
+    """
+
+    folder: Path
+
+    @classmethod
+    def of_user(cls) -> Self:
+        """The verdicts of whoever runs this process."""
+        return cls(user_cache("hf_models"))
+
+    def load(self, key: str) -> str | None:
+        """Return the reason against a model, empty if there is none; None: nobody knows, or the file is unreadable."""
+        try:
+            with self._path(key).open("rb") as file:
+                verdict = msgspec.json.decode(file.read(_MAX_FILE_BYTES), type=_Verdict)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return verdict.reason if verdict.key == key else None
+
+    def store(self, key: str, reason: str) -> None:
+        """Keep a verdict, whole or not at all; where that is not possible, the next start finds out again."""
+        aside: str | None = None
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, aside = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self.folder)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(_Verdict(key, reason)))
+            os.replace(aside, self._path(key))
+        except OSError:
+            if aside is not None:
+                with suppress(OSError):
+                    os.unlink(aside)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

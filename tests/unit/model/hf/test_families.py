@@ -1,0 +1,70 @@
+"""Every known kind of model, cut: outputs, gradients and ten steps have the bits of transformers' own class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+from tests.unit.model.hf.families import EXACT, TOKENS, family_of, own_class
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import AdamW
+
+from shoal.model.hf.twin import SEED, run_stages
+from shoal.model.seeding import seeded
+from shoal.model.stage import build_stage
+
+_STEPS = 10
+
+
+def _batches() -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(_STEPS):
+        tokens = torch.randint(3, 97, (2, TOKENS + 1), generator=generator)
+        yield tokens[:, :-1], tokens[:, 1:]
+
+
+@cache
+def _expected(kind: str, dtype: torch.dtype) -> tuple[list[Tensor], list[dict[str, Tensor]], dict[str, Tensor]]:
+    """What transformers' own class computes: outputs and gradients of each step, and the parameters in the end."""
+    theirs, names = own_class(family_of(kind), dtype)
+    theirs.train()
+    parameters = dict(theirs.named_parameters())
+    optimizer = AdamW(parameters.values(), lr=1e-3, foreach=False)
+    outputs: list[Tensor] = []
+    gradients: list[dict[str, Tensor]] = []
+    for inputs, labels in _batches():
+        optimizer.zero_grad()
+        with seeded(SEED):
+            logits = theirs(input_ids=inputs, use_cache=False).logits
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+        outputs.append(logits.detach())
+        gradients.append({o: parameters[t].grad.clone() for o, t in names.items() if parameters[t].grad is not None})
+        optimizer.step()
+    return outputs, gradients, {ours: parameters[name].detach() for ours, name in names.items()}
+
+
+@pytest.mark.usual("llama-float32-2", "gpt2-float64-4", "qwen3_next-float32-3", "gemma2-float32-2")
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("kind", EXACT)
+def test_ten_steps_of_a_cut_model_have_the_bits_of_transformers_own_class(
+    kind: str, dtype: torch.dtype, num_stages: int
+) -> None:
+    outputs, gradients, parameters = _expected(kind, dtype)
+    stages = [build_stage(family_of(kind), s, num_stages, seed=7, dtype=dtype) for s in range(num_stages)]
+    named = {name: parameter for stage in stages for name, parameter in stage.named_parameters()}
+    assert named.keys() == parameters.keys()
+    optimizers = [AdamW(stage.parameters(), lr=1e-3, foreach=False) for stage in stages]
+    for step, (inputs, labels) in enumerate(_batches()):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        assert torch.equal(run_stages(stages, inputs, labels), outputs[step]), step
+        found = {name: parameter.grad for name, parameter in named.items() if parameter.grad is not None}
+        assert found.keys() == gradients[step].keys()
+        assert [n for n, gradient in found.items() if not torch.equal(gradient, gradients[step][n])] == [], step
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [n for n, parameter in named.items() if not torch.equal(parameter, parameters[n])] == []
