@@ -113,14 +113,14 @@ def give_values(model: Any, module: nn.Module, around: nn.Module | None = None) 
 
 
 def _require_known(kind: str, config: Any, named: Mapping[str, Any]) -> None:
-    """A config takes any key, and does nothing with those that it does not know."""
+    """A config takes any key, and some models read keys that it does not name; one that is nearly a name is a slip."""
     usual = type(config)()
     known = {*usual.to_dict(), *usual.attribute_map, *_OLD_NAMES}
     for key in named:
-        if key not in known and not hasattr(usual, key):
-            near = difflib.get_close_matches(key, known)
-            hint = f"did you mean {', '.join(near)}?" if near else "remove it"
-            raise ConfigError(f"model.extra.{key}: a {kind} of transformers has no such value; {hint}")
+        if key not in known and not hasattr(usual, key) and (near := difflib.get_close_matches(key, known)):
+            raise ConfigError(
+                f"model.extra.{key}: a {kind} of transformers has no such value; did you mean {' or '.join(near)}?"
+            )
 
 
 def _transformers() -> Any:

@@ -1,0 +1,116 @@
+"""A model of transformers, cut over servers: it is trained, recorded, computed again and taken home as any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import shoal
+from shoal.checkpoint.exporting import export_model
+from shoal.checkpoint.loading import open_model
+from shoal.config import Config
+from shoal.inference.evaluation import held_out_loss
+from shoal.wire.messages.step import Forward
+
+from .conftest import SEQ_LEN, MakeCluster, make_text, reproduces
+
+QWEN: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+}
+EXPERTS: dict[str, Any] = {
+    **QWEN,
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+def hf_config(extra: dict[str, Any] = QWEN, **sections: dict[str, Any]) -> Config:
+    values: dict[str, dict[str, Any]] = {
+        "run": {"deterministic": True, "seed": 3},
+        "data": {"seq_len": SEQ_LEN},
+        "model": {"family": "hf", "extra": extra},
+        "model_pipeline": {"stages": 2, "microbatches": 2},
+        "diloco": {"inner_steps": 3, "outer_steps": 2, "batch_size_per_step": 4},
+        "servers": {"replicas": 2},
+    }
+    return Config.model_validate({"device": "cpu", "wandb": False, **values, **sections})
+
+
+CASES: dict[str, Config] = {
+    "qwen3": hf_config(),
+    "experts": hf_config(EXPERTS),
+    "zero_bubble and bf16": hf_config(
+        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
+        model_pipeline={
+            "stages": 3,
+            "microbatches": 2,
+            "schedule": "zero_bubble",
+            "activation_checkpointing": True,
+        },
+    ),
+    "quantised": hf_config(quant={"base": {"activation_quant": "off"}}),
+    "tied in one stage": hf_config(
+        {**QWEN, "tie_word_embeddings": True}, model_pipeline={"stages": 1, "microbatches": 2}
+    ),
+}
+
+
+@pytest.mark.usual("qwen3")
+@pytest.mark.parametrize("case", CASES)
+async def test_a_run_is_recorded_replayed_bit_for_bit_and_loaded_in_one_piece(
+    case: str, make_cluster: MakeCluster
+) -> None:
+    config, dataset = CASES[case], make_text(200)
+    async with make_cluster(config, dataset=dataset) as cluster:
+        result = await cluster.run()
+    assert (result.audit.steps, result.audit.duplicates, result.audit.missing) == (12, 0, 0)
+    log_dir = cluster.host.log_dir
+    reproduces(log_dir, config, dataset)
+    model = shoal.load_model(log_dir / "model")
+    assert held_out_loss(model, dataset.holdout) == pytest.approx(result.summary["eval_loss_last"], abs=2e-3)
+    export_model(open_model(log_dir / "model"), log_dir / "taken_home")
+    home = shoal.load_model(log_dir / "taken_home")
+    tokens = torch.arange(SEQ_LEN).unsqueeze(0)
+    if case != "quantised":
+        assert torch.equal(home(tokens), model(tokens))
+
+
+async def test_what_is_trained_is_the_model_of_transformers_with_its_names(make_cluster: MakeCluster) -> None:
+    async with make_cluster(CASES["qwen3"], dataset=make_text(200)) as cluster:
+        await cluster.run()
+    model = shoal.load_model(cluster.host.log_dir / "model")
+    given = {name: value for name, value in QWEN.items() if name != "model_type"}
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **given, tie_word_embeddings=False)).eval()
+    state = {
+        name.replace("units.head.lm_head", "lm_head")
+        .replace("units.head", "model")
+        .replace("units.embedding", "model")
+        .replace("units.block_", "model.layers."): value
+        for name, value in model.state_dict().items()
+    }
+    theirs.load_state_dict(state)
+    tokens = torch.arange(SEQ_LEN).unsqueeze(0)
+    assert torch.equal(theirs(input_ids=tokens, use_cache=False).logits, model(tokens))
+
+
+async def test_a_stage_that_loses_a_replica_goes_on(make_cluster: MakeCluster) -> None:
+    async with make_cluster(
+        hf_config(diloco={"inner_steps": 4, "outer_steps": 2, "batch_size_per_step": 4})
+    ) as cluster:
+        cluster.when(Forward, action=lambda: cluster.kill_server(1), receiver=cluster.servers[1].peer, number=5)
+        result = await cluster.run()
+    assert result.summary["exit"] == "done"
+    assert (result.audit.duplicates, result.audit.missing) == (0, 0)
