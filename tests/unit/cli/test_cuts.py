@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.cli.cuts import has_cut, profiled_device, with_known_cut, with_profiled_cut
+from shoal.cli.cuts import has_cut, is_settled, profiled_device, with_known_cut, with_profiled_cut
 from shoal.cli.host import SwarmHost
 from shoal.config import Config
 from shoal.errors import ConfigError, RemoteError
@@ -127,6 +127,18 @@ async def test_the_profilers_costs_decide_the_cut_and_the_user_hears_it() -> Non
     cut, host, notices = await _profiled(_config(), {"costs": SKEWED, "source": "measured"})
     assert (cut, host.asked) == ((5, 1), [True])
     assert notices == ["measured what the units of the model cost in 0.50 s: 5 + 1 units a stage"]
+
+
+async def test_a_model_of_transformers_is_proven_by_a_profiler_also_where_its_cut_is_known() -> None:
+    config = _config(model={"family": "hf", "extra": {"model_type": "qwen3"}}, model_pipeline={"cut": [5, 1]})
+    known = with_known_cut(config)
+    assert has_cut(known)
+    assert not is_settled(known)
+    cut, host, notices = await _profiled(known, {"costs": [1.0] * 6, "source": "static"})
+    assert (cut, host.asked, notices) == ((5, 1), [False], [])
+    with pytest.raises(ConfigError, match="there is no such family"):
+        await _profiled(known, 2)
+    assert is_settled(_config(model_pipeline={"cut": [5, 1]}))
 
 
 async def test_warnings_of_the_profiler_reach_the_user() -> None:

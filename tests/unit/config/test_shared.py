@@ -9,7 +9,7 @@ import pytest
 
 from shoal.config import Config, load_config
 from shoal.config.load import load_with_origins
-from shoal.config.shared import adopt_shared, shared_configuration
+from shoal.config.shared import adopt_shared, changed_keys, fork_shared, shared_configuration
 from shoal.errors import ConfigError
 
 RUN = load_config(
@@ -155,3 +155,24 @@ def test_keys_of_another_version_are_an_error_of_the_user() -> None:
     shared["diloco"]["from_the_future"] = 1
     with pytest.raises(ConfigError, match=r"diloco\.from_the_future.*client's version"):
         adopt_shared(Config(), {}, shared)
+
+
+def _hf_run(**more: Any) -> Config:
+    model = {"family": "hf", "name_or_path": "./qwen", "hf_config": {"model_type": "qwen3", "hidden_size": 64}, **more}
+    return load_config(None, {"model": model, "model_pipeline": {"cut": [3, 3]}}, {})
+
+
+def test_what_a_model_of_transformers_is_travels_with_the_run() -> None:
+    for flags in ((), ("--model.family=hf", "--model.name-or-path=./qwen")):
+        assert _adopt(*flags, run=_hf_run()).model == _hf_run().model
+    with pytest.raises(ConfigError, match=r"model\.name_or_path = '\./llama' .*the run has '\./qwen'"):
+        _adopt("--model.family=hf", "--model.name-or-path=./llama", run=_hf_run())
+
+
+@pytest.mark.parametrize(("named", "known"), [("./qwen", True), ("./llama", False)])
+def test_a_run_that_goes_on_reads_the_config_again_only_of_another_model(named: str, known: bool) -> None:
+    run = shared_configuration(_hf_run())
+    host, origins = load_with_origins(None, (f"--model.name-or-path={named}",), {}, run=run)
+    assert (host.model.hf_config is not None) == known
+    forked = fork_shared(host, changed_keys(host, origins, run), run)
+    assert (forked.model.name_or_path, forked.model.hf_config is not None) == (named, known)

@@ -190,3 +190,22 @@ def test_figures_that_are_no_figures_are_refused() -> None:
     family.own = [1.0, float("nan"), 1.0]
     with pytest.raises(ConfigError, match="nan"):
         _profile(family)
+
+
+class Slowed(Timed):
+    """Its stages take three times what their units do."""
+
+    def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[[Tensor], Tensor]:
+        compute = super().assemble(indices, units)
+
+        def slowly(x: Tensor) -> Tensor:
+            for _ in range(2):
+                compute(x)
+            return compute(x)
+
+        return slowly
+
+
+def test_a_unit_is_measured_as_its_family_computes_over_it() -> None:
+    family = Slowed([(0.0, 0.001), (0.0, 0.002)], Stopwatch())
+    assert _profile(family).costs_s == pytest.approx((0.024, 0.048))

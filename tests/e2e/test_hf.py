@@ -1,0 +1,81 @@
+"""A model of transformers through the real command: from its folder to a model that is taken home, or refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.e2e.launched import ROOT, completed, launched
+
+from shoal.checkpoint.loading import open_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+_CONFIG = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 256,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+
+
+def _file(tmp_path: Path, **model: object) -> str:
+    values = {
+        "wandb": False,
+        "run": {"deterministic": True},
+        "data": {"seq_len": 64, "holdout_fraction": 0.02},
+        "model": {"family": "hf", **model},
+        "model_pipeline": {"stages": 2, "microbatches": 2},
+        "diloco": {"inner_steps": 4, "outer_steps": 2, "batch_size_per_step": 4},
+        "servers": {"replicas": 2},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    return f"--config-path={tmp_path / 'run.yaml'}"
+
+
+def _folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    return folder
+
+
+def test_a_qwen3_of_a_folder_trains_in_two_stages_and_is_computed_again_without_the_folder(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    run = completed(tmp_path, _file(tmp_path, name_or_path=str(folder), tie=False))
+    shutil.rmtree(folder)
+    summary = run.summary()
+    assert (summary["stages"], summary["outer_rounds"], summary["exit"]) == (2, 2, "done")
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+    # Near ln 256 at first.
+    assert 5.2 < summary["eval_loss_first"] < 6.0
+    assert summary["eval_loss_last"] < summary["eval_loss_first"]
+    assert run.log_dir is not None
+    again = subprocess.run([sys.executable, "-m", "shoal", "replay", str(run.log_dir)], cwd=ROOT, check=False)
+    assert again.returncode == 0
+    assert open_model(run.log_dir).whole().get_parameter("units.head.lm_head.weight").shape == (256, 48)
+
+
+def test_tied_embeddings_over_a_cut_and_a_model_that_is_not_exact_end_with_exit_code_2(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 256, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    for model, says in (
+        ({"name_or_path": str(_folder(tmp_path))}, "set model.tie to false"),
+        ({"extra": {"model_type": "opt", **sizes}, "tie": False}, "opt of transformers"),
+    ):
+        with launched(tmp_path, _file(tmp_path, **model)) as run:
+            assert run.ends(150.0) == 2
+            assert says in run.output
+            run.leaves_nothing()
