@@ -114,7 +114,7 @@ def run_local(
         return _print_config(load_whole(config_path, flags))
     from shoal.cli.early import early_start
 
-    with early_start(config_path, flags) as early:
+    with early_start() as early:
         config = load_whole(config_path, flags)
         from shoal.cli.local import run_local as serve
 
@@ -141,7 +141,7 @@ def _resume(wanted: str, config_path: Path | None, flags: Sequence[str], *, is_l
     from shoal.cli.runs_here import end_leftovers
 
     end_leftovers()
-    with early_start(config_path, flags) as early:
+    with early_start() as early:
         resumption = look()
         if is_local:
             from shoal.cli.local import run_local as serve_local
@@ -177,7 +177,7 @@ def start_trainer_client(
         return _print_config(load_client(config_path, flags)[0])
     from shoal.cli.early import early_start
 
-    with early_start(config_path, flags) as early:
+    with early_start() as early:
         config, origins = load_client(config_path, flags)
         from shoal.cli.client_host import start_trainer_client as serve
 
@@ -235,7 +235,7 @@ def _serve(
     if print_config:
         return _print_config(config)
     require_membership(config)
-    with early_start(config_path, flags) as early:
+    with early_start() as early:
         from shoal.cli.server_host import start_mirror, start_servers
 
         serve = start_mirror if as_mirror else start_servers

@@ -8,23 +8,26 @@ ends before it has begun (a wrong key, Ctrl-C), both are gone when the context i
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from shoal.cli.interrupts import Interrupts
 from shoal.clock import SystemClock
+from shoal.model.hf.described import FAMILY
 from shoal.runtime.file_limit import raise_file_limit
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.run_note import RunNote
 from shoal.wire.messages.base import Hop
+
+if TYPE_CHECKING:
+    from shoal.config.model import ModelConfig
 
 PRELOAD = (
     "torch",
@@ -46,7 +49,7 @@ PRELOAD = (
 )
 """What the fork server imports once for all roles."""
 
-_FOR_TRANSFORMERS = "shoal.model.hf.preloaded"
+_FOR_TRANSFORMERS = ("shoal.model.hf.preloaded",)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class EarlyStart:
         """
         self._interrupts.give_back()
         self._interrupts.check()
+
+    def preload_for(self, model: ModelConfig) -> None:
+        """Have what this model needs besides imported once, before the roles that need it are forked."""
+        if model.family == FAMILY:
+            self.fork_servers.preload(_FOR_TRANSFORMERS)
 
     def announce(
         self, run_id: str, log_dir: Path, client: Hop | None = None, hosts: Literal["servers", "mirror"] = "servers"
@@ -96,31 +104,16 @@ class EarlyStart:
 
 
 @contextmanager
-def early_start(config_path: Path | None = None, flags: Sequence[str] = ()) -> Generator[EarlyStart, None, None]:
+def early_start() -> Generator[EarlyStart, None, None]:
     """Start, and leave nothing when the context is left.
-
-    Args:
-        config_path: as the user gives it, and so are the flags; they are only looked at for the libraries of the run.
 
     Raises:
         ConfigError: the runtime directory cannot be made.
     """
     raise_file_limit()
     with Interrupts() as interrupts, RunDir() as run_dir:
-        more = (_FOR_TRANSFORMERS,) if seems_of_transformers(config_path, flags) else ()
-        fork_servers = ForkServers((*PRELOAD, *more), run_dir.path)
+        fork_servers = ForkServers(PRELOAD, run_dir.path)
         try:
             yield EarlyStart(run_dir, fork_servers, interrupts)
         finally:
             fork_servers.kill()
-
-
-def seems_of_transformers(config_path: Path | None, flags: Sequence[str]) -> bool:
-    """Guess whether a run trains a model of transformers, before its configuration is read.
-
-    Where the guess is wrong, each role imports what it needs, or the fork server what nobody does.
-    """
-    said = "\n".join(flags)
-    with suppress(OSError, UnicodeDecodeError):
-        said += "" if config_path is None else f"\n{config_path.read_text(encoding='utf-8')}"
-    return re.search(r"\bfamily\W+hf\b", said) is not None

@@ -1,31 +1,27 @@
-"""What is started before the configuration is read."""
+"""What is started before the configuration is read, and what is asked of it once that is."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from shoal.cli.early import seems_of_transformers
-
-ROOT = Path(__file__).parents[3]
+from shoal.cli.early import EarlyStart
+from shoal.config.model import ModelConfig
 
 
 @pytest.mark.parametrize(
-    ("file", "flags", "seems"),
+    ("model", "expected"),
     [
-        (None, (), False),
-        (None, ("--model.family=hf",), True),
-        (None, ("--no-wandb", "--model.family", "hf"), True),
-        (None, ("--model-family", "hf"), True),
-        (None, ("--model.family=hfx:Class",), False),
-        ("configs/qwen3_tiny.yaml", (), True),
-        ("configs/sandbox.yaml", (), False),
-        ("configs/sandbox.yaml", ("--model.family=hf",), True),
-        ("configs/nowhere.yaml", (), False),
+        (ModelConfig(), []),
+        (ModelConfig(family="own.package:Own"), []),
+        (ModelConfig(family="hf", extra={"model_type": "qwen3"}), ["shoal.model.hf.preloaded"]),
     ],
+    ids=["gpt", "own", "hf"],
 )
-def test_a_run_of_a_model_of_transformers_is_known_before_its_configuration_is_read(
-    file: str | None, flags: tuple[str, ...], seems: bool
-) -> None:
-    assert seems_of_transformers(None if file is None else ROOT / file, flags) == seems
+def test_what_a_model_needs_is_imported_once_for_all_roles(model: ModelConfig, expected: list[str]) -> None:
+    asked: list[str] = []
+    early = EarlyStart(cast(Any, None), cast(Any, SimpleNamespace(preload=asked.extend)), cast(Any, None))
+    early.preload_for(model)
+    assert asked == expected
