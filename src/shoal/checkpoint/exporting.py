@@ -5,9 +5,9 @@ source -> stage 0: fold, write, forget -> stage 1 ... -> read back by `open_mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import torch
 import yaml
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shoal.checkpoint.byte_tokenizer import TOKENIZER_FILE, byte_tokenizer_files
 from shoal.checkpoint.gpt2_folder import gpt2_config, gpt2_name
+from shoal.checkpoint.hf_folder import HfForm
 from shoal.checkpoint.loading import YAML, open_model
 from shoal.checkpoint.model_folder import CONFIG, TENSORS, ModelFolder, configuration_with_cut
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
@@ -28,6 +29,7 @@ from shoal.optim.flat import FlatEntry, state_buffers, tensor_sha256
 from shoal.quant.fold import fold_weights, folded_quant
 
 Format = Literal["hf", "safetensors"]
+_OF_TRANSFORMERS: Final = ("gpt", "hf")
 _TOKENIZER_FILES: Final = (
     TOKENIZER_FILE,
     "tokenizer_config.json",
@@ -40,11 +42,11 @@ _TOKENIZER_FILES: Final = (
 
 
 def export_model(source: ModelSource, to: Path, format: Format | None = None) -> Format:
-    """Write a model as transformers' GPT-2 with its tokenizer, or as a state dict with its configuration.
+    """Write a model as one of transformers with its tokenizer, or as a state dict with its configuration.
 
     Args:
         to: The folder; an existing one is replaced as a whole.
-        format: None: "hf" for the family gpt, else "safetensors".
+        format: None: "hf" for the families gpt and hf, else "safetensors".
 
     Returns:
         The format.
@@ -56,22 +58,18 @@ def export_model(source: ModelSource, to: Path, format: Format | None = None) ->
         OSError: The source cannot be read.
     """
     config = source.config.model_copy(update={"quant": folded_quant(source.config.quant)})
-    is_gpt = config.model.family == "gpt"
     if format is None:
-        format = "hf" if is_gpt and config.quant is None else "safetensors"
-    if format == "hf":
-        _require_gpt2(config)
-    layouts = stage_layouts(config)
+        format = "hf" if config.model.family in _OF_TRANSFORMERS and config.quant is None else "safetensors"
+    form = _form(config, format)
     try:
         folder = WholeFolder(to)
     except OSError as error:
         raise cannot_write(to, error) from error
     try:
-        entries = [_stored(entry, format) for layout in layouts for entry in layout.entries]
-        digests = _write_tensors(source, folder, entries, format)
+        digests = _write_tensors(source, folder, form)
         folder.write(YAML, yaml.safe_dump(configuration_with_cut(config), sort_keys=False, allow_unicode=True).encode())
-        if format == "hf":
-            folder.write_json(CONFIG, gpt2_config(config))
+        if form.described is not None:
+            folder.write_json(CONFIG, form.described)
             for name, content in _tokenizer_files(source).items():
                 folder.write(name, content)
         _require_equal(folder.aside, config, digests)
@@ -108,38 +106,76 @@ def import_model(source: ModelSource, to: Path) -> None:
         folder.discard()
 
 
-def _require_gpt2(config: Config) -> None:
-    if config.model.family != "gpt":
+class _Form(Protocol):
+    """How a model is written.
+
+    Attributes:
+        entries: Of all tensors in the file.
+        described: The content of config.json; None: there is none.
+    """
+
+    entries: list[FlatEntry]
+    described: dict[str, Any] | None
+
+    def tensors(self, stage: StageModule) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of a stage as the file has them."""
+        ...
+
+
+class _NativeForm:
+    """A state dict."""
+
+    def __init__(self, config: Config) -> None:
+        self.entries = [entry for layout in stage_layouts(config) for entry in layout.entries]
+        self.described: dict[str, Any] | None = None
+
+    def tensors(self, stage: StageModule) -> Iterator[tuple[str, Tensor]]:
+        yield from _state(stage).items()
+
+
+class _Gpt2Form:
+    """The family gpt as a GPT-2 of transformers."""
+
+    def __init__(self, config: Config) -> None:
+        native = [entry for layout in stage_layouts(config) for entry in layout.entries]
+        self.entries = [_gpt2_entry(entry) for entry in native]
+        self.described: dict[str, Any] | None = gpt2_config(config)
+
+    def tensors(self, stage: StageModule) -> Iterator[tuple[str, Tensor]]:
+        for name, values in _state(stage).items():
+            stored, is_transposed = gpt2_name(name)
+            yield stored, values.t() if is_transposed else values
+
+
+def _gpt2_entry(entry: FlatEntry) -> FlatEntry:
+    name, is_transposed = gpt2_name(entry.name)
+    return FlatEntry(name, entry.shape[::-1] if is_transposed else entry.shape, entry.dtype, entry.offset)
+
+
+def _form(config: Config, format: Format) -> _Form:
+    if format == "safetensors":
+        return _NativeForm(config)
+    if config.model.family not in _OF_TRANSFORMERS:
         raise ConfigError(
             f"--format hf: the family {config.model.family} is no model of transformers; use --format safetensors"
         )
     if config.quant is not None:
         raise ConfigError(
-            "--format hf: this model quantises what its layers take, for which a GPT-2 of transformers has no place; "
+            "--format hf: this model quantises what its layers take, for which a model of transformers has no place; "
             "use --format safetensors"
         )
+    return _Gpt2Form(config) if config.model.family == "gpt" else HfForm(config)
 
 
-def _stored(entry: FlatEntry, format: Format) -> FlatEntry:
-    """How a tensor stands in the file."""
-    if format == "safetensors":
-        return entry
-    name, is_transposed = gpt2_name(entry.name)
-    return FlatEntry(name, entry.shape[::-1] if is_transposed else entry.shape, entry.dtype, entry.offset)
-
-
-def _write_tensors(
-    source: ModelSource, folder: WholeFolder, entries: list[FlatEntry], format: Format
-) -> dict[str, str]:
+def _write_tensors(source: ModelSource, folder: WholeFolder, form: _Form) -> dict[str, str]:
     """Write all tensors; return what each hashes to, by its native name."""
     digests: dict[str, str] = {}
-    with TensorFileWriter(folder.create(TENSORS), entries) as file:
+    with TensorFileWriter(folder.create(TENSORS), form.entries) as file:
         for stage in source.stages():
             fold_weights(stage)
-            for name, values in _state(stage).items():
-                digests[name] = tensor_sha256(values)
-                stored, is_transposed = gpt2_name(name) if format == "hf" else (name, False)
-                file.write(stored, values.t() if is_transposed else values)
+            digests |= {name: tensor_sha256(values) for name, values in _state(stage).items()}
+            for name, values in form.tensors(stage):
+                file.write(name, values)
             del stage
         file.finish()
     return digests

@@ -10,27 +10,25 @@ Both keep q, k and v in this order, and norms add 1e-5; a projection's weight is
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from shoal.checkpoint.byte_tokenizer import TOKENIZER_FILE, is_byte_tokenizer
+from shoal.checkpoint.hf_files import tensor_files
 from shoal.checkpoint.model_source import ModelSource
-from shoal.checkpoint.tensor_file import TensorFile
 from shoal.config.schema import Config
-from shoal.errors import ConfigError, StateMismatch
+from shoal.errors import ConfigError
 
 MODEL_TYPE: Final = "gpt2"
 ACTIVATIONS: Final = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
 """What transformers calls an activation -> `model.activation`."""
-TENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _NORM_EPS = 1e-5
 _HEAD, _TOKENS = "lm_head.weight", "transformer.wte.weight"
 _PLACES: Final = {
@@ -106,7 +104,7 @@ def open_gpt2(folder: Path, described: Mapping[str, Any], configuration: Mapping
         OSError: A file cannot be read.
     """
     config = _native_config(folder, described, configuration)
-    files = _files(folder)
+    files = tensor_files(folder)
     tensors = {_full_name(name): (file, name) for file in files for name in file.shapes if not _MASKS.fullmatch(name)}
     is_tied = bool(described.get("tie_word_embeddings", True))
     if is_tied and _TOKENS in tensors:
@@ -150,30 +148,6 @@ def _is_transposed(name: str) -> bool:
 def _full_name(name: str) -> str:
     """Files of the bare model leave the first part out."""
     return name if name == _HEAD or name.startswith("transformer.") else f"transformer.{name}"
-
-
-def _files(folder: Path) -> list[TensorFile]:
-    """The file of the tensors, or those that an index names.
-
-    Raises:
-        ConfigError: There are none in this form.
-        StateMismatch: One is damaged.
-    """
-    if (folder / TENSORS).is_file():
-        return [TensorFile(folder / TENSORS)]
-    try:
-        index = json.loads((folder / INDEX).read_bytes())
-        names = sorted(set(cast("dict[str, str]", index["weight_map"]).values()))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{folder} has no {TENSORS}: shoal reads no pickled weights; save the model with transformers' "
-            "save_pretrained, which writes safetensors"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{folder / INDEX} is no index of tensors: {type(error).__name__}: {error}") from None
-    if odd := [name for name in names if Path(name).name != name or not (folder / name).is_file()]:
-        raise StateMismatch(f"{folder / INDEX} names {odd[0]!r}, which is not in the folder: take the folder as it was")
-    return [TensorFile(folder / name) for name in names]
 
 
 def _native_config(folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None) -> Config:

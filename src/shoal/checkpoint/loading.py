@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from shoal.checkpoint.gpt2_folder import MODEL_TYPE, open_gpt2
+from shoal.checkpoint.hf_folder import open_hf
 from shoal.checkpoint.manifest import GENESIS, MANIFEST, stored_layouts
 from shoal.checkpoint.model_folder import CONFIG, FORMAT, RECORD, TENSORS, TOKENIZER
 from shoal.checkpoint.model_source import ModelSource
@@ -31,6 +32,7 @@ from shoal.config.model import NATIVE_FAMILIES
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
 from shoal.identity import verify
+from shoal.model.hf.described import FAMILY
 from shoal.model.stage import StageModule
 from shoal.swarm.records import outcome_of, record_hash, signed_from_json, unseal
 from shoal.wire.messages.round import Record, StageHashes
@@ -79,14 +81,19 @@ def open_model(path: Path, *, family: str | None = None) -> ModelSource:
     if not (folder / CONFIG).exists() and (folder / YAML).is_file():
         return _open_export(folder, family)
     described = _json(folder / CONFIG)
-    if described.get("model_type") == MODEL_TYPE:
-        return open_gpt2(folder, described, _yaml(folder / YAML) if (folder / YAML).is_file() else None)
     if "format" not in described and "model_type" in described:
-        raise ConfigError(
-            f"{folder} holds a {described['model_type']} of transformers: shoal reads {MODEL_TYPE}, which its family "
-            "gpt is"
-        )
+        return _open_transformers(folder, described)
     return _open_native(folder, described, family)
+
+
+def _open_transformers(folder: Path, described: Mapping[str, Any]) -> ModelSource:
+    """Open an export of ours, or a model from elsewhere: a GPT-2 as the family gpt, any other as the family hf."""
+    configuration = _yaml(folder / YAML) if (folder / YAML).is_file() else None
+    model: object = (configuration or {}).get("model")
+    is_hf = isinstance(model, dict) and cast("dict[str, Any]", model).get("family") == FAMILY
+    if described["model_type"] == MODEL_TYPE and not is_hf:
+        return open_gpt2(folder, described, configuration)
+    return open_hf(folder, described, configuration)
 
 
 def _open_native(folder: Path, described: Mapping[str, Any], family: str | None) -> ModelSource:

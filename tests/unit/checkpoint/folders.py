@@ -12,6 +12,7 @@ from shoal.checkpoint.model_layout import StageLayout, stage_layouts
 from shoal.config import Config
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule, build_stage
+from shoal.optim.flat import state_buffers
 from shoal.quant.apply import apply_quant
 
 GPT = {"num_layers": 3, "hidden_size": 24, "num_heads": 2, "mlp_ratio": 3}
@@ -30,7 +31,7 @@ def trained_stages(config: Config) -> list[StageModule]:
     for stage in stages:
         apply_quant(stage, config.quant)
         with torch.no_grad():
-            for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
+            for name, tensor in (*stage.named_parameters(), *state_buffers(stage)):
                 if not tensor.is_floating_point():
                     continue
                 moved = torch.randn(tensor.shape, generator=generator)
@@ -49,7 +50,7 @@ def write_model(path: Path, config: Config) -> Path:
 
 
 def state_of(module: StageModule) -> dict[str, torch.Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {**dict(module.named_parameters()), **dict(state_buffers(module))}
 
 
 def assert_same(first: StageModule, second: StageModule) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -56,10 +57,12 @@ def with_hf_config(model: ModelConfig) -> ModelConfig:
             f"model.name_or_path = {model.name_or_path}: {path} names no model_type, so it describes no model of "
             "transformers; give the folder of one"
         )
-    said = cast("dict[str, Any]", content)
-    return model.model_copy(
-        update={"hf_config": {key: value for key, value in said.items() if key not in _NOT_OF_THE_MODEL}}
-    )
+    return model.model_copy(update={"hf_config": of_the_model(cast("dict[str, Any]", content))})
+
+
+def of_the_model(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config.json says of the model alone."""
+    return {key: value for key, value in described.items() if key not in _NOT_OF_THE_MODEL}
 
 
 def config_values(model: ModelConfig) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Shapes: B samples, T tokens, C width, V vocabulary.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -17,6 +18,7 @@ from shoal.errors import ConfigError
 from shoal.model.hf.described import config_values
 from shoal.model.hf.library import model_config
 from shoal.model.hf.skeleton import Skeleton
+from shoal.model.hf.stored import StoredUnits
 from shoal.model.hf.twin import TOKENS, difference
 from shoal.model.hf.verdicts import Verdicts, twin_key
 from shoal.model.stage import Family, TensorSpec
@@ -76,6 +78,25 @@ class HfFamily(Family):
     @cached_property
     def _skeleton(self) -> Skeleton:
         return Skeleton(self.config)
+
+    @cached_property
+    def stored(self) -> StoredUnits:
+        """How the units stand in the files of transformers."""
+        return StoredUnits(self._skeleton)
+
+    @property
+    def file_config(self) -> dict[str, Any]:
+        """The content of a config.json, for transformers' own class."""
+        of_class = {"architectures": [type(self._skeleton.model).__name__], "dtype": "float32"}
+        return {**json.loads(self._skeleton.model.config.to_json_string()), **of_class}
+
+    def stored_state(self, index: int, unit: nn.Module) -> dict[str, Tensor]:
+        """Return a unit's tensors as files have them, by their names there. Tied embeddings are the first unit's."""
+        state: dict[str, Tensor] = dict(unit.state_dict())
+        if self.is_tied and index == self.num_units - 1:
+            whole_names = self._skeleton.whole_names(index, state)
+            del state[whole_names[self._skeleton.embedding_names[1]]]
+        return self.stored.stored(index, state)
 
     @property
     def num_units(self) -> int:

@@ -7,7 +7,7 @@ import difflib
 import importlib
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from shoal.model.hf.described import INSTALL, transformers_version
 from shoal.model.stage import default_float32
 from shoal.model.valueless import WithoutValues
 
+_FLOAT: Final = "__float__"
 _LEAST_VERSION: Final = (5, 9)
 # What configs take by these names, and keep by others.
 _OLD_NAMES: Final = frozenset({"attn_implementation", "experts_implementation", "rope_scaling", "rope_theta"})
@@ -42,7 +43,7 @@ def model_config(values: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
         ConfigError: There is no such kind of model, or a value is none of it.
     """
     transformers = _transformers()
-    given = dict(values)
+    given: dict[str, Any] = {name: _special(value) for name, value in values.items()}
     kind: str = given.pop("model_type")
     kinds: list[str] = list(transformers.CONFIG_MAPPING)
     if kind not in kinds:
@@ -112,6 +113,15 @@ def give_values(model: Any, module: nn.Module, around: nn.Module | None = None) 
         raise ConfigError(f"{type(model).__name__} of transformers gives no initial values to {', '.join(left[:5])}")
 
 
+def _special(value: Any) -> Any:
+    """JSON has no infinity: a config.json says it by an object."""
+    if isinstance(value, list):
+        return [_special(each) for each in cast("list[Any]", value)]
+    if isinstance(value, dict) and set(cast("dict[str, Any]", value)) == {_FLOAT}:
+        return float(value[_FLOAT])
+    return cast("Any", value)
+
+
 def _require_known(kind: str, config: Any, named: Mapping[str, Any]) -> None:
     """A config takes any key, and some models read keys that it does not name; one that is nearly a name is a slip."""
     usual = type(config)()
@@ -136,4 +146,5 @@ def _transformers() -> Any:
     except ImportError as error:
         raise ConfigError(f"transformers {found} cannot be imported ({error}): {INSTALL}") from error
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     return transformers

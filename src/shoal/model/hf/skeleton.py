@@ -18,7 +18,7 @@ Shapes: B samples, T tokens, C width, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, cast
 
 import torch
@@ -45,6 +45,7 @@ class Skeleton:
         self._list = self._list_of_layers(base)
         owner = _owner(base, self._list)
         self.layers = list(cast("nn.ModuleList", base.get_submodule(self._list)))
+        self._place = next(name for name, module in self.model.named_modules() if module is owner)
         names = [name for name, _ in owner.named_children()]
         at = names.index(self._list.rpartition(".")[2])
         self._before = {n: owner.get_submodule(n) for n in names[:at] if not _is_constant(owner.get_submodule(n))}
@@ -57,6 +58,15 @@ class Skeleton:
     def is_tied(self) -> bool:
         """Whether the input embeddings and the output embeddings are the same parameter."""
         return bool(self.model.all_tied_weights_keys)
+
+    @property
+    def embedding_names(self) -> tuple[str, str]:
+        """The names in the whole model of the input embeddings' parameter and the output embeddings'."""
+        ends = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        modules = cast("Iterator[tuple[str, nn.Module]]", self.model.named_modules())
+        found = {id(module): name for name, module in modules}
+        before, after = (f"{found[id(module)]}.weight" for module in ends)
+        return before, after
 
     def unit(self, index: int) -> nn.Module:
         """Return a copy of the modules of a unit, with initial values, or on the meta device without.
@@ -96,6 +106,35 @@ class Skeleton:
         for module in constants.values():
             give_values(self.model, module)
         return Part(model, constants, is_first=first is not None, is_last=last is not None)
+
+    def whole_names(self, index: int, inner: Iterable[str]) -> dict[str, str]:
+        """Return the names in the whole model of what has these names in a unit, and the latter."""
+        if 0 < index <= self.num_layers:
+            return {f"{self._of_layer(index)}.{name}": name for name in inner}
+        beside = {name for name in inner if name.partition(".")[0] in self._beside}
+        return {name if name in beside else _joined(self._place, name): name for name in inner}
+
+    def unit_of_each(self) -> dict[str, int]:
+        """Return the unit of each tensor of the whole model, by its name there."""
+        ends = nn.ModuleDict(self._before), nn.ModuleDict({**self._after, **self._beside})
+        units = enumerate([ends[0], *self.layers, ends[1]])
+        return {whole: index for index, unit in units for whole in self.whole_names(index, unit.state_dict())}
+
+    def around(self, index: int, unit: nn.Module) -> Any:
+        """Return a whole model without memory that has a unit's modules at their place."""
+        model = copy.deepcopy(self.model)
+        owner = model.get_submodule(self._place)
+        layers = [nn.Module() for _ in range(self.num_layers)]
+        if 0 < index <= self.num_layers:
+            layers[index - 1] = unit
+        else:
+            for name, module in unit.named_children():
+                setattr(model if name in self._beside else owner, name, module)
+        setattr(owner, self._list.rpartition(".")[2], nn.ModuleList(layers))
+        return model
+
+    def _of_layer(self, index: int) -> str:
+        return f"{_joined(self._place, self._list.rpartition('.')[2])}.{index - 1}"
 
     def _absent(self, module: nn.Module) -> nn.Module:
         """What stands for a module before the layers in a part that has others' output before its layers."""
@@ -173,6 +212,10 @@ class _NoPositions(nn.Module):
 def _owner(base: nn.Module, name: str) -> Any:
     """The module that has the list of layers."""
     return base.get_submodule(name.rpartition(".")[0])
+
+
+def _joined(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
 
 
 def _child(unit: nn.Module | None, name: str) -> nn.Module | None:

@@ -1,0 +1,126 @@
+"""The family hf as folders of transformers, and back: unit by unit, by transformers' own rules (`model.hf.stored`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from shoal.checkpoint.byte_tokenizer import TOKENIZER_FILE, is_byte_tokenizer
+from shoal.checkpoint.hf_files import tensor_files
+from shoal.checkpoint.model_layout import stage_layouts
+from shoal.checkpoint.model_source import ModelSource
+from shoal.config.schema import Config
+from shoal.errors import ConfigError, StateMismatch
+from shoal.model.hf.described import FAMILY, of_the_model
+from shoal.model.hf.family import HfFamily
+from shoal.model.meta import build_without_values
+from shoal.model.registry import load_family
+from shoal.model.seeding import seeded
+from shoal.model.stage import StageModule
+from shoal.optim.flat import FlatEntry
+
+_CONTEXT: Final = 1024
+"""Tokens of a sample for a model from elsewhere, if it has as many positions."""
+
+
+def hf_family(config: Config) -> HfFamily:
+    """Return the family of a configuration that names it.
+
+    Raises:
+        ConfigError: The configuration describes no model.
+    """
+    family = load_family(config.model, config.data)
+    if not isinstance(family, HfFamily):
+        raise ConfigError(f"the family {config.model.family} is no model of transformers")
+    return family
+
+
+class HfForm:
+    """How a model of the family hf is written for transformers.
+
+    Attributes:
+        entries: Of all tensors in the file.
+        described: The content of config.json.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._family = hf_family(config)
+        self._numbers = {self._family.unit_name(index): index for index in range(self._family.num_units)}
+        self.described: dict[str, Any] | None = self._family.file_config
+        self.entries: list[FlatEntry] = []
+        for index in range(self._family.num_units):
+            unit = build_without_values(self._family, index, config.run.seed)
+            for name, tensor in self._family.stored_state(index, unit).items():
+                self.entries.append(FlatEntry(name, tuple(tensor.shape), tensor.dtype, 0))
+
+    def tensors(self, stage: StageModule) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of a stage as the file has them."""
+        for name, unit in stage.units.items():
+            for stored, values in self._family.stored_state(self._numbers[name], unit).items():
+                yield stored, values.detach().contiguous()
+
+
+def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None) -> ModelSource:
+    """Open a folder of transformers as a model of the family hf.
+
+    Args:
+        described: Its `config.json`.
+        configuration: Of the run that it was exported from; None: of a model from elsewhere, which is cut into one
+            stage for each unit if it can be, so that reading it takes no more memory than a unit.
+
+    Raises:
+        ConfigError: It is no causal language model that can be taken apart, or has no tensors in safetensors.
+        StateMismatch: The tensors are not those of such a model.
+        OSError: A file cannot be read.
+    """
+    config = _of_elsewhere(folder, described) if configuration is None else _config(folder, configuration)
+    family = hf_family(config)
+    files = {name: file for file in tensor_files(folder) for name in file.shapes}
+    try:
+        keys = family.stored.keys_of(files)
+    except StateMismatch as error:
+        raise StateMismatch(f"{folder} is not of the model that its config.json describes: {error}") from error
+    numbers = {family.unit_name(index): index for index in range(family.num_units)}
+
+    @lru_cache(maxsize=1)
+    def state_of(index: int) -> dict[str, Tensor]:
+        with seeded(0):
+            unit = family.build_unit(index)
+        try:
+            family.stored.load(index, unit, {key: files[key].read(key) for key in keys[index]})
+        except StateMismatch as error:
+            raise StateMismatch(f"{family.unit_name(index)} in {folder}: {error}") from error
+        return dict(unit.state_dict())
+
+    def read(name: str) -> Tensor:
+        unit, _, inner = name.removeprefix("units.").partition(".")
+        return state_of(numbers[unit])[inner]
+
+    shapes = {entry.name: entry.shape for layout in stage_layouts(config) for entry in layout.entries}
+    tokenizer = folder if (folder / TOKENIZER_FILE).is_file() and not is_byte_tokenizer(folder) else None
+    return ModelSource(folder, config, shapes, read, tokenizer=tokenizer)
+
+
+def _of_elsewhere(folder: Path, described: Mapping[str, Any]) -> Config:
+    positions = described.get("max_position_embeddings")
+    context = min(_CONTEXT, positions) if type(positions) is int and positions > 0 else _CONTEXT
+    values: dict[str, Any] = {
+        "model": {"family": FAMILY, "hf_config": of_the_model(described)},
+        "data": {"seq_len": context},
+    }
+    family = hf_family(whole := _config(folder, values))
+    if family.is_tied:
+        return whole
+    return _config(folder, {**values, "model_pipeline": {"cut": [1] * family.num_units}})
+
+
+def _config(folder: Path, values: Mapping[str, Any]) -> Config:
+    try:
+        return Config.model_validate({**values, "device": "cpu", "quant": None})
+    except (TypeError, ValidationError) as error:
+        raise ConfigError(f"{folder} does not describe a model of this version of shoal: {error}") from None

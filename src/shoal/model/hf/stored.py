@@ -1,0 +1,113 @@
+"""What a unit's tensors are called in a folder of transformers, and how they stand there: by transformers' own rules.
+
+files of save_pretrained --keys of a unit--> renamed, put together (experts) --> the unit's parameters
+                         <--renamed, taken apart------------------------------- the unit's parameters
+
+Which code does that is private to transformers in name. The tests of every kind of model compare it with
+`save_pretrained` and `from_pretrained` themselves.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import StateMismatch
+from shoal.model.hf.skeleton import Skeleton
+
+
+class StoredUnits:
+    """The units of one model, as files name them."""
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        self._skeleton = skeleton
+        self._loading = importlib.import_module("transformers.core_model_loading")
+        self._whole_names = skeleton.unit_of_each()
+        self._input, self._output = skeleton.embedding_names
+
+    @cached_property
+    def _conversions(self) -> list[Any]:
+        mapping: Any = importlib.import_module("transformers.conversion_mapping")
+        return mapping.get_model_conversion_mapping(self._skeleton.model)
+
+    def keys_of(self, keys: Iterable[str]) -> list[list[str]]:
+        """Return which keys of the files each unit is made of, by the unit's number.
+
+        Raises:
+            StateMismatch: One is of no unit.
+        """
+        found: list[list[str]] = [[] for _ in range(self._skeleton.num_layers + 2)]
+        strange: list[str] = []
+        for key in keys:
+            index = self._whole_names.get(self._renamed(key), self._whole_names.get(key))
+            if index is not None:
+                found[index].append(key)
+            elif not self._is_ignored(key):
+                strange.append(key)
+        if strange:
+            raise StateMismatch(f"these tensors are of no part of the model: {', '.join(sorted(strange)[:5])}")
+        of_output = [key for key in found[-1] if self._renamed(key) == self._output]
+        if not of_output:
+            # Tied embeddings stand in the files once.
+            found[-1] += [key for key in found[0] if self._renamed(key) == self._input]
+        return found
+
+    def load(self, index: int, unit: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Give a unit's parameters and buffers the values in the files.
+
+        Args:
+            unit: Of `Skeleton.unit`, with memory; changed in place.
+            tensors: By the keys of `keys_of`.
+
+        Raises:
+            StateMismatch: They are not those of such a unit.
+        """
+        own = dict(unit.state_dict(keep_vars=True))
+        # A copy, because transformers puts new parameters into it.
+        host = self._skeleton.around(index, copy.deepcopy(unit))
+        settings = importlib.import_module("transformers.modeling_utils").LoadStateDictConfig(
+            weight_mapping=self._conversions, dtype=torch.float32
+        )
+        info, _ = self._loading.convert_and_load_state_dict_in_model(host, dict(tensors), settings)
+        names = self._skeleton.whole_names(index, own)
+        missing = names.keys() & info.missing_keys
+        loaded: dict[str, Tensor] = host.state_dict()
+        if self._output in missing and not loaded[self._input].is_meta:
+            loaded[self._output] = loaded[self._input]
+            missing.remove(self._output)
+        problems = [*sorted(missing), *info.unexpected_keys, *info.conversion_errors, *map(str, info.mismatched_keys)]
+        if problems:
+            named = ", ".join(map(str, problems[:5]))
+            raise StateMismatch(f"these tensors are not there, or not as the model has them: {named}")
+        with torch.no_grad():
+            for whole, inner in names.items():
+                own[inner].copy_(loaded[whole])
+
+    def stored(self, index: int, unit_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a unit's tensors as files have them, by their names there.
+
+        Args:
+            unit_state: By the names in the unit.
+        """
+        state = {whole: unit_state[inner] for whole, inner in self._skeleton.whole_names(index, unit_state).items()}
+        return self._loading.revert_weight_conversion(self._skeleton.model, state)
+
+    def _renamed(self, key: str) -> str:
+        """The name that a key of a file has in the model; of what is put together, that of the first part."""
+        loading = self._loading
+        renamings = [each for each in self._conversions if isinstance(each, loading.WeightRenaming)]
+        converters = [each for each in self._conversions if isinstance(each, loading.WeightConverter)]
+        prefix = self._skeleton.model.base_model_prefix
+        return loading.rename_source_key(key, renamings, converters, prefix, self._whole_names)[0]
+
+    def _is_ignored(self, key: str) -> bool:
+        """Whether it is a constant that earlier versions of transformers have saved."""
+        patterns = [*(self._skeleton.model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"]
+        return any(re.search(pattern, key) for pattern in patterns)

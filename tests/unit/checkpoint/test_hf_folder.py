@@ -1,0 +1,118 @@
+"""Models of transformers, of every known kind, as folders: theirs are read, ours are loaded there, with equal bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tests.unit.checkpoint.folders import assert_same, make_config, write_model
+from tests.unit.model.hf.families import EXACT, own_class, values_of
+
+import shoal
+from shoal.checkpoint.exporting import export_model, import_model
+from shoal.checkpoint.loading import open_model
+from shoal.config import Config
+from shoal.errors import ConfigError, StateMismatch
+from shoal.model.hf.family import HfFamily
+
+SEQ_LEN = 12
+TOKENS = torch.randint(3, 97, (2, SEQ_LEN), generator=torch.Generator().manual_seed(1))
+TIED = ("qwen3", "gemma3_text", "gpt2")
+
+
+def config_of(kind: str, num_stages: int = 2, **more: Any) -> Config:
+    values = values_of(kind, vocab_size=256, **more)
+    pipeline = {"stages": num_stages, "microbatches": 1}
+    return make_config(model={"family": "hf", "hf_config": values}, data={"seq_len": SEQ_LEN}, model_pipeline=pipeline)
+
+
+def theirs_from(transformers: ModuleType, folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
+
+
+@pytest.mark.usual("qwen3", "mixtral", "gpt2", "qwen3-tied")
+@pytest.mark.parametrize("kind", [*EXACT, *(f"{kind}-tied" for kind in TIED)])
+def test_an_export_is_loaded_by_transformers_with_equal_bits(
+    kind: str, tmp_path: Path, transformers: ModuleType
+) -> None:
+    kind, _, tied = kind.partition("-")
+    config = config_of(kind, 1, tie_word_embeddings=True) if tied else config_of(kind)
+    model = write_model(tmp_path / "model", config)
+    assert export_model(open_model(model), tmp_path / "out") == "hf"
+    ours = shoal.load_model(model)
+    theirs = theirs_from(transformers, tmp_path / "out")
+    with torch.no_grad():
+        assert torch.equal(theirs(input_ids=TOKENS, use_cache=False).logits, ours(TOKENS))
+    # What transformers itself would write of it has the same names.
+    theirs.save_pretrained(tmp_path / "again")
+    names = [safetensors.torch.load_file(tmp_path / folder / "model.safetensors") for folder in ("out", "again")]
+    assert names[0].keys() == names[1].keys()
+    assert_same(shoal.load_model(tmp_path / "out"), ours)
+
+
+@pytest.mark.usual("llama", "qwen3_moe")
+@pytest.mark.parametrize("kind", [kind for kind in EXACT if kind != "gpt2"])  # that one is read as the family gpt
+def test_a_model_from_elsewhere_in_many_files_is_read_unit_by_unit(kind: str, tmp_path: Path) -> None:
+    theirs, _ = own_class(HfFamily(values_of(kind, vocab_size=256), SEQ_LEN), torch.float32)
+    theirs.eval().save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 3
+    source = open_model(tmp_path / "theirs")
+    assert source.config.num_stages == 6
+    with torch.no_grad():
+        expected = theirs(input_ids=TOKENS, use_cache=False).logits
+        assert torch.equal(source.whole()(TOKENS), expected)
+    import_model(source, tmp_path / "ours")
+    with torch.no_grad():
+        assert torch.equal(shoal.load_model(tmp_path / "ours")(TOKENS), expected)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_tied_embeddings_stand_in_the_files_once(tie: bool, tmp_path: Path) -> None:
+    theirs, _ = own_class(
+        HfFamily(values_of("qwen3", vocab_size=256, tie_word_embeddings=True), SEQ_LEN), torch.float32
+    )
+    theirs.eval().save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    described = json.loads(path.read_text())
+    path.write_text(json.dumps({**described, "tie_word_embeddings": tie}))
+    source = open_model(tmp_path / "theirs")
+    assert source.config.num_stages == (1 if tie else 6)
+    with torch.no_grad():
+        assert torch.equal(source.whole()(TOKENS), theirs(input_ids=TOKENS, use_cache=False).logits)
+
+
+def _change(folder: Path, change: Any) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    change(tensors)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tensors: tensors.pop("model.layers.2.mlp.up_proj.weight"), "block_2 .*up_proj"),
+        (lambda tensors: tensors.update(odd=torch.zeros(2)), "of no part of the model: odd"),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}),
+            "head .*norm.weight",
+        ),
+    ],
+    ids=["one is missing", "one is strange", "one has another size"],
+)
+def test_tensors_that_are_not_the_model_s_are_named(change: Any, says: str, tmp_path: Path) -> None:
+    theirs, _ = own_class(HfFamily(values_of("llama", vocab_size=256), SEQ_LEN), torch.float32)
+    theirs.save_pretrained(tmp_path)
+    _change(tmp_path, change)
+    with pytest.raises(StateMismatch, match=says):
+        open_model(tmp_path).whole()
+
+
+def test_a_folder_without_weights_is_no_model_to_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(values_of("llama", vocab_size=256)))
+    with pytest.raises(ConfigError, match=r"no model\.safetensors"):
+        open_model(tmp_path)
