@@ -79,21 +79,22 @@ class ModelConfig(Section):
             raise ValueError(f"not a model family; use one of {', '.join(NATIVE_FAMILIES)}, or 'package.module:Class'")
         return value
 
-    @model_validator(mode="after")
-    def _refuse_keys_of_others(self) -> Self:
+    def keys_problem(self) -> str | None:
+        """Return which key means nothing to the family, or None."""
         if self.family == "hf":
-            others, where = _GPT_AND_RESNETS, "name_or_path and extra say the sizes of a model of transformers"
+            others, instead = _GPT_AND_RESNETS, "name_or_path and extra say the sizes of a model of transformers"
         elif self.family in NATIVE_FAMILIES:
-            others, where = ("name_or_path", "tie", "hf_config"), "only the family hf has it"
+            others, instead = ("name_or_path", "tie", "hf_config"), "only the family hf has it"
         else:
-            return self
-        for key in others:
-            value: object = getattr(self, key)
-            if value != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"model.{key} = {value!r} means nothing to model.family = {self.family}: {where}; remove it"
-                )
-        return self
+            return None
+        given = {key: cast(object, getattr(self, key)) for key in others}
+        odd = [f"model.{k} = {v!r}" for k, v in given.items() if v != type(self).model_fields[k].default]
+        if not odd:
+            return None
+        return (
+            f"{', '.join(odd)}: means nothing to model.family = {self.family}, {instead}; remove it, or give a file "
+            "without it (where none is given it is configs/sandbox.yaml)"
+        )
 
     @property
     def max_stages(self) -> int | None:

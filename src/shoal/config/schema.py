@@ -163,6 +163,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_together(self) -> "Config":
         problems = (
+            self.model.keys_problem(),
             self._stage_problem(),
             self._task_problem(),
             self._heads_problem(),

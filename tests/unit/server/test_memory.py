@@ -102,6 +102,32 @@ def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str,
         assert need.host_bytes - PROCESS_BYTES == pytest.approx(outer, abs=64)
 
 
+def test_what_a_model_keeps_as_constants_is_no_state_of_a_replica() -> None:
+    extra = {
+        "model_type": "gemma3_text",
+        "vocab_size": 256,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "layer_types": ["full_attention"] * 2,
+    }
+    config = Config.model_validate(
+        {
+            "model": {"family": "hf", "extra": extra, "tie": False},
+            "data": {"seq_len": 8},
+            "model_pipeline": {"stages": 2},
+        }
+    )
+    family = load_family(config.model, config.data)
+    assert [name for name, _ in family.build_unit(0).named_buffers()] == ["embed_tokens.embed_scale"]
+    for stage, need in enumerate(stage_needs(config)):
+        module = build_stage(family, stage, 2, seed=0)
+        assert need.step_bytes == MAX_OPEN_STEPS * sum(p.nbytes for p in module.parameters())
+
+
 def test_a_server_that_compiles_keeps_the_compiler() -> None:
     usual, compiled = (stage_needs(config_of("gpt", model_pipeline={"stages": 2, "compile": c})) for c in (False, True))
     assert [b.host_bytes - a.host_bytes for a, b in zip(usual, compiled, strict=True)] == [COMPILER_BYTES] * 2

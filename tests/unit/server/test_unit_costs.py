@@ -32,6 +32,13 @@ class Sociable(GptFamily):
         return Alone() if index == 1 else super().build_unit(index)
 
 
+class Inexact(GptFamily):
+    """It is not the same when it is cut."""
+
+    def exactness_problem(self) -> str | None:
+        return "it reads what another stage keeps"
+
+
 def _costs(cache: CostCache | None = None, config: Config = CONFIG, *, measure: bool = True) -> UnitCosts:
     return unit_costs(config, "cpu", SystemClock(), measure=measure, cache=cache)
 
@@ -62,6 +69,13 @@ def test_a_family_that_cannot_run_alone_is_cut_by_its_own_figures_with_one_warni
     assert found.source == "static"
     (warning,) = found.warnings
     assert "KeyError: 'needs its neighbour'" in warning
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("measure", [True, False])
+def test_a_model_that_must_not_be_cut_is_refused_before_anything_is_measured(tmp_path: Path, measure: bool) -> None:
+    with pytest.raises(ConfigError, match="reads what another stage keeps"):
+        _costs(CostCache(tmp_path), _own_family("Inexact"), measure=measure)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -46,6 +46,7 @@ def _expected(kind: str, dtype: torch.dtype) -> tuple[list[Tensor], list[dict[st
     return outputs, gradients, {ours: parameters[name].detach() for ours, name in names.items()}
 
 
+@pytest.mark.long
 @pytest.mark.usual("llama-float32-2", "gpt2-float64-4", "qwen3_next-float32-3", "gemma2-float32-2")
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

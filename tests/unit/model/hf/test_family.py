@@ -138,14 +138,14 @@ def test_a_model_of_the_hub_is_asked_for_and_what_the_hub_says_is_passed_on(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"family": "hf", "hidden_size": 64}, r"model\.hidden_size = 64 means nothing to model\.family = hf"),
-        ({"family": "hf", "vocab_size": 300}, r"model\.vocab_size = 300 means nothing"),
+        ({"family": "hf", "hidden_size": 64}, r"model\.hidden_size = 64: means nothing to model\.family = hf"),
+        ({"family": "hf", "vocab_size": 300}, r"model\.vocab_size = 300: means nothing"),
         (
             {"family": "gpt", "tie": False},
-            r"model\.tie = False means nothing to model\.family = gpt: only the family hf",
+            r"model\.tie = False: means nothing to model\.family = gpt, only the family hf",
         ),
-        ({"family": "gpt", "name_or_path": "x"}, r"model\.name_or_path = 'x' means nothing"),
-        ({"family": "gpt", "hf_config": {}}, r"model\.hf_config = {} means nothing"),
+        ({"family": "gpt", "name_or_path": "x"}, r"model\.name_or_path = 'x': means nothing"),
+        ({"family": "gpt", "hf_config": {}}, r"model\.hf_config = {}: means nothing"),
     ],
 )
 def test_a_key_of_another_family_is_refused(model: dict[str, Any], message: str) -> None:
@@ -246,6 +246,7 @@ def test_tied_embeddings_are_refused_over_a_cut_unless_they_are_untied() -> None
         build_stage(_load(extra=QWEN, tie=True), 0, 2, seed=7)
 
 
+@pytest.mark.long
 def test_a_model_of_other_parts_is_refused(transformers: ModuleType) -> None:
     with pytest.raises(ConfigError, match=r"cannot be cut|no causal language model"):
         build_stage(_load(extra={"model_type": "t5"}), 0, 2, seed=7)
@@ -272,6 +273,7 @@ def test_native_runs_and_the_help_import_no_transformers() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
+@pytest.mark.long
 def test_the_launcher_reads_the_config_without_torch_and_without_transformers(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "qwen")
     code = (
