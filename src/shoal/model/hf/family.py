@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from shoal.config.training import DataConfig
 
 _NUM_BYTES: Final = 256
+_FLOAT_BYTES: Final = 4
+_KEPT_OF_NORM: Final = 3
+# What goes into the softmax, what comes out of it, and what dropout leaves of that.
+_KEPT_OF_SCORES: Final = 3
 # Values that touching costs as much as a multiply-add each, as in `GptShape.unit_costs`.
 _TOUCHED: Final = 10
 
@@ -153,10 +157,30 @@ class HfFamily(Family):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     def activation_bytes(self, index: int) -> int:
+        """What it takes of layers with a state beside attention (Mamba) is more, by how much is not known."""
+        hidden = self.boundary_spec(0).num_bytes
+        if index == 0:
+            return hidden
         if index == self.num_units - 1:
             # What the norm puts out, the logits, their log-softmax.
-            return self.boundary_spec(0).num_bytes + 2 * self.boundary_spec(index).num_bytes
-        return super().activation_bytes(index)
+            return hidden + 2 * self.boundary_spec(index).num_bytes
+        layer = self._skeleton.layers[index - 1]
+        kept = sum(self._kept(p) for name, p in layer.named_parameters() if not name.endswith("bias"))
+        return int(_FLOAT_BYTES * self._seq_len * (kept + self._kept_of_attention()))
+
+    def _kept(self, parameter: nn.Parameter) -> float:
+        """Values of a token that are kept for a parameter: what a matrix takes and puts out, three times a norm."""
+        if parameter.dim() == 1:
+            return _KEPT_OF_NORM * parameter.numel()
+        if self._is_of_experts(parameter):
+            return self._share_taken * self._num_experts * sum(parameter.shape[1:])
+        return sum(parameter.shape)
+
+    def _kept_of_attention(self) -> int:
+        """Values of a token that attention keeps: none for each other token where one kernel does all of it."""
+        dropout = self._value("attention_dropout") or self._value("attn_pdrop")
+        is_fused = self._skeleton.model.config._attn_implementation != "eager" and not dropout
+        return 0 if is_fused else _KEPT_OF_SCORES * self.config.num_attention_heads * self._seq_len
 
     def unit_costs(self) -> list[float]:
         width, vocabulary = self.config.hidden_size, self.config.vocab_size
@@ -166,9 +190,19 @@ class HfFamily(Family):
 
     def _multiply_adds(self, layer: nn.Module) -> float:
         """Of a token: one for each element of a matrix, of experts for as many as a token takes."""
-        experts = next((n for n in map(self._value, ("num_local_experts", "num_experts", "n_routed_experts")) if n), 1)
-        taken = (self._value("num_experts_per_tok") or experts) / experts
-        return sum(p.numel() * (taken if p.dim() > 2 and p.shape[0] == experts else 1.0) for p in layer.parameters())
+        return sum(p.numel() * (self._share_taken if self._is_of_experts(p) else 1.0) for p in layer.parameters())
 
-    def _value(self, name: str) -> int | None:
+    def _is_of_experts(self, parameter: nn.Parameter) -> bool:
+        return parameter.dim() > 2 and parameter.shape[0] == self._num_experts
+
+    @property
+    def _num_experts(self) -> int:
+        return next((n for n in map(self._value, ("num_local_experts", "num_experts", "n_routed_experts")) if n), 1)
+
+    @property
+    def _share_taken(self) -> float:
+        """The share of the experts that a token takes."""
+        return (self._value("num_experts_per_tok") or self._num_experts) / self._num_experts
+
+    def _value(self, name: str) -> Any:
         return getattr(self.config, name, None)

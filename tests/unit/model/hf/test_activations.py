@@ -1,0 +1,60 @@
+"""What a layer of transformers keeps for its backward is about what a server plans with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.model.hf.family import HfFamily
+from shoal.model.stage import StageModule
+
+_TOKENS, _SAMPLES = 128, 4
+_BASE: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 192,
+    "max_position_embeddings": 256,
+}
+_LAYERS: dict[str, dict[str, Any]] = {
+    "llama": _BASE,
+    "qwen3": _BASE,
+    "gemma3_text": {**_BASE, "intermediate_size": 384},
+    # Without the fused kernel: it caps its scores.
+    "gemma2": {**_BASE, "intermediate_size": 384},
+    # With dropout in its attention.
+    "gpt2": {"vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "mixtral": {**_BASE, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def _kept_bytes(stage: StageModule) -> int:
+    """Bytes that autograd keeps of a stage's forward, its output included, without parameters and the input."""
+    spec, kept = stage.input_spec, dict[int, Tensor]()
+    received = torch.randn(_SAMPLES, *spec.shape).requires_grad_()
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = stage(received)
+    kept[output.untyped_storage().data_ptr()] = output
+    for tensor in (received, *stage.parameters()):
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("kind", _LAYERS)
+def test_a_layer_keeps_about_what_is_planned(kind: str) -> None:
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    family = HfFamily({"model_type": kind, "tie_word_embeddings": False, **tokens, **_LAYERS[kind]}, _TOKENS)
+    units = nn.ModuleDict({family.unit_name(1): family.build_unit(1)})
+    stage = StageModule(family, units, range(1, 2), 1, family.num_units)
+    assert _kept_bytes(stage) / _SAMPLES == pytest.approx(family.activation_bytes(1), rel=0.25)
