@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.e2e.launched import ROOT, completed, launched
+from tests.e2e.launched import ROOT, SMALL, completed, launched
 
 from shoal.checkpoint.loading import open_model
 
@@ -79,3 +79,12 @@ def test_tied_embeddings_over_a_cut_and_a_model_that_is_not_exact_end_with_exit_
             assert run.ends(150.0) == 2
             assert says in run.output
             run.leaves_nothing()
+
+
+def test_a_host_on_which_a_model_is_not_exact_serves_no_stage_of_it(tmp_path: Path) -> None:
+    # With a cut by hand no profiler asks.
+    flags = ("--model.family=tests.e2e.inexact_family:InexactFamily", "--model-pipeline.cut=2,2")
+    with launched(tmp_path, *SMALL, *flags) as run:
+        assert run.ends(150.0) != 0
+        assert "the version that is installed here reads what another stage keeps" in run.output
+        run.leaves_nothing()

@@ -34,6 +34,18 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
     return family_class(model.family).from_config(model, data)
 
 
+def load_exact_family(model: ModelConfig, data: DataConfig) -> Family:
+    """As `load_family`, before a host computes: with what it has installed a model may not be the same when it is cut.
+
+    Raises:
+        ConfigError: As `load_family`, or the model must not be trained in stages here.
+    """
+    family = load_family(model, data)
+    if (problem := family.exactness_problem()) is not None:
+        raise ConfigError(problem)
+    return family
+
+
 def family_class(name: str) -> type[Family]:
     """Finds the class of a family by its native name or as `package.module:Class`. Nothing is evaluated, only imported.
 

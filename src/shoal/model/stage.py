@@ -129,7 +129,7 @@ class Family(ABC):
         return None
 
     def exactness_problem(self) -> str | None:
-        """Why the model must not be trained in stages; None: it may. Asked once before a run; it takes a moment."""
+        """Why the model must not be trained in stages; None: it may. Every host asks; it takes a moment."""
         return None
 
     def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[[Tensor], Tensor]:

@@ -33,6 +33,7 @@ from shoal.events.base import emit
 from shoal.events.servers import ServerIsReady, ServerTakesLess
 from shoal.identity import Identity, swarm_authority
 from shoal.ids import PeerId, RunId
+from shoal.model.registry import load_exact_family
 from shoal.pipeline.device_pace import emulated_pace
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
@@ -107,6 +108,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             host=config.network.shown_host_name,
             index=min(spec.index, MAX_INDEX),
         )
+        await device.run(load_exact_family, config.model, config.data)
         needs = await device.run(stage_needs, config)
         server = server_of(endpoint.peer_id, record)
         stage = await _stage(spec, registry, endpoint, record, needs)

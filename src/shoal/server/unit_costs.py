@@ -14,9 +14,8 @@ import torch
 from shoal.clock import Clock
 from shoal.config.model import NATIVE_FAMILIES
 from shoal.config.schema import Config
-from shoal.errors import ConfigError
 from shoal.model.profile import Profile, profile_units
-from shoal.model.registry import load_family
+from shoal.model.registry import load_exact_family
 from shoal.model.stage import Family, checked_unit_costs, stage_ranges
 from shoal.pipeline.torch_device import torch_device
 from shoal.server.cost_cache import CostCache, cost_key, microbatch_samples
@@ -55,11 +54,9 @@ def unit_costs(
     Raises:
         ConfigError: the model does not fit the configuration, must not be trained, or its figures are no figures.
     """
-    family = load_family(config.model, config.data)
+    family = load_exact_family(config.model, config.data)
     # Says no where it cannot be cut like this.
     stage_ranges(family, config.num_stages, config.model_pipeline.cut)
-    if (problem := family.exactness_problem()) is not None:
-        raise ConfigError(problem)
     names = [family.unit_name(index) for index in range(family.num_units)]
     static = checked_unit_costs(family)
     if not measure:
