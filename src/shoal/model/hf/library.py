@@ -117,9 +117,10 @@ def _special(value: Any) -> Any:
     """JSON has no infinity: a config.json says it by an object."""
     if isinstance(value, list):
         return [_special(each) for each in cast("list[Any]", value)]
-    if isinstance(value, dict) and set(cast("dict[str, Any]", value)) == {_FLOAT}:
-        return float(value[_FLOAT])
-    return cast("Any", value)
+    if isinstance(value, dict):
+        named = cast("dict[str, Any]", value)
+        return float(named[_FLOAT]) if named.keys() == {_FLOAT} else named
+    return value
 
 
 def _require_known(kind: str, config: Any, named: Mapping[str, Any]) -> None:
