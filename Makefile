@@ -12,13 +12,14 @@ export OMP_NUM_THREADS ?= 1
 # What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all house sim lint style clean
+.PHONY: help setup run quick test test-all floor house sim lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
 	@echo "make quick     set up, then lint, the units' tests and a slice of the simulations: for the inner loop"
 	@echo "make test      the same, types, more simulations, and most of what tells rules in several processes: before each commit"
 	@echo "make test-all  every test, with every check: before a release"
+	@echo "make floor     models of transformers with the oldest version of it that the extra hf allows; test-all contains it"
 	@echo "make house     what a reader feels, in figures, beside those of other projects: read, not enforced"
 	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"
 	@echo "make lint      set up, then ruff, pyright, lint-imports and codespell"
@@ -81,7 +82,17 @@ test: setup
 
 # Whole swarms use all cores by themselves, but not all the time: of all their runs two go on at once.
 test-all: setup
-	$(call beside,lint,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1)
+	$(call beside,lint,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1; $(MAKE) --no-print-directory floor || failed=1)
+
+# Beside the newest version, which the environment has: what is cut, and how files name it, is transformers' own code.
+FLOOR := $(VENV)/floor
+$(FLOOR)/.installed: constraints-floor.txt $(STAMP)
+	rm -rf $(FLOOR)
+	$(PY) -m pip install --disable-pip-version-check --quiet --no-deps --target $(FLOOR) --requirement constraints-floor.txt
+	touch $@
+
+floor: setup $(FLOOR)/.installed
+	PYTHONPATH=$(FLOOR) $(PYTEST) -n $(CORES) tests/unit/model/hf tests/unit/checkpoint/test_hf_folder.py
 
 # Seeds A to B-1 of every simulated world, or with HEAD a thousand of this commit's own; see tests/simulation/README.md.
 SEEDS ?= 0:1000

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -75,7 +76,7 @@ class StoredUnits:
         settings = importlib.import_module("transformers.modeling_utils").LoadStateDictConfig(
             weight_mapping=self._conversions, dtype=torch.float32
         )
-        info, _ = self._loading.convert_and_load_state_dict_in_model(host, dict(tensors), settings)
+        info = self._convert(host, dict(tensors), settings)
         names = self._skeleton.whole_names(index, own)
         missing = names.keys() & info.missing_keys
         loaded: dict[str, Tensor] = host.state_dict()
@@ -98,6 +99,13 @@ class StoredUnits:
         """
         state = {whole: unit_state[inner] for whole, inner in self._skeleton.whole_names(index, unit_state).items()}
         return self._loading.revert_weight_conversion(self._skeleton.model, state)
+
+    def _convert(self, host: Any, tensors: dict[str, Tensor], settings: Any) -> Any:
+        convert = self._loading.convert_and_load_state_dict_in_model
+        # Earlier versions want to be told that nothing is sharded.
+        more = {"tp_plan": None} if "tp_plan" in inspect.signature(convert).parameters else {}
+        info, _ = convert(host, tensors, settings, **more)
+        return info
 
     def _renamed(self, key: str) -> str:
         """The name that a key of a file has in the model; of what is put together, that of the first part."""
