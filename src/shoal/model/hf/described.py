@@ -36,6 +36,7 @@ _NOT_OF_THE_MODEL: Final = frozenset(
         "transformers_version",
     }
 )
+_IMPLEMENTATIONS: Final = ("attn_implementation", "experts_implementation")
 INSTALL: Final = "pip install 'shoal[hf]'"
 
 
@@ -60,18 +61,21 @@ def with_hf_config(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"hf_config": of_the_model(cast("dict[str, Any]", content))})
 
 
-def of_the_model(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a config.json says of the model alone."""
-    return {key: value for key, value in described.items() if key not in _NOT_OF_THE_MODEL}
-
-
 def config_values(model: ModelConfig) -> dict[str, Any]:
     """Return what transformers is told of a model, `model_type` included.
 
     Raises:
         ConfigError: As `with_hf_config`, or nothing says which kind of model it is.
     """
-    values = {**(with_hf_config(model).hf_config or {}), **model.extra}
+    # Again: what a host has from a run, somebody else may have written.
+    said = of_the_model(with_hf_config(model).hf_config or {})
+    if odd := [key for key in model.extra if key in _NOT_OF_THE_MODEL]:
+        raise ConfigError(
+            f"model.extra.{odd[0]} means nothing to a model that begins from random weights in float32, by the code of "
+            "transformers; remove it"
+        )
+    values = {**said, **model.extra}
+    _require_no_foreign_code(values)
     if not isinstance(values.get("model_type"), str):
         raise ConfigError(
             "model.family = hf: say which model by model.name_or_path (a folder with config.json, or a name on the "
@@ -92,6 +96,22 @@ def transformers_version() -> str:
         return version("transformers")
     except PackageNotFoundError as error:
         raise ConfigError(f"model.family = hf needs the package transformers, which is not here: {INSTALL}") from error
+
+
+def of_the_model(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config.json says of the model alone."""
+    return {key: value for key, value in said.items() if key not in _NOT_OF_THE_MODEL}
+
+
+def _require_no_foreign_code(values: Mapping[str, Any]) -> None:
+    """By a name with an owner transformers would fetch a kernel from the hub, and run it."""
+    for key, value in values.items():
+        if key.strip("_").startswith(_IMPLEMENTATIONS) and "/" in str(value):
+            raise ConfigError(
+                f"{key} = {value!r} is code of somebody on the hub, which no run may name; use sdpa or eager"
+            )
+        if isinstance(value, dict):
+            _require_no_foreign_code(cast("dict[str, Any]", value))
 
 
 def _config_file(name: str) -> Path:

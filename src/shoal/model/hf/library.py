@@ -71,7 +71,7 @@ def build_without_memory(config: Any) -> Any:
     transformers = _transformers()
     try:
         with torch.device("meta"), WithoutValues(), default_float32():
-            model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config))
+            model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False)
     except Exception as error:  # whatever the code of a model raises where sizes do not fit
         reason = " ".join(str(error).split())[:400]
         raise ConfigError(
@@ -83,7 +83,7 @@ def build_without_memory(config: Any) -> Any:
 def build_whole(config: Any) -> Any:
     """Build the model on the CPU as transformers does, in training mode."""
     with default_float32():
-        return _transformers().AutoModelForCausalLM.from_config(copy.deepcopy(config)).train()
+        return _transformers().AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False).train()
 
 
 def give_values(model: Any, module: nn.Module, around: nn.Module | None = None) -> None:

@@ -87,12 +87,28 @@ def test_a_run_knows_its_model_where_the_folder_is_not(tmp_path: Path) -> None:
             {"extra": {**QWEN, "hidden_size": "wide"}},
             r"model\.extra and config\.json do not describe a qwen3.*hidden_size",
         ),
+        ({"extra": {**QWEN, "dtype": "bfloat16"}}, r"model\.extra\.dtype means nothing"),
+        ({"extra": {**QWEN, "auto_map": {}}}, r"model\.extra\.auto_map means nothing"),
+        ({"extra": {**QWEN, "attn_implementation": "somebody/kernel"}}, "code of somebody on the hub"),
+        ({"extra": {**QWEN, "_attn_implementation": "somebody/kernel"}}, "code of somebody on the hub"),
+        ({"hf_config": {**QWEN, "experts_implementation": "somebody/kernel"}}, "code of somebody on the hub"),
+        ({"extra": {**QWEN, "text_config": {"attn_implementation": "somebody/kernel"}}}, "code of somebody on the hub"),
         ({"name_or_path": "./nowhere"}, r"model\.name_or_path = \./nowhere: there is no such folder"),
     ],
 )
 def test_what_describes_no_model_is_refused_with_what_to_do(model: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _load(**model)
+
+
+def test_code_that_a_config_names_is_not_looked_at(tmp_path: Path) -> None:
+    code = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    folder = _folder(tmp_path / "qwen", auto_map=code)
+    (folder / "theirs.py").write_text("raise SystemExit('executed')")
+    for model in ({"name_or_path": str(folder)}, {"hf_config": {**QWEN, "auto_map": code}}):
+        family = _load(**model)
+        assert not hasattr(family.config, "auto_map")
+        build_stage(family, 0, 1, seed=1)
 
 
 @pytest.mark.parametrize(
