@@ -240,6 +240,7 @@ def _tied(**model: Any) -> HfFamily:
     return _load(extra={**QWEN, "tie_word_embeddings": True}, **model)
 
 
+@pytest.mark.usefixtures("user_caches")
 def test_tied_embeddings_train_in_one_stage_as_one_parameter() -> None:
     family = _tied()
     stage = build_stage(family, 0, 1, seed=7)
