@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tests.e2e.launched import ROOT, SMALL, completed, launched
+from transformers import AutoModelForCausalLM
 
 from shoal.checkpoint.loading import open_model
 
@@ -46,6 +48,11 @@ def _file(tmp_path: Path, **model: object) -> str:
     return f"--config-path={tmp_path / 'run.yaml'}"
 
 
+def _shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shoal", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+
+
 def _folder(tmp_path: Path) -> Path:
     folder = tmp_path / "qwen"
     folder.mkdir()
@@ -64,9 +71,14 @@ def test_a_qwen3_of_a_folder_trains_in_two_stages_and_is_computed_again_without_
     assert 5.2 < summary["eval_loss_first"] < 6.0
     assert summary["eval_loss_last"] < summary["eval_loss_first"]
     assert run.log_dir is not None
-    again = subprocess.run([sys.executable, "-m", "shoal", "replay", str(run.log_dir)], cwd=ROOT, check=False)
-    assert again.returncode == 0
-    assert open_model(run.log_dir).whole().get_parameter("units.head.lm_head.weight").shape == (256, 48)
+    assert _shoal("replay", str(run.log_dir)).returncode == 0
+    home = tmp_path / "home"
+    assert _shoal("export", str(run.log_dir), "--to", str(home)).returncode == 0
+    evaluated = _shoal("evaluate", str(home), "--json")
+    assert json.loads(evaluated.stdout)["eval_loss"] == pytest.approx(summary["eval_loss_last"], abs=1e-6)
+    theirs, tokens = AutoModelForCausalLM.from_pretrained(home), torch.arange(64)[None]
+    with torch.no_grad():
+        assert torch.equal(theirs(input_ids=tokens, use_cache=False).logits, open_model(home).whole()(tokens))
 
 
 def test_tied_embeddings_over_a_cut_and_a_model_that_is_not_exact_end_with_exit_code_2(tmp_path: Path) -> None:
