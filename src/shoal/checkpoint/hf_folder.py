@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,9 @@ from shoal.model.registry import load_family
 from shoal.model.seeding import seeded
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatEntry
+
+_MOST_TIMES: Final = 4
+"""So many times the elements that there are is a unit given memory for; then each missing one is named."""
 
 _CONTEXT: Final = 1024
 """Tokens of a sample for a model from elsewhere, if it has as many positions."""
@@ -85,6 +89,8 @@ def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[s
         keys = family.stored.keys_of(files)
     except StateMismatch as error:
         raise StateMismatch(f"{folder} is not of the model that its config.json describes: {error}") from error
+    for index in range(family.num_units):
+        _require_size(folder, family, index, [files[key].shapes[key] for key in keys[index]])
     numbers = {family.unit_name(index): index for index in range(family.num_units)}
 
     @lru_cache(maxsize=1)
@@ -104,6 +110,17 @@ def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[s
     shapes = {entry.name: entry.shape for layout in stage_layouts(config) for entry in layout.entries}
     tokenizer = folder if (folder / TOKENIZER_FILE).is_file() and not is_byte_tokenizer(folder) else None
     return ModelSource(folder, config, shapes, read, tokenizer=tokenizer)
+
+
+def _require_size(folder: Path, family: HfFamily, index: int, stored: Iterable[tuple[int, ...]]) -> None:
+    """Compare sizes before a unit gets its memory: what config.json says may be anything."""
+    described = sum(tensor.numel() for tensor in build_without_values(family, index, 0).state_dict().values())
+    there = sum(math.prod(shape) for shape in stored)
+    if described > _MOST_TIMES * there:
+        raise StateMismatch(
+            f"{family.unit_name(index)} in {folder} has {there} elements in the files, and config.json makes it "
+            f"{described}: take the folder as it was written"
+        )
 
 
 def _of_elsewhere(folder: Path, described: Mapping[str, Any]) -> Config:

@@ -160,7 +160,9 @@ class Resumption:
         if host.peer != self._client or self.is_lost:
             return
         has_gone_on = host.machine.tip.hash != self.checkpoint.tip.hash
-        if host.disk.read(_HAS_GONE_ON) and not has_gone_on:
+        # A mirror that has answered may have no more than the checkpoint, and the one that has was waited for in vain.
+        is_given = self.checkpoint.tip in host.machine._mirrors.tips
+        if host.disk.read(_HAS_GONE_ON) and not has_gone_on and not is_given:
             raise Broken(f"{host.peer} goes back to the checkpoint, and has begun a round on a later record")
         host.disk.write(_HAS_GONE_ON, has_gone_on)
         tip = self.tip_of(host.peer)

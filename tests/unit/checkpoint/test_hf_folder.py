@@ -112,6 +112,15 @@ def test_tensors_that_are_not_the_model_s_are_named(change: Any, says: str, tmp_
         open_model(tmp_path).whole()
 
 
+def test_sizes_are_compared_before_anything_gets_memory(tmp_path: Path) -> None:
+    theirs, _ = own_class(HfFamily(values_of("llama", vocab_size=256), SEQ_LEN), torch.float32)
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 1 << 50}))
+    with pytest.raises(StateMismatch, match=r"embedding .* elements in the files"):
+        open_model(tmp_path).whole()
+
+
 def test_a_folder_without_weights_is_no_model_to_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values_of("llama", vocab_size=256)))
     with pytest.raises(ConfigError, match=r"no model\.safetensors"):
