@@ -157,7 +157,7 @@ def _form(config: Config, format: Format) -> _Form:
         return _NativeForm(config)
     if config.model.family not in _OF_TRANSFORMERS:
         raise ConfigError(
-            f"--format hf is written of the family gpt alone, not of {config.model.family}; use --format safetensors"
+            f"--format hf is written of the families gpt and hf, not of {config.model.family}; use --format safetensors"
         )
     if config.quant is not None:
         raise ConfigError(

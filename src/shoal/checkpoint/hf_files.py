@@ -25,13 +25,15 @@ def tensor_files(folder: Path) -> list[TensorFile]:
     try:
         index = json.loads((folder / INDEX).read_bytes())
         names = sorted(set(cast("dict[str, str]", index["weight_map"]).values()))
+        odd = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
     except FileNotFoundError:
         raise ConfigError(
             f"{folder} has no {TENSORS}: shoal reads no pickled weights; save the model with transformers' "
             "save_pretrained, which writes safetensors"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise ConfigError(f"{folder / INDEX} is no index of tensors: {type(error).__name__}: {error}") from None
-    if odd := [name for name in names if Path(name).name != name or not (folder / name).is_file()]:
-        raise StateMismatch(f"{folder / INDEX} names {odd[0]!r}, which is not in the folder: take the folder as it was")
+    if odd or not names:
+        what = f"names {odd[0]!r}, which is not in the folder" if odd else "names no file"
+        raise StateMismatch(f"{folder / INDEX} {what}: take the folder as it was")
     return [TensorFile(folder / name) for name in names]

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from shoal.config.training import DataConfig
 
 
-WHOLE_NUMBERS = frozenset({"uint8", "uint16", "int32", "int64"})
-"""Types of tokens and labels."""
+WHOLE_NUMBERS = ("uint8", "uint16", "int32", "int64")
+"""Types of tokens and labels; each holds what those before it hold."""
 
 _KEPT_TENSORS = 16
 
@@ -62,7 +62,9 @@ class TensorSpec:
 
     def takes(self, dtype: str) -> bool:
         """Whether values of this type may stand for it: whole numbers travel in any type that holds them."""
-        return dtype == self.dtype or (self.dtype in WHOLE_NUMBERS and dtype in WHOLE_NUMBERS)
+        if self.dtype not in WHOLE_NUMBERS or dtype not in WHOLE_NUMBERS:
+            return dtype == self.dtype
+        return WHOLE_NUMBERS.index(dtype) <= WHOLE_NUMBERS.index(self.dtype)
 
     def with_float(self, dtype: torch.dtype) -> TensorSpec:
         """The same with `dtype` if this is floating, else this itself."""

@@ -267,7 +267,9 @@ class StageCompute:
     def _halves(self, root: Tensor, received: Tensor, gradient: Tensor | None) -> SplitBackward | None:
         """How this backward is split; None if it cannot be, or if the first one was not exact."""
         halves = split(root, received, self._parameters)
-        if halves is not None and not self._is_checked:
+        # Zeros, as of a microbatch without targets, prove nothing.
+        tells = gradient is None or bool(gradient.any())
+        if halves is not None and not self._is_checked and tells:
             self._is_checked = True
             self._splits = halves.is_exact(gradient)
             if not self._splits:

@@ -131,7 +131,7 @@ class Engine:
         """
         match action:
             case Compute():
-                self._compute(action)
+                yield from self._compute(action)
             case Average(record):
                 yield from self._average(action, record)
             case (
@@ -220,7 +220,7 @@ class Engine:
 
     # ---- steps
 
-    def _compute(self, action: Compute) -> None:
+    def _compute(self, action: Compute) -> Iterator[Difference]:
         began, key = action.began, action.began.key
         path = stretches([self._crew.home(generation.number) for generation in action.generations])
         mine = {
@@ -240,6 +240,12 @@ class Engine:
             path,
             {stage: self._replicas[generation.number] for stage, generation in mine.items()},
         )
+        last = len(action.generations) - 1
+        if last in mine and step.targets != began.microbatch_targets:
+            # Its weight in the average of the round follows from them.
+            logged = list(began.microbatch_targets)
+            what = f"step {key}: {list(step.targets)} targets in its microbatches, its log says {logged}"
+            yield Difference(action.round, last, action.generations[last].peer, what)
         for turn in turns(len(path), range(len(sizes))):
             if path[turn.stretch].process != self._crew.process:
                 continue

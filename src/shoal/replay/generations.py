@@ -167,7 +167,7 @@ def _require_whole_steps(peer: PeerId, events: Sequence[Event]) -> None:
             continue
         sizes, num_samples = event.microbatch_samples, count(event.samples)
         is_whole = sum(sizes) == num_samples and min(sizes, default=0) >= 1
-        if not is_whole or len(event.microbatch_targets) != len(sizes):
+        if not is_whole or len(event.microbatch_targets) != len(sizes) or min(event.microbatch_targets) < 0:
             raise RecordRejected(
                 f"the log of {peer} has changed since it was written: step {event.key} has {num_samples} samples in "
                 f"microbatches of {list(sizes)}, with {list(event.microbatch_targets)} targets; copy it from its host "

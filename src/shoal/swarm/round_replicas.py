@@ -177,8 +177,8 @@ class RoundReplicas:
     def compare_starts(self, tip: Tip) -> list[CoordinatorEffect]:
         """While D_0 is the tip: leave out who has computed other initial parameters than its stage has begun with.
 
-        Those of most count, and from then on as long as somebody has them. If nobody has them any more, those of the
-        others are as good.
+        Of those that are there when it is chosen, what most have counts, and from then on as long as somebody has it:
+        steps may have been trained on it. If nobody has it any more, those of the others are as good.
         """
         if tip.signed is not None:
             return []

@@ -184,6 +184,23 @@ def test_a_sample_that_a_step_has_twice_is_named(folder: Path) -> None:
     assert "samples" in verdict.differences[0].what
 
 
+def test_targets_that_the_labels_do_not_have_are_named(folder: Path) -> None:
+    """A trainer that says more of them weighs more in the average."""
+
+    def inflate(lines: list[Any]) -> list[Any]:
+        for line in lines:
+            if line.get("event") == "began":
+                line["microbatch_targets"][0] += 1000
+            elif "entry" in line:
+                line["entry"][5] += 1000
+        return lines
+
+    for path in (*folder.glob("steps/*.jsonl"), *folder.glob("replicas/*.jsonl")):
+        change(path, inflate)
+    found = [difference.what for difference in differing(folder).differences]
+    assert any("targets in its microbatches" in what for what in found), found
+
+
 def test_a_pass_that_is_trained_on_twice_is_counted(folder: Path) -> None:
     """Somebody who changes all logs alike is found by the count of the samples, and by the gradients."""
     later = json.loads((folder / "steps/round_0002.jsonl").read_text().splitlines()[0])["entry"]

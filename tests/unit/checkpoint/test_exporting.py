@@ -123,7 +123,7 @@ def test_a_gpt_whose_inputs_are_quantised_is_no_gpt2_of_transformers(tmp_path: P
     assert export_model(open_model(model), tmp_path / "out") == "safetensors"
     with torch.no_grad():
         assert torch.equal(shoal.load_model(tmp_path / "out")(TOKENS), shoal.load_model(model)(TOKENS))
-    with pytest.raises(ConfigError, match="of the family gpt alone, not of resnet18"):
+    with pytest.raises(ConfigError, match="of the families gpt and hf, not of resnet18"):
         export_model(open_model(write_model(tmp_path / "resnet", resnet())), tmp_path / "other", "hf")
     assert not (tmp_path / "other").exists()
 

@@ -101,6 +101,14 @@ def test_a_model_that_the_family_cannot_be_is_refused_with_all_reasons(
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"wte.weight": "../theirs/x"}}')
     with pytest.raises(StateMismatch, match="which is not in the folder"):
         open_model(folder)
+    long_name = json.dumps({"weight_map": {"wte.weight": 5000 * "x"}})
+    for odd in ('{"weight_map": {"wte.weight": 5}}', long_name, 5000 * "["):
+        (folder / "model.safetensors.index.json").write_text(odd)
+        with pytest.raises(ConfigError, match="no index of tensors"):
+            open_model(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(StateMismatch, match="names no file"):
+        open_model(folder)
 
 
 def test_an_import_whose_hashes_are_others_is_refused(tmp_path: Path) -> None:

@@ -71,19 +71,27 @@ def test_a_model_from_elsewhere_in_many_files_is_read_unit_by_unit(kind: str, tm
         assert torch.equal(shoal.load_model(tmp_path / "ours")(TOKENS), expected)
 
 
-@pytest.mark.parametrize("tie", [True, False])
-def test_tied_embeddings_stand_in_the_files_once(tie: bool, tmp_path: Path) -> None:
-    theirs, _ = own_class(
-        HfFamily(values_of("qwen3", vocab_size=256, tie_word_embeddings=True), SEQ_LEN), torch.float32
-    )
-    theirs.eval().save_pretrained(tmp_path / "theirs")
-    path = tmp_path / "theirs" / "config.json"
-    described = json.loads(path.read_text())
-    path.write_text(json.dumps({**described, "tie_word_embeddings": tie}))
-    source = open_model(tmp_path / "theirs")
-    assert source.config.num_stages == (1 if tie else 6)
+def test_tied_embeddings_stand_in_the_files_once(tmp_path: Path) -> None:
+    values = values_of("qwen3", vocab_size=256, tie_word_embeddings=True)
+    theirs, _ = own_class(HfFamily(values, SEQ_LEN), torch.float32)
+    theirs.eval().save_pretrained(tmp_path)
+    source = open_model(tmp_path)
+    assert source.config.num_stages == 1
+    whole = source.whole()
     with torch.no_grad():
-        assert torch.equal(source.whole()(TOKENS), theirs(input_ids=TOKENS, use_cache=False).logits)
+        assert torch.equal(whole(TOKENS), theirs(input_ids=TOKENS, use_cache=False).logits)
+    head = theirs.lm_head.weight.detach().clone()
+    _change(tmp_path, lambda tensors: tensors.update({"lm_head.weight": head}))
+    assert_same(open_model(tmp_path).whole(), whole)
+    _change(tmp_path, lambda tensors: tensors.update({"lm_head.weight": 2 * head}))
+    with pytest.raises(StateMismatch, match=r"lm_head.weight is tied to model\.embed_tokens"):
+        open_model(tmp_path).whole()
+    # Without the head's own values it cannot be a model that is not tied.
+    _change(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**described, "tie_word_embeddings": False}))
+    with pytest.raises(StateMismatch, match=r"head in .* has 32 elements in the files"):
+        open_model(tmp_path).whole()
 
 
 def _change(folder: Path, change: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,6 +38,8 @@ _NOT_OF_THE_MODEL: Final = frozenset(
     }
 )
 _IMPLEMENTATIONS: Final = ("attn_implementation", "experts_implementation")
+_OWN_CODE: Final = ("eager", "sdpa", "batched_mm", "grouped_mm")
+"""Of transformers and torch. In place of flash attention transformers may take a kernel of the hub."""
 INSTALL: Final = "pip install 'shoal[hf]'"
 
 
@@ -51,7 +54,7 @@ def with_hf_config(model: ModelConfig) -> ModelConfig:
     path = _config_file(model.name_or_path)
     try:
         content: object = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model.name_or_path = {model.name_or_path}: {path} cannot be read ({error})") from error
     if not isinstance(content, dict) or "model_type" not in content:
         raise ConfigError(
@@ -100,22 +103,49 @@ def transformers_version() -> str:
 
 def of_the_model(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a config.json says of the model alone."""
-    return {key: value for key, value in said.items() if key not in _NOT_OF_THE_MODEL}
+    return {key: _said_in_json(value) for key, value in said.items() if key not in _NOT_OF_THE_MODEL}
+
+
+def _said_in_json(value: object) -> object:
+    """JSON has no infinity: transformers says it by an object, and some files by a word that only Python reads."""
+    if isinstance(value, dict):
+        return {key: _said_in_json(each) for key, each in cast("dict[str, object]", value).items()}
+    if isinstance(value, list):
+        return [_said_in_json(each) for each in cast("list[object]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"__float__": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    return value
 
 
 def _require_no_foreign_code(values: Mapping[str, Any]) -> None:
-    """By a name with an owner transformers would fetch a kernel from the hub, and run it."""
+    """By most other names transformers may fetch a kernel from the hub, and run it."""
     for key, value in values.items():
-        if key.strip("_").startswith(_IMPLEMENTATIONS) and "/" in str(value):
+        is_concerned = key.strip("_").startswith(_IMPLEMENTATIONS)
+        if is_concerned and any(name not in _OWN_CODE for name in _texts(value)):
             raise ConfigError(
-                f"{key} = {value!r} is code of somebody on the hub, which no run may name; use sdpa or eager"
+                f"{key} = {value!r} may be code of somebody on the hub, which no run may name; use one of "
+                f"{', '.join(_OWN_CODE)}"
             )
-        if isinstance(value, dict):
-            _require_no_foreign_code(cast("dict[str, Any]", value))
+        nested = cast("list[Any]", value) if isinstance(value, list) else [value]
+        for each in nested:
+            if isinstance(each, dict):
+                _require_no_foreign_code(cast("dict[str, Any]", each))
+
+
+def _texts(value: object) -> list[str]:
+    """All texts in a value."""
+    if isinstance(value, dict):
+        return [text for each in cast("dict[str, object]", value).values() for text in _texts(each)]
+    if isinstance(value, list):
+        return [text for each in cast("list[object]", value) for text in _texts(each)]
+    return [value] if isinstance(value, str) else []
 
 
 def _config_file(name: str) -> Path:
-    folder = Path(name).expanduser()
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"model.name_or_path = {name}: there is no such folder ({error})") from error
     if folder.is_dir():
         if not (folder / _FILE).is_file():
             raise ConfigError(f"model.name_or_path = {name}: this folder has no {_FILE}; give the folder of a model")

@@ -72,7 +72,7 @@ class HfFamily(Family):
                 f"{_NUM_BYTES}: set model.extra.vocab_size to {_NUM_BYTES} or more"
             )
         most = getattr(config, "max_position_embeddings", None)
-        if most is not None and most < data.seq_len:
+        if most is not None and 0 < most < data.seq_len:
             raise ConfigError(
                 f"data.seq_len = {data.seq_len} is more than the {most} positions of {config.model_type}: lower it, or "
                 f"set model.extra.max_position_embeddings to {data.seq_len}"

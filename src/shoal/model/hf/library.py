@@ -17,6 +17,7 @@ from shoal.model.hf.described import INSTALL, transformers_version
 from shoal.model.stage import default_float32
 from shoal.model.valueless import WithoutValues
 
+_SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers")
 _FLOAT: Final = "__float__"
 _LEAST_VERSION: Final = (5, 9)
 # What configs take by these names, and keep by others.
@@ -43,7 +44,7 @@ def model_config(values: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
         ConfigError: There is no such kind of model, or a value is none of it.
     """
     transformers = _transformers()
-    given: dict[str, Any] = {name: _special(value) for name, value in values.items()}
+    given = dict(values)
     kind: str = given.pop("model_type")
     kinds: list[str] = list(transformers.CONFIG_MAPPING)
     if kind not in kinds:
@@ -54,10 +55,15 @@ def model_config(values: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
     # The fastest kernels for experts take no float64, and are not the same on every processor.
     given.setdefault("experts_implementation", "eager")
     try:
-        config = transformers.AutoConfig.for_model(kind, **given)
+        config = transformers.AutoConfig.for_model(kind, **{name: _special(value) for name, value in given.items()})
     except Exception as error:  # of the validators of transformers, which are many
         reason = " ".join(str(error).split())[:400]
         raise ConfigError(f"model.extra and config.json do not describe a {kind}: {reason}") from error
+    if missing := [name for name in _SIZES if not _is_size(getattr(config, name, None))]:
+        raise ConfigError(
+            f"{kind} of transformers has no {' and no '.join(missing)}, so it is no causal language model that can be "
+            "cut; of a model of text and images take the model of text, as gemma3_text"
+        )
     _require_known(kind, config, named)
     return config
 
@@ -111,6 +117,10 @@ def give_values(model: Any, module: nn.Module, around: nn.Module | None = None) 
             model._init_weights(around)
     if left := [name for name, tensor in floats if tensor.isnan().any()]:
         raise ConfigError(f"{type(model).__name__} of transformers gives no initial values to {', '.join(left[:5])}")
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0
 
 
 def _special(value: Any) -> Any:

@@ -10,7 +10,7 @@
 
 A part runs the model's own forward, so masks, positions and rotary embeddings are made once in it: its list holds its
 own layers, each list in its config that says something of every layer is cut alike, and what belongs to another part
-does nothing. Whether that is exact for a model is not assumed but proven (`verify`).
+does nothing. Whether that is exact for a model is not assumed but proven (`twin`).
 
 Shapes: B samples, T tokens, C width, V vocabulary.
 """

@@ -36,6 +36,7 @@ _SIZES: Final = {
     "q_lora_rank": 16,
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8,
+    "rotary_dim": 8,
     "shared_expert_intermediate_size": 16,
     "sliding_window": 4,
     "topk_group": 1,
@@ -63,7 +64,7 @@ def small_values(values: Mapping[str, Any], config: Any) -> dict[str, Any]:
         name = names.get(key, key)
         if said.get(name) is not None:
             small[name] = size
-    heads, of_keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    heads, of_keys = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     if of_keys is not None:
         # As many, or fewer, as in the model.
         small["num_key_value_heads"] = _NUM_HEADS if of_keys == heads else 1 if of_keys == 1 else _NUM_HEADS // 2

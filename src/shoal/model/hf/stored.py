@@ -54,8 +54,7 @@ class StoredUnits:
                 strange.append(key)
         if strange:
             raise StateMismatch(f"these tensors are of no part of the model: {', '.join(sorted(strange)[:5])}")
-        of_output = [key for key in found[-1] if self._renamed(key) == self._output]
-        if not of_output:
+        if self._skeleton.is_tied:
             # Tied embeddings stand in the files once.
             found[-1] += [key for key in found[0] if self._renamed(key) == self._input]
         return found
@@ -80,9 +79,12 @@ class StoredUnits:
         names = self._skeleton.whole_names(index, own)
         missing = names.keys() & info.missing_keys
         loaded: dict[str, Tensor] = host.state_dict()
-        if self._output in missing and not loaded[self._input].is_meta:
-            loaded[self._output] = loaded[self._input]
-            missing.remove(self._output)
+        if self._skeleton.is_tied and self._output in names:
+            tied = loaded[self._input]
+            if self._output not in missing and not torch.equal(loaded[self._output], tied):
+                raise StateMismatch(f"{self._output} is tied to {self._input}, and the files have other values of it")
+            loaded[self._output] = tied
+            missing.discard(self._output)
         problems = [*sorted(missing), *info.unexpected_keys, *info.conversion_errors, *map(str, info.mismatched_keys)]
         if problems:
             named = ", ".join(map(str, problems[:5]))

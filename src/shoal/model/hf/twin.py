@@ -27,7 +27,7 @@ from shoal.model.stage import Family, StageModule, build_stage
 TOKENS: Final = 12
 _SAMPLES: Final = 2
 SEED: Final = 1
-_MOST_PARAMETERS: Final = 400_000_000
+_MOST_PARAMETERS: Final = 50_000_000
 
 
 def difference(values: Mapping[str, Any], family_of: Callable[[dict[str, Any]], Family]) -> str:
@@ -43,9 +43,9 @@ def difference(values: Mapping[str, Any], family_of: Callable[[dict[str, Any]], 
     config = model_config(values, {})
     name = f"{config.model_type} of transformers {transformers_version()}"
     reasons: list[str] = []
-    for twin_values in (small_values(values, config), few_layers(values, config)):
+    for shrunk in (small_values, few_layers):
         try:
-            twin = family_of(twin_values)
+            twin = family_of(shrunk(values, config))
             if reasons and _num_parameters(twin) > _MOST_PARAMETERS:
                 break
             whole = _Whole(twin)

@@ -89,6 +89,11 @@ def test_a_run_knows_its_model_where_the_folder_is_not(tmp_path: Path) -> None:
         ),
         ({"extra": {**QWEN, "dtype": "bfloat16"}}, r"model\.extra\.dtype means nothing"),
         ({"extra": {**QWEN, "auto_map": {}}}, r"model\.extra\.auto_map means nothing"),
+        ({"extra": {"model_type": "gemma3"}}, "gemma3 of transformers has no vocab_size"),
+        ({"extra": {**QWEN, "num_hidden_layers": 0}}, "no num_hidden_layers"),
+        ({"extra": {**QWEN, "attn_implementation": "flash_attention_2"}}, "code of somebody on the hub"),
+        ({"extra": {**QWEN, "sub": [{"attn_implementation": "a/b"}]}}, "code of somebody on the hub"),
+        ({"extra": {**QWEN, "rope_theta": {"__float__": "abc"}}}, "do not describe a qwen3"),
         ({"extra": {**QWEN, "attn_implementation": "somebody/kernel"}}, "code of somebody on the hub"),
         ({"extra": {**QWEN, "_attn_implementation": "somebody/kernel"}}, "code of somebody on the hub"),
         ({"hf_config": {**QWEN, "experts_implementation": "somebody/kernel"}}, "code of somebody on the hub"),
@@ -317,3 +322,12 @@ def test_under_autocast_a_stage_computes_in_bfloat16_and_keeps_gradients_in_floa
     tail.loss(tail(received), torch.ones(2, TOKENS, dtype=torch.int64)).backward()
     sent.backward(cast("Tensor", received.grad))
     assert {p.grad.dtype for stage in (head, tail) for p in stage.parameters() if p.grad is not None} == {torch.float32}
+
+
+def test_an_infinity_in_a_config_json_is_one_whichever_way_it_travels(tmp_path: Path) -> None:
+    values = {**values_of("falcon_h1", vocab_size=256), "time_step_limit": [0.0, float("inf")]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    model = with_hf_config(Config.model_validate({"model": {"family": "hf", "name_or_path": str(tmp_path)}}).model)
+    travelled = type(model).model_validate_json(model.model_dump_json())
+    assert travelled == model
+    assert tuple(HfFamily(travelled.hf_config or {}, 12).config.time_step_limit) == (0.0, float("inf"))
