@@ -367,7 +367,9 @@ class RoundCoordinatorMachine:
         if self.tip.signed is None or peer not in self._replicas.states:
             return []
         if message.record_hash not in (self.tip.hash, self._unseal(self.tip.signed).previous):
-            return [Send(peer, AskRound(self.ballot))]  # of another chain, it may be
+            if self._is_early:
+                self._replicas.unhear(peer)  # of another chain, it may be: no quorum may have it until it has said
+            return [Send(peer, AskRound(self.ballot))]
         was_out = self._replicas.swapped(peer, message)
         if message.record_hash != self.tip.hash:
             # It had been told of the tip while it swapped to the record before.

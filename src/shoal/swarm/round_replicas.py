@@ -122,6 +122,12 @@ class RoundReplicas:
         if peer in self.known:
             self._reachable.add(peer)
 
+    def unhear(self, peer: PeerId) -> None:
+        """What a replica has said is true no more, and it has not said yet what is: it holds nothing until then."""
+        for said in (self.states, self.here, self._tips):
+            said.pop(peer, None)
+        self.told.discard(peer)
+
     def is_older(self, peer: PeerId, state: RoundState) -> bool:
         """Whether a replica had said this before it swapped, and the message is late. Under one ballot a replica never
         goes back to an older record, nor to a second record of the same round."""

@@ -348,3 +348,17 @@ def test_what_a_stage_has_begun_with_stays_as_long_as_somebody_has_it() -> None:
     effects = machine.lost(A, 1.0)
     assert {effect.peer for effect in effects if isinstance(effect, ReplicaIn)} == {B, c}
     assert machine.holders == {B: 0, c: 0}
+
+
+def test_who_has_swapped_to_another_chain_is_closed_with_nobody_until_it_has_said_what_it_holds() -> None:
+    machine = coordinator()
+    lead(machine, A, B)
+    close(machine, A, B)
+    prepare(machine, stage(machine, A, B))
+    for peer in (A, B):
+        machine.receive(peer, Swapped(1, 0, machine.tip.hash, BYTES, {}), 4.0)
+    assert machine.holders == {A: 0, B: 0}
+    effects = machine.receive(A, Swapped(1, 0, "of another chain", StageHashes("q", "m", "b"), {}), 5.0)
+    assert sent(effects, AskRound).keys() == {A}
+    assert machine.holders == {B: 0}
+    assert sent(machine.close(CloseRequest(2, {}, {}), 6.0), Close).keys() == {B}
