@@ -33,6 +33,11 @@ def is_byte_tokenizer(folder: Path) -> bool:
     return (folder / TOKENIZER_FILE).read_bytes() == _encoded(_tokenizer())
 
 
+def own_tokenizer(folder: Path) -> Path | None:
+    """Return the folder of a model if it has a tokenizer of its own; None: its tokens are bytes."""
+    return folder if (folder / TOKENIZER_FILE).is_file() and not is_byte_tokenizer(folder) else None
+
+
 def _tokenizer() -> dict[str, Any]:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {

@@ -20,7 +20,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from shoal.checkpoint.byte_tokenizer import TOKENIZER_FILE, is_byte_tokenizer
+from shoal.checkpoint.byte_tokenizer import own_tokenizer
 from shoal.checkpoint.hf_files import tensor_files
 from shoal.checkpoint.model_source import ModelSource
 from shoal.config.schema import Config
@@ -122,8 +122,7 @@ def open_gpt2(folder: Path, described: Mapping[str, Any], configuration: Mapping
             values = values.float()
         return values.t().contiguous() if _is_transposed(name) else values
 
-    tokenizer = folder if (folder / TOKENIZER_FILE).is_file() and not is_byte_tokenizer(folder) else None
-    return ModelSource(folder, config, {name: shape(name) for name in places}, read, tokenizer=tokenizer)
+    return ModelSource(folder, config, {name: shape(name) for name in places}, read, tokenizer=own_tokenizer(folder))
 
 
 def _native_name(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from torch import Tensor
 
-from shoal.checkpoint.byte_tokenizer import TOKENIZER_FILE, is_byte_tokenizer
+from shoal.checkpoint.byte_tokenizer import own_tokenizer
 from shoal.checkpoint.hf_files import tensor_files
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.checkpoint.model_source import ModelSource
@@ -108,8 +108,7 @@ def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[s
         return state_of(numbers[unit])[inner]
 
     shapes = {entry.name: entry.shape for layout in stage_layouts(config) for entry in layout.entries}
-    tokenizer = folder if (folder / TOKENIZER_FILE).is_file() and not is_byte_tokenizer(folder) else None
-    return ModelSource(folder, config, shapes, read, tokenizer=tokenizer)
+    return ModelSource(folder, config, shapes, read, tokenizer=own_tokenizer(folder))
 
 
 def _require_size(folder: Path, family: HfFamily, index: int, stored: Iterable[tuple[int, ...]]) -> None:

@@ -267,9 +267,7 @@ class StageCompute:
     def _halves(self, root: Tensor, received: Tensor, gradient: Tensor | None) -> SplitBackward | None:
         """How this backward is split; None if it cannot be, or if the first one was not exact."""
         halves = split(root, received, self._parameters)
-        # Zeros, as of a microbatch without targets, prove nothing.
-        tells = gradient is None or bool(gradient.any())
-        if halves is not None and not self._is_checked and tells:
+        if halves is not None and not self._is_checked and _tells(gradient):
             self._is_checked = True
             self._splits = halves.is_exact(gradient)
             if not self._splits:
@@ -356,3 +354,8 @@ class StageCompute:
     def forget_moments(self) -> None:
         """Has the optimizer begin anew."""
         self.optimizer.reset()
+
+
+def _tells(gradient: Tensor | None) -> bool:
+    """Whether a backward from this gradient can show a difference; zeros, as of no targets, cannot. None: it is 1."""
+    return gradient is None or bool(gradient.any())

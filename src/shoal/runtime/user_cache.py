@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -17,3 +20,27 @@ def user_cache(name: str, environment: Mapping[str, str] | None = None) -> Path:
     # A relative one is to be ignored (XDG Base Directory Specification).
     root = Path(given) if given.startswith("/") else Path("~/.cache").expanduser()
     return root / "shoal" / name
+
+
+def cached_file(folder: Path, key: str) -> Path:
+    """Return the file of a cache that stands for a key, whatever characters the key has."""
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file of a cache, whole or not at all; its folder is made with it.
+
+    Raises:
+        OSError: That is not possible; nothing is left of the attempt.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Readable by the owner alone, whatever the umask.
+    descriptor, aside = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(aside, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(aside)
+        raise

@@ -7,13 +7,9 @@ so that the launcher can look here first.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +21,7 @@ from shoal import __version__
 from shoal.config.dump import public_values
 from shoal.config.schema import Config
 from shoal.runtime.hardware import processor_name
-from shoal.runtime.user_cache import user_cache
+from shoal.runtime.user_cache import cached_file, keep, user_cache
 
 _FORMAT: Final = 1
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -98,8 +94,7 @@ class CostCache:
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """The file of a measurement."""
-        text = json.dumps(key, sort_keys=True)
-        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        return cached_file(self.folder, json.dumps(key, sort_keys=True))
 
     def load(self, key: Mapping[str, Any], num_units: int | None = None) -> CachedCosts:
         """Look a measurement up; a file that cannot be used says why.
@@ -125,20 +120,10 @@ class CostCache:
 
     def store(self, key: Mapping[str, Any], costs_s: list[float]) -> str | None:
         """Keep a measurement, whole or not at all; return why that was not possible, or None."""
-        path = self.path(key)
-        aside: str | None = None
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Readable by the owner alone, whatever the umask.
-            descriptor, aside = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self.folder)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(_Entry(dict(key), costs_s)))
-            os.replace(aside, path)
+            keep(self.path(key), msgspec.json.encode(_Entry(dict(key), costs_s)))
         except OSError as error:
-            if aside is not None:
-                with suppress(OSError):
-                    os.unlink(aside)
-            return f"{path.parent}: {error.strerror}"
+            return f"{self.folder}: {error.strerror}"
         return None
 
 

@@ -135,9 +135,10 @@ def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:
     for index in units:
         unit = build_without_values(family, index, config.run.seed)
         tally.parameters += [torch.empty_like(parameter, device="meta") for parameter in unit.parameters()]
-        tally.buffers += [torch.empty_like(buffer, device="meta") for _, buffer in state_buffers(unit)]
-        state_bytes = sum(buffer.nbytes for _, buffer in state_buffers(unit))
-        tally.constant_bytes += sum(buffer.nbytes for buffer in unit.buffers()) - state_bytes
+        buffers = [torch.empty_like(buffer, device="meta") for _, buffer in state_buffers(unit)]
+        tally.buffers += buffers
+        constants_too_bytes = sum(buffer.nbytes for buffer in unit.buffers())
+        tally.constant_bytes += constants_too_bytes - sum(buffer.nbytes for buffer in buffers)
         weights, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
         tally.cast_bytes += weights
         if config.data.precision == "bf16-mixed":

@@ -38,6 +38,13 @@ class StoredUnits:
         mapping: Any = importlib.import_module("transformers.conversion_mapping")
         return mapping.get_model_conversion_mapping(self._skeleton.model)
 
+    @cached_property
+    def _renaming(self) -> tuple[list[Any], list[Any]]:
+        """The conversions that give another name, and those that put tensors together."""
+        kinds = self._loading.WeightRenaming, self._loading.WeightConverter
+        renamings, converters = ([each for each in self._conversions if isinstance(each, kind)] for kind in kinds)
+        return renamings, converters
+
     def keys_of(self, keys: Iterable[str]) -> list[list[str]]:
         """Return which keys of the files each unit is made of, by the unit's number.
 
@@ -111,11 +118,8 @@ class StoredUnits:
 
     def _renamed(self, key: str) -> str:
         """The name that a key of a file has in the model; of what is put together, that of the first part."""
-        loading = self._loading
-        renamings = [each for each in self._conversions if isinstance(each, loading.WeightRenaming)]
-        converters = [each for each in self._conversions if isinstance(each, loading.WeightConverter)]
         prefix = self._skeleton.model.base_model_prefix
-        return loading.rename_source_key(key, renamings, converters, prefix, self._whole_names)[0]
+        return self._loading.rename_source_key(key, *self._renaming, prefix, self._whole_names)[0]
 
     def _is_ignored(self, key: str) -> bool:
         """Whether it is a constant that earlier versions of transformers have saved."""

@@ -6,10 +6,7 @@ the reason against it, which is empty if the model is exact.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +17,7 @@ from typing import Any, Self
 import msgspec
 
 from shoal.model.hf.described import transformers_version
-from shoal.runtime.user_cache import user_cache
+from shoal.runtime.user_cache import cached_file, keep, user_cache
 
 _MAX_FILE_BYTES = 1 << 20
 
@@ -60,7 +57,7 @@ class Verdicts:
     def load(self, key: str) -> str | None:
         """Return the reason against a model, empty if there is none; None: nobody knows, or the file is unreadable."""
         try:
-            with self._path(key).open("rb") as file:
+            with cached_file(self.folder, key).open("rb") as file:
                 verdict = msgspec.json.decode(file.read(_MAX_FILE_BYTES), type=_Verdict)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
@@ -68,17 +65,5 @@ class Verdicts:
 
     def store(self, key: str, reason: str) -> None:
         """Keep a verdict, whole or not at all; where that is not possible, the next start finds out again."""
-        aside: str | None = None
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, aside = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self.folder)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(_Verdict(key, reason)))
-            os.replace(aside, self._path(key))
-        except OSError:
-            if aside is not None:
-                with suppress(OSError):
-                    os.unlink(aside)
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+        with suppress(OSError):
+            keep(cached_file(self.folder, key), msgspec.json.encode(_Verdict(key, reason)))
