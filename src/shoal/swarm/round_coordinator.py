@@ -240,6 +240,8 @@ class RoundCoordinatorMachine:
             self._since_s = now_s  # a contest keeps the time that was waited: the replicas can be heard all the while
         self.phase, self._lead_at_s = RoundPhase.ASKING, None
         self._tick_at_s = now_s + self.settings.retry_s
+        for here in self._replicas.here.values():
+            self._restoration.hear(here.basis.hashes, now_s)
         self._replicas.begin_asking()
         self._ready = False
         if self._unsaid is not None:
@@ -285,11 +287,12 @@ class RoundCoordinatorMachine:
         choice = choose(states, settings.num_stages, settings.genesis, self._unseal, waited, begun, known)
         if choice.is_contested or (choice.tip.signed is None and not self._has_heard_mirrors(now_s)):
             return []
-        effects = self._stages.miss(choice.missing, now_s)
+        missing = {*choice.missing, *self._stages.doubted(choice.tip, now_s)}
+        effects = self._stages.miss(missing, now_s)
         if not (self._trains or self._is_held(choice.tip) or self._has_heard_mirrors(now_s)):
             return effects
         lost = {} if choice.may_be_dropped else self._stages.lost(choice.tip, now_s)
-        if lost.keys() | self._stages.parted(choice.tip) != set(choice.missing):
+        if lost.keys() | self._stages.parted(choice.tip) != missing:
             effects += self._replicas.hint(choice, self.ballot, {self.tip, *self._mirrors.tips})
             return effects + self._stages.hint(self.ballot, choice.tip)
         effects += self._judgement.chose(states.values(), choice, self._mirrors.tips)
@@ -474,6 +477,7 @@ class RoundCoordinatorMachine:
         state = self._replicas.states.get(peer)
         if state is not None:
             self._judgement.lost(state)
+            self._restoration.hear(self._replicas.here[peer].basis.hashes, now_s)
         self._replicas.lose(peer)
         return self._leave(peer, now_s)
 

@@ -13,6 +13,7 @@ basis take part until the next record; that one names it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -78,6 +79,10 @@ class Restoration:
         """Somebody has these bytes. Who is lost before anything is chosen is waited for from then on."""
         self._heard_s = {each: at_s for each, at_s in self._heard_s.items() if now_s - at_s < self.patience_s}
         self._heard_s[hashes] = now_s
+
+    def was_heard(self, hashes: StageHashes, now_s: float) -> bool:
+        """Whether somebody had these bytes a moment ago, so that they may come back."""
+        return now_s - self._heard_s.get(hashes, -math.inf) < self.patience_s
 
     def miss(self, stages: Collection[int], now_s: float) -> bool:
         """Take note of the stages that are missing now; returns whether others were before."""

@@ -55,6 +55,16 @@ class RoundStages:
         silent = bool(self._replicas.silent) or self._mirrors.is_silent
         return self._restoration.due(record, missing, self._replicas.here, silent, now_s)
 
+    def doubted(self, tip: Tip, now_s: float) -> set[int]:
+        """The stages of a record that are held by nobody but with bytes that they were restored from, while this
+        coordinator heard of the record's own a moment ago: that a stage was restored once does not make it so again."""
+        outcomes = () if tip.signed is None else self._unseal(tip.signed).stages
+        own = {outcome.stage: outcome.hashes for outcome in outcomes}
+        there = [here for here in self._replicas.at(tip) if here.stage in own]
+        has_own = {here.stage for here in self._replicas.here.values() if here.basis.hashes == own.get(here.stage)}
+        doubted = {here.stage for here in there} - has_own
+        return {stage for stage in doubted if self._restoration.was_heard(own[stage], now_s)}
+
     def _kept(self, tip: Tip) -> dict[int, Tip]:
         """Of the missing stages, those whose bytes of a record, or newer ones than any replica has, can be had from
         somebody who keeps them; but not those of which a replica has the bytes already."""

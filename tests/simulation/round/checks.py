@@ -248,7 +248,8 @@ class Checks:
         )
 
     def restored(self, client: ClientHost, stage: int, basis: Basis) -> None:
-        """A stage is restored: whoever has its bytes has not been heard for a while."""
+        """A stage is restored: whoever has its bytes has not been heard for a while. A client that takes over goes on
+        with what others have restored, and cannot know whom they have heard."""
         self._none_is_mirrored(client, stage, basis)
         self._none_is_kept(client, stage, basis)
         network = self.world.network
@@ -258,10 +259,11 @@ class Checks:
         outcome = None if record is None else outcome_of(record, stage)
         for host in self.world.replica_hosts():
             has_bytes = host.stage == stage and outcome is not None and hashes_of(host.theta) == outcome.hashes
+            begun_s = client.led_s if self._is_restored(client, stage, basis) else -math.inf
             starts_s = [now_s - PATIENCE_S + 0.5 + 0.25 * k for k in range(int((PATIENCE_S - 0.5 - heard_s) * 4) + 1)]
             for start_s in starts_s:
                 can_talk = network.reachable(client.peer, host.peer, start_s, start_s + heard_s)
-                if has_bytes and can_talk and host.swapped_s <= start_s:
+                if has_bytes and can_talk and max(host.swapped_s, begun_s) <= start_s:
                     raise Broken(f"stage {stage} is restored, but {host.peer} has its bytes and was there just now")
 
     def _none_is_mirrored(self, client: ClientHost, stage: int, basis: Basis) -> None:

@@ -99,6 +99,28 @@ def test_a_holder_that_comes_before_the_quorums_wins_and_one_that_comes_later_is
     assert machine.holders == {B: 0}
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_who_had_the_bytes_of_a_stage_that_others_have_restored_is_waited_for(
+    machine: RoundCoordinatorMachine, is_back: bool
+) -> None:
+    """B came with the record's own bytes and is lost, before A could fetch them."""
+    signed, _ = lost_stage(machine)
+    machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 7.0)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 8.0)
+    machine.receive(B, state(machine, signed, 1), 8.0)
+    machine.lead(9.0)
+    machine.lost(B, 9.0)
+    effects = machine.receive(A, state(machine, signed, 1, basis=INITIAL), 9.0)
+    assert effects == [Stuck((0,))]
+    if is_back:
+        effects = machine.receive(B, state(machine, signed, 1), 10.0)
+        assert not any(isinstance(effect, Restored) and effect.basis for effect in effects)
+        assert sent(effects, Restore) == {A: Restore(machine.ballot, signed, 0, Basis(1, BYTES))}
+    else:
+        effects = machine.tick(9.0 + machine.settings.lost_state_after_s)
+        assert Restored(0, 1, INITIAL) in effects
+
+
 def test_nothing_is_restored_of_a_stage_whose_bytes_a_replica_has_got_since_it_was_asked(
     machine: RoundCoordinatorMachine,
 ) -> None:
@@ -138,8 +160,10 @@ def test_as_long_as_a_stage_is_missing_everybody_is_asked_again_and_who_follows_
     assert machine.receive(A, StaleBallot(higher), 3.0) == [Deposed(higher)]
 
 
-@pytest.mark.parametrize("says", ["state", "swapped"])
-def test_a_holder_that_comes_and_goes_while_another_replica_is_waited_for_is_waited_for_anew(says: str) -> None:
+@pytest.mark.parametrize(("says", "until_s"), [("state", 65.0), ("swapped", 64.0)])
+def test_a_holder_that_comes_and_goes_while_another_replica_is_waited_for_is_waited_for_anew(
+    says: str, until_s: float
+) -> None:
     machine = coordinator()
     signed = whole_round(machine)
     machine.lost(A, 5.0)
@@ -150,7 +174,7 @@ def test_a_holder_that_comes_and_goes_while_another_replica_is_waited_for_is_wai
     machine.receive(A, held, 34.0)
     machine.lost(A, 35.0)
     machine.lost(C, 36.0)
-    for now_s, bases in ((63.9, []), (64.0, [INITIAL])):
+    for now_s, bases in ((until_s - 0.1, []), (until_s, [INITIAL])):
         effects = [*machine.tick(now_s), *machine.receive(B, state(machine), now_s)]
         assert [effect.basis for effect in effects if isinstance(effect, Restored)] == bases
 
