@@ -373,12 +373,16 @@ class RoundCoordinatorMachine:
             if self._is_early:
                 self._replicas.unhear(peer)  # of another chain, it may be: no quorum may have it until it has said
             return [Send(peer, AskRound(self.ballot))]
+        kept_bytes = message.hashes == self._replicas.here[peer].basis.hashes
         was_out = self._replicas.swapped(peer, message)
         if message.record_hash != self.tip.hash:
             # It had been told of the tip while it swapped to the record before.
             return self._replicas.tell(self.ballot, self.tip)
         effects = self._say() + self._reconsider(peer)
         if not self._restoration.fits(self._replicas.here[peer]):
+            if self._is_early and kept_bytes:
+                # As it was told, before its stage went on from other bytes: it is told of these.
+                return effects + self._replicas.tell(self.ballot, self.tip)
             return effects + self._replicas.mark_out(peer, "it swapped other bytes than its stage goes on from")
         effects += [ReplicaIn(peer)] if was_out or message.stage in self._restoration.bases else []
         return effects + (self._send_close() if self.phase is RoundPhase.JOINING else [])

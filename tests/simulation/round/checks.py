@@ -227,7 +227,10 @@ class Checks:
                 raise Broken(f"{client.peer} begins with {what} and was there just now")
 
     def proposed(self, client: ClientHost, quorum: Propose) -> None:
-        """A stage is averaged on restored bytes: no mirror that holds the record's own has been heard for a while."""
+        """A stage is averaged on restored bytes: no mirror that holds the record's own has been heard for a while. Who
+        comes after the first proposal comes too late."""
+        if quorum.epoch:
+            return
         hosts = [self.world.network.hosts.get(hop.peer) for hop in quorum.members]
         if not any(isinstance(host, ReplicaHost) and host.machine.is_restored for host in hosts):
             return

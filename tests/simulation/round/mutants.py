@@ -241,7 +241,6 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (RepeatsSeldom, 17),
         (MixesBases, 339),
         (TakesAnyStart, 0),
-        (RestoresAtOnce, 1300),
         (NamesNoBases, 9),
         (CommitsBeforeAnybodySwaps, 37),
     )

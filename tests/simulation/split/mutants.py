@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from tests.simulation.round.hosts import digest
+from tests.simulation.round.mutants import RestoresAtOnce
 from tests.simulation.split.hosts import Client, Replica
 from tests.simulation.split.world import SplitWorld
 
@@ -162,4 +163,6 @@ MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "TakesAnySteps": _make(459, host_class=TakesAnySteps),
     "KeepsItsPool": _make(34, client_class=KeepsItsPool),
     "TrainsOn": _make(4, client_class=TrainsOn),
+    # Who may come back has been cut off: machines that only die take their bytes with them.
+    "RestoresAtOnce": _make(233, coordinator_class=RestoresAtOnce),
 }

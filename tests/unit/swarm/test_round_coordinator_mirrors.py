@@ -321,6 +321,19 @@ def test_the_record_s_own_bytes_end_a_restoration_if_a_mirror_comes_with_them_be
     assert machine.holders == {A: 0}
 
 
+def test_who_swaps_as_it_was_told_before_a_mirror_came_is_told_of_the_own_bytes(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    signed = whole_round(machine)
+    comes_back_without(machine)
+    announce(machine, M, now_s=8.0)
+    assert restored(says(machine, signed, 8.0)) == [Restored(0, 1, None)]
+    effects = machine.receive(A, Swapped(1, 0, record_hash(signed), INITIAL.hashes, {}), 8.0)
+    assert sent(effects, Restore) == {A: Restore(machine.ballot, signed, 0, Basis(1, BYTES))}
+    machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 9.0)
+    assert machine.holders == {A: 0}
+
+
 def test_who_has_yet_to_answer_is_told_of_the_own_bytes_with_which_a_mirror_comes() -> None:
     first = coordinator()
     signed = whole_round(first)
